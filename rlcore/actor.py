@@ -1,0 +1,40 @@
+"""The role that trains the policy."""
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+from rlcore.plan import Role
+from rlcore.types import Batch, Float32s, Metrics, Ref
+from rlcore.workers import Worker
+
+
+class ActorWorker(Worker):
+    """Owns the policy's weights and optimizer."""
+
+    @abstractmethod
+    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+        """(B, T) log-probs of the batch's tokens under the current weights and the rollout's temperature."""
+
+    @abstractmethod
+    def update(self, minibatch: Batch) -> Metrics:
+        """Exactly one optimizer step; skipped, and counted in 'actor/skipped', when the gradient is not finite."""
+
+    @abstractmethod
+    def publish(self, version: int) -> None:
+        """Name the current weights: what the rollout samples from now on carries this version."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write the model directory (`model/`, opened by from_pretrained) and the training state below `directory`."""
+
+    @abstractmethod
+    def restore(self, directory: Path) -> None:
+        """Load what `save` wrote, bit for bit."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What the engine knows about itself: num_parameters, context_length."""
+
+
+ACTOR = Role("actor", ActorWorker)

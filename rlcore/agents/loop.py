@@ -1,0 +1,41 @@
+"""The agent slot: what turns prompts into trajectories."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcore.types import Lane, Metrics, Prompt, Sampling, Trajectory
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutTask:
+    """A prompt to sample a group for."""
+
+    prompt: Prompt
+    epoch: int
+    n: int
+    seed: int
+
+
+class AgentLoop(ABC):
+    """Produces trajectories."""
+
+    async def start(self) -> None:
+        """Make ready."""
+
+    async def close(self) -> None:
+        """Let go of everything."""
+
+    @abstractmethod
+    def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
+        """Every trajectory of every task, each as it finishes; a sample's parts all come, in any order."""
+
+    def metrics(self) -> Metrics:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up what `state` returned."""

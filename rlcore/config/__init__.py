@@ -1,0 +1,47 @@
+"""The typed configuration."""
+
+from rlcore.config.load import LoadedConfig
+from rlcore.config.sections import (
+    AlgoConfig,
+    CheckpointConfig,
+    ClusterConfig,
+    CriticConfig,
+    DataConfig,
+    EngineConfig,
+    EvalConfig,
+    KlConfig,
+    LoraConfig,
+    ModelConfig,
+    PoolConfig,
+    ReferenceConfig,
+    RewardConfig,
+    RewardFunctionConfig,
+    RolloutConfig,
+    RunConfig,
+    SourceConfig,
+    TrackConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "AlgoConfig",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "CriticConfig",
+    "DataConfig",
+    "EngineConfig",
+    "EvalConfig",
+    "KlConfig",
+    "LoadedConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "PoolConfig",
+    "ReferenceConfig",
+    "RewardConfig",
+    "RewardFunctionConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "SourceConfig",
+    "TrackConfig",
+    "TrainConfig",
+]

@@ -1,0 +1,355 @@
+"""Every key of the configuration, with its default. The sections are data; `rlcore.config.load` merges and checks them.
+
+A field whose value matters only under a condition carries `used_when`; setting it where it has no effect is an error.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlcore.config.options import option
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The policy's starting point."""
+
+    path: str = "???"
+    """A local model directory or a hub name."""
+    revision: str = "main"
+    """Branch, tag or commit of a hub name."""
+    tokenizer: str = ""
+    """Directory or hub name of the tokenizer; empty: that of `model.path`."""
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    """The attention implementation of transformers."""
+    chat_template: str = ""
+    """A Jinja file that replaces the tokenizer's chat template; empty: the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments for the chat template, such as enable_thinking."""
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """One source of prompts."""
+
+    path: str = ""
+    """A local .jsonl, .parquet or .csv file, or a name for `datasets.load_dataset`."""
+    task: str = ""
+    """A `reasoning_gym` task such as chain_sum, instead of `path`."""
+    split: str = "train"
+    """The split of a dataset. Of a reasoning_gym task: train or heldout, disjoint by question text."""
+    subset: str = option("", used_when="path != ''")
+    """The dataset's configuration name."""
+    weight: float = 1.0
+    """Share of this source in the mixture, relative to the others."""
+    size: int = option(1000, used_when="task != ''")
+    """How many items of the reasoning_gym task are generated before the split."""
+    seed: int = option(0, used_when="task != ''")
+    """Seed of the reasoning_gym task."""
+    heldout_frac: float = option(0.2, used_when="task != ''")
+    """Share of the distinct questions that belongs to the heldout split."""
+    limit: int = 0
+    """Use the first N rows only; 0: all."""
+    prompt_column: str = ""
+    """Column of the prompt, a string or messages; empty: prompt, messages or question, whichever exists."""
+    answer_column: str = ""
+    """Column of the answer; empty: answer, solution or ground_truth, whichever exists."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the reasoning_gym task or of `load_dataset`."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Training prompts."""
+
+    sources: dict[str, SourceConfig] = field(default_factory=dict)
+    """Named sources, mixed by weight."""
+    system_prompt: str = ""
+    """Put before every conversation that has no system message; empty: none."""
+    shuffle: bool = True
+    """Draw a new seeded order in each epoch."""
+    max_prompt_tokens: int = 1024
+    """Longer prompts are left out and counted."""
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How trajectories are generated in training."""
+
+    agent: str = "single_turn"
+    """The agent loop, by name."""
+    backend: str = "hf"
+    """The rollout engine; hf is embedded in the actor's process."""
+    samples_per_prompt: int = 8
+    """Size of a group."""
+    temperature: float = 1.0
+    """The policy is softmax(logits / temperature), in training too."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int = 256
+    """Tokens of a response, at most."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response."""
+    max_rows: int = 64
+    """Rows that are decoded at once."""
+    deadline_s: float = 3600.0
+    """Seconds the generation of one step may take before the run stops and says so."""
+
+
+@dataclass(frozen=True)
+class RewardFunctionConfig:
+    """One reward function."""
+
+    fn: str = "???"
+    """file.py:name, module:name, an entry point of the group rlcore.rewards, or a plugin's offer."""
+    weight: float = 1.0
+    """Factor of its score in the sum."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the function, or of the class's constructor."""
+    scope: Literal["declared", "sample", "group", "batch"] = "declared"
+    """What a call sees; declared: what its offer says, sample for anything else."""
+    isolation: Literal["main", "threads"] = "main"
+    """Of sync functions. main: one call at a time on a child's main thread; threads: blocking I/O, many in one child."""
+    threads: int = option(64, used_when="isolation == 'threads'")
+    """Calls at a time in one child."""
+    children: int = 2
+    """Child processes."""
+    deadline_s: float = 60.0
+    """Seconds a call may take, its retries included."""
+    on_failure: Literal["retry", "drop_sample", "drop_group", "value", "abort"] = "drop_sample"
+    """What follows when there is no score: docs/rewards.md."""
+    tries: int = option(3, used_when="on_failure == 'retry'")
+    """Calls at most, within the deadline; a sample that still failed is dropped."""
+    failure_value: float = option(0.0, used_when="on_failure == 'value'")
+    """The score of a failed call."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """What is rewarded, and what happens when a reward fails."""
+
+    manager: str = "functions"
+    """The reward manager, by name."""
+    functions: dict[str, RewardFunctionConfig] = field(default_factory=dict)
+    """Named reward functions; a sample's reward is their weighted sum."""
+    error_budget_frac: float = 0.1
+    """The run stops when more than this share of a step's samples failed."""
+    canary: str = ""
+    """A response that must score well, with {answer} in it; empty: no check at start."""
+    canary_min: float = option(0.5, used_when="canary != ''")
+    """The least score of the canary."""
+
+
+@dataclass(frozen=True)
+class KlConfig:
+    """A KL term against the reference policy."""
+
+    placement: Literal["none", "loss", "reward"] = "none"
+    estimator: Literal["k1", "k2", "k3"] = option("k3", used_when="placement != 'none'")
+    """http://joschu.net/blog/kl-approx.html"""
+    coef: float = option(0.001, used_when="placement != 'none'")
+    controller: Literal["fixed", "adaptive"] = option("fixed", used_when="placement == 'reward'")
+    """adaptive: Ziegler et al., arXiv 1909.08593, section 2.2."""
+    target: float = option(6.0, used_when="controller == 'adaptive'")
+    """KL in nats a sample that the adaptive controller aims at."""
+    horizon: int = option(10000, used_when="controller == 'adaptive'")
+    """Samples over which the controller adapts."""
+
+
+@dataclass(frozen=True)
+class AlgoConfig:
+    """The algorithm. A preset sets defaults below files and overrides."""
+
+    preset: Literal["none", "grpo", "dr_grpo", "dapo", "ppo", "rloo", "reinforce_pp"] = "grpo"
+    """Sets advantage, policy_loss, aggregation, clipping and KL together: docs/algorithms.md."""
+    advantage: str = "grpo"
+    """The advantage estimator, by name."""
+    policy_loss: str = "clip"
+    """The policy loss, by name."""
+    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"] = "token_mean"
+    """How token losses become the loss of a mini-batch."""
+    aggregation_constant: float = option(1024.0, used_when="aggregation == 'token_sum_constant'")
+    """Tokens a sample that the sum is divided by."""
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    dual_clip: float = 0.0
+    """Bound c of the dual clip for negative advantages (arXiv 1912.09729); 0: off."""
+    entropy_coef: float = 0.0
+    gamma: float = 1.0
+    """Discount a token."""
+    lam: float = 1.0
+    """GAE's lambda, for estimators that use values."""
+    kl: KlConfig = field(default_factory=KlConfig)
+    overlong: Literal["none", "mask", "penalty"] = "none"
+    """Truncated responses: mask leaves them out of the loss; penalty is DAPO's soft length penalty (arXiv 2503.14476)."""
+    overlong_buffer: int = option(64, used_when="overlong == 'penalty'")
+    """Tokens before max_tokens over which the penalty grows from 0 to its full size."""
+    overlong_penalty: float = option(1.0, used_when="overlong == 'penalty'")
+    """The full penalty, subtracted from the reward."""
+    dynamic_sampling: bool = False
+    """Replace groups whose rewards are all equal (arXiv 2503.14476)."""
+    max_resample_rounds: int = option(3, used_when="dynamic_sampling == True")
+    """Rounds of replacement in a step at most."""
+    equal_rewards_warn_steps: int = 3
+    """Warn loudly after this many steps in which every group's rewards were equal."""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters (peft)."""
+
+    enabled: bool = False
+    rank: int = option(16, used_when="enabled == True")
+    alpha: float = option(32.0, used_when="enabled == True")
+    dropout: float = option(0.0, used_when="enabled == True")
+    target_modules: tuple[str, ...] = option(("all-linear",), used_when="enabled == True")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How a model is trained; actor and critic have each their own."""
+
+    backend: str = "hf"
+    """The training engine."""
+    lr: float = 1e-6
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up; linear and cosine end at 0 with the last optimizer step."""
+    warmup_steps: int = 0
+    """Optimizer steps over which lr grows from 0."""
+    max_grad_norm: float = 1.0
+    weight_decay: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    gradient_checkpointing: bool = False
+    offload: bool = option(False, used_when="cluster.device == 'cuda'")
+    """Keep optimizer state in host memory between updates."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    minibatch_prompts: int = 0
+    """Groups of one optimizer step; 0: all of the step."""
+    epochs: int = 1
+    """Passes over the step's batch."""
+    micro_batch_tokens: int = 4096
+    """Tokens, padding included, of one forward and backward pass."""
+    max_skipped_updates: int = 3
+    """The run stops when this many updates in a row had a gradient that is not finite."""
+
+
+@dataclass(frozen=True)
+class ReferenceConfig:
+    """The frozen policy of the KL term."""
+
+    backend: str = option("hf", used_when="algo.kl.placement != 'none'")
+    path: str = option("", used_when="algo.kl.placement != 'none'")
+    """Model directory or hub name; empty: `model.path`."""
+    micro_batch_tokens: int = option(8192, used_when="algo.kl.placement != 'none'")
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The critic."""
+
+    engine: str = "none"
+    """The critic engine, by name; none: estimators that need no values."""
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """A pool of devices."""
+
+    gpus_per_node: int = 0
+    nodes: int = 1
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """Where workers run."""
+
+    backend: Literal["local"] = "local"
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 0
+    """Compute threads of a worker; 0: one a core."""
+    pools: dict[str, PoolConfig] = field(default_factory=dict)
+    """Pools by name; wins over what plugins offer."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The run."""
+
+    name: str = ""
+    """Directory of the run below `train.dir`; empty: the config's stem and the UTC time."""
+    dir: str = "runs"
+    seed: int = 0
+    max_steps: int = 0
+    """Steps; 0: as `train.epochs` says."""
+    epochs: int = option(1, used_when="max_steps == 0")
+    """Passes over the training prompts."""
+    prompts_per_step: int = 8
+    log_completions_every: int = 10
+    """Steps between tables of completions on the terminal; 0: never."""
+    log_completions: int = 2
+    """Rows of such a table."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluation on held-out prompts."""
+
+    sources: dict[str, SourceConfig] = field(default_factory=dict)
+    every_steps: int = option(0, used_when="sources != {}")
+    """Steps between evaluations; 0: none between start and end."""
+    at_start: bool = option(True, used_when="sources != {}")
+    at_end: bool = option(True, used_when="sources != {}")
+    samples_per_prompt: int = option(1, used_when="sources != {}")
+    """k of pass@k and maj@k."""
+    temperature: float = option(0.0, used_when="sources != {}")
+    top_p: float = option(1.0, used_when="sources != {}")
+    top_k: int = option(0, used_when="sources != {}")
+    max_tokens: int = option(0, used_when="sources != {}")
+    """0: `rollout.max_tokens`."""
+    pass_threshold: float = option(1.0, used_when="sources != {}")
+    """A sample passes when its reward is at least this."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is saved, and when."""
+
+    every_steps: int = 50
+    """0: only at the end and on a signal."""
+    keep: int = 2
+    """Newest checkpoints that are kept; 0: all."""
+    at_end: bool = True
+    on_signal: Literal["now", "finish_step"] = "now"
+    shutdown_s: float = 8.0
+    """Seconds that a save on a signal may take; a slower one is not begun."""
+
+
+@dataclass(frozen=True)
+class TrackConfig:
+    """Trackers beside metrics.jsonl, which is always written."""
+
+    to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
+    project: str = option("rlcore", used_when="to != ()")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The configuration of a run: docs/architecture.md, section Config."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    actor: EngineConfig = field(default_factory=EngineConfig)
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+    plugins: dict[str, Any] = field(default_factory=dict)
+    """Settings of the enabled plugins; a section enables its plugin."""

@@ -1,0 +1,78 @@
+"""The critic slot: what estimates values for advantage estimators that need them."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from rlcore.types import Batch, Float32s, Metrics, Ref
+from rlcore.workers import Worker
+
+
+class CriticWorker(Worker):
+    """Owns a value model and its optimizer."""
+
+    @abstractmethod
+    def values(self, batch: Batch) -> Ref[Float32s]:
+        """(B, T) value of the state before token t is sampled, where the loss mask is True, else 0."""
+
+    @abstractmethod
+    def update(self, minibatch: Batch) -> Metrics:
+        """Exactly one optimizer step."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write the model directory and the training state below `directory`."""
+
+    @abstractmethod
+    def restore(self, directory: Path) -> None:
+        """Load what `save` wrote, bit for bit."""
+
+
+class CriticEngine(ABC):
+    """Fills the critic slot."""
+
+    async def start(self) -> None:
+        """Make ready."""
+
+    async def close(self) -> None:
+        """Let go of everything."""
+
+    @abstractmethod
+    async def values(self, batch: Batch) -> Ref[Float32s] | None:
+        """(B, T) values of the step-start critic; None of the engine 'none'."""
+
+    @abstractmethod
+    async def update(self, minibatch: Batch) -> Metrics:
+        """One optimizer step of the critic."""
+
+    @abstractmethod
+    def actor_may_update(self) -> bool:
+        """False while the critic warms up."""
+
+    async def save(self, directory: Path) -> None:
+        """Write the critic below `directory`."""
+
+    async def restore(self, directory: Path) -> None:
+        """Load what `save` wrote."""
+
+    def metrics(self) -> Metrics:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Take up what `state` returned."""
+
+
+class NoCritic(CriticEngine):
+    """The engine 'none': estimators that need no values."""
+
+    async def values(self, batch: Batch) -> Ref[Float32s] | None:
+        return None
+
+    async def update(self, minibatch: Batch) -> Metrics:
+        return {}
+
+    def actor_may_update(self) -> bool:
+        return True

@@ -1,0 +1,77 @@
+"""The errors of rlcore: each is one line that says who, what was found, what is needed and what can be chosen.
+
+Four mechanisms, and no other:
+
+* A wrong configuration, plugin, combination or checkpoint raises the matching `RlcoreError`, before anything starts if
+  it can be known then. The command line prints its one line and exits with 2.
+* A reward or tool that fails is data (`Reward(status=FAILED)`), never an exception in the training loop.
+* Somebody else's code runs inside `boundary()`, which names whose code it was.
+* A bug of our own raises what Python raises, with its traceback.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+
+
+class RlcoreError(Exception):
+    """What a user, plugin author or operator can put right; `str()` is the one line to print."""
+
+
+class ConfigError(RlcoreError):
+    """The user's configuration is wrong."""
+
+
+class PluginError(RlcoreError):
+    """A plugin breaks its contract; the plugin's author can put it right."""
+
+
+class PlanError(RlcoreError):
+    """Parts that are each right do not fit together."""
+
+
+class RewardError(RlcoreError):
+    """Rewards failed beyond what the run's failure policy allows."""
+
+
+class WorkerError(RlcoreError):
+    """A worker failed or died; names its role and replica."""
+
+
+class CheckpointError(RlcoreError):
+    """A checkpoint is missing, incomplete, damaged or of another run."""
+
+
+@contextmanager
+def boundary(whose: str, error: type[RlcoreError]) -> Iterator[None]:
+    """Run somebody else's code: an exception of theirs becomes `error`, naming `whose` code it was.
+
+    An RlcoreError passes unchanged; the original exception stays chained as the cause.
+    """
+    try:
+        yield
+    except RlcoreError:
+        raise
+    except Exception as cause:
+        raise error(f"{whose}: {describe(cause)}") from cause
+
+
+def describe(cause: BaseException) -> str:
+    """An exception as one line: its type and the first line of its message."""
+    lines = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
+
+
+def nearest(name: str, choices: "list[str] | tuple[str, ...]") -> str:
+    """The tail of an error about an unknown name: the nearest choice if one is near, and every choice."""
+    close = get_close_matches(name, choices, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}choose from: {', '.join(sorted(choices)) or '(nothing is offered)'}"
+
+
+class ChildError(RlcoreError):
+    """Code that ran in a child process raised; the message names the exception, `trace` is its traceback as text."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace

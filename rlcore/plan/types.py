@@ -1,0 +1,279 @@
+"""What is asked for, what is offered and what was decided. Plain frozen data: no torch, no process, no device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from rlcore.config import LoadedConfig, RunConfig
+from rlcore.workers import Worker, WorkerGroup
+
+if TYPE_CHECKING:
+    from rlcore.rollout import Generator
+    from rlcore.tokens import Tokens
+    from rlcore.workers import Children
+
+W = TypeVar("W", bound=Worker)
+W_co = TypeVar("W_co", bound=Worker, covariant=True)
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Scope(StrEnum):
+    """How much of a step a function must see at once."""
+
+    SAMPLE = "sample"
+    GROUP = "group"
+    BATCH = "batch"
+
+
+class Need(StrEnum):
+    """What an algorithm needs beside rewards."""
+
+    VALUES = "values"
+    GREEDY_BASELINE = "greedy_baseline"
+    REFERENCE = "reference"
+    MINIBATCH_STATISTICS = "minibatch_statistics"
+
+
+class AlgorithmKind(StrEnum):
+    ADVANTAGE = "advantage"
+    POLICY_LOSS = "policy_loss"
+
+
+@dataclass(frozen=True)
+class Role(Generic[W]):
+    """A job that needs workers, and the interface through which it is called."""
+
+    name: str
+    interface: type[W]
+
+
+@dataclass(frozen=True)
+class WorkerRequest:
+    """What a component needs workers for. Nobody but the component that stated it gets the workers."""
+
+    role: Role[Any]
+    backend: str
+    pool: str = "main"
+    replicas: int = 1
+    ranks: int = 1
+    """Processes per replica."""
+    gpus: float = 0.0
+    """Per rank."""
+    cpus: float = 1.0
+    """Per rank."""
+    threads: int = 0
+    """Compute threads per rank; 0 leaves it to `cluster.threads`."""
+    inside: Role[Any] | None = None
+    """Served in that role's process and thread, built with its worker as `WorkerContext.host`."""
+    isolated: bool = False
+    """May die and be restarted without ending the run: a process of its own."""
+    references: Mapping[str, str] = field(default_factory=dict)
+    """Functions for the worker, by purpose: {'loss': 'my_plugin.engine:value_loss'}."""
+
+
+@dataclass(frozen=True)
+class WorkerClass:
+    """An offer: this class implements this interface under this backend name."""
+
+    interface: type[Worker]
+    backend: str
+    cls: type[Worker]
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """An offer of devices that roles share. Sizes of 0 are derived from the requests."""
+
+    name: str
+    gpus_per_node: int = 0
+    nodes: int = 1
+    union_of: tuple[str, ...] = ()
+
+
+def no_requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
+    """The `requests` of a component that needs no workers."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Component(Generic[T_co]):
+    """An offer to fill a slot: agents, reward or critic."""
+
+    name: str
+    build: Callable[[BuildContext], T_co]
+    requests: Callable[[RunConfig, Any], Sequence[WorkerRequest]] = no_requests
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """An offer of a reward function, by reference; `reward.functions.<x>.fn` names it."""
+
+    name: str
+    reference: str
+    """'module:attr'."""
+    scope: Scope = Scope.SAMPLE
+    deadline_s: float | None = None
+    """Seconds a call may take, where the config does not say."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An offer of an advantage estimator or a policy loss, by reference; `algo.advantage` / `algo.policy_loss` name it."""
+
+    name: str
+    kind: AlgorithmKind
+    reference: str
+    scope: Scope
+    needs: frozenset[Need] = frozenset()
+    per_token: bool = False
+    """An estimator that returns (B, T) advantages instead of (B,)."""
+
+
+@dataclass(frozen=True)
+class ConfigSection:
+    """A section of the configuration: a frozen dataclass, and defaults that its plugin sets elsewhere in the config."""
+
+    name: str
+    """Of a plugin: the plugin's name, found at `plugins.<name>`. The core's own stand at the top level."""
+    type: type[Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted keys of the main config, below the user's files: {'reward.manager': 'reward_loop'}."""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Who made an offer."""
+
+    plugin: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"plugin '{self.plugin}' ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True)
+class Offer(Generic[T]):
+    """An offer with its provider."""
+
+    value: T
+    provider: Provider
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a component is built with. It reaches its own workers only."""
+
+    config: RunConfig
+    section: Any
+    """The settings section of the plugin that offered the component, or None."""
+    workers: Callable[[Role[Any]], WorkerGroup[Any]]
+    """The workers of one of the component's own roles; PlanError for any other."""
+    generator: Generator | None
+    """The rollout service; None while the rollout's own component is built."""
+    reward_functions: Mapping[str, ResolvedReward]
+    """`reward.functions` by name, each matched with its offer, file or module."""
+    tokens: Tokens
+    """The tokenizer and chat template of the run."""
+    children: Children
+    """Starts killable child processes."""
+    run_dir: Path
+    seed: int
+    metrics: Callable[[str, float], None]
+    """Records a metric of the current step."""
+
+
+@dataclass(frozen=True)
+class ResolvedReward:
+    """A configured reward function, with where to import it from and the settings that hold."""
+
+    name: str
+    reference: str
+    """'module:attr' or '/abs/file.py:attr'."""
+    provided_by: str
+    weight: float
+    scope: Scope
+    deadline_s: float
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """A pool of the run with the roles that share it."""
+
+    name: str
+    gpus_per_node: int
+    nodes: int
+    roles: tuple[str, ...]
+    provided_by: str
+    union_of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """A role of the run with the class that fills it. Only `rlcore.plan` constructs it."""
+
+    request: WorkerRequest
+    cls: type[Worker]
+    asked_by: str
+    provided_by: str
+    section: Any = None
+
+
+@dataclass(frozen=True)
+class ComponentPlan:
+    """A slot of the run with the component that fills it."""
+
+    slot: str
+    component: Component[Any]
+    provided_by: str
+    section: Any = None
+
+
+@dataclass(frozen=True)
+class AlgorithmPlan:
+    algorithm: Algorithm
+    provided_by: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the machine or the user declares; the planner looks up nothing by itself."""
+
+    cpus: int = 1
+    gpus: int = 0
+    memory_bytes: int | None = None
+    parameters: int | None = None
+    """Number of parameters of `model.path`; None is unknown and said so."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The whole run, decided: `launch` starts exactly this. Only `rlcore.plan.make_plan` constructs it."""
+
+    loaded: LoadedConfig
+    facts: Facts
+    components: Mapping[str, ComponentPlan]
+    """By slot: 'agent', 'reward', 'critic'."""
+    workers: tuple[WorkerPlan, ...]
+    """In start order: a worker served inside another comes after it."""
+    pools: tuple[PoolPlan, ...]
+    algorithms: Mapping[str, AlgorithmPlan]
+    """By purpose: 'advantage', 'policy_loss'."""
+    rewards: tuple[ResolvedReward, ...]
+    arithmetic: Mapping[str, int]
+    """Batch arithmetic: prompts, samples, minibatches and updates a step."""
+    notes: tuple[str, ...]
+    """What a user should know: unused offers, unknown facts, no canary."""
+    plugins: tuple[Provider, ...]
+    """The enabled plugins."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The resolved configuration."""
+        return self.loaded.config

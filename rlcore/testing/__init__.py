@@ -1,0 +1,1 @@
+"""The core's test kit for plugin authors: fakes and conformance checks."""

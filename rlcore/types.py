@@ -1,0 +1,303 @@
+"""The data of a training step: frozen, picklable, and matched by id, never by position in a list.
+
+THE index convention, for every per-token array in rlcore: position t speaks of token t. The log-probability at t is that
+of token t given the tokens before it; position 0 has none (it holds 0 and no mask selects it).
+
+THE shape letters: B rows of a batch (one row is one Trajectory), T token positions, V vocabulary. A batch is padded on
+the right. A *sample* is one draw for a prompt and may end as several rows (parts); a *group* is all samples of a prompt.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+Float32s = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+Metrics = dict[str, float]
+Message = Mapping[str, Any]
+
+K = TypeVar("K")
+V = TypeVar("V")
+R = TypeVar("R")
+
+
+class FrozenDict(Mapping[K, V]):
+    """A read-only mapping that hashes and pickles."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[K, V] | None = None) -> None:
+        self._items = dict(items or {})
+
+    def __getitem__(self, key: K) -> V:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._items.items()))
+
+    def __reduce__(self) -> tuple[type["FrozenDict[K, V]"], tuple[dict[K, V]]]:
+        return FrozenDict, (self._items,)
+
+    def __repr__(self) -> str:
+        return f"FrozenDict({self._items!r})"
+
+
+class ReadOnlyArrays:
+    """Mixin of frozen dataclasses that hold numpy arrays: the arrays cannot be written, also after unpickling."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, each.name)
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        ReadOnlyArrays.__post_init__(self)
+
+
+class Lane(StrEnum):
+    """Who waits for a trajectory: training, or an evaluation, which goes ahead of training."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class Finish(StrEnum):
+    """Why generation of a trajectory ended."""
+
+    STOP = "stop"
+    """The model ended its turn (EOS or a stop string)."""
+    LENGTH = "length"
+    """A token budget ended it: the response is truncated."""
+
+
+class RewardStatus(StrEnum):
+    """What became of a reward call."""
+
+    OK = "ok"
+    SKIPPED = "skipped"
+    """The function returned None: it has no opinion of this sample."""
+    FAILED = "failed"
+    """No usable score; the failure policy decides what follows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """One row of a data source."""
+
+    id: str
+    """Unique and stable within the run: '<source>/<index>'."""
+    messages: tuple[Message, ...]
+    """The conversation so far, in chat form; the chat template has not been applied."""
+    answer: Any
+    """The known answer, or None."""
+    source: str
+    """Name of the entry of `data.sources` or `eval.sources`."""
+    columns: FrozenDict[str, Any] = field(default_factory=FrozenDict)
+    """Every other column of the row, read-only; rewards get them by name."""
+
+
+@dataclass(frozen=True, order=True)
+class TrajectoryId:
+    """Identifies one row of a batch for the whole run."""
+
+    prompt: str
+    epoch: int
+    """How often this prompt had been issued before."""
+    sample: int
+    """Index within the group, from 0."""
+    part: int = 0
+    """Index within the sample, from 0: an agent's sample may end as several parts, which are ONE unit for reward,
+    group baseline and advantage."""
+
+    def unit(self) -> "TrajectoryId":
+        """The id of the sample, the same for all its parts."""
+        return TrajectoryId(self.prompt, self.epoch, self.sample)
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory(ReadOnlyArrays):
+    """What generation made of a prompt, once: token ids in, token ids out, never re-tokenised."""
+
+    id: TrajectoryId
+    prompt: Prompt
+    token_ids: Int32s
+    """(T,) prompt and response."""
+    loss_mask: Bools
+    """(T,) True where the policy sampled the token; never at position 0."""
+    logprobs: Float32s
+    """(T,) log-probability under the sampling policy softmax(logits / temperature) where loss_mask, else 0."""
+    completion: str | tuple[Message, ...]
+    """The decoded response: a string, or messages for agents."""
+    finish: Finish
+    versions: tuple[tuple[int, int], ...]
+    """(start position, weights version) of each run of tokens sampled with one version."""
+    turns: int = 1
+    timing: FrozenDict[str, float] = field(default_factory=FrozenDict)
+    """Seconds by phase, such as generate_s."""
+
+    @property
+    def num_sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        return int(self.loss_mask.sum())
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of tokens before the first sampled one (all of them if none was sampled)."""
+        return int(self.loss_mask.argmax()) if self.loss_mask.any() else len(self.token_ids)
+
+    def text(self) -> str:
+        """The completion as one string; of messages, the content of the assistant's."""
+        if isinstance(self.completion, str):
+            return self.completion
+        return "\n".join(str(m.get("content") or "") for m in self.completion if m.get("role") == "assistant")
+
+
+@dataclass(frozen=True, eq=False)
+class Reward(ReadOnlyArrays):
+    """The judgement of one sample."""
+
+    score: float
+    """Weighted sum over the functions that had an opinion; 0.0 unless status is OK."""
+    parts: FrozenDict[str, float] = field(default_factory=FrozenDict)
+    """The unweighted score of each function that returned one."""
+    status: RewardStatus = RewardStatus.OK
+    token_scores: Float32s | None = None
+    """(T,) extra per-token rewards, or None."""
+    latency_s: float = 0.0
+    info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
+    """What functions want logged; 'answer' is the extracted answer for maj@k, 'error' why it failed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A trajectory with its reward."""
+
+    trajectory: Trajectory
+    reward: Reward
+
+
+class Ref(Generic[R]):
+    """A value that may live in another process; worker calls resolve it. In one process it holds the value itself."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: R) -> None:
+        self._value = value
+
+    def get(self) -> R:
+        """The value, fetched if it lives elsewhere; blocks, so only workers and tests call it."""
+        return self._value
+
+
+@dataclass(frozen=True, eq=False)
+class TokenArrays(ReadOnlyArrays):
+    """The token arrays of a batch, padded on the right."""
+
+    token_ids_BT: Int32s
+    valid_BT: Bools
+    """True where there is a token, False where there is padding."""
+    loss_mask_BT: Bools
+    rollout_logprobs_BT: Float32s
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(ReadOnlyArrays):
+    """Rows that are trained together: statistics per row here, statistics per token behind `Ref`s.
+
+    The same class serves a whole step and a mini-batch of it (`rlcore.batch.select`). A field that a phase has not
+    filled yet is None.
+    """
+
+    tokens: Ref[TokenArrays]
+    sample_B: Int64s
+    """Which sample the row is a part of: 0 .. number of samples - 1."""
+    group_B: Int64s
+    """Which group the row belongs to: 0 .. number of groups - 1."""
+    lengths_B: Int64s
+    """Number of tokens of each row."""
+    num_sampled_B: Int64s
+    """Number of loss tokens of each row."""
+    prompt_lengths_B: Int64s
+    """Number of tokens before the first sampled one; rows of a group share the prefix of the shortest of them."""
+    rewards_B: Float32s
+    """The reward of the row's sample (each part of a sample repeats it)."""
+    token_scores: Ref[Float32s] | None = None
+    """(B, T) extra per-token rewards."""
+    weights_B: Float32s | None = None
+    """What one token's loss of the row counts in the loss of the mini-batch: see `rlcore.algo.aggregation`."""
+    advantages_B: Float32s | None = None
+    """One advantage a row; None when the estimator gives one a token."""
+    advantages: Ref[Float32s] | None = None
+    """(B, T) one advantage a token."""
+    returns: Ref[Float32s] | None = None
+    """(B, T) targets of the critic."""
+    values: Ref[Float32s] | None = None
+    """(B, T) the step-start critic's values."""
+    old_logprobs: Ref[Float32s] | None = None
+    """(B, T) log-probs of pi_old, the weights at the start of the step; None when pi_old is the detached pi."""
+    reference_logprobs: Ref[Float32s] | None = None
+    """(B, T) log-probs of the reference policy; None without a KL term."""
+
+    def __len__(self) -> int:
+        return len(self.sample_B)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn; `temperature=0` is greedy."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps the whole vocabulary."""
+    min_p: float = 0.0
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    """Strings that end the response; the tokens that complete one are kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class GenerateRequest:
+    """A prompt to continue `n` times."""
+
+    id: str
+    """Names the request in results and errors; the canonical order of admission is by id."""
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    n: int
+    seed: int
+    """Sample i draws from a random stream of its own, seeded by (seed, i)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Completion(ReadOnlyArrays):
+    """One finished continuation of a request."""
+
+    request_id: str
+    sample: int
+    token_ids: Int32s
+    """(N,) the sampled tokens, the end-of-turn token included."""
+    logprobs: Float32s
+    """(N,) log-probs under softmax(logits / temperature), untruncated."""
+    finish: Finish
+    version: int
+    generate_s: float = 0.0
+
+
+def frozen_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Messages as a read-only tuple."""
+    return tuple(FrozenDict(message) for message in messages)
