@@ -1,7 +1,8 @@
 """Every hook of rlcore.
 
 All are declaring: each returns a list of offers, every enabled plugin's list counts, and the order of plugins has no
-meaning. They run once, before any process starts. A plugin is a module with functions of these names, marked `hookimpl`.
+meaning. They run once, before any process starts. A plugin is a module with functions of these names, marked
+`hookimpl`.
 """
 
 from collections.abc import Sequence

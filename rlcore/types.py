@@ -1,10 +1,11 @@
 """The data of a training step: frozen, picklable, and matched by id, never by position in a list.
 
-THE index convention, for every per-token array in rlcore: position t speaks of token t. The log-probability at t is that
-of token t given the tokens before it; position 0 has none (it holds 0 and no mask selects it).
+THE index convention, for every per-token array in rlcore: position t speaks of token t. The log-probability at t is
+that of token t given the tokens before it; position 0 has none (it holds 0 and no mask selects it).
 
 THE shape letters: B rows of a batch (one row is one Trajectory), T token positions, V vocabulary. A batch is padded on
-the right. A *sample* is one draw for a prompt and may end as several rows (parts); a *group* is all samples of a prompt.
+the right. A *sample* is one draw for a prompt and may end as several rows (parts); a *group* is all samples of a
+prompt.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

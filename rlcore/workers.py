@@ -44,7 +44,7 @@ class WorkerContext:
 
 
 class Worker(ABC):
-    """A job in a process of the run. `async def` methods run concurrently on the worker's loop, plain ones one at a time."""
+    """A job of the run. `async def` methods run concurrently on the worker's loop, plain ones one at a time."""
 
     def __init__(self, context: WorkerContext) -> None:
         self.context = context

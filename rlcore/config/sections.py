@@ -109,7 +109,7 @@ class RewardFunctionConfig:
     scope: Literal["declared", "sample", "group", "batch"] = "declared"
     """What a call sees; declared: what its offer says, sample for anything else."""
     isolation: Literal["main", "threads"] = "main"
-    """Of sync functions. main: one call at a time on a child's main thread; threads: blocking I/O, many in one child."""
+    """Of sync functions. main: one call at a time on a child's main thread; threads: many in a child, for I/O."""
     threads: int = option(64, used_when="isolation == 'threads'")
     """Calls at a time in one child."""
     children: int = 2
@@ -181,7 +181,7 @@ class AlgoConfig:
     """GAE's lambda, for estimators that use values."""
     kl: KlConfig = field(default_factory=KlConfig)
     overlong: Literal["none", "mask", "penalty"] = "none"
-    """Truncated responses: mask leaves them out of the loss; penalty is DAPO's soft length penalty (arXiv 2503.14476)."""
+    """Truncated responses. mask: left out of the loss; penalty: soft length penalty (DAPO, arXiv 2503.14476)."""
     overlong_buffer: int = option(64, used_when="overlong == 'penalty'")
     """Tokens before max_tokens over which the penalty grows from 0 to its full size."""
     overlong_penalty: float = option(1.0, used_when="overlong == 'penalty'")

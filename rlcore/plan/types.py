@@ -123,7 +123,7 @@ class RewardFunction:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An offer of an advantage estimator or a policy loss, by reference; `algo.advantage` / `algo.policy_loss` name it."""
+    """An offer of an advantage estimator or policy loss, by reference; `algo.advantage`, `algo.policy_loss` name it."""
 
     name: str
     kind: AlgorithmKind
