@@ -1,5 +1,8 @@
 """The planner: components state what they need, plugins offer, the configuration names, `make_plan` decides."""
 
+from rlcore.plan.make import make_plan
+from rlcore.plan.offers import CORE, Offers
+from rlcore.plan.show import plan_to_json
 from rlcore.plan.types import (
     Algorithm,
     AlgorithmKind,
@@ -25,6 +28,7 @@ from rlcore.plan.types import (
 )
 
 __all__ = [
+    "CORE",
     "Algorithm",
     "AlgorithmKind",
     "AlgorithmPlan",
@@ -35,6 +39,7 @@ __all__ = [
     "Facts",
     "Need",
     "Offer",
+    "Offers",
     "PoolPlan",
     "PoolSpec",
     "Provider",
@@ -46,4 +51,6 @@ __all__ = [
     "WorkerClass",
     "WorkerPlan",
     "WorkerRequest",
+    "make_plan",
+    "plan_to_json",
 ]

@@ -40,6 +40,8 @@ class Need(StrEnum):
 
 
 class AlgorithmKind(StrEnum):
+    """What an algorithm is."""
+
     ADVANTAGE = "advantage"
     POLICY_LOSS = "policy_loss"
 
@@ -74,6 +76,8 @@ class WorkerRequest:
     """May die and be restarted without ending the run: a process of its own."""
     references: Mapping[str, str] = field(default_factory=dict)
     """Functions for the worker, by purpose: {'loss': 'my_plugin.engine:value_loss'}."""
+    bytes_per_parameter: float = 0.0
+    """Memory of a rank, in bytes a parameter of `model.path`, activations left out; 0: not known, and said so."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,10 @@ class WorkerClass:
     interface: type[Worker]
     backend: str
     cls: type[Worker]
+    inside: Role[Any] | None = None
+    """The class is served inside this role's worker and needs it as `WorkerContext.host`: an embedded rollout says
+    ACTOR. The host has the same backend. The planner gives the request the same `inside`, so nobody reads it from a
+    backend's name."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +220,8 @@ class PoolPlan:
     roles: tuple[str, ...]
     provided_by: str
     union_of: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()
+    """Indices of its devices, counted over all nodes of the run; a union holds those of its members."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +233,7 @@ class WorkerPlan:
     asked_by: str
     provided_by: str
     section: Any = None
+    """The settings section of the plugin that offered the class, or None."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +248,8 @@ class ComponentPlan:
 
 @dataclass(frozen=True)
 class AlgorithmPlan:
+    """An advantage estimator or policy loss of the run."""
+
     algorithm: Algorithm
     provided_by: str
 
@@ -248,6 +261,9 @@ class Facts:
     cpus: int = 1
     gpus: int = 0
     memory_bytes: int | None = None
+    """Of the host."""
+    gpu_memory_bytes: int | None = None
+    """Of the smallest device."""
     parameters: int | None = None
     """Number of parameters of `model.path`; None is unknown and said so."""
 
@@ -268,6 +284,8 @@ class RunPlan:
     rewards: tuple[ResolvedReward, ...]
     arithmetic: Mapping[str, int]
     """Batch arithmetic: prompts, samples, minibatches and updates a step."""
+    memory_bytes: Mapping[str, int]
+    """Estimate for one rank of each role whose request states it, activations left out; empty if nothing is known."""
     notes: tuple[str, ...]
     """What a user should know: unused offers, unknown facts, no canary."""
     plugins: tuple[Provider, ...]

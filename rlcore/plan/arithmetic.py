@@ -1,0 +1,100 @@
+"""Numbers that follow from the configuration: what a step consists of, and the memory it takes at least."""
+
+from collections.abc import Mapping, Sequence
+
+from rlcore.config import RunConfig
+from rlcore.errors import ConfigError, PlanError
+from rlcore.plan.types import Facts, WorkerPlan
+
+
+def batch_arithmetic(config: RunConfig) -> dict[str, int]:
+    """Prompts, samples, mini-batches and updates of a step.
+
+    ConfigError for a number that is not positive, PlanError for numbers that do not divide or fit.
+    """
+    prompts = config.train.prompts_per_step
+    per_prompt = config.rollout.samples_per_prompt
+    epochs = config.actor.epochs
+    for key, value in {
+        "train.prompts_per_step": prompts,
+        "rollout.samples_per_prompt": per_prompt,
+        "rollout.max_tokens": config.rollout.max_tokens,
+        "actor.epochs": epochs,
+        "actor.micro_batch_tokens": config.actor.micro_batch_tokens,
+    }.items():
+        if value < 1:
+            raise ConfigError(f"{key}={value}: needs at least 1")
+    size = config.actor.minibatch_prompts or prompts
+    if size < 0 or size > prompts:
+        raise PlanError(
+            f"actor.minibatch_prompts={size}: a step has train.prompts_per_step={prompts}; needs 1 to {prompts}, "
+            f"or 0 for all of them"
+        )
+    if prompts % size:
+        divisors = ", ".join(str(n) for n in range(1, prompts + 1) if prompts % n == 0)
+        raise PlanError(
+            f"actor.minibatch_prompts={size} does not divide train.prompts_per_step={prompts}; choose from: {divisors}"
+        )
+    minibatches = prompts // size
+    return {
+        "prompts": prompts,
+        "samples_per_prompt": per_prompt,
+        "samples": prompts * per_prompt,
+        "minibatch_prompts": size,
+        "minibatch_samples": size * per_prompt,
+        "minibatches": minibatches,
+        "epochs": epochs,
+        "updates": minibatches * epochs,
+    }
+
+
+def check_sampling(config: RunConfig) -> None:
+    """ConfigError when the sampled distribution is not the policy whose log-probs are recorded."""
+    rollout = config.rollout
+    if rollout.temperature <= 0:
+        raise ConfigError(f"rollout.temperature={rollout.temperature:g}: training needs more than 0")
+    for key, value, whole in (("top_p", rollout.top_p, 1.0), ("top_k", rollout.top_k, 0), ("min_p", rollout.min_p, 0)):
+        if value != whole:
+            raise ConfigError(
+                f"rollout.{key}={value:g}: a truncated distribution is not the policy that is trained, so its ratios "
+                f"would be wrong; needs {whole:g} (evaluation samples freely: eval.top_p, eval.top_k)"
+            )
+
+
+def memory_estimate(workers: Sequence[WorkerPlan], facts: Facts) -> dict[str, int]:
+    """Bytes of one rank of each role, activations left out; empty when the number of parameters is not known.
+
+    A role served inside another has no memory of its own.
+    """
+    if facts.parameters is None:
+        return {}
+    return {
+        plan.request.role.name: int(plan.request.bytes_per_parameter * facts.parameters)
+        for plan in workers
+        if plan.request.inside is None and plan.request.bytes_per_parameter > 0
+    }
+
+
+def check_memory(workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts) -> None:
+    """PlanError when the estimate, which is a lower bound, exceeds what there is."""
+    on_host = 0
+    parts = []
+    for plan in workers:
+        request, size = plan.request, memory.get(plan.request.role.name, 0)
+        if request.gpus and facts.gpu_memory_bytes is not None and size > facts.gpu_memory_bytes:
+            raise PlanError(
+                f"role '{request.role.name}' needs at least {_gib(size)} GiB a rank, "
+                f"a device has {_gib(facts.gpu_memory_bytes)}; needs a smaller model, a smaller dtype or LoRA"
+            )
+        if size and not request.gpus:
+            on_host += size * request.replicas * request.ranks
+            parts.append(f"{request.role.name} {_gib(size * request.replicas * request.ranks)}")
+    if facts.memory_bytes is not None and on_host > facts.memory_bytes:
+        raise PlanError(
+            f"memory: the run needs at least {_gib(on_host)} GiB ({', '.join(parts)}), the machine has "
+            f"{_gib(facts.memory_bytes)}; needs a smaller model, a smaller dtype or LoRA"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"

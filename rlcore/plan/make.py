@@ -1,0 +1,96 @@
+"""`make_plan`: offers are matched to requests, once, before any process starts."""
+
+from collections.abc import Sequence
+
+from rlcore.config import LoadedConfig, RunConfig
+from rlcore.errors import PlanError
+from rlcore.plan.arithmetic import batch_arithmetic, check_memory, check_sampling, memory_estimate
+from rlcore.plan.choose import check_needs, choose_algorithms, choose_components
+from rlcore.plan.offers import Offers
+from rlcore.plan.pools import make_pools
+from rlcore.plan.requests import choose_classes, gather
+from rlcore.plan.rewards import resolve_rewards
+from rlcore.plan.types import Facts, Provider, RunPlan, WorkerPlan
+
+
+def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
+    """The whole run, decided; pure but for looking whether a named reward file exists.
+
+    Chosen components -> their requests -> classes -> pools (the pool hook sees all requests) -> capacity. The order in
+    which plugins were enabled makes no difference. Raises ConfigError, PluginError or PlanError naming the parties.
+    """
+    config = loaded.config
+    components = choose_components(config, offers)
+    algorithms = choose_algorithms(config, offers)
+    check_needs(config, algorithms)
+    check_sampling(config)
+    arithmetic = batch_arithmetic(config)
+    rewards = resolve_rewards(loaded, offers)
+    references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
+    workers = choose_classes(config, offers, gather(config, offers, components, references))
+    pools = make_pools(config, offers, workers, facts)
+    memory = memory_estimate(workers, facts)
+    check_memory(workers, memory, facts)
+    plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
+    chosen = (components.values(), algorithms.values(), workers, pools, rewards)
+    used = {plan.provided_by for plans in chosen for plan in plans}
+    _check_plugins_used(plugins, used, loaded)
+    notes = (*_unused(offers, plugins, workers), *_unknown(facts, workers), *_unchecked(config))
+    return RunPlan(
+        loaded=loaded,
+        facts=facts,
+        components=components,
+        workers=workers,
+        pools=pools,
+        algorithms=algorithms,
+        rewards=rewards,
+        arithmetic=arithmetic,
+        memory_bytes=memory,
+        notes=notes,
+        plugins=plugins,
+    )
+
+
+def _check_plugins_used(plugins: Sequence[Provider], used: set[str], loaded: LoadedConfig) -> None:
+    """PlanError for an enabled plugin that neither offers anything in the plan nor sets a default that holds."""
+    setting = set(loaded.origins.values())
+    for plugin in plugins:
+        if str(plugin) not in used and f"plugin {plugin.plugin}" not in setting:
+            raise PlanError(
+                f"{plugin} is enabled, but nothing of it is in the plan; "
+                f"name something it offers in the config, or leave the plugin out"
+            )
+
+
+def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[WorkerPlan]) -> list[str]:
+    """What plugins offer and nobody took: worker classes by interface and backend."""
+    taken = {plan.cls for plan in workers}
+    notes = [
+        f"unused: {offer.value.cls.__qualname__} for ({offer.value.interface.__name__}, {offer.value.backend}) "
+        f"of {offer.provider}"
+        for offer in offers.worker_classes()
+        if offer.provider in plugins and offer.value.cls not in taken
+    ]
+    return sorted(notes)
+
+
+def _unknown(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
+    notes = []
+    if facts.parameters is None:
+        notes.append("unknown: the number of parameters of model.path, so memory is not estimated")
+    else:
+        unstated = [
+            w.request.role.name for w in workers if w.request.inside is None and not w.request.bytes_per_parameter
+        ]
+        if unstated:
+            notes.append(f"unknown: the memory of {', '.join(sorted(unstated))}")
+    cpus = sum(w.request.cpus * w.request.replicas * w.request.ranks for w in workers if w.request.inside is None)
+    if cpus > facts.cpus:
+        notes.append(f"the workers ask for {cpus:g} CPUs, the machine has {facts.cpus}: they share them")
+    return notes
+
+
+def _unchecked(config: RunConfig) -> list[str]:
+    if config.reward.canary:
+        return []
+    return ["no canary: reward.canary is empty, so the first training rewards are the first test of the reward"]

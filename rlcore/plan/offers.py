@@ -1,0 +1,64 @@
+"""What the planner is given: every offer of the core and of the enabled plugins."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from rlcore.config import RunConfig
+from rlcore.plan.types import (
+    Algorithm,
+    Component,
+    ConfigSection,
+    Offer,
+    PoolSpec,
+    Provider,
+    RewardFunction,
+    WorkerClass,
+    WorkerRequest,
+)
+
+T = TypeVar("T")
+
+CORE = "core"
+"""The plugin name under which the core makes its own offers."""
+
+
+class Offers(Protocol):
+    """The offers of one run; `rlcore.plugins.Hooks` is the one that reads plugins. Their order has no meaning."""
+
+    def config_sections(self) -> tuple[Offer[ConfigSection], ...]: ...
+
+    def reward_functions(self) -> tuple[Offer[RewardFunction], ...]: ...
+
+    def reward_managers(self) -> tuple[Offer[Component[Any]], ...]: ...
+
+    def critic_engines(self) -> tuple[Offer[Component[Any]], ...]: ...
+
+    def agent_loops(self) -> tuple[Offer[Component[Any]], ...]: ...
+
+    def algorithms(self) -> tuple[Offer[Algorithm], ...]: ...
+
+    def resource_pools(self, config: RunConfig, requests: tuple[WorkerRequest, ...]) -> tuple[Offer[PoolSpec], ...]: ...
+
+    def worker_classes(self) -> tuple[Offer[WorkerClass], ...]: ...
+
+    def entry_point_rewards(self) -> tuple[Offer[RewardFunction], ...]:
+        """Entry points of the group `rlcore.rewards`, none of them loaded."""
+        ...
+
+    def core_requests(self, config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:
+        """What the core itself needs workers for; `references` are the functions of `algo`, by purpose."""
+        ...
+
+    def providers(self) -> tuple[Provider, ...]:
+        """The enabled plugins, the core left out."""
+        ...
+
+
+def by_provider(offer: Offer[Any]) -> tuple[str, str]:
+    """A sort key under which the order of plugins is forgotten."""
+    return (offer.provider.plugin, offer.provider.distribution)
+
+
+def said(parties: Sequence[str]) -> str:
+    """Parties of an error, in an order of their own: 'a and b'."""
+    return " and ".join(sorted(parties))

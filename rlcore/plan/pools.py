@@ -1,0 +1,146 @@
+"""Which pools exist, how large they are and who shares them. Roles of one pool take turns on its devices."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from rlcore.config import RunConfig
+from rlcore.errors import PlanError, nearest
+from rlcore.plan.offers import Offers, said
+from rlcore.plan.types import Facts, PoolPlan, PoolSpec, WorkerPlan
+
+CONFIG = "config (cluster.pools)"
+"""Who provides a pool that the user declared."""
+
+
+@dataclass(frozen=True)
+class _Declared:
+    spec: PoolSpec
+    by: str
+
+
+def make_pools(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan], facts: Facts) -> tuple[PoolPlan, ...]:
+    """The pools of the run by name, with their devices.
+
+    The user's `cluster.pools` win over offers. PlanError for a pool that is missing, unused, declared twice or too
+    small, and when all pools together need more devices than there are.
+    """
+    declared = _declared(config, offers, workers)
+    roles = _roles(declared, workers)
+    _check_unions(declared)
+    _check_used(declared, roles)
+    sizes = {name: _gpus_per_node(each, workers, declared) for name, each in declared.items()}
+    _check_total(config, declared, sizes, facts)
+    return tuple(_place(declared, roles, sizes))
+
+
+def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) -> dict[str, _Declared]:
+    requests = tuple(sorted((plan.request for plan in workers), key=lambda request: request.role.name))
+    offered: dict[str, _Declared] = {}
+    for offer in offers.resource_pools(config, requests):
+        name = offer.value.name
+        if name in offered:
+            raise PlanError(
+                f"pool '{name}' is offered twice, by {said([offered[name].by, str(offer.provider)])}; "
+                f"one of them has to use a name of its own, or cluster.pools.{name} decides"
+            )
+        offered[name] = _Declared(offer.value, str(offer.provider))
+    for name, pool in config.cluster.pools.items():
+        union = offered[name].spec.union_of if name in offered else ()
+        offered[name] = _Declared(PoolSpec(name, pool.gpus_per_node, pool.nodes, union), CONFIG)
+    for name, each in offered.items():
+        if each.spec.gpus_per_node < 0 or each.spec.nodes < 1:
+            raise PlanError(f"pool '{name}' of {each.by}: needs gpus_per_node >= 0 and nodes >= 1")
+        if each.spec.nodes > 1:
+            raise PlanError(
+                f"pool '{name}' of {each.by}: {each.spec.nodes} nodes; cluster.backend={config.cluster.backend} has one"
+            )
+    return dict(sorted(offered.items()))
+
+
+def _roles(declared: Mapping[str, _Declared], workers: Sequence[WorkerPlan]) -> dict[str, tuple[str, ...]]:
+    roles: dict[str, list[str]] = {name: [] for name in declared}
+    for plan in workers:
+        pool = plan.request.pool
+        if pool not in roles:
+            raise PlanError(
+                f"role '{plan.request.role.name}' of {plan.asked_by} needs pool '{pool}', which nobody declares; "
+                f"{nearest(pool, list(declared))}; or declare it: cluster.pools.{pool}.gpus_per_node=N"
+            )
+        roles[pool].append(plan.request.role.name)
+    return {name: tuple(found) for name, found in roles.items()}
+
+
+def _check_unions(declared: Mapping[str, _Declared]) -> None:
+    for name, each in declared.items():
+        for member in each.spec.union_of:
+            if member not in declared:
+                raise PlanError(
+                    f"pool '{name}' of {each.by} is a union with '{member}', which nobody declares; "
+                    f"{nearest(member, [other for other in declared if other != name])}"
+                )
+            if declared[member].spec.union_of:
+                raise PlanError(f"pool '{name}' of {each.by} is a union with '{member}', which is itself a union")
+
+
+def _check_used(declared: Mapping[str, _Declared], roles: Mapping[str, tuple[str, ...]]) -> None:
+    in_unions = {member for name, each in declared.items() if roles[name] for member in each.spec.union_of}
+    for name, each in declared.items():
+        if not roles[name] and name not in in_unions:
+            used = ", ".join(sorted(pool for pool in roles if roles[pool]))
+            raise PlanError(f"pool '{name}' of {each.by} is unused: no role asks for it; pools in use: {used}")
+
+
+def _gpus_per_node(each: _Declared, workers: Sequence[WorkerPlan], declared: Mapping[str, _Declared]) -> int:
+    """Devices a node: as declared if that is enough, otherwise what the largest of the pool's roles needs."""
+    spec = each.spec
+    if spec.union_of:
+        members = [_gpus_per_node(declared[member], workers, declared) for member in spec.union_of]
+        spec = PoolSpec(spec.name, sum(members), spec.nodes)
+    given = spec.gpus_per_node
+    needed = 0
+    for plan in workers:
+        request = plan.request
+        if request.pool != spec.name or request.inside is not None:
+            continue
+        wanted = ceil(request.replicas * request.ranks * request.gpus)
+        if given and wanted > given * spec.nodes:
+            raise PlanError(
+                f"pool '{spec.name}' of {each.by} is too small: role '{request.role.name}' of {plan.asked_by} needs "
+                f"{wanted} GPUs ({request.replicas} replicas x {request.ranks} ranks x {request.gpus:g}), "
+                f"the pool has {given * spec.nodes}"
+            )
+        needed = max(needed, ceil(wanted / spec.nodes))
+    return given or needed
+
+
+def _check_total(config: RunConfig, declared: Mapping[str, _Declared], sizes: Mapping[str, int], facts: Facts) -> None:
+    leaves = {name: sizes[name] * each.spec.nodes for name, each in declared.items() if not each.spec.union_of}
+    total = sum(leaves.values())
+    if total > facts.gpus:
+        each_pool = ", ".join(f"'{name}' {size}" for name, size in leaves.items() if size)
+        raise PlanError(
+            f"cluster: the pools need {total} GPUs ({each_pool}), the machine has {facts.gpus}; "
+            f"let roles share a pool, or set cluster.device=cpu"
+        )
+    if total and config.cluster.device == "cpu":
+        names = said([f"'{name}'" for name, size in leaves.items() if size])
+        raise PlanError(f"cluster.device=cpu, but pool {names} has GPUs; set cluster.device=cuda or take them out")
+
+
+def _place(
+    declared: Mapping[str, _Declared], roles: Mapping[str, tuple[str, ...]], sizes: Mapping[str, int]
+) -> list[PoolPlan]:
+    devices: dict[str, tuple[int, ...]] = {}
+    first = 0
+    for name, each in declared.items():
+        if not each.spec.union_of:
+            size = sizes[name] * each.spec.nodes
+            devices[name] = tuple(range(first, first + size))
+            first += size
+    plans = []
+    for name, each in declared.items():
+        spec = each.spec
+        gpus = devices.get(name) or tuple(gpu for member in spec.union_of for gpu in devices[member])
+        plans.append(PoolPlan(name, sizes[name], spec.nodes, roles[name], each.by, spec.union_of, gpus))
+    return plans

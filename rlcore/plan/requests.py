@@ -1,0 +1,184 @@
+"""Who asks for which workers, and which class fills each role."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlcore.config import RunConfig
+from rlcore.errors import PlanError, PluginError, boundary, nearest
+from rlcore.plan.catalog import remedy, serves_sharded
+from rlcore.plan.choose import section_of
+from rlcore.plan.offers import CORE, Offers, by_provider, said
+from rlcore.plan.types import ComponentPlan, Offer, Role, WorkerClass, WorkerPlan, WorkerRequest
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request with who stated it."""
+
+    request: WorkerRequest
+    by: str
+
+
+def gather(
+    config: RunConfig,
+    offers: Offers,
+    components: Mapping[str, ComponentPlan],
+    references: Mapping[str, str],
+) -> tuple[Asked, ...]:
+    """The requests of the core and of every chosen component; each role has one owner."""
+    asked = [Asked(request, CORE) for request in offers.core_requests(config, references)]
+    for slot, plan in sorted(components.items()):
+        who = f"{slot} '{plan.component.name}' of {plan.provided_by}"
+        with boundary(f"{who}: requests()", PluginError):
+            requests = plan.component.requests(config, plan.section)
+        asked += [Asked(_checked(request, who), who) for request in _listed(requests, who)]
+    owners: dict[str, Asked] = {}
+    for each in asked:
+        name = each.request.role.name
+        if name in owners:
+            raise PlanError(
+                f"role '{name}' has two owners: {said([owners[name].by, each.by])}; a role has one, "
+                f"so one of them has to ask for a role of another name"
+            )
+        owners[name] = each
+    return tuple(asked)
+
+
+def _listed(requests: object, who: str) -> Sequence[Any]:
+    if not isinstance(requests, (list, tuple)):
+        raise PluginError(f"{who}: requests() returned {type(requests).__name__}, needs a list of WorkerRequest")
+    return requests
+
+
+def _checked(request: object, who: str) -> WorkerRequest:
+    if not isinstance(request, WorkerRequest):
+        raise PluginError(f"{who}: requests() returned a list with {type(request).__name__}, needs WorkerRequest")
+    role = f"role '{request.role.name}' of {who}"
+    if request.replicas < 1 or request.ranks < 1:
+        raise PluginError(f"{role}: {request.replicas} replicas of {request.ranks} ranks; needs at least 1 of each")
+    if min(request.gpus, request.cpus, request.threads, request.bytes_per_parameter) < 0:
+        raise PluginError(f"{role}: gpus, cpus, threads and bytes_per_parameter cannot be negative")
+    return request
+
+
+def choose_classes(config: RunConfig, offers: Offers, asked: Sequence[Asked]) -> tuple[WorkerPlan, ...]:
+    """A class for each request, in start order: by role name, a worker served inside another after its host."""
+    plans = {each.request.role.name: _fill(config, offers, each) for each in asked}
+    for name in sorted(plans):
+        plans[name] = _beside_host(plans[name], plans)
+    for plan in plans.values():
+        _check_local(config, plan)
+    inside = [name for name in sorted(plans) if plans[name].request.inside is not None]
+    return tuple(plans[name] for name in sorted(set(plans) - set(inside)) + inside)
+
+
+def _fill(config: RunConfig, offers: Offers, asked: Asked) -> WorkerPlan:
+    request = asked.request
+    offer = _only_class(offers, asked)
+    _check_class(offer)
+    embedded = offer.value.inside
+    if embedded is not None and request.inside not in (None, embedded):
+        raise PlanError(
+            f"{_who(asked)}: asked for inside '{_name(request.inside)}', "
+            f"but {_class(offer)} is served inside '{embedded.name}'"
+        )
+    if embedded is not None:
+        request = replace(request, inside=embedded)
+    section = section_of(config, offers, offer.provider)
+    return WorkerPlan(request, offer.value.cls, asked.by, str(offer.provider), section)
+
+
+def _only_class(offers: Offers, asked: Asked) -> Offer[WorkerClass]:
+    """The one offer whose (interface, backend) is the requested one: identity, never a search among subclasses."""
+    role, backend = asked.request.role, asked.request.backend
+    for_interface = [each for each in offers.worker_classes() if each.value.interface is role.interface]
+    found = [each for each in for_interface if each.value.backend == backend]
+    if len(found) == 1:
+        return found[0]
+    wanted = f"{_who(asked)} needs a {role.interface.__name__} for backend '{backend}'"
+    if found:
+        raise PlanError(
+            f"{wanted}: {len(found)} are offered, {said([f'{_class(each)} by {each.provider}' for each in found])}; "
+            f"enable one of these plugins only, or choose another backend"
+        )
+    others = sorted((o for o in offers.worker_classes() if o.value.backend == backend), key=by_provider)
+    elsewhere = "; ".join(
+        f"{each.provider} offers backend '{backend}' for {each.value.interface.__name__}, which is another interface"
+        for each in others
+        if each.provider.plugin != CORE
+    )
+    help_ = remedy(f"{role.name}.backend", backend)
+    parts = [f"{wanted}: none is offered", nearest(backend, [each.value.backend for each in for_interface])]
+    raise PlanError("; ".join(parts + [part for part in (elsewhere, help_) if part]))
+
+
+def _check_class(offer: Offer[WorkerClass]) -> None:
+    offered = offer.value
+    if not issubclass(offered.cls, offered.interface):
+        raise PluginError(
+            f"{offer.provider}: offers {_class(offer)} as {offered.interface.__name__}, but it is no subclass of it"
+        )
+    if inspect.isabstract(offered.cls):
+        missing = ", ".join(sorted(getattr(offered.cls, "__abstractmethods__", ())))
+        raise PluginError(f"{offer.provider}: offers {_class(offer)}, which is abstract: it does not define {missing}")
+
+
+def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan]) -> WorkerPlan:
+    """The plan with the host's pool, when it is served inside another role."""
+    request = plan.request
+    if request.inside is None:
+        return plan
+    who = f"role '{request.role.name}' of {plan.asked_by}"
+    host = plans.get(request.inside.name)
+    if host is None or host.request.role != request.inside:
+        raise PlanError(
+            f"{who} is served inside role '{request.inside.name}' ({request.inside.interface.__name__}), "
+            f"which nobody asked for; roles of this run: {', '.join(sorted(plans))}"
+        )
+    if host.request.inside is not None:
+        raise PlanError(f"{who} is served inside '{request.inside.name}', which is itself served inside another role")
+    if host.request.backend != request.backend:
+        raise PlanError(
+            f"{who}: backend '{request.backend}' is served inside '{request.inside.name}' of the same backend, "
+            f"but {request.inside.name}.backend={host.request.backend}; make the two equal"
+        )
+    if host.request.ranks > 1:
+        choices = ", ".join(f"{request.role.name}.backend={name}" for name in serves_sharded())
+        raise PlanError(
+            f"{who}: backend '{request.backend}' is served inside '{request.inside.name}', which is sharded over "
+            f"{host.request.ranks} ranks; it needs one rank; choose from: {choices}"
+        )
+    if request.isolated or request.replicas != host.request.replicas or request.ranks != host.request.ranks:
+        raise PlanError(
+            f"{who} is served inside '{request.inside.name}', so it cannot be isolated and has as many replicas "
+            f"and ranks ({host.request.replicas} x {host.request.ranks})"
+        )
+    pool = WorkerRequest.pool
+    if request.pool not in (pool, host.request.pool):
+        raise PlanError(f"{who} asks for pool '{request.pool}', but its host is in pool '{host.request.pool}'")
+    return replace(plan, request=replace(request, pool=host.request.pool))
+
+
+def _check_local(config: RunConfig, plan: WorkerPlan) -> None:
+    """What one process with threads cannot do."""
+    request, who = plan.request, f"role '{plan.request.role.name}' of {plan.asked_by}"
+    if request.ranks > 1:
+        raise PlanError(
+            f"{who}: {request.ranks} ranks a replica; cluster.backend={config.cluster.backend} runs one rank a replica"
+        )
+    if request.isolated:
+        raise PlanError(f"{who} asks to be isolated; cluster.backend={config.cluster.backend} runs workers as threads")
+
+
+def _who(asked: Asked) -> str:
+    return f"role '{asked.request.role.name}' (asked by {asked.by})"
+
+
+def _class(offer: Offer[WorkerClass]) -> str:
+    return f"{offer.value.cls.__module__}.{offer.value.cls.__qualname__}"
+
+
+def _name(role: "Role[Any] | None") -> str:
+    return role.name if role else "nothing"

@@ -1,0 +1,94 @@
+"""`reward.functions`: each name matched with a file, a module, an entry point or a plugin's offer."""
+
+import ast
+from pathlib import Path
+
+from rlcore.config import LoadedConfig, RewardFunctionConfig
+from rlcore.errors import ConfigError, PluginError, nearest
+from rlcore.plan.offers import Offers, said
+from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, Scope
+
+
+def resolve_rewards(loaded: LoadedConfig, offers: Offers) -> tuple[ResolvedReward, ...]:
+    """The configured reward functions by name, none of them imported.
+
+    ConfigError for a file, function or name that does not exist; PluginError for a name that two parties offer.
+    """
+    functions = loaded.config.reward.functions
+    return tuple(_resolve(name, functions[name], loaded, offers) for name in sorted(functions))
+
+
+def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offers: Offers) -> ResolvedReward:
+    key = f"reward.functions.{name}"
+    reference, provided_by, offer = _find(key, config.fn, loaded, offers)
+    scope = Scope(config.scope) if config.scope != "declared" else (offer.scope if offer else Scope.SAMPLE)
+    deadline = config.deadline_s
+    if offer and offer.deadline_s is not None and loaded.origins.get(f"{key}.deadline_s", "default") == "default":
+        deadline = offer.deadline_s
+    if deadline <= 0:
+        raise ConfigError(f"{key}.deadline_s={deadline:g}: needs more than 0 seconds")
+    return ResolvedReward(name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs))
+
+
+def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str, str, RewardFunction | None]:
+    """The function's reference, who provides it, and its offer if it has one."""
+    where, colon, attribute = fn.rpartition(":")
+    if not colon:
+        offer = _offered(key, fn, offers)
+        return offer.value.reference, str(offer.provider), offer.value
+    if not attribute.isidentifier():
+        raise ConfigError(f"{key}.fn={fn}: '{attribute}' is no name; needs file.py:name or module:name")
+    if where.endswith(".py"):
+        path = _file(key, where, loaded)
+        _check_defines(key, path, attribute)
+        return f"{path}:{attribute}", f"file {path}", None
+    if not all(part.isidentifier() for part in where.split(".")):
+        raise ConfigError(
+            f"{key}.fn={fn}: '{where}' is neither a .py file nor a module; needs file.py:name or module:name"
+        )
+    return fn, f"module {where}", None
+
+
+def _offered(key: str, name: str, offers: Offers) -> Offer[RewardFunction]:
+    offered = (*offers.reward_functions(), *offers.entry_point_rewards())
+    found = [offer for offer in offered if offer.value.name == name]
+    if len(found) > 1:
+        raise PluginError(
+            f"{key}.fn={name}: offered by {said([str(offer.provider) for offer in found])}; "
+            f"one name needs one offer, so name the function as module:name instead"
+        )
+    if not found:
+        choices = sorted({offer.value.name for offer in offered})
+        hint = "; a function in a file is named file.py:name" if name.endswith(".py") else ""
+        raise ConfigError(f"{key}.fn: nobody offers a reward function '{name}'; {nearest(name, choices)}{hint}")
+    return found[0]
+
+
+def _file(key: str, where: str, loaded: LoadedConfig) -> Path:
+    """The file as an absolute path: a relative one is looked for beside the config file that names it, then here."""
+    origin = Path(loaded.origins.get(f"{key}.fn", ""))
+    beside = [origin.resolve().parent / where] if origin.suffix in (".yaml", ".yml") and origin.is_file() else []
+    places = [*beside, Path.cwd() / where]
+    for place in places:
+        if place.is_file():
+            return place.resolve()
+    raise ConfigError(f"{key}.fn: no file '{where}'; looked for {', '.join(str(place) for place in places)}")
+
+
+def _check_defines(key: str, path: Path, attribute: str) -> None:
+    """ConfigError unless the file, which is only parsed, defines the name at its top level."""
+    try:
+        tree = ast.parse(path.read_text("utf-8"), str(path))
+    except (SyntaxError, ValueError) as cause:
+        raise ConfigError(f"{key}.fn: {path} is no Python file: {cause}") from cause
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    if "*" not in names and attribute not in names:
+        defined = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+        raise ConfigError(f"{key}.fn: {path} defines no '{attribute}'; {nearest(attribute, defined)}")

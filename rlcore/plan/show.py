@@ -1,0 +1,87 @@
+"""The plan as data for people and machines."""
+
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from rlcore.plan.types import RunPlan, WorkerPlan
+
+
+def plan_to_json(plan: RunPlan) -> dict[str, Any]:
+    """The plan as JSON values, all in dicts by name so that two plans can be compared key by key.
+
+    Free of secrets: settings are those of the saved configuration, where `${oc.env:NAME}` is unresolved.
+    """
+    saved: Any = OmegaConf.to_container(OmegaConf.create(plan.loaded.yaml), resolve=False)
+    functions = (saved.get("reward") or {}).get("functions") or {}
+    return {
+        "plugins": {each.plugin: {"distribution": each.distribution, "version": each.version} for each in plan.plugins},
+        "components": {
+            slot: {"name": each.component.name, "provided_by": each.provided_by}
+            for slot, each in sorted(plan.components.items())
+        },
+        "algorithms": {
+            purpose: {
+                "name": each.algorithm.name,
+                "reference": each.algorithm.reference,
+                "scope": each.algorithm.scope.value,
+                "needs": sorted(need.value for need in each.algorithm.needs),
+                "provided_by": each.provided_by,
+            }
+            for purpose, each in sorted(plan.algorithms.items())
+        },
+        "workers": {each.request.role.name: _worker(each) for each in plan.workers},
+        "pools": {
+            each.name: {
+                "gpus_per_node": each.gpus_per_node,
+                "nodes": each.nodes,
+                "roles": list(each.roles),
+                "union_of": list(each.union_of),
+                "gpus": list(each.gpus),
+                "provided_by": each.provided_by,
+            }
+            for each in plan.pools
+        },
+        "rewards": {
+            each.name: {
+                "reference": each.reference,
+                "provided_by": each.provided_by,
+                "weight": each.weight,
+                "scope": each.scope.value,
+                "deadline_s": each.deadline_s,
+                "kwargs": (functions.get(each.name) or {}).get("kwargs") or {},
+            }
+            for each in plan.rewards
+        },
+        "arithmetic": dict(plan.arithmetic),
+        "memory_bytes": dict(plan.memory_bytes),
+        "facts": {
+            "cpus": plan.facts.cpus,
+            "gpus": plan.facts.gpus,
+            "memory_bytes": plan.facts.memory_bytes,
+            "gpu_memory_bytes": plan.facts.gpu_memory_bytes,
+            "parameters": plan.facts.parameters,
+        },
+        "notes": list(plan.notes),
+        "config": saved,
+    }
+
+
+def _worker(plan: WorkerPlan) -> dict[str, Any]:
+    request = plan.request
+    return {
+        "interface": f"{request.role.interface.__module__}.{request.role.interface.__qualname__}",
+        "backend": request.backend,
+        "class": f"{plan.cls.__module__}.{plan.cls.__qualname__}",
+        "provided_by": plan.provided_by,
+        "asked_by": plan.asked_by,
+        "pool": request.pool,
+        "replicas": request.replicas,
+        "ranks": request.ranks,
+        "gpus": request.gpus,
+        "cpus": request.cpus,
+        "threads": request.threads,
+        "inside": request.inside.name if request.inside else None,
+        "isolated": request.isolated,
+        "references": dict(request.references),
+    }
