@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-W = TypeVar("W", bound="Worker")
+W_co = TypeVar("W_co", bound="Worker", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -53,11 +53,11 @@ class Worker(ABC):
     def setup(self) -> None:
         """Import what is heavy and build the engine; called once, in the worker's own thread or process."""
 
-    def close(self) -> None:  # noqa: B027 - most workers hold nothing that garbage collection does not free
+    def close(self) -> None:
         """Let go of what `setup` acquired; called once, also after a failure."""
 
 
-class ReplicaHandle(Protocol[W]):
+class ReplicaHandle(Protocol[W_co]):
     """One replica of a role, as the controller sees it."""
 
     @property
@@ -65,36 +65,36 @@ class ReplicaHandle(Protocol[W]):
 
     @overload
     def call(
-        self, method: Callable[Concatenate[W, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+        self, method: Callable[Concatenate[W_co, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
     ) -> Awaitable[R]: ...
 
     @overload
-    def call(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
+    def call(self, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:
         """The result of the method on rank 0; raises WorkerError naming role, replica and cause."""
         ...
 
     def stream(
-        self, method: Callable[Concatenate[W, P], AsyncIterator[R]], *args: P.args, **kwargs: P.kwargs
+        self, method: Callable[Concatenate[W_co, P], AsyncIterator[R]], *args: P.args, **kwargs: P.kwargs
     ) -> AsyncIterator[R]:
         """The items of an async-generator method, as they come."""
         ...
 
 
-class WorkerGroup(Protocol[W]):
+class WorkerGroup(Protocol[W_co]):
     """All replicas of a role."""
 
     @property
-    def replicas(self) -> "Sequence[ReplicaHandle[W]]": ...
+    def replicas(self) -> "Sequence[ReplicaHandle[W_co]]": ...
 
     @overload
     def each(
-        self, method: Callable[Concatenate[W, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+        self, method: Callable[Concatenate[W_co, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
     ) -> Awaitable[list[R]]: ...
 
     @overload
-    def each(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[list[R]]: ...
+    def each(self, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[list[R]]: ...
 
     def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[list[Any]]:
         """The method's result on every replica, in order."""
