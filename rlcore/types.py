@@ -109,6 +109,8 @@ class Prompt:
     """Name of the entry of `data.sources` or `eval.sources`."""
     columns: FrozenDict[str, Any] = field(default_factory=FrozenDict)
     """Every other column of the row, read-only; rewards get them by name."""
+    conversational: bool = False
+    """The row's prompt was a list of messages, not a string: TRL-style rewards then get messages too."""
 
 
 @dataclass(frozen=True, order=True)
@@ -149,6 +151,8 @@ class Trajectory(ReadOnlyArrays):
     turns: int = 1
     timing: FrozenDict[str, float] = field(default_factory=FrozenDict)
     """Seconds by phase, such as generate_s."""
+    num_parts: int = 1
+    """How many parts the sample has; its reward is asked for when all are in. 0: the end of the stream decides."""
 
     @property
     def num_sampled(self) -> int:
@@ -236,6 +240,8 @@ class Batch(ReadOnlyArrays):
     """Number of tokens before the first sampled one; rows of a group share the prefix of the shortest of them."""
     rewards_B: Float32s
     """The reward of the row's sample (each part of a sample repeats it)."""
+    truncated_B: Bools | None = None
+    """True where a token budget ended the row (`Finish.LENGTH`)."""
     token_scores: Ref[Float32s] | None = None
     """(B, T) extra per-token rewards."""
     weights_B: Float32s | None = None

@@ -1,0 +1,1 @@
+"""Clusters: where workers and children run."""

@@ -1,0 +1,323 @@
+"""The parent's side of killable child processes: see `rlcore.child` for what runs in one."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import rlcore.errors
+from rlcore.child import CLOSE_GRACE_S, FRAME, OK, OURS, SETUP
+from rlcore.errors import ChildError, WorkerError, boundary
+from rlcore.workers import Child
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 1 << 26
+"""Longest call and longest result."""
+MAX_LOG_LINES = 10_000
+"""Lines a child may print into the log; further ones are dropped, and that is said once."""
+MAX_LINE = 2000
+TOGETHER_FRAC = 0.05
+"""A call whose deadline is nearer than this share of it has passed it too, when another call's deadline kills both."""
+POLL_S = 0.005
+
+
+@dataclass
+class _Call:
+    future: "asyncio.Future[Any]"
+    due: float
+    deadline_s: float
+
+
+class ChildProcess(Child):
+    """One child: its process, the calls under way, and what it printed last."""
+
+    def __init__(self, name: str, threads: int, max_message_bytes: int) -> None:
+        self.name = name
+        self._max_bytes = max_message_bytes
+        self._slots = asyncio.Semaphore(threads)
+        self._calls: dict[int, _Call] = {}
+        self._numbers = itertools.count(SETUP)
+        self._last_words: deque[str] = deque(maxlen=3)
+        self._reason = ""
+        self._alive = True
+
+    @property
+    def alive(self) -> bool:
+        """False from the moment it is killed or seen to have ended."""
+        return self._alive
+
+    @property
+    def ended(self) -> bool:
+        """True when nothing of it is left."""
+        return self._serving.done()
+
+    @property
+    def pid(self) -> int:
+        """The process's id, also that of its process group."""
+        return self._process.pid
+
+    async def spawn(self) -> None:
+        """Start the process and connect to it."""
+        requests, self._requests_fd = os.pipe()
+        answers_fd, answers = os.pipe()
+        lifeline, self._lifeline_fd = os.pipe()
+        theirs = (requests, answers, lifeline)
+        command = [sys.executable, "-u", "-P", "-m", "rlcore.child", str(os.getpid()), *map(str, theirs)]
+        try:
+            # Started from this thread, which lives as long as the loop: PR_SET_PDEATHSIG watches threads.
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=theirs,
+                start_new_session=True,
+                env=_environment(),
+            )
+        except OSError as cause:
+            for descriptor in (self._requests_fd, answers_fd, self._lifeline_fd):
+                os.close(descriptor)
+            raise WorkerError(f"child '{self.name}': cannot start a process: {cause}") from cause
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        self._answers, self._answers_transport = await _reader(os.fdopen(answers_fd, "rb", 0))
+        output = self._process.stdout
+        if output is None:
+            raise WorkerError(f"child '{self.name}': its output is not connected")
+        self._output, self._output_transport = await _reader(output)
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.connect_write_pipe(
+            asyncio.streams.FlowControlMixin, os.fdopen(self._requests_fd, "wb", 0)
+        )
+        self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
+        self._logging = asyncio.create_task(self._log_output(), name=f"log of child {self.name}")
+        self._serving = asyncio.create_task(self._read_answers(), name=f"answers of child {self.name}")
+
+    async def setup(self, start: dict[str, Any], deadline_s: float) -> None:
+        """Make the object that is served. An error of rlcore passes with its own class, any other as ChildError."""
+        try:
+            await self._exchange(pickle.dumps(start), deadline_s)
+        except TimeoutError as cause:
+            raise WorkerError(f"child '{self.name}': not ready within {deadline_s:g} s") from cause
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        """See `rlcore.workers.Child.call`. The clock runs from when the child has a thread for the call."""
+        with boundary(f"child '{self.name}': the arguments of {method} cannot be sent", ChildError):
+            payload = pickle.dumps((method, args), protocol=pickle.HIGHEST_PROTOCOL)
+        if len(payload) > self._max_bytes:
+            raise ChildError(
+                f"child '{self.name}': the arguments of {method} have {len(payload)} bytes; at most {self._max_bytes}"
+            )
+        async with self._slots:
+            return await self._exchange(payload, deadline_s)
+
+    async def _exchange(self, payload: bytes, deadline_s: float) -> Any:
+        if not self._alive:
+            raise WorkerError(self._why_ended())
+        loop = asyncio.get_running_loop()
+        number = next(self._numbers)
+        call = _Call(loop.create_future(), loop.time() + deadline_s, deadline_s)
+        self._calls[number] = call
+        try:
+            async with asyncio.timeout(deadline_s):
+                self._writer.write(FRAME.pack(len(payload), number) + payload)
+                with contextlib.suppress(ConnectionError):
+                    await self._writer.drain()
+                return await call.future
+        except TimeoutError:
+            if call.future.cancelled():  # by the timeout; otherwise its result came in the same turn of the loop
+                self._expire(loop.time())
+            raise TimeoutError(f"no result within {deadline_s:g} s") from None
+        except asyncio.CancelledError:
+            self._kill("a call was cancelled")
+            raise
+        finally:
+            del self._calls[number]
+            if call.future.done() and not call.future.cancelled():
+                call.future.exception()
+
+    def _expire(self, now: float) -> None:
+        """Kill the child; calls that are as good as due end with it, the others learn that the child died."""
+        self._kill("it was killed because another call passed its deadline")
+        for call in self._calls.values():
+            if not call.future.done() and call.due - now <= TOGETHER_FRAC * call.deadline_s:
+                call.future.set_exception(TimeoutError())
+
+    def _kill(self, reason: str) -> None:
+        if not self._alive:
+            return
+        self._alive = False
+        self._reason = reason
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def _read_answers(self) -> None:
+        """Until the child ends: hand each answer to its call. Then reap it and let go of every descriptor."""
+        try:
+            while True:
+                size, number = FRAME.unpack(await self._answers.readexactly(FRAME.size))
+                if size > 2 * self._max_bytes:
+                    self._kill(f"it sent a message of {size} bytes; at most {self._max_bytes} are allowed")
+                    break
+                self._resolve(number, await self._answers.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._alive = False
+            self._answers_transport.close()
+            self._writer.close()
+            await asyncio.shield(self._reap())
+
+    def _resolve(self, number: int, payload: bytes) -> None:
+        call = self._calls.get(number)
+        if call is None or call.future.done():
+            return
+        try:
+            with boundary(f"child '{self.name}': its result cannot be read", ChildError):
+                kind, value = pickle.loads(payload)
+        except ChildError as error:
+            call.future.set_exception(error)
+            return
+        if kind == OK:
+            call.future.set_result(value)
+        elif kind == OURS:
+            known = getattr(rlcore.errors, value[0], ChildError) if number == SETUP else ChildError
+            call.future.set_exception(known(value[1]))
+        else:
+            call.future.set_exception(ChildError(*value))
+
+    async def _reap(self) -> None:
+        """Wait for the process; kill what it started; only then give its id back to the system."""
+        patience = time.monotonic() + CLOSE_GRACE_S
+        while self._process.returncode is None:
+            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+                break
+            if time.monotonic() > patience:
+                self._kill("it closed its pipe and did not end")
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            await asyncio.sleep(POLL_S)
+        os.close(self._lifeline_fd)
+        await asyncio.wait([self._logging], timeout=CLOSE_GRACE_S)
+        self._logging.cancel()
+        self._output_transport.close()
+        for call in self._calls.values():
+            if not call.future.done():
+                call.future.set_exception(WorkerError(self._why_ended()))
+        # Closed transports let go of their descriptors in a later turn of the loop.
+        await asyncio.sleep(0)
+
+    def _why_ended(self) -> str:
+        code = self._process.returncode
+        how = self._reason or (f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}")
+        words = f"; its last words: {' | '.join(self._last_words)}" if self._last_words and not self._reason else ""
+        return f"child '{self.name}' ended: {how}{words}"
+
+    async def _log_output(self) -> None:
+        """What the child prints goes into the log, line by line, within bounds."""
+        num_lines, rest = 0, b""
+        while chunk := await self._output.read(1 << 16):
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[-MAX_LINE:]
+            for line in lines:
+                num_lines += 1
+                text = line[:MAX_LINE].decode(errors="replace").rstrip()
+                self._last_words.append(text)
+                if num_lines <= MAX_LOG_LINES:
+                    logger.info("%s: %s", self.name, text)
+                elif num_lines == MAX_LOG_LINES + 1:
+                    logger.warning("%s: printed more than %d lines; the rest is dropped", self.name, MAX_LOG_LINES)
+        if rest:
+            self._last_words.append(rest.decode(errors="replace"))
+            logger.info("%s: %s", self.name, self._last_words[-1])
+
+    async def close(self) -> None:
+        """End the process: at once when calls are under way, else when it has closed what it serves, within bounds."""
+        if self._calls:
+            self._kill("it was closed")
+        else:
+            self._alive = False
+            self._reason = self._reason or "it was closed"
+            self._writer.close()
+        done, _ = await asyncio.wait([self._serving], timeout=CLOSE_GRACE_S + 0.5)
+        if not done:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await asyncio.wait([self._serving])
+
+
+class ChildProcesses:
+    """Starts children; `close` ends all that are left. Implements `rlcore.workers.Children`."""
+
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._max_bytes = max_message_bytes
+        self._children: set[ChildProcess] = set()
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the children that are alive."""
+        return sorted(child.pid for child in self._children if child.alive)
+
+    async def start(
+        self, reference: str, *args: Any, name: str, threads: int = 1, deadline_s: float = 60.0
+    ) -> ChildProcess:
+        """See `rlcore.workers.Children.start`.
+
+        An error of rlcore that was raised in the child passes with its class; ChildError for any other exception,
+        WorkerError when the child died or was not ready within the deadline.
+        """
+        child = ChildProcess(name, threads, self._max_bytes)
+        await child.spawn()
+        self._children = {each for each in self._children if not each.ended} | {child}
+        start = {
+            "name": name,
+            "reference": reference,
+            "args": pickle.dumps(args),
+            "threads": threads,
+            "max_bytes": self._max_bytes,
+            "path": [entry or str(Path.cwd()) for entry in sys.path],
+            "environment": {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ},
+        }
+        ready = False
+        try:
+            await child.setup(start, deadline_s)
+            ready = True
+        finally:
+            if not ready:
+                await child.close()
+        return child
+
+    async def close(self) -> None:
+        """End every child; nothing of them is left, no process, descriptor or task."""
+        await asyncio.gather(*(child.close() for child in self._children))
+        self._children.clear()
+
+
+def _environment() -> dict[str, str]:
+    """The parent's environment, in which the child finds the rlcore that we are; it puts PYTHONPATH back itself."""
+    here = str(Path(rlcore.errors.__file__).parent.parent)
+    before = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{before}" if before else here}
+
+
+async def _reader(pipe: IO[bytes]) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=1 << 20)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader, transport
