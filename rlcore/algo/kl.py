@@ -1,0 +1,88 @@
+"""KL divergence from the reference policy: estimates a token, and the controllers of its coefficient."""
+
+import math
+from typing import Any, Literal, assert_never
+
+from torch import Tensor
+
+from rlcore.config import KlConfig
+from rlcore.errors import CheckpointError
+
+
+def kl_penalty(logprobs_BT: Tensor, reference_BT: Tensor, kind: Literal["k1", "k2", "k3"]) -> Tensor:
+    """(B, T) estimates of KL(policy || reference) from tokens that the policy sampled; nothing is masked here.
+
+    With d = logprobs - reference: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d (http://joschu.net/blog/kl-approx.html;
+    k3 is the term of arXiv 2402.03300, eq. 4). k1 and k3 are unbiased estimates of the *value*, k2 is biased.
+
+    As a term of the loss it is the expected *gradient* that counts, and that is another matter (on-policy tokens):
+    k1's is 0 whatever the divergence, so it does nothing but noise; k2's is the gradient of KL(policy || reference);
+    k3's is that of the *other* direction, KL(reference || policy), equal to first order while the two are close. Its
+    sampled gradient (1 - exp(-d)) grows exponentially where the policy gives a token far less probability than the
+    reference, so far from the reference a few tokens can dominate the step, and there k2 is the safer choice.
+    In the reward no gradient passes through, and k1 is the unbiased choice.
+    """
+    difference_BT = logprobs_BT - reference_BT
+    if kind == "k1":
+        return difference_BT
+    if kind == "k2":
+        return difference_BT.square() / 2.0
+    if kind == "k3":
+        return (-difference_BT).expm1() + difference_BT
+    assert_never(kind)
+
+
+class FixedKl:
+    """A coefficient that stays as it is."""
+
+    def __init__(self, coef: float) -> None:
+        self.coef = coef
+
+    def update(self, kl: float, num_samples: int) -> None:
+        """Take note of a step's mean KL a sample, in nats, over `num_samples` samples."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up what `state` returned; of a fixed coefficient the configuration's holds."""
+
+
+class AdaptiveKl(FixedKl):
+    """A coefficient that steers KL towards a target (arXiv 1909.08593, section 2.2)."""
+
+    def __init__(self, coef: float, target: float, horizon: int) -> None:
+        super().__init__(coef)
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, kl: float, num_samples: int) -> None:
+        """Multiply the coefficient by 1 + clamp(kl / target - 1, -0.2, 0.2) * num_samples / horizon.
+
+        More samples than the horizon count as the horizon, so that one step changes it by a fifth at most. A KL that
+        is not finite changes nothing.
+        """
+        if not math.isfinite(kl):
+            return
+        error = min(max(kl / self.target - 1.0, -0.2), 0.2)
+        self.coef *= 1.0 + error * min(num_samples / self.horizon, 1.0)
+
+    def state(self) -> dict[str, Any]:
+        return {"coef": self.coef}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up what `state` returned; CheckpointError when it holds no coefficient."""
+        coef = state.get("coef")
+        if not isinstance(coef, (int, float)):
+            raise CheckpointError(
+                f"KL controller: state holds {sorted(state)}, needs 'coef' (algo.kl.controller changed?)"
+            )
+        self.coef = float(coef)
+
+
+def kl_controller(config: KlConfig) -> FixedKl:
+    """The controller that the configuration asks for."""
+    if config.controller == "adaptive":
+        return AdaptiveKl(config.coef, config.target, config.horizon)
+    return FixedKl(config.coef)

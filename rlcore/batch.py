@@ -1,0 +1,196 @@
+"""Batches: from groups of scored trajectories to padded arrays, and from those to mini-batches and micro-batches.
+
+Rows keep one order through all of this: groups as they were given, in a group samples by index, in a sample parts by
+index. What arrived first has no meaning.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlcore.errors import PluginError, RewardError
+from rlcore.types import (
+    Batch,
+    Finish,
+    Float32s,
+    Int64s,
+    Ref,
+    RewardStatus,
+    Scored,
+    TokenArrays,
+    Trajectory,
+    TrajectoryId,
+)
+
+
+def collate(groups: Sequence[Sequence[Scored]], pad_id: int) -> Batch:
+    """A batch with one row a trajectory, sorted by sample and part within each group, padded on the right.
+
+    Each inner sequence is the group of one prompt, in any order; a group of which nothing is left counts for nothing.
+    Failed samples must be gone or given a value before. RewardError for a sample without a finite score; PluginError
+    for a trajectory whose arrays disagree, comes twice or stands in another prompt's group, and for parts of one
+    sample with different rewards.
+    """
+    sorted_groups = [sorted(group, key=_place) for group in groups if group]
+    rows = [each for group in sorted_groups for each in group]
+    prompts = [(group[0].trajectory.id.prompt, group[0].trajectory.id.epoch) for group in sorted_groups]
+    if len(set(prompts)) < len(prompts):
+        raise PluginError(f"batch: two groups of {len(prompts)} are of one prompt and epoch; a prompt is one group")
+    for group in sorted_groups:
+        _check_group(group)
+    units: dict[TrajectoryId, int] = {}
+    for each in rows:
+        units.setdefault(each.trajectory.id.unit(), len(units))
+    trajectories = [each.trajectory for each in rows]
+    return Batch(
+        tokens=Ref(_token_arrays(trajectories, pad_id)),
+        sample_B=_int64s([units[each.id.unit()] for each in trajectories]),
+        group_B=_int64s([index for index, group in enumerate(sorted_groups) for _ in group]),
+        lengths_B=_int64s([len(each.token_ids) for each in trajectories]),
+        num_sampled_B=_int64s([each.num_sampled for each in trajectories]),
+        prompt_lengths_B=_int64s([each.prompt_length for each in trajectories]),
+        rewards_B=np.array([each.reward.score for each in rows], dtype=np.float32),
+        truncated_B=np.array([each.finish is Finish.LENGTH for each in trajectories], dtype=np.bool_),
+        token_scores=_token_scores(rows),
+    )
+
+
+def select(batch: Batch, rows: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
+    """The chosen rows as a batch of their own, in the order given, trimmed to the longest of them.
+
+    Samples and groups are numbered anew from 0, in the order of their old numbers. Weights stay: they hold the
+    denominators of the mini-batch that was weighed. Fetches every `Ref`, so it belongs where the arrays live.
+    """
+    index = np.asarray(rows, dtype=np.int64)
+    length = int(batch.lengths_B[index].max(initial=0))
+    chosen: dict[str, Any] = {}
+    for each in fields(batch):
+        value = getattr(batch, each.name)
+        if isinstance(value, Ref):
+            value = Ref(_select_tokens(value.get(), index, length))
+        elif value is not None:
+            value = value[index]
+        chosen[each.name] = value
+    for name in ("sample_B", "group_B"):
+        chosen[name] = np.unique(chosen[name], return_inverse=True)[1].astype(np.int64)
+    return Batch(**chosen)
+
+
+def minibatches(batch: Batch, num_groups: int, rng: np.random.Generator) -> list[Batch]:
+    """The batch as mini-batches of `num_groups` whole groups each, drawn without replacement; 0: one of all groups.
+
+    The last one is smaller when the number of groups does not divide. Weights are not set: they are the mini-batch's
+    own (`rlcore.algo.aggregation.row_weights`). An empty batch has none.
+    """
+    groups = rng.permutation(np.unique(batch.group_B))
+    size = num_groups or max(1, len(groups))
+    parts = [groups[start : start + size] for start in range(0, len(groups), size)]
+    return [replace(select(batch, np.flatnonzero(np.isin(batch.group_B, part))), weights_B=None) for part in parts]
+
+
+def micro_batches(lengths_B: npt.NDArray[np.integer], max_tokens: int) -> list[Int64s]:
+    """Row indices of micro-batches, longest rows first, every row exactly once.
+
+    A micro-batch costs its number of rows times its longest row, padding included, and that is at most `max_tokens`;
+    a row that is longer than this is a micro-batch of its own. Greedy over sorted lengths, which no other grouping of
+    the sorted rows beats in number.
+    """
+    order = np.argsort(-np.asarray(lengths_B, dtype=np.int64), kind="stable")
+    result: list[Int64s] = []
+    start = 0
+    while start < len(order):
+        longest = int(lengths_B[order[start]])
+        num_rows = len(order) if longest == 0 else max(1, max_tokens // longest)
+        result.append(order[start : start + num_rows].astype(np.int64))
+        start += num_rows
+    return result
+
+
+def _place(scored: Scored) -> tuple[int, int]:
+    return scored.trajectory.id.sample, scored.trajectory.id.part
+
+
+def _check_group(group: Sequence[Scored]) -> None:
+    """The checks of `collate` on one sorted group."""
+    first, before = group[0].trajectory.id, None
+    for each in group:
+        row, reward = each.trajectory.id, each.reward
+        _check_arrays(each.trajectory)
+        if (row.prompt, row.epoch) != (first.prompt, first.epoch):
+            raise PluginError(f"batch: trajectory {row} stands in the group of prompt '{first.prompt}'")
+        if reward.status is not RewardStatus.OK:
+            raise RewardError(
+                f"batch: the reward of {row} is '{reward.status}'; drop the sample or give it a value first"
+            )
+        if not np.isfinite(reward.score):
+            raise RewardError(f"batch: the reward of {row} is {reward.score}; a finite score is needed")
+        _check_token_scores(each)
+        if before is not None and before.trajectory.id == row:
+            raise PluginError(f"batch: trajectory {row} comes twice; each must come exactly once")
+        if before is not None and before.trajectory.id.unit() == row.unit() and before.reward.score != reward.score:
+            raise PluginError(
+                f"batch: parts of {row.unit()} have rewards {before.reward.score} and {reward.score}; "
+                "the parts of a sample share one reward"
+            )
+        before = each
+
+
+def _check_arrays(trajectory: Trajectory) -> None:
+    shapes = {name: getattr(trajectory, name).shape for name in ("token_ids", "loss_mask", "logprobs")}
+    if set(shapes.values()) != {(len(trajectory.token_ids),)}:
+        raise PluginError(f"batch: arrays of trajectory {trajectory.id} have shapes {shapes}; one (T,) is needed")
+    if trajectory.loss_mask[:1].any():
+        raise PluginError(f"batch: trajectory {trajectory.id} has a loss at position 0, whose token has no probability")
+
+
+def _check_token_scores(scored: Scored) -> None:
+    scores, row = scored.reward.token_scores, scored.trajectory.id
+    if scores is None:
+        return
+    if scores.shape != scored.trajectory.token_ids.shape:
+        expected = scored.trajectory.token_ids.shape
+        raise RewardError(f"batch: token_scores of {row} have shape {scores.shape}; {expected} is needed, one a token")
+    if not np.isfinite(scores).all():
+        raise RewardError(f"batch: token_scores of {row} are not all finite")
+    if scores[~scored.trajectory.loss_mask].any():
+        raise RewardError(f"batch: token_scores of {row} reward a token that the policy did not sample; needs 0 there")
+
+
+def _token_arrays(trajectories: Sequence[Trajectory], pad_id: int) -> TokenArrays:
+    shape = (len(trajectories), max((len(each.token_ids) for each in trajectories), default=0))
+    token_ids_BT = np.full(shape, pad_id, dtype=np.int32)
+    valid_BT, loss_mask_BT = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
+    logprobs_BT = np.zeros(shape, dtype=np.float32)
+    for row, each in enumerate(trajectories):
+        length = len(each.token_ids)
+        token_ids_BT[row, :length] = each.token_ids
+        valid_BT[row, :length] = True
+        loss_mask_BT[row, :length] = each.loss_mask
+        logprobs_BT[row, :length] = np.where(each.loss_mask, each.logprobs, 0.0)
+    return TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, logprobs_BT)
+
+
+def _token_scores(rows: Sequence[Scored]) -> Ref[Float32s] | None:
+    """(B, T) extra rewards, 0 where a sample has none; None when nobody has any."""
+    if all(each.reward.token_scores is None for each in rows):
+        return None
+    scores_BT = np.zeros((len(rows), max(len(each.trajectory.token_ids) for each in rows)), dtype=np.float32)
+    for row, each in enumerate(rows):
+        if each.reward.token_scores is not None:
+            scores_BT[row, : len(each.reward.token_scores)] = each.reward.token_scores
+    scores_BT.flags.writeable = False
+    return Ref(scores_BT)
+
+
+def _select_tokens(value: Any, rows: Int64s, length: int) -> Any:
+    """Rows of an array or of every array of a `TokenArrays`, trimmed."""
+    if isinstance(value, TokenArrays):
+        return TokenArrays(**{each.name: getattr(value, each.name)[rows, :length] for each in fields(value)})
+    return value[rows, :length]
+
+
+def _int64s(values: Sequence[int]) -> Int64s:
+    return np.array(values, dtype=np.int64)
