@@ -1,0 +1,99 @@
+"""From the statistics of a batch to its advantages, and to the weights of a mini-batch."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rlcore.algo.advantage import AdvantageInputs
+from rlcore.algo.aggregation import row_weights
+from rlcore.algo.kl import FixedKl, kl_penalty
+from rlcore.algo.reward_shaping import keeps_loss, length_penalty
+from rlcore.algo.token_rewards import sample_rewards, token_rewards
+from rlcore.config import AlgoConfig
+from rlcore.types import Batch, Float32s, Metrics, Ref
+
+Estimator = Callable[[AdvantageInputs], Tensor]
+
+
+def with_advantages(
+    batch: Batch, estimator: Estimator, per_token: bool, algo: AlgoConfig, max_tokens: int, kl: FixedKl
+) -> tuple[Batch, Metrics]:
+    """The batch with advantages, one a token for a `per_token` estimator and one a row for any other, and metrics.
+
+    The reward of a sample is its score, its token scores, the soft length penalty if `algo.overlong` is 'penalty', and
+    minus the KL penalty if `algo.kl.placement` is 'reward' (pi_old, which sampled, against the reference). Estimators
+    that give one advantage a row see the sum.
+    """
+    rewards_B, metrics = torch.from_numpy(_shaped_rewards(batch, algo, max_tokens)), Metrics()
+    sample_B, loss_mask_BT = _tensor(batch.sample_B), _tensor(batch.tokens.get().loss_mask_BT)
+    scores_BT = None if batch.token_scores is None else _tensor(batch.token_scores.get())
+    kl_BT, coef = None, 0.0
+    if algo.kl.placement == "reward":
+        kl_BT, coef = _kl(batch, algo), kl.coef
+        metrics = _kl_metrics(torch.where(loss_mask_BT, kl_BT, 0.0), batch, kl)
+    values_BT = None if batch.values is None else _tensor(batch.values.get())
+    inputs = AdvantageInputs(
+        rewards_B=sample_rewards(rewards_B, sample_B, loss_mask_BT, scores_BT, kl_BT, coef),
+        group_B=_tensor(batch.group_B),
+        sample_B=sample_B,
+        lengths_B=_tensor(batch.num_sampled_B),
+        loss_mask_BT=loss_mask_BT,
+        token_rewards_BT=token_rewards(rewards_B, sample_B, loss_mask_BT, scores_BT, kl_BT, coef)
+        if per_token
+        else None,
+        values_BT=values_BT,
+        gamma=algo.gamma,
+        lam=algo.lam,
+    )
+    advantages = estimator(inputs).float().numpy()
+    if not per_token:
+        return replace(batch, advantages_B=advantages), metrics
+    returns = None if values_BT is None else Ref(advantages + values_BT.numpy())
+    return replace(batch, advantages=Ref(advantages), returns=returns), metrics
+
+
+def weigh(minibatch: Batch, algo: AlgoConfig) -> Batch:
+    """The mini-batch with what one token's loss of each row counts; truncated samples count 0 under overlong 'mask'."""
+    num_loss_tokens_B = minibatch.num_sampled_B
+    if algo.overlong == "mask":
+        num_loss_tokens_B = np.where(keeps_loss(minibatch.truncated_B, minibatch.sample_B), num_loss_tokens_B, 0)
+    weights_B = row_weights(algo.aggregation, num_loss_tokens_B, minibatch.sample_B, algo.aggregation_constant)
+    return replace(minibatch, weights_B=weights_B)
+
+
+def _shaped_rewards(batch: Batch, algo: AlgoConfig, max_tokens: int) -> Float32s:
+    if algo.overlong != "penalty":
+        return batch.rewards_B.copy()
+    penalty = algo.overlong_penalty
+    return batch.rewards_B + length_penalty(
+        batch.num_sampled_B, batch.sample_B, max_tokens, algo.overlong_buffer, penalty
+    )
+
+
+def _kl(batch: Batch, algo: AlgoConfig) -> Tensor:
+    if batch.reference_logprobs is None:
+        raise RuntimeError("a KL penalty in the reward needs the reference's log-probs; the plan asks for its role")
+    logprobs_BT = _tensor(batch.tokens.get().rollout_logprobs_BT)
+    return kl_penalty(logprobs_BT, _tensor(batch.reference_logprobs.get()), algo.kl.estimator)
+
+
+def _kl_metrics(kl_BT: Tensor, batch: Batch, kl: FixedKl) -> Metrics:
+    """Mean KL a token and a sample, and the coefficient that was used; the controller then takes note."""
+    num_samples = len(np.unique(batch.sample_B))
+    total, coef = float(kl_BT.sum(dtype=torch.float64)), kl.coef
+    kl.update(total / max(1, num_samples), num_samples)
+    return {
+        "policy/kl": total / max(1, int(batch.num_sampled_B.sum())),
+        "policy/kl_per_sample": total / max(1, num_samples),
+        "policy/kl_coef": coef,
+    }
+
+
+def _tensor(array: npt.NDArray[Any]) -> Tensor:
+    """A tensor of its own: the arrays of a batch are read-only."""
+    return torch.from_numpy(array.copy())

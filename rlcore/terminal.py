@@ -1,0 +1,92 @@
+"""What a run shows on the terminal: a progress bar, tables of completions, and the last words."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from rlcore.types import Metrics, Scored
+
+COLUMNS_OF_TEXT = 400
+"""Characters of a prompt or completion that a table shows at most."""
+
+
+class Terminal:
+    """The display of one run; on anything but a terminal it prints one line a step instead of a bar."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._total = 0
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[line]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("train", line="")
+
+    @contextmanager
+    def progress(self, total_steps: int, done_steps: int) -> Iterator[None]:
+        """Show the bar."""
+        self._total = total_steps
+        self._bar.update(self._task, total=total_steps, completed=done_steps)
+        with self._bar:
+            yield
+
+    def phase(self, text: str) -> None:
+        """Say what goes on before or beside the steps."""
+        self._bar.update(self._task, line=text)
+        if not self._console.is_terminal:
+            self.say(text)
+
+    def step(self, step: int, metrics: Metrics) -> None:
+        """Advance to `step`."""
+        line = (
+            f"reward {metrics.get('reward/mean', float('nan')):.3f}"
+            f"  length {metrics.get('completion/length_mean', 0):.0f}"
+            f"  {metrics['time/step_s']:.1f} s/step"
+        )
+        self._bar.update(self._task, completed=step, line=line)
+        if not self._console.is_terminal:
+            self.say(f"step {step}/{self._total}  {line}")
+
+    def evaluated(self, step: int, metrics: Metrics) -> None:
+        """One line for each source that was evaluated."""
+        for name in sorted(name for name in metrics if name.endswith("/mean") and name.startswith("eval/")):
+            source = name.removeprefix("eval/").removesuffix("/mean")
+            count = int(metrics.get(f"eval/{source}/num", 0))
+            self.say(f"step {step}  held-out '{source}': mean reward {metrics[name]:.3f} over {count} prompts")
+
+    def completions(self, step: int, rows: Sequence[tuple[Scored, float]]) -> None:
+        """A table of (prompt, completion, reward parts, advantage)."""
+        table = Table(title=f"completions of step {step}", title_justify="left", show_lines=True)
+        parts = sorted({name for scored, _ in rows for name in scored.reward.parts})
+        for name in ("prompt", "completion"):
+            table.add_column(name, overflow="fold", ratio=2)
+        for name in (*parts, "reward", "advantage"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for scored, advantage in rows:
+            prompt = str(scored.trajectory.prompt.messages[-1].get("content", ""))
+            cells = [_clip(prompt), _clip(scored.trajectory.text())]
+            scores = [scored.reward.parts.get(name) for name in parts]
+            numbers = ["-" if score is None else f"{score:.2f}" for score in scores]
+            table.add_row(*cells, *numbers, f"{scored.reward.score:.2f}", f"{advantage:+.2f}")
+        self._console.print(table)
+
+    def say(self, text: str) -> None:
+        """One line of its own, never taken for markup."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """A line that should not be missed."""
+        self._console.print(Text(f"warning: {text}", style="bold yellow"), soft_wrap=True)
+
+
+def _clip(text: str) -> Text:
+    return Text(text if len(text) <= COLUMNS_OF_TEXT else text[:COLUMNS_OF_TEXT] + " ...")

@@ -1,0 +1,88 @@
+"""Training from Python and from the command line.
+
+`train` is the story: a configuration and its plugins become a plan, the plan a run, the run takes steps
+(`rlcore.train.trainer.Trainer.step`).
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlcore import checkpoint
+from rlcore.errors import CheckpointError
+from rlcore.launch import plan_run
+from rlcore.plan import RunPlan
+from rlcore.train.directory import choose_directory
+from rlcore.train.session import TrainResult, evaluate_async, train_async
+from rlcore.train.signals import Stopped
+from rlcore.types import Metrics
+
+T = TypeVar("T")
+
+__all__ = ["Stopped", "TrainResult", "run_evaluation", "run_training", "train"]
+
+
+def train(
+    config: str | Path | Mapping[str, Any],
+    *overrides: str,
+    plugins: Sequence[str] = (),
+    resume: bool = False,
+) -> TrainResult:
+    """Train as `config` says: a YAML file, or the same as nested mappings; `overrides` are 'key=value'.
+
+    Works in scripts, without a main guard, and in notebooks. RlcoreError when something is wrong.
+    """
+    return run_training(plan_run([config], overrides, plugins), resume=resume)
+
+
+def run_training(plan: RunPlan, *, resume: bool = False, resume_from: Path | None = None) -> TrainResult:
+    """Train as planned.
+
+    `resume` continues the run of that name (of the newest run of this configuration when it has none) after its newest
+    checkpoint; `resume_from` begins a run of its own with that checkpoint. Stopped when a signal ended the run.
+    """
+    run_dir = choose_directory(plan.loaded, resume)
+    if resume_from is not None:
+        resume_from = find_checkpoint(resume_from)
+    return run_anywhere(train_async(plan, run_dir, resume, resume_from))
+
+
+def run_evaluation(plan: RunPlan, from_checkpoint: Path | None = None) -> Metrics:
+    """Evaluate `eval.sources` with the model as it is configured, or with the weights of a checkpoint or run."""
+    path = None if from_checkpoint is None else find_checkpoint(from_checkpoint)
+    return run_anywhere(evaluate_async(plan, path))
+
+
+def find_checkpoint(path: Path) -> Path:
+    """The checkpoint at `path`, which may also be a run directory: then its newest one."""
+    if (path / "manifest.json").exists():
+        return path
+    newest = checkpoint.latest(path) if path.is_dir() else None
+    if newest is None:
+        raise CheckpointError(f"'{path}': no checkpoint is there; needed is a run directory or its checkpoints/step_N")
+    return newest
+
+
+def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
+    """The coroutine's result; where this thread runs an event loop already (a notebook), in a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            outcome.append(asyncio.run(work))
+        except BaseException as error:  # carried to the caller's thread, which raises it
+            failure.append(error)
+
+    thread = threading.Thread(target=target, name="rlcore run")
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]

@@ -1,0 +1,91 @@
+"""The directory of a run: chosen, refused when in use, locked while the run goes on."""
+
+import fcntl
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rlcore.config import LoadedConfig
+from rlcore.errors import ConfigError
+from rlcore.plan import RunPlan, plan_to_json
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
+    """Where the run lives: `train.dir`/`train.name`, or a name made of the configuration's stem and the UTC time.
+
+    With `resume` and no name, the newest run of that stem; ConfigError when there is none.
+    """
+    train = loaded.config.train
+    if train.name:
+        return Path(train.dir) / train.name
+    if not resume:
+        return Path(train.dir) / f"{loaded.stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    runs = [path.parent for path in Path(train.dir).glob(f"{loaded.stem}-*/config.yaml")]
+    if not runs:
+        raise ConfigError(
+            f"--resume: no run '{loaded.stem}-*' is in '{train.dir}'; name the run with train.name=..., or train anew"
+        )
+    return max(runs, key=lambda run: run.name)
+
+
+def open_directory(directory: Path, resume: bool) -> Path:
+    """The directory, made if it is new; ConfigError when it holds a run and `resume` was not asked for."""
+    if (directory / "config.yaml").exists() and not resume:
+        raise ConfigError(
+            f"train.name: the run directory '{directory}' is in use; choose another name, or continue it with --resume"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the run directory: a second process on it gets a ConfigError. The kernel lets go when the holder dies."""
+    with (directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            raise ConfigError(
+                f"train.name: another process is training in '{directory}'; stop it or choose another name"
+            ) from cause
+        yield
+
+
+@contextmanager
+def logging_to(directory: Path) -> Iterator[None]:
+    """Append what the loggers of rlcore say to log.txt."""
+    logger, handler = logging.getLogger("rlcore"), logging.FileHandler(directory / "log.txt")
+    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+def write_plan(directory: Path, plan: RunPlan) -> list[str]:
+    """Save config.yaml and plan.json; what differs from the plan saved there before, one line a value."""
+    path = directory / "plan.json"
+    before = json.loads(path.read_text()) if path.exists() else None
+    now = json.loads(json.dumps(plan_to_json(plan)))
+    (directory / "config.yaml").write_text(plan.loaded.yaml)
+    path.write_text(json.dumps(now, indent=1) + "\n")
+    return [] if before is None else list(differences(before, now))
+
+
+def differences(before: object, now: object, path: str = "") -> Iterator[str]:
+    """Each leaf that differs between two JSON values, as 'path: before -> now'."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            yield from differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+    elif before != now:
+        yield f"{path}: {json.dumps(before)} -> {json.dumps(now)}"

@@ -1,0 +1,94 @@
+"""A run's checkpoints: written between two steps, taken up again, written in a hurry when a signal comes."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from rlcore import checkpoint
+from rlcore.actor import ActorWorker
+from rlcore.config import CheckpointConfig
+from rlcore.train.trainer import Trainer
+
+BYTES_PER_PARAMETER = 16
+"""Weights and two Adam moments in fp32, and the model directory."""
+BYTES_PER_SECOND = 200e6
+"""Writing with fsync and hashing, on a slow disk; used until a save of this run was timed."""
+
+logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """Writes and restores the checkpoints of one run."""
+
+    def __init__(self, trainer: Trainer, run_dir: Path) -> None:
+        self._trainer, self._run_dir = trainer, run_dir
+        self._config: CheckpointConfig = trainer.config.checkpoint
+        self._under_way: asyncio.Task[Path] | None = None
+        self._save_s: float | None = None
+        self.last: Path | None = checkpoint.latest(run_dir)
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint."""
+        return None if self.last is None else checkpoint.step_of(self.last)
+
+    async def save(self) -> Path:
+        """Save the published step; a save that was interrupted goes on by itself and is waited for by the next call."""
+        if self._under_way is None or self._under_way.done():
+            self._under_way = asyncio.create_task(self._save(), name="save checkpoint")
+        return await asyncio.shield(self._under_way)
+
+    async def _save(self) -> Path:
+        began, trainer = time.monotonic(), self._trainer
+        step, state = trainer.progress.step, trainer.published
+        staging = await asyncio.to_thread(checkpoint.staging, self._run_dir, step)
+        await trainer.actor.call(ActorWorker.save, staging)
+        await trainer.run.critic.save(staging)
+        await asyncio.to_thread(trainer.run.tokens.save, staging / "model")
+        for name in ("config.yaml", "plan.json"):
+            (staging / name).write_bytes((self._run_dir / name).read_bytes())
+        keep = self._config.keep
+        self.last = await asyncio.to_thread(checkpoint.publish, staging, self._run_dir, step, state, keep)
+        self._save_s = time.monotonic() - began
+        logger.info("saved %s in %.1f s", self.last, self._save_s)
+        return self.last
+
+    async def save_on_signal(self) -> str:
+        """Save the published step if that is still possible in time; what was done, in a few words."""
+        trainer, limit = self._trainer, self._config.shutdown_s
+        if self.saved_step == trainer.progress.step:
+            return self._stands("already saved")
+        if trainer.updating:
+            return self._stands("the step under way is lost")
+        expected = await self._expected_s()
+        if expected > limit:
+            return self._stands(f"a save takes about {expected:.0f} s, checkpoint.shutdown_s is {limit:g}")
+        try:
+            async with asyncio.timeout(limit):
+                await self.save()
+        except TimeoutError:
+            return self._stands(f"the save did not end within checkpoint.shutdown_s={limit:g}")
+        return self._stands("saved")
+
+    async def _expected_s(self) -> float:
+        if self._save_s is not None:
+            return self._save_s
+        async with asyncio.timeout(self._config.shutdown_s):
+            facts = await self._trainer.actor.call(ActorWorker.facts)
+        return float(facts["num_parameters"]) * BYTES_PER_PARAMETER / BYTES_PER_SECOND
+
+    def _stands(self, why: str) -> str:
+        return f"{why}; " + (
+            "there is no checkpoint yet" if self.last is None else f"the last checkpoint is {self.last}"
+        )
+
+    async def restore(self, path: Path) -> None:
+        """Continue from the checkpoint at `path`, bit for bit."""
+        loaded = await asyncio.to_thread(checkpoint.load, path)
+        await self._trainer.actor.call(ActorWorker.restore, loaded.path)
+        await self._trainer.run.critic.restore(loaded.path)
+        self._trainer.restore(dict(loaded.state))
+        await self._trainer.actor.call(ActorWorker.publish, loaded.step)
+        self._trainer.sinks.metrics.cut_back(loaded.step)
+        self._trainer.sinks.trajectories.cut_back(loaded.step)

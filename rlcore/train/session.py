@@ -1,0 +1,208 @@
+"""A whole run: directory, data, launch, resume, steps, evaluations, checkpoints, last words."""
+
+import asyncio
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcore import checkpoint
+from rlcore.actor import ActorWorker
+from rlcore.algo.kl import kl_controller
+from rlcore.config import RunConfig
+from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
+from rlcore.errors import ConfigError
+from rlcore.evaluate import evaluate
+from rlcore.launch import Run, launch
+from rlcore.metrics import MetricsLog, TrajectoryLog
+from rlcore.plan import RunPlan
+from rlcore.reward.provenance import save_reward_files
+from rlcore.terminal import Terminal
+from rlcore.tokens import Tokens
+from rlcore.track import Trackers
+from rlcore.train.directory import locked, logging_to, open_directory, write_plan
+from rlcore.train.saving import Saver
+from rlcore.train.signals import Stopped, StopRequest
+from rlcore.train.trainer import Progress, Sinks, Trainer
+from rlcore.types import Metrics, Prompt
+
+Prompts = Mapping[str, Sequence[Prompt]]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to."""
+
+    run_dir: Path
+    steps: int
+    checkpoint: Path | None
+    """The last checkpoint; its `model/` opens with AutoModelForCausalLM.from_pretrained."""
+    evaluations: tuple[tuple[int, Metrics], ...]
+    """(step, metrics) of each evaluation."""
+
+
+async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Path | None) -> TrainResult:
+    """Train as planned in `run_dir`; `start_from` is a checkpoint to continue from.
+
+    Stopped when a signal ended it, RlcoreError when something is wrong.
+    """
+    stop = StopRequest(finish_step=plan.config.checkpoint.on_signal == "finish_step")
+    said = "before the first step"
+    with stop.installed(), locked(open_directory(run_dir, resume)), logging_to(run_dir):
+        try:
+            prompts, heldout = load_data(plan.config)
+            changes = write_plan(run_dir, plan)
+            async with launch(plan, run_dir) as run:
+                session = Session(plan, run_dir, run, prompts, heldout, stop)
+                try:
+                    return await session.train(resume, start_from, changes)
+                except asyncio.CancelledError:
+                    if stop.signum is None:
+                        raise
+                    _uncancel()
+                    said = await session.saver.save_on_signal()
+                    raise
+        except asyncio.CancelledError:
+            if stop.signum is None:
+                raise
+            _uncancel()
+    raise Stopped(stop.signum, f"stopped by signal {stop.signum}: {said}; go on with --resume")
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+
+
+def load_data(config: RunConfig) -> tuple[dict[str, list[Prompt]], dict[str, list[Prompt]]]:
+    """Training and held-out prompts by source; ConfigError when a held-out question occurs in training."""
+    prompts = load_prompts(config.data.sources, config.data)
+    heldout = load_prompts(config.eval.sources, config.data)
+    refuse_overlap(prompts, heldout)
+    return prompts, heldout
+
+
+def fitting(prompts: Prompts, tokens: Tokens, config: RunConfig, terminal: Terminal) -> dict[str, list[Prompt]]:
+    """The prompts that are short enough, by source; says how many are not."""
+    fit: dict[str, list[Prompt]] = {}
+    for source, each in prompts.items():
+        fit[source], num_long = filter_long(each, tokens, config.data.max_prompt_tokens)
+        if num_long:
+            limit = config.data.max_prompt_tokens
+            terminal.say(
+                f"source '{source}': {num_long} of {len(each)} prompts are longer than {limit} tokens: left out"
+            )
+        if not fit[source]:
+            raise ConfigError(
+                f"data: every prompt of source '{source}' is longer than data.max_prompt_tokens="
+                f"{config.data.max_prompt_tokens}; raise it or choose another source"
+            )
+    return fit
+
+
+async def evaluate_async(plan: RunPlan, from_checkpoint: Path | None) -> Metrics:
+    """Metrics of the held-out prompts under the configured model or a checkpoint's weights; writes no run directory."""
+    heldout = load_prompts(plan.config.eval.sources, plan.config.data)
+    if not heldout:
+        raise ConfigError("eval.sources: nothing to evaluate on; name at least one source")
+    with tempfile.TemporaryDirectory(prefix="rlcore-eval-") as scratch:
+        async with launch(plan, Path(scratch)) as run:
+            if from_checkpoint is not None:
+                loaded = await asyncio.to_thread(checkpoint.load, from_checkpoint)
+                await run.actor.replicas[0].call(ActorWorker.restore, loaded.path)
+            prompts = fitting(heldout, run.tokens, plan.config, Terminal())
+            return (await evaluate(run, prompts, plan.config.train.seed)).metrics
+
+
+class Session:
+    """One run in one process, from the first step it takes to the last."""
+
+    def __init__(
+        self, plan: RunPlan, run_dir: Path, run: Run, prompts: Prompts, heldout: Prompts, stop: StopRequest
+    ) -> None:
+        self._config, self._run_dir, self._run, self._stop = plan.config, run_dir, run, stop
+        self._terminal = Terminal()
+        self._prompts = fitting(prompts, run.tokens, plan.config, self._terminal)
+        heldout = fitting(heldout, run.tokens, plan.config, self._terminal)
+        weights = {name: source.weight for name, source in plan.config.data.sources.items()}
+        order = PromptOrder(self._prompts, weights, plan.config.train.seed, plan.config.data.shuffle)
+        self._sinks = Sinks(
+            MetricsLog(run_dir),
+            TrajectoryLog(run_dir),
+            Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml),
+            self._terminal,
+        )
+        self._trainer = Trainer(run, Progress(0, order, kl_controller(plan.config.algo.kl)), heldout, self._sinks)
+        self.saver = Saver(self._trainer, run_dir)
+        self.total_steps = plan.config.train.max_steps or (
+            plan.config.train.epochs * order.num_prompts // plan.config.train.prompts_per_step
+        )
+        if self.total_steps < 1:
+            raise ConfigError(
+                f"train.prompts_per_step: {plan.config.train.prompts_per_step} prompts a step are needed, the sources "
+                f"hold {order.num_prompts} in train.epochs={plan.config.train.epochs}; lower it or set train.max_steps"
+            )
+
+    async def train(self, resume: bool, start_from: Path | None, changes: Sequence[str]) -> TrainResult:
+        """Take the steps that are left."""
+        save_reward_files(self._run.plan.rewards, self._run_dir)
+        await self._continue(resume, start_from, changes)
+        trainer, evaluation, saving = self._trainer, self._config.eval, self._config.checkpoint
+        with ExitStack() as stack:
+            stack.callback(self._sinks.trackers.close)
+            stack.enter_context(self._terminal.progress(self.total_steps, trainer.progress.step))
+            await self._prepare_first_step()
+            while trainer.progress.step < self.total_steps and not self._stop.pending:
+                await trainer.step()
+                step = trainer.progress.step
+                if evaluation.every_steps and step % evaluation.every_steps == 0 and step < self.total_steps:
+                    await trainer.evaluate()
+                if saving.every_steps and step % saving.every_steps == 0 and step < self.total_steps:
+                    await self.saver.save()
+            if self._stop.pending:
+                raise asyncio.CancelledError
+            if trainer.heldout and evaluation.at_end and not trainer.evaluated(self.total_steps):
+                await trainer.evaluate()
+            if saving.at_end and self.saver.saved_step != self.total_steps:
+                await self.saver.save()
+        result = TrainResult(self._run_dir, trainer.progress.step, self.saver.last, tuple(trainer.evaluations))
+        self._last_words(result)
+        return result
+
+    async def _continue(self, resume: bool, start_from: Path | None, changes: Sequence[str]) -> None:
+        """Restore what there is to continue from; without a checkpoint the run begins anew."""
+        path = start_from or (self.saver.last if resume else None)
+        if path is not None:
+            for change in changes:
+                self._terminal.say(f"changed since the run was begun: {change}")
+            await self.saver.restore(path)
+            self._terminal.say(f"continuing after step {self._trainer.progress.step} from {path}")
+        elif resume:
+            self._sinks.metrics.cut_back(-1)
+            self._sinks.trajectories.cut_back(-1)
+            self._terminal.say("no checkpoint yet: beginning with step 1")
+
+    async def _prepare_first_step(self) -> None:
+        """What is checked and measured before training: the reward canary and the held-out prompts."""
+        if self._trainer.progress.step > 0:
+            return
+        examples = [prompt for prompts in self._prompts.values() for prompt in prompts[:4]]
+        await self._run.reward.canary(examples)
+        if self._trainer.heldout and self._config.eval.at_start:
+            await self._trainer.evaluate()
+
+    def _last_words(self, result: TrainResult) -> None:
+        say = self._terminal.say
+        say(f"trained {result.steps} steps; everything is in {result.run_dir}")
+        if len(result.evaluations) > 1:
+            (first, before), (last, after) = result.evaluations[0], result.evaluations[-1]
+            for name in sorted(name for name in after if name.endswith("/mean")):
+                source = name.removeprefix("eval/").removesuffix("/mean")
+                if name in before:
+                    say(f"held-out '{source}': {before[name]:.3f} at step {first} -> {after[name]:.3f} at step {last}")
+        if result.checkpoint is not None:
+            model = result.checkpoint / "model"
+            say(f"checkpoint: {result.checkpoint}")
+            say(f'load it with: AutoModelForCausalLM.from_pretrained("{model}")')

@@ -1,0 +1,62 @@
+"""SIGTERM and Ctrl-C: the first ends the run in good order, the second ends the process at once."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: somebody asked for it
+    """The run was ended by a signal; `str()` says what was saved and how to go on."""
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number, as shells expect: 143 for SIGTERM, 130 for Ctrl-C."""
+        return 128 + self.signum
+
+
+class StopRequest:
+    """Whether a signal asked the run to end; with `finish_step` the step under way is finished first."""
+
+    def __init__(self, finish_step: bool) -> None:
+        self.signum: int | None = None
+        self._finish_step = finish_step
+
+    @property
+    def pending(self) -> bool:
+        """True when the run is to end after this step."""
+        return self.signum is not None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle the signals for the running task; outside the main thread Python gives us none, and nothing is done."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is None:
+            raise RuntimeError("signals are handled for a running task")
+        before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+        for signum in SIGNALS:
+            loop.add_signal_handler(signum, self._receive, signum, task)
+        try:
+            yield
+        finally:
+            for signum in SIGNALS:
+                loop.remove_signal_handler(signum)
+                signal.signal(signum, before[signum])
+
+    def _receive(self, signum: int, task: "asyncio.Task[object]") -> None:
+        if self.signum is not None:
+            os._exit(128 + signum)
+        self.signum = signum
+        if not self._finish_step:
+            task.cancel()

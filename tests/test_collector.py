@@ -1,0 +1,101 @@
+"""The collector matches by id, whatever the order of arrival."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import numpy as np
+import pytest
+
+from rlcore.agents import AgentLoop, RolloutTask
+from rlcore.errors import WorkerError
+from rlcore.reward import RewardManager
+from rlcore.schedule.collector import collect, group_by_task
+from rlcore.schedule.prompts import task_seed, tasks_for
+from rlcore.types import Finish, Lane, Prompt, Reward, Sampling, Scored, Trajectory, TrajectoryId
+
+
+def make_prompt(name: str) -> Prompt:
+    return Prompt(name, ({"role": "user", "content": name},), None, "test")
+
+
+def make_trajectory(prompt: Prompt, sample: int, part: int = 0) -> Trajectory:
+    ids = np.array([1, 2, 3], dtype=np.int32)
+    return Trajectory(
+        id=TrajectoryId(prompt.id, 0, sample, part),
+        prompt=prompt,
+        token_ids=ids,
+        loss_mask=np.array([False, True, True]),
+        logprobs=np.zeros(3, dtype=np.float32),
+        completion="x",
+        finish=Finish.STOP,
+        versions=((1, 0),),
+    )
+
+
+class ShuffledAgent(AgentLoop):
+    def __init__(self, order: random.Random) -> None:
+        self.order = order
+
+    async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
+        rows = [make_trajectory(task.prompt, sample) for task in tasks for sample in range(task.n)]
+        self.order.shuffle(rows)
+        for row in rows:
+            await asyncio.sleep(0)
+            yield row
+
+
+class NamedRewards(RewardManager):
+    """Scores a trajectory with a number made of its id; delivers in another order than it received."""
+
+    def __init__(self, order: random.Random) -> None:
+        self.order = order
+
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+        rows = [row async for row in stream]
+        self.order.shuffle(rows)
+        for row in rows:
+            yield Scored(row, Reward(score_of(row.id)))
+
+
+def score_of(row: TrajectoryId) -> float:
+    return float(int(row.prompt) * 100 + row.sample)
+
+
+def test_groups_come_in_the_order_of_tasks_with_their_own_rewards_for_any_arrival_order() -> None:
+    tasks = tasks_for([(make_prompt(str(number)), 0) for number in (3, 1, 2)], n=4, seed=0)
+    for seed in range(50):
+        order = random.Random(seed)
+        groups, timeline = asyncio.run(
+            collect(ShuffledAgent(order), NamedRewards(order), tasks, Sampling(), Lane.TRAIN)
+        )
+        ids = [[(s.trajectory.id.prompt, s.trajectory.id.sample) for s in group] for group in groups]
+        assert ids == [[(name, sample) for sample in range(4)] for name in ("3", "1", "2")]
+        assert all(s.reward.score == score_of(s.trajectory.id) for group in groups for s in group)
+        assert timeline.scored_s >= timeline.generated_s
+
+
+def test_a_missing_a_foreign_and_a_repeated_trajectory_are_each_named() -> None:
+    prompt = make_prompt("1")
+    tasks = tasks_for([(prompt, 0)], n=2, seed=0)
+    rows = [Scored(make_trajectory(prompt, sample), Reward(0.0)) for sample in range(2)]
+    with pytest.raises(WorkerError, match=r"'1' has no scored trajectory for samples \[1\] of 2"):
+        group_by_task(rows[:1], tasks)
+    with pytest.raises(WorkerError, match="scored twice"):
+        group_by_task([*rows, rows[0]], tasks)
+    with pytest.raises(WorkerError, match="belongs to no prompt in flight"):
+        group_by_task([*rows, Scored(make_trajectory(make_prompt("9"), 0), Reward(0.0))], tasks)
+
+
+def test_parts_of_a_sample_stay_together_in_order() -> None:
+    prompt = make_prompt("1")
+    tasks = tasks_for([(prompt, 0)], n=2, seed=0)
+    rows = [Scored(make_trajectory(prompt, sample, part), Reward(0.0)) for sample, part in ((1, 1), (0, 0), (1, 0))]
+    (group,) = group_by_task(rows, tasks)
+    assert [(s.trajectory.id.sample, s.trajectory.id.part) for s in group] == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_the_seed_of_a_group_depends_on_its_names_alone() -> None:
+    seeds = {task_seed(seed, prompt, epoch) for seed in (0, 1) for prompt in ("a", "b") for epoch in (0, 1)}
+    assert len(seeds) == 8
+    assert task_seed(0, "a", 0) == task_seed(0, "a", 0)

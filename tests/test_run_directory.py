@@ -1,0 +1,50 @@
+"""The directory of a run: names, refusal, the lock, and what changed since."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import ConfigError
+from rlcore.train.directory import differences, locked, open_directory
+
+HOLD = """
+import sys
+from pathlib import Path
+from rlcore.train.directory import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_directory_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path: Path) -> None:
+    directory = open_directory(tmp_path / "run", resume=False)
+    (directory / "config.yaml").write_text("{}")
+    with pytest.raises(ConfigError, match="in use; choose another name, or continue it with --resume"):
+        open_directory(directory, resume=False)
+    assert open_directory(directory, resume=True) == directory
+
+
+def test_a_second_process_on_a_directory_is_refused_and_a_dead_one_leaves_no_lock(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another process is training"), locked(tmp_path):
+            pass
+        holder.kill()
+    with locked(tmp_path):
+        assert (tmp_path / ".lock").exists()
+
+
+def test_differences_name_each_leaf_that_changed() -> None:
+    before = {"actor": {"lr": 1e-6, "epochs": 1}, "pools": ["main"]}
+    now = {"actor": {"lr": 1e-5, "epochs": 1}, "pools": ["main", "reward"], "seed": 1}
+    assert list(differences(before, now)) == [
+        "actor.lr: 1e-06 -> 1e-05",
+        'pools: ["main"] -> ["main", "reward"]',
+        "seed: null -> 1",
+    ]

@@ -1,0 +1,46 @@
+"""What a run prints."""
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+from rlcore.terminal import Terminal
+from rlcore.types import Finish, FrozenDict, Prompt, Reward, Scored, Trajectory, TrajectoryId
+
+
+def scored(completion: str) -> Scored:
+    prompt = Prompt("p/0", ({"role": "user", "content": "3 + 4 = [bold]?"},), "7", "p")
+    trajectory = Trajectory(
+        TrajectoryId("p/0", 0, 0),
+        prompt,
+        np.array([1, 2], dtype=np.int32),
+        np.array([False, True]),
+        np.zeros(2, dtype=np.float32),
+        completion,
+        Finish.STOP,
+        ((1, 0),),
+    )
+    return Scored(trajectory, Reward(1.0, FrozenDict({"accuracy": 1.0})))
+
+
+def test_completions_are_shown_as_text_with_their_parts_reward_and_advantage() -> None:
+    out = io.StringIO()
+    terminal = Terminal(Console(file=out, width=100))
+    terminal.completions(10, [(scored("[red]7"), 0.5), (scored("x" * 1000), -0.5)])
+    text = out.getvalue()
+    assert "[bold]?" in text and "[red]7" in text, "what a model writes is never taken for markup"
+    assert "accuracy" in text and "+0.50" in text and "-0.50" in text and "completions of step 10" in text
+    assert text.count("x") < 500, "long completions are cut"
+
+
+def test_off_a_terminal_each_step_is_one_line() -> None:
+    out = io.StringIO()
+    terminal = Terminal(Console(file=out, width=100))
+    with terminal.progress(3, 0):
+        terminal.step(1, {"reward/mean": 0.25, "completion/length_mean": 7.4, "time/step_s": 1.25})
+        terminal.evaluated(1, {"eval/heldout/mean": 0.5, "eval/heldout/num": 32.0})
+    assert out.getvalue().splitlines() == [
+        "step 1/3  reward 0.250  length 7  1.2 s/step",
+        "step 1  held-out 'heldout': mean reward 0.500 over 32 prompts",
+    ]
