@@ -37,6 +37,7 @@ def with_advantages(
         kl_BT, coef = _kl(batch, algo), kl.coef
         metrics = _kl_metrics(torch.where(loss_mask_BT, kl_BT, 0.0), batch, kl)
     values_BT = None if batch.values is None else _tensor(batch.values.get())
+    rewards_BT = token_rewards(rewards_B, sample_B, loss_mask_BT, scores_BT, kl_BT, coef) if per_token else None
     inputs = AdvantageInputs(
         rewards_B=sample_rewards(rewards_B, sample_B, loss_mask_BT, scores_BT, kl_BT, coef),
         group_B=_tensor(batch.group_B),

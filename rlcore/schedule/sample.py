@@ -1,5 +1,7 @@
 """The first half of a step: prompts become groups of scored samples, ready to be trained on."""
 
+from dataclasses import dataclass
+
 from rlcore.algo.reward_shaping import rewards_all_equal
 from rlcore.data import PromptOrder
 from rlcore.launch import Run

@@ -5,8 +5,8 @@
 """
 
 import asyncio
-import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,18 +71,18 @@ def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
-    outcome: list[T] = []
-    failure: list[BaseException] = []
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[T]]] = []
 
-    def target() -> None:
+    async def noted() -> T:
+        task = asyncio.ensure_future(work)
+        running.append((asyncio.get_running_loop(), task))
+        return await task
+
+    with ThreadPoolExecutor(1, thread_name_prefix="rlcore run") as thread:
+        future = thread.submit(asyncio.run, noted())
         try:
-            outcome.append(asyncio.run(work))
-        except BaseException as error:  # carried to the caller's thread, which raises it
-            failure.append(error)
-
-    thread = threading.Thread(target=target, name="rlcore run")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]
+            return future.result()
+        except KeyboardInterrupt:
+            for loop, task in running:
+                loop.call_soon_threadsafe(task.cancel)
+            raise

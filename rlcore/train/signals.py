@@ -10,7 +10,7 @@ from contextlib import contextmanager
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: somebody asked for it
+class Stopped(Exception):
     """The run was ended by a signal; `str()` says what was saved and how to go on."""
 
     def __init__(self, signum: int, message: str) -> None:
@@ -37,7 +37,7 @@ class StopRequest:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Handle the signals for the running task; outside the main thread Python gives us none, and nothing is done."""
+        """Handle the signals for the running task; only the main thread can, in any other nothing is done."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
