@@ -44,9 +44,7 @@ def with_advantages(
         sample_B=sample_B,
         lengths_B=_tensor(batch.num_sampled_B),
         loss_mask_BT=loss_mask_BT,
-        token_rewards_BT=token_rewards(rewards_B, sample_B, loss_mask_BT, scores_BT, kl_BT, coef)
-        if per_token
-        else None,
+        token_rewards_BT=rewards_BT,
         values_BT=values_BT,
         gamma=algo.gamma,
         lam=algo.lam,
