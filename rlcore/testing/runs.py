@@ -1,0 +1,65 @@
+"""Compare runs bit for bit, as "resume equals no interruption" means it."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+VARYING = ("time/", "perf/", "schedule/")
+"""Metrics that no two runs share, and no comparison includes."""
+VARYING_KEYS = frozenset({"latency_s", "timing", "reward/latency_p50", "reward/latency_p95", "reward/service_bound"})
+
+
+def differing(one: Path, other: Path) -> list[str]:
+    """What differs between two runs, one line each: metrics but times, trajectories, every file of the last checkpoint.
+
+    Empty when they are equal bit for bit.
+    """
+    lines = list(_differing_lines(one / "metrics.jsonl", other / "metrics.jsonl"))
+    names = {path.name for run in (one, other) for path in (run / "trajectories").iterdir()}
+    for name in sorted(names):
+        lines += _differing_lines(one / "trajectories" / name, other / "trajectories" / name)
+    return lines + list(_differing_checkpoints(one, other))
+
+
+def _differing_lines(one: Path, other: Path) -> Iterator[str]:
+    if not (one.exists() and other.exists()):
+        yield f"{one.name}: exists in one run only"
+        return
+    rows = [[_stable(json.loads(line)) for line in path.read_text().splitlines()] for path in (one, other)]
+    if len(rows[0]) != len(rows[1]):
+        yield f"{one.name}: {len(rows[0])} lines and {len(rows[1])}"
+    for number, (left, right) in enumerate(zip(*rows, strict=False), 1):
+        keys = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
+        if keys:
+            yield f"{one.name}, line {number}: {keys}"
+
+
+def _stable(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _stable(value) if isinstance(value, dict) else value
+        for key, value in row.items()
+        if not key.startswith(VARYING) and key not in VARYING_KEYS
+    }
+
+
+def _differing_checkpoints(one: Path, other: Path) -> Iterator[str]:
+    paths = [(run / "checkpoints" / (run / "checkpoints" / "latest").read_text().strip()) for run in (one, other)]
+    if paths[0].name != paths[1].name:
+        yield f"last checkpoint: {paths[0].name} and {paths[1].name}"
+        return
+    digests = [dict(_digests(path)) for path in paths]
+    for name in sorted(digests[0].keys() | digests[1].keys()):
+        if digests[0].get(name) != digests[1].get(name):
+            yield f"{paths[0].name}/{name}"
+
+
+def _digests(path: Path) -> Iterator[tuple[str, str]]:
+    """SHA-256 by file; the manifest repeats them, configuration and plan name the run, state.json is compared parsed."""
+    for file in sorted(path.rglob("*")):
+        name = file.relative_to(path).as_posix()
+        if name == "state.json":
+            yield name, json.dumps(_stable(json.loads(file.read_text())), sort_keys=True)
+        elif file.is_file() and name not in ("manifest.json", "config.yaml", "plan.json"):
+            yield name, hashlib.sha256(file.read_bytes()).hexdigest()
