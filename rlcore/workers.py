@@ -6,7 +6,7 @@ interface's own function, `await group.replicas[0].call(ActorWorker.update, batc
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
@@ -77,8 +77,8 @@ class ReplicaHandle(Protocol[W_co]):
 
     def stream(
         self, method: Callable[Concatenate[W_co, P], AsyncIterator[R]], *args: P.args, **kwargs: P.kwargs
-    ) -> AsyncIterator[R]:
-        """The items of an async-generator method, as they come."""
+    ) -> AsyncGenerator[R, None]:
+        """The items of an async-generator method, as they come; `aclose()` ends the method, too."""
         ...
 
 
@@ -94,7 +94,9 @@ class WorkerGroup(Protocol[W_co]):
     ) -> Awaitable[list[R]]: ...
 
     @overload
-    def each(self, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[list[R]]: ...
+    def each(
+        self, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[list[R]]: ...
 
     def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[list[Any]]:
         """The method's result on every replica, in order."""
