@@ -1,0 +1,191 @@
+"""The only owner of tokenizer and chat template: text becomes token ids here, once, and never again.
+
+`load_tokens` reads what `model` and `data.system_prompt` say. Everybody else gets a `Tokens` from the build context.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcore.config import ModelConfig
+from rlcore.errors import ConfigError, boundary
+from rlcore.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BYTES = "bytes"
+"""The value of `model.tokenizer` that picks `ByteTokens`."""
+_END_PROBE = "rlcore0end0probe"
+"""A text that no chat template contains, put where a response stands to see what follows it."""
+
+
+class Tokens(ABC):
+    """Prompts to token ids, token ids to text."""
+
+    eos_ids: frozenset[int]
+    """Tokens that end a response."""
+    pad_id: int
+    """What fills a row up; no mask selects it."""
+    context_length: int | None
+    """Tokens that the model's window holds; None is unknown."""
+
+    def __init__(self, system_prompt: str = "") -> None:
+        self._system_prompt = system_prompt
+
+    def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The ids of the conversation and the opening of the next assistant turn.
+
+        The system prompt is put first when the conversation has no system message.
+        """
+        plain = [_plain(message) for message in messages]
+        if self._system_prompt and not any(message.get("role") == "system" for message in plain):
+            plain.insert(0, {"role": "system", "content": self._system_prompt})
+        return self._encode_conversation(plain)
+
+    @abstractmethod
+    def _encode_conversation(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        """The ids of exactly these messages and the opening of the next assistant turn."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens left out."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write the tokenizer's files, chat template included, into a model directory."""
+
+
+class ByteTokens(Tokens):
+    """A tokenizer without files: the 256 bytes of UTF-8, and one end-of-turn token that also pads."""
+
+    EOS = 256
+    VOCABULARY = 257
+
+    def __init__(self, system_prompt: str = "") -> None:
+        super().__init__(system_prompt)
+        self.eos_ids = frozenset({self.EOS})
+        self.pad_id = self.EOS
+        self.context_length = None
+
+    def _encode_conversation(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        lines = [f"{message.get('role')}: {message.get('content') or ''}\n" for message in messages]
+        return tuple("".join([*lines, "assistant: "]).encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(int(i) for i in ids if i < self.EOS).decode(errors="replace")
+
+    def save(self, directory: Path) -> None:
+        """There is nothing to write: `model.tokenizer=bytes` says it all."""
+
+
+class TemplateTokens(Tokens):
+    """A transformers tokenizer with its chat template."""
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        system_prompt: str = "",
+        template_kwargs: Mapping[str, Any] | None = None,
+        model_eos_ids: frozenset[int] = frozenset(),
+        context_length: int | None = None,
+    ) -> None:
+        super().__init__(system_prompt)
+        self._tokenizer: Any = tokenizer
+        self._template_kwargs = {key: _plain(value) for key, value in (template_kwargs or {}).items()}
+        self.context_length = context_length
+        ends = set(model_eos_ids) | self._end_of_turn()
+        if tokenizer.eos_token_id is not None:
+            ends.add(int(tokenizer.eos_token_id))
+        if not ends:
+            raise ConfigError(
+                f"tokenizer '{tokenizer.name_or_path}': neither it nor the model names an end-of-sequence token, so no "
+                "response could end; set eos_token in the tokenizer's files or eos_token_id in generation_config.json"
+            )
+        self.eos_ids = frozenset(ends)
+        self.pad_id = int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else min(ends)
+
+    def _encode_conversation(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        with boundary("the chat template (model.chat_template, model.chat_template_kwargs)", ConfigError):
+            # return_dict=False: without it transformers 5 returns a BatchEncoding, over whose keys tuple() would run
+            ids = self._tokenizer.apply_chat_template(
+                messages, tokenize=True, add_generation_prompt=True, return_dict=False, **self._template_kwargs
+            )
+        return tuple(int(i) for i in ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
+
+    def save(self, directory: Path) -> None:
+        self._tokenizer.save_pretrained(directory)
+
+    def _end_of_turn(self) -> set[int]:
+        """The special token that the template puts behind an assistant's message; empty if it puts none."""
+        from jinja2 import TemplateError
+
+        conversation = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _END_PROBE}]
+        try:
+            text = self._tokenizer.apply_chat_template(conversation, tokenize=False, **self._template_kwargs)
+        except (TemplateError, TypeError, KeyError, ValueError):
+            return set()  # a template that refuses this conversation; the other sources of eos_ids remain
+        _, found, tail = str(text).rpartition(_END_PROBE)
+        first = self._tokenizer.encode(tail, add_special_tokens=False)[:1] if found else []
+        added = self._tokenizer.added_tokens_decoder
+        return {int(i) for i in first if i in added and added[i].special}
+
+
+def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
+    """The tokens of a run.
+
+    `eos_ids` are the tokenizer's end-of-sequence token, those of the model's generation configuration, and the
+    end-of-turn token of the chat template. ConfigError when files or template are missing.
+    """
+    if model.tokenizer == BYTES:
+        return ByteTokens(system_prompt)
+    from transformers import AutoTokenizer
+
+    name = model.tokenizer or model.path
+    with boundary(f"tokenizer '{name}' (model.tokenizer, model.path)", ConfigError):
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=False)
+    if model.chat_template:
+        with boundary(f"model.chat_template='{model.chat_template}'", ConfigError):
+            tokenizer.chat_template = Path(model.chat_template).expanduser().read_text(encoding="utf-8")
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"tokenizer '{name}': it has no chat template, and prompts are conversations; name a Jinja file in "
+            "model.chat_template"
+        )
+    model_eos_ids, context_length = _model_facts(model)
+    return TemplateTokens(
+        tokenizer,
+        system_prompt=system_prompt,
+        template_kwargs=model.chat_template_kwargs,
+        model_eos_ids=model_eos_ids,
+        context_length=context_length,
+    )
+
+
+def _model_facts(model: ModelConfig) -> tuple[frozenset[int], int | None]:
+    """(end-of-sequence ids, context length) that the model's own configuration files state."""
+    from transformers import AutoConfig, GenerationConfig
+
+    with boundary(f"model.path='{model.path}'", ConfigError):
+        config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=False)
+    try:
+        stated = GenerationConfig.from_pretrained(model.path, revision=model.revision).eos_token_id
+    except OSError:  # the file is optional
+        stated = getattr(config.get_text_config(), "eos_token_id", None)
+    ids = stated if isinstance(stated, list) else [stated]
+    window = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return frozenset(int(i) for i in ids if i is not None), int(window) if window else None
+
+
+def _plain(value: Any) -> Any:
+    """Mappings and sequences as dicts and lists, all the way down: templates test for those types."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value
