@@ -1,6 +1,7 @@
 """Every key of the configuration, with its default. The sections are data; `rlcore.config.load` merges and checks them.
 
 A field whose value matters only under a condition carries `used_when`; setting it where it has no effect is an error.
+Bounds of numbers stand with their fields too: `rlcore.config.options`.
 """
 
 from dataclasses import dataclass, field
@@ -39,15 +40,15 @@ class SourceConfig:
     """The split of a dataset. Of a reasoning_gym task: train or heldout, disjoint by question text."""
     subset: str = option("", used_when="path != ''")
     """The dataset's configuration name."""
-    weight: float = 1.0
+    weight: float = option(1.0, at_least=0)
     """Share of this source in the mixture, relative to the others."""
-    size: int = option(1000, used_when="task != ''")
+    size: int = option(1000, used_when="task != ''", at_least=1)
     """How many items of the reasoning_gym task are generated before the split."""
     seed: int = option(0, used_when="task != ''")
     """Seed of the reasoning_gym task."""
-    heldout_frac: float = option(0.2, used_when="task != ''")
+    heldout_frac: float = option(0.2, used_when="task != ''", above=0, below=1)
     """Share of the distinct questions that belongs to the heldout split."""
-    limit: int = 0
+    limit: int = option(0, at_least=0)
     """Use the first N rows only; 0: all."""
     prompt_column: str = ""
     """Column of the prompt, a string or messages; empty: prompt, messages or question, whichever exists."""
@@ -62,12 +63,12 @@ class DataConfig:
     """Training prompts."""
 
     sources: dict[str, SourceConfig] = field(default_factory=dict)
-    """Named sources, mixed by weight."""
+    """Named sources, mixed by weight; at least one."""
     system_prompt: str = ""
     """Put before every conversation that has no system message; empty: none."""
     shuffle: bool = True
     """Draw a new seeded order in each epoch."""
-    max_prompt_tokens: int = 1024
+    max_prompt_tokens: int = option(1024, at_least=1)
     """Longer prompts are left out and counted."""
 
 
@@ -79,20 +80,23 @@ class RolloutConfig:
     """The agent loop, by name."""
     backend: str = "hf"
     """The rollout engine; hf is embedded in the actor's process."""
-    samples_per_prompt: int = 8
+    samples_per_prompt: int = option(8, at_least=1)
     """Size of a group."""
-    temperature: float = 1.0
+    temperature: float = option(1.0, above=0)
     """The policy is softmax(logits / temperature), in training too."""
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int = 256
+    top_p: float = option(1.0, above=0, at_most=1)
+    """1.0 only: truncated sampling would bias the recorded ratio; truncate in `eval`."""
+    top_k: int = option(0, at_least=0)
+    """0 only, for the same reason."""
+    min_p: float = option(0.0, at_least=0, below=1)
+    """0.0 only, for the same reason."""
+    max_tokens: int = option(256, at_least=1)
     """Tokens of a response, at most."""
     stop: tuple[str, ...] = ()
     """Strings that end a response."""
-    max_rows: int = 64
+    max_rows: int = option(64, at_least=1)
     """Rows that are decoded at once."""
-    deadline_s: float = 3600.0
+    deadline_s: float = option(3600.0, above=0)
     """Seconds the generation of one step may take before the run stops and says so."""
 
 
@@ -110,15 +114,15 @@ class RewardFunctionConfig:
     """What a call sees; declared: what its offer says, sample for anything else."""
     isolation: Literal["main", "threads"] = "main"
     """Of sync functions. main: one call at a time on a child's main thread; threads: many in a child, for I/O."""
-    threads: int = option(64, used_when="isolation == 'threads'")
+    threads: int = option(64, used_when="isolation == 'threads'", at_least=1)
     """Calls at a time in one child."""
-    children: int = 2
+    children: int = option(2, at_least=1)
     """Child processes."""
-    deadline_s: float = 60.0
+    deadline_s: float = option(60.0, above=0)
     """Seconds a call may take, its retries included."""
     on_failure: Literal["retry", "drop_sample", "drop_group", "value", "abort"] = "drop_sample"
     """What follows when there is no score: docs/rewards.md."""
-    tries: int = option(3, used_when="on_failure == 'retry'")
+    tries: int = option(3, used_when="on_failure == 'retry'", at_least=1)
     """Calls at most, within the deadline; a sample that still failed is dropped."""
     failure_value: float = option(0.0, used_when="on_failure == 'value'")
     """The score of a failed call."""
@@ -132,7 +136,7 @@ class RewardConfig:
     """The reward manager, by name."""
     functions: dict[str, RewardFunctionConfig] = field(default_factory=dict)
     """Named reward functions; a sample's reward is their weighted sum."""
-    error_budget_frac: float = 0.1
+    error_budget_frac: float = option(0.1, at_least=0, at_most=1)
     """The run stops when more than this share of a step's samples failed."""
     canary: str = ""
     """A response that must score well, with {answer} in it; empty: no check at start."""
@@ -145,14 +149,16 @@ class KlConfig:
     """A KL term against the reference policy."""
 
     placement: Literal["none", "loss", "reward"] = "none"
+    """Where the term stands: nowhere (no reference is loaded), in the loss, or subtracted from each token's reward."""
     estimator: Literal["k1", "k2", "k3"] = option("k3", used_when="placement != 'none'")
     """http://joschu.net/blog/kl-approx.html"""
-    coef: float = option(0.001, used_when="placement != 'none'")
+    coef: float = option(0.001, used_when="placement != 'none'", at_least=0)
+    """Factor of the term; where the adaptive controller starts."""
     controller: Literal["fixed", "adaptive"] = option("fixed", used_when="placement == 'reward'")
     """adaptive: Ziegler et al., arXiv 1909.08593, section 2.2."""
-    target: float = option(6.0, used_when="controller == 'adaptive'")
+    target: float = option(6.0, used_when="controller == 'adaptive'", above=0)
     """KL in nats a sample that the adaptive controller aims at."""
-    horizon: int = option(10000, used_when="controller == 'adaptive'")
+    horizon: int = option(10000, used_when="controller == 'adaptive'", at_least=1)
     """Samples over which the controller adapts."""
 
 
@@ -168,29 +174,33 @@ class AlgoConfig:
     """The policy loss, by name."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"] = "token_mean"
     """How token losses become the loss of a mini-batch."""
-    aggregation_constant: float = option(1024.0, used_when="aggregation == 'token_sum_constant'")
+    aggregation_constant: float = option(1024.0, used_when="aggregation == 'token_sum_constant'", above=0)
     """Tokens a sample that the sum is divided by."""
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float = 0.0
+    clip_low: float = option(0.2, at_least=0, at_most=1)
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float = option(0.28, at_least=0)
+    """The ratio is clipped above at 1 + clip_high."""
+    dual_clip: float = option(0.0, at_least=0)
     """Bound c of the dual clip for negative advantages (arXiv 1912.09729); 0: off."""
     entropy_coef: float = 0.0
-    gamma: float = 1.0
+    """Factor of the entropy bonus in the loss; 0: off."""
+    gamma: float = option(1.0, at_least=0, at_most=1)
     """Discount a token."""
-    lam: float = 1.0
+    lam: float = option(1.0, at_least=0, at_most=1)
     """GAE's lambda, for estimators that use values."""
     kl: KlConfig = field(default_factory=KlConfig)
+    """A KL term against the reference policy."""
     overlong: Literal["none", "mask", "penalty"] = "none"
     """Truncated responses. mask: left out of the loss; penalty: soft length penalty (DAPO, arXiv 2503.14476)."""
-    overlong_buffer: int = option(64, used_when="overlong == 'penalty'")
+    overlong_buffer: int = option(64, used_when="overlong == 'penalty'", at_least=1)
     """Tokens before max_tokens over which the penalty grows from 0 to its full size."""
-    overlong_penalty: float = option(1.0, used_when="overlong == 'penalty'")
+    overlong_penalty: float = option(1.0, used_when="overlong == 'penalty'", at_least=0)
     """The full penalty, subtracted from the reward."""
     dynamic_sampling: bool = False
     """Replace groups whose rewards are all equal (arXiv 2503.14476)."""
-    max_resample_rounds: int = option(3, used_when="dynamic_sampling == True")
+    max_resample_rounds: int = option(3, used_when="dynamic_sampling == True", at_least=1)
     """Rounds of replacement in a step at most."""
-    equal_rewards_warn_steps: int = 3
+    equal_rewards_warn_steps: int = option(3, at_least=1)
     """Warn loudly after this many steps in which every group's rewards were equal."""
 
 
@@ -199,10 +209,15 @@ class LoraConfig:
     """Low-rank adapters (peft)."""
 
     enabled: bool = False
-    rank: int = option(16, used_when="enabled == True")
-    alpha: float = option(32.0, used_when="enabled == True")
-    dropout: float = option(0.0, used_when="enabled == True")
+    """Train adapters and leave the model's own weights as they are."""
+    rank: int = option(16, used_when="enabled == True", at_least=1)
+    """Inner dimension of an adapter."""
+    alpha: float = option(32.0, used_when="enabled == True", above=0)
+    """An adapter's output is scaled by alpha / rank."""
+    dropout: float = option(0.0, used_when="enabled == True", at_least=0, below=1)
+    """Dropout before an adapter, in training."""
     target_modules: tuple[str, ...] = option(("all-linear",), used_when="enabled == True")
+    """Modules that get an adapter, by the end of their names; all-linear: every linear layer but the head."""
 
 
 @dataclass(frozen=True)
@@ -211,27 +226,35 @@ class EngineConfig:
 
     backend: str = "hf"
     """The training engine."""
-    lr: float = 1e-6
+    lr: float = option(1e-6, above=0)
+    """Learning rate of AdamW; with adapters 1e-5 is a good start."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up; linear and cosine end at 0 with the last optimizer step."""
-    warmup_steps: int = 0
+    warmup_steps: int = option(0, at_least=0)
     """Optimizer steps over which lr grows from 0."""
-    max_grad_norm: float = 1.0
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
+    max_grad_norm: float = option(1.0, above=0)
+    """The gradient is scaled down to this norm."""
+    weight_decay: float = option(0.0, at_least=0)
+    """Decoupled weight decay of AdamW."""
+    beta1: float = option(0.9, at_least=0, below=1)
+    """Decay of AdamW's first moment."""
+    beta2: float = option(0.999, at_least=0, below=1)
+    """Decay of AdamW's second moment."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Number format of weights, activations and optimizer state."""
     gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")
     """Keep optimizer state in host memory between updates."""
     lora: LoraConfig = field(default_factory=LoraConfig)
-    minibatch_prompts: int = 0
+    """Low-rank adapters (peft) instead of all weights."""
+    minibatch_prompts: int = option(0, at_least=0)
     """Groups of one optimizer step; 0: all of the step."""
-    epochs: int = 1
+    epochs: int = option(1, at_least=1)
     """Passes over the step's batch."""
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: int = option(4096, at_least=1)
     """Tokens, padding included, of one forward and backward pass."""
-    max_skipped_updates: int = 3
+    max_skipped_updates: int = option(3, at_least=1)
     """The run stops when this many updates in a row had a gradient that is not finite."""
 
 
@@ -240,9 +263,11 @@ class ReferenceConfig:
     """The frozen policy of the KL term."""
 
     backend: str = option("hf", used_when="algo.kl.placement != 'none'")
+    """The engine that computes its log-probs."""
     path: str = option("", used_when="algo.kl.placement != 'none'")
     """Model directory or hub name; empty: `model.path`."""
-    micro_batch_tokens: int = option(8192, used_when="algo.kl.placement != 'none'")
+    micro_batch_tokens: int = option(8192, used_when="algo.kl.placement != 'none'", at_least=1)
+    """Tokens, padding included, of one forward pass."""
 
 
 @dataclass(frozen=True)
@@ -257,8 +282,10 @@ class CriticConfig:
 class PoolConfig:
     """A pool of devices."""
 
-    gpus_per_node: int = 0
-    nodes: int = 1
+    gpus_per_node: int = option(0, at_least=0)
+    """0: as many as its roles ask for."""
+    nodes: int = option(1, at_least=1)
+    """Machines that the pool spans."""
 
 
 @dataclass(frozen=True)
@@ -266,8 +293,10 @@ class ClusterConfig:
     """Where workers run."""
 
     backend: Literal["local"] = "local"
+    """local: workers are threads and child processes of this machine."""
     device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = 0
+    """What workers compute on."""
+    threads: int = option(0, at_least=0)
     """Compute threads of a worker; 0: one a core."""
     pools: dict[str, PoolConfig] = field(default_factory=dict)
     """Pools by name; wins over what plugins offer."""
@@ -280,15 +309,18 @@ class TrainConfig:
     name: str = ""
     """Directory of the run below `train.dir`; empty: the config's stem and the UTC time."""
     dir: str = "runs"
-    seed: int = 0
-    max_steps: int = 0
+    """Directory below which every run has its own."""
+    seed: int = option(0, at_least=0)
+    """Seed of data order, sampling and initialisation."""
+    max_steps: int = option(0, at_least=0)
     """Steps; 0: as `train.epochs` says."""
-    epochs: int = option(1, used_when="max_steps == 0")
+    epochs: int = option(1, used_when="max_steps == 0", at_least=1)
     """Passes over the training prompts."""
-    prompts_per_step: int = 8
-    log_completions_every: int = 10
+    prompts_per_step: int = option(8, at_least=1)
+    """Groups of a step; a step has this many times `rollout.samples_per_prompt` samples."""
+    log_completions_every: int = option(10, at_least=0)
     """Steps between tables of completions on the terminal; 0: never."""
-    log_completions: int = 2
+    log_completions: int = option(2, used_when="log_completions_every != 0", at_least=1)
     """Rows of such a table."""
 
 
@@ -297,16 +329,24 @@ class EvalConfig:
     """Evaluation on held-out prompts."""
 
     sources: dict[str, SourceConfig] = field(default_factory=dict)
-    every_steps: int = option(0, used_when="sources != {}")
+    """Named sources of held-out prompts; empty: no evaluation."""
+    every_steps: int = option(0, used_when="sources != {}", at_least=0)
     """Steps between evaluations; 0: none between start and end."""
     at_start: bool = option(True, used_when="sources != {}")
+    """Evaluate before the first step."""
     at_end: bool = option(True, used_when="sources != {}")
-    samples_per_prompt: int = option(1, used_when="sources != {}")
+    """Evaluate after the last step."""
+    samples_per_prompt: int = option(1, used_when="sources != {}", at_least=1)
     """k of pass@k and maj@k."""
-    temperature: float = option(0.0, used_when="sources != {}")
-    top_p: float = option(1.0, used_when="sources != {}")
-    top_k: int = option(0, used_when="sources != {}")
-    max_tokens: int = option(0, used_when="sources != {}")
+    temperature: float = option(0.0, used_when="sources != {}", at_least=0)
+    """0: greedy."""
+    top_p: float = option(1.0, used_when="sources != {}", above=0, at_most=1)
+    """Sample from the smallest set of tokens that holds this much probability."""
+    top_k: int = option(0, used_when="sources != {}", at_least=0)
+    """Sample from this many of the likeliest tokens; 0: all."""
+    min_p: float = option(0.0, used_when="sources != {}", at_least=0, below=1)
+    """Leave out tokens less likely than this share of the likeliest one's probability."""
+    max_tokens: int = option(0, used_when="sources != {}", at_least=0)
     """0: `rollout.max_tokens`."""
     pass_threshold: float = option(1.0, used_when="sources != {}")
     """A sample passes when its reward is at least this."""
@@ -316,13 +356,15 @@ class EvalConfig:
 class CheckpointConfig:
     """What is saved, and when."""
 
-    every_steps: int = 50
-    """0: only at the end and on a signal."""
-    keep: int = 2
+    every_steps: int = option(50, at_least=0)
+    """Steps between checkpoints; 0: only at the end and on a signal."""
+    keep: int = option(2, at_least=0)
     """Newest checkpoints that are kept; 0: all."""
     at_end: bool = True
+    """Save after the last step."""
     on_signal: Literal["now", "finish_step"] = "now"
-    shutdown_s: float = 8.0
+    """What SIGTERM and Ctrl-C do. now: end on the last published step; finish_step: end after the step under way."""
+    shutdown_s: float = option(8.0, at_least=0)
     """Seconds that a save on a signal may take; a slower one is not begun."""
 
 
@@ -331,7 +373,9 @@ class TrackConfig:
     """Trackers beside metrics.jsonl, which is always written."""
 
     to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
+    """Trackers that get every metric too."""
     project: str = option("rlcore", used_when="to != ()")
+    """Name of the project in the trackers."""
 
 
 @dataclass(frozen=True)
@@ -339,17 +383,30 @@ class RunConfig:
     """The configuration of a run: docs/architecture.md, section Config."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
+    """The policy's starting point."""
     data: DataConfig = field(default_factory=DataConfig)
+    """Training prompts."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """How trajectories are generated in training."""
     reward: RewardConfig = field(default_factory=RewardConfig)
+    """What is rewarded, and what happens when a reward fails."""
     algo: AlgoConfig = field(default_factory=AlgoConfig)
+    """The algorithm."""
     actor: EngineConfig = field(default_factory=EngineConfig)
+    """How the policy is trained."""
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    """The frozen policy of the KL term."""
     critic: CriticConfig = field(default_factory=CriticConfig)
+    """The critic."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    """Where workers run."""
     train: TrainConfig = field(default_factory=TrainConfig)
+    """The run."""
     eval: EvalConfig = field(default_factory=EvalConfig)
+    """Evaluation on held-out prompts."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """What is saved, and when."""
     track: TrackConfig = field(default_factory=TrackConfig)
+    """Trackers beside metrics.jsonl."""
     plugins: dict[str, Any] = field(default_factory=dict)
     """Settings of the enabled plugins; a section enables its plugin."""
