@@ -77,7 +77,7 @@ def choose_classes(config: RunConfig, offers: Offers, asked: Sequence[Asked]) ->
 def _fill(config: RunConfig, offers: Offers, asked: Asked) -> WorkerPlan:
     request = asked.request
     offer = _only_class(offers, asked)
-    _check_class(offer)
+    check_class(offer)
     embedded = offer.value.inside
     if embedded is not None and request.inside not in (None, embedded):
         raise PlanError(
@@ -114,7 +114,8 @@ def _only_class(offers: Offers, asked: Asked) -> Offer[WorkerClass]:
     raise PlanError("; ".join(parts + [part for part in (elsewhere, help_) if part]))
 
 
-def _check_class(offer: Offer[WorkerClass]) -> None:
+def check_class(offer: Offer[WorkerClass]) -> None:
+    """PluginError unless the class implements the interface it is offered for."""
     offered = offer.value
     if not issubclass(offered.cls, offered.interface):
         raise PluginError(

@@ -159,10 +159,13 @@ class Provider:
 
     plugin: str
     distribution: str
+    """The distribution's name, or the path of a plain file."""
     version: str
+    kind: str = "plugin"
+    """'plugin', or 'entry point' of the group rlcore.rewards."""
 
     def __str__(self) -> str:
-        return f"plugin '{self.plugin}' ({self.distribution} {self.version})"
+        return f"{self.kind} '{self.plugin}' ({self.distribution} {self.version})"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,122 @@
+"""The core's own offers, through the same hooks as anybody's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from rlcore import __version__
+from rlcore.actor import ACTOR, ActorWorker
+from rlcore.agents import AgentLoop
+from rlcore.agents.single_turn import build_single_turn
+from rlcore.algo.offers import OFFERS
+from rlcore.backends.hf import HfActor, HfReference, HfRollout
+from rlcore.config import EngineConfig, RunConfig
+from rlcore.critic import CriticEngine, NoCritic
+from rlcore.errors import ConfigError
+from rlcore.hookspecs import hookimpl
+from rlcore.plan import (
+    CORE,
+    Algorithm,
+    Component,
+    ConfigSection,
+    PoolSpec,
+    Provider,
+    RewardFunction,
+    WorkerClass,
+    WorkerRequest,
+)
+from rlcore.reference import REFERENCE, ReferenceWorker
+from rlcore.reward import RewardManager, build_function_rewards
+from rlcore.rollout import ROLLOUT, RolloutWorker
+
+PROVIDER = Provider(CORE, "rlcore", __version__)
+MAIN_POOL = WorkerRequest.pool
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
+
+
+def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:
+    """What the core itself needs: actor, rollout and, with a KL term, the reference policy.
+
+    `references` are the chosen functions of `algo` by purpose, which the actor gets.
+    """
+    gpus = 1.0 if config.cluster.device == "cuda" else 0.0
+    size = DTYPE_BYTES[config.actor.dtype]
+    common: dict[str, Any] = {"gpus": gpus, "threads": config.cluster.threads}
+    requests = [
+        WorkerRequest(
+            ACTOR,
+            config.actor.backend,
+            references=dict(references),
+            bytes_per_parameter=training_bytes_per_parameter(config.actor),
+            **common,
+        ),
+        WorkerRequest(ROLLOUT, config.rollout.backend, **common),
+    ]
+    if config.algo.kl.placement != "none":
+        same = config.reference.path in ("", config.model.path)
+        requests.append(
+            WorkerRequest(REFERENCE, config.reference.backend, bytes_per_parameter=size if same else 0.0, **common)
+        )
+    return requests
+
+
+def training_bytes_per_parameter(engine: EngineConfig) -> float:
+    """Weights, gradients and both moments of Adam in the engine's dtype; of LoRA the frozen weights alone."""
+    return float(DTYPE_BYTES[engine.dtype] * (1 if engine.lora.enabled else 4))
+
+
+def _needs_functions(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
+    if not config.reward.functions:
+        raise ConfigError(
+            "reward.functions is empty: reward.manager=functions needs at least one, such as "
+            "reward.functions.accuracy.fn=my_rewards.py:score"
+        )
+    return ()
+
+
+@hookimpl
+def rlcore_config_sections() -> Sequence[ConfigSection]:
+    return [
+        ConfigSection(each.name, get_type_hints(RunConfig)[each.name])
+        for each in fields(RunConfig)
+        if each.name != "plugins"
+    ]
+
+
+@hookimpl
+def rlcore_reward_functions() -> Sequence[RewardFunction]:
+    return []
+
+
+@hookimpl
+def rlcore_reward_managers() -> Sequence[Component[RewardManager]]:
+    return [Component("functions", build_function_rewards, _needs_functions)]
+
+
+@hookimpl
+def rlcore_critic_engines() -> Sequence[Component[CriticEngine]]:
+    return [Component("none", lambda context: NoCritic())]
+
+
+@hookimpl
+def rlcore_agent_loops() -> Sequence[Component[AgentLoop]]:
+    return [Component("single_turn", build_single_turn)]
+
+
+@hookimpl
+def rlcore_algorithms() -> Sequence[Algorithm]:
+    return OFFERS
+
+
+@hookimpl
+def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
+    return [PoolSpec(MAIN_POOL)] if any(request.pool == MAIN_POOL for request in requests) else []
+
+
+@hookimpl
+def rlcore_worker_classes() -> Sequence[WorkerClass]:
+    return [
+        WorkerClass(ActorWorker, "hf", HfActor),
+        WorkerClass(ReferenceWorker, "hf", HfReference),
+        WorkerClass(RolloutWorker, "hf", HfRollout, inside=ACTOR),
+    ]

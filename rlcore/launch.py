@@ -1,0 +1,188 @@
+"""Starts exactly what a plan says, and closes what it started, also after a crash."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from rlcore.actor import ACTOR, ActorWorker
+from rlcore.agents import AgentLoop
+from rlcore.algo.registry import resolve
+from rlcore.cluster.child import ChildProcesses
+from rlcore.cluster.generator import RolloutService
+from rlcore.cluster.local import Deadlines, LocalCluster
+from rlcore.critic import CriticEngine
+from rlcore.errors import PlanError, PluginError, WorkerError, boundary
+from rlcore.machine import gather_facts
+from rlcore.plan import CORE, Algorithm, BuildContext, ComponentPlan, Role, RunPlan, make_plan
+from rlcore.plugins import configure
+from rlcore.reference import REFERENCE, ReferenceWorker
+from rlcore.reward import RewardManager
+from rlcore.rollout import ROLLOUT, Generator
+from rlcore.tokens import Tokens, load_tokens
+from rlcore.types import Metrics
+from rlcore.workers import WorkerGroup
+
+__all__ = ["Deadlines", "Run", "gather_facts", "launch", "plan_run"]
+
+T = TypeVar("T")
+Groups = Mapping[str, WorkerGroup[Any]]
+
+SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": RewardManager, "critic": CriticEngine}
+"""In the order in which components start."""
+
+
+class _LifeCycle(Protocol):
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class MetricsSink:
+    """Collects what components record during a step; a name recorded several times is averaged."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def record(self, name: str, value: float) -> None:
+        """One value of the current step."""
+        self._values.setdefault(name, []).append(float(value))
+
+    def take(self) -> Metrics:
+        """The means, after which the next step begins."""
+        taken, self._values = self._values, {}
+        return {name: sum(values) / len(values) for name, values in taken.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A live run: what the plan named, started."""
+
+    plan: RunPlan
+    run_dir: Path
+    tokens: Tokens
+    actor: WorkerGroup[ActorWorker]
+    reference: WorkerGroup[ReferenceWorker] | None
+    """None without a KL term."""
+    generator: Generator
+    agent: AgentLoop
+    reward: RewardManager
+    critic: CriticEngine
+    advantage: Callable[..., Any]
+    """The advantage estimator."""
+    advantage_algorithm: Algorithm
+    """What the estimator declares."""
+    sink: MetricsSink = field(default_factory=MetricsSink)
+
+    def take_metrics(self) -> Metrics:
+        """What components recorded or count themselves since the last call."""
+        return self.sink.take() | self.agent.metrics() | self.reward.metrics() | self.critic.metrics()
+
+
+def plan_run(files: Sequence[Path], overrides: Sequence[str], plugins: Sequence[str] = ()) -> RunPlan:
+    """The plan of a run on this machine, from configuration files, overrides and --plugin names; starts nothing."""
+    hooks, loaded = configure(files, overrides, plugins)
+    return make_plan(loaded, hooks, gather_facts(loaded.config))
+
+
+@asynccontextmanager
+async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = None) -> AsyncIterator[Run]:
+    """The run, started; on leaving, also by an error during the start, everything is closed in reverse order.
+
+    WorkerError naming the worker, or PluginError naming the component, that did not start.
+    """
+    limits = deadlines or Deadlines()
+    async with AsyncExitStack() as stack:
+        tokens = await asyncio.to_thread(load_tokens, plan.config.model, plan.config.data.system_prompt)
+        children = ChildProcesses()
+        stack.push_async_callback(children.close)
+        groups = await _start_workers(plan, run_dir, limits, stack)
+        generator = RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s)
+        sink = MetricsSink()
+        context = BuildContext(
+            config=plan.config,
+            section=None,
+            workers=_no_workers,
+            generator=generator,
+            reward_functions={each.name: each for each in plan.rewards},
+            tokens=tokens,
+            children=children,
+            run_dir=run_dir,
+            seed=plan.config.train.seed,
+            metrics=sink.record,
+        )
+        built = {slot: await _start_component(plan, slot, context, groups, limits, stack) for slot in SLOT_INTERFACES}
+        algorithm = plan.algorithms["advantage"].algorithm
+        yield Run(
+            plan=plan,
+            run_dir=run_dir,
+            tokens=tokens,
+            actor=groups[ACTOR.name],
+            reference=groups.get(REFERENCE.name),
+            generator=generator,
+            agent=built["agent"],
+            reward=built["reward"],
+            critic=built["critic"],
+            advantage=await asyncio.to_thread(resolve, algorithm.reference),
+            advantage_algorithm=algorithm,
+            sink=sink,
+        )
+
+
+async def _start_workers(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack) -> Groups:
+    cluster = LocalCluster(plan, run_dir, limits)
+    stack.push_async_callback(cluster.close)
+    groups: dict[str, WorkerGroup[Any]] = {}
+    for worker in plan.workers:
+        groups[worker.request.role.name] = cast("WorkerGroup[Any]", await cluster.start(worker))
+    return groups
+
+
+async def _start_component(
+    plan: RunPlan, slot: str, shared: BuildContext, groups: Groups, limits: Deadlines, stack: AsyncExitStack
+) -> Any:
+    """The slot's component, built with its own section and workers, and started."""
+    chosen = plan.components[slot]
+    who = owner_of(chosen)
+    context = replace(shared, section=chosen.section, workers=partial(_own, plan, groups, who))
+    with boundary(f"{who}: build()", PluginError):
+        component = chosen.component.build(context)
+    if not isinstance(component, SLOT_INTERFACES[slot]):
+        raise PluginError(f"{who}: build() returned {type(component).__name__}; needs {SLOT_INTERFACES[slot].__name__}")
+    life = cast(_LifeCycle, component)
+    stack.push_async_callback(_within, life.close, f"{who}: close()", limits.close_s)
+    await _within(life.start, f"{who}: start()", limits.setup_s)
+    return component
+
+
+async def _within(step: Callable[[], Awaitable[None]], whose: str, deadline_s: float) -> None:
+    with boundary(whose, PluginError):
+        limit = asyncio.timeout(deadline_s)
+        try:
+            async with limit:
+                await step()
+        except TimeoutError as cause:
+            if not limit.expired():
+                raise
+            raise WorkerError(f"{whose} took longer than {deadline_s:g} s") from cause
+
+
+def owner_of(chosen: ComponentPlan) -> str:
+    """How the plan words who asked: the `asked_by` of the component's workers."""
+    return f"{chosen.slot} '{chosen.component.name}' of {chosen.provided_by}"
+
+
+def _own(plan: RunPlan, groups: Groups, who: str, role: Role[Any]) -> WorkerGroup[Any]:
+    """The workers of one of the component's own roles."""
+    own = [each.request.role for each in plan.workers if each.asked_by == who]
+    if role not in own:
+        names = ", ".join(each.name for each in own) or "none"
+        raise PlanError(f"{who}: asked for the workers of role '{role.name}'; its own roles: {names}")
+    return groups[role.name]
+
+
+def _no_workers(role: Role[Any]) -> WorkerGroup[Any]:
+    raise PlanError(f"{CORE}: nobody asked for the workers of role '{role.name}' here")

@@ -1,0 +1,86 @@
+"""What this machine has and how large a model is, found without torch: the facts that the planner is given."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from rlcore.config import RunConfig
+from rlcore.plan import Facts
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+
+
+def gather_facts(config: RunConfig) -> Facts:
+    """Cores, memory and devices that this process may use, and the parameters of `model.path`; unknown is None."""
+    return Facts(
+        cpus=num_cpus(),
+        gpus=num_gpus() if config.cluster.device == "cuda" else 0,
+        memory_bytes=memory_bytes(),
+        parameters=num_parameters(Path(config.model.path).expanduser()),
+    )
+
+
+def num_cpus() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """Memory of the machine, or of the container if that has less."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None
+    try:
+        limit = CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def num_gpus() -> int:
+    """Devices that CUDA_VISIBLE_DEVICES leaves of those the driver lists."""
+    try:
+        listed = len(list(NVIDIA.iterdir()))
+    except OSError:
+        listed = len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return listed
+    return min(listed, len([each for each in visible.split(",") if each.strip() not in ("", "-1")]))
+
+
+def num_parameters(directory: Path) -> int | None:
+    """Parameters of a local model: counted in its safetensors headers, else reckoned from config.json, else None."""
+    try:
+        files = sorted(directory.glob("*.safetensors"))
+        if files:
+            return sum(_count(path) for path in files)
+        return _reckon(json.loads((directory / "config.json").read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _count(path: Path) -> int:
+    """Numbers in a safetensors file, by its header: eight bytes of length, then JSON."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > path.stat().st_size:
+            raise ValueError(f"{path} is no safetensors file")
+        header = json.loads(file.read(size))
+    return sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+
+
+def _reckon(config: dict[str, Any]) -> int:
+    """Matrices of a decoder with gated feed-forward layers; norms and biases, under 0.1 %, are left out."""
+    hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or hidden // heads
+    attention = 2 * hidden * head * (heads + config.get("num_key_value_heads", heads))
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
+    return int(embeddings + layers * (attention + 3 * hidden * config["intermediate_size"]))

@@ -1,0 +1,55 @@
+"""Plugins: found by entry points, enabled by name or by a `plugins.NAME` section, checked before and after import.
+
+Nothing that is installed but not enabled is imported.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore.config import LoadedConfig, enabled_plugins, load_config
+from rlcore.errors import PluginError
+from rlcore.plugins.discover import InstalledPlugin, canonical, installed
+from rlcore.plugins.hooks import Hooks
+from rlcore.plugins.load import is_path, load_plugin, name_of
+
+__all__ = ["Hooks", "InstalledPlugin", "configure", "installed", "load"]
+
+
+def load(names_or_paths: Iterable[str]) -> Hooks:
+    """The offers of the core and of the named plugins; a path ending in .py is a plugin in a plain file."""
+    named: dict[str, str] = {}
+    for each in names_or_paths:
+        name, source = name_of(each), str(Path(each).absolute()) if is_path(each) else canonical(each)
+        if named.setdefault(name, source) != source:
+            raise PluginError(f"plugin '{name}' is enabled twice, as {named[name]} and as {source}; leave one out")
+    return Hooks([load_plugin(named[name]) for name in sorted(named)])
+
+
+def configure(
+    files: Sequence[Path], overrides: Sequence[str], plugins: Sequence[str] = ()
+) -> tuple[Hooks, LoadedConfig]:
+    """The offers and the configuration of a run.
+
+    `plugins` are names or paths, as given to --plugin; each is short for an override `plugins.NAME={}` (of a file
+    `plugins.STEM.path=/abs/file.py`), so the saved configuration enables them again by itself.
+    """
+    sections = enabled_plugins(files, overrides)
+    sources = {canonical(name): _source(name, section) for name, section in sections.items()}
+    further: list[str] = []
+    for each in plugins:
+        if is_path(each):
+            further.append(f"plugins.{name_of(each)}.path={json.dumps(str(Path(each).absolute()))}")
+            sources.pop(name_of(each), None)
+        elif canonical(each) not in sources:
+            further.append(f"plugins.{canonical(each)}={{}}")
+    named = [each for each in plugins if is_path(each) or canonical(each) not in sources]
+    hooks = load([*sources.values(), *named])
+    return hooks, load_config(files, [*overrides, *further], hooks.config_sections())
+
+
+def _source(name: str, section: Mapping[str, Any]) -> str:
+    """Where the plugin of a `plugins.NAME` section comes from: its `path` if that is a .py file of that stem."""
+    path = section.get("path")
+    return path if isinstance(path, str) and is_path(path) and name_of(path) == canonical(name) else name

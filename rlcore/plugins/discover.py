@@ -1,0 +1,102 @@
+"""What is installed, read from package metadata alone: nothing here imports a plugin."""
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from rlcore import __version__
+from rlcore.errors import PluginError, nearest
+from rlcore.plan import CORE, Offer, Provider, RewardFunction
+from rlcore.plan.catalog import install_hint
+
+GROUP = "rlcore"
+REWARDS_GROUP = "rlcore.rewards"
+
+
+@dataclass(frozen=True)
+class InstalledPlugin:
+    """An entry point of the group `rlcore`."""
+
+    name: str
+    """With '_', however the entry point spells it."""
+    module: str
+    provider: Provider
+    requires: tuple[str, ...]
+    """`Requires-Dist` of its distribution."""
+
+
+def canonical(name: str) -> str:
+    """The one spelling of a plugin's name: 'my-plugin' and 'my_plugin' are the same plugin."""
+    return name.replace("-", "_")
+
+
+def installed() -> tuple[InstalledPlugin, ...]:
+    """Every installed plugin by name, enabled or not, none of them imported; a name may occur twice."""
+    found = [_plugin(each) for each in entry_points(group=GROUP)]
+    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.provider.distribution)))
+
+
+def _plugin(entry: EntryPoint) -> InstalledPlugin:
+    name = canonical(entry.name)
+    requires = tuple(entry.dist.requires or ()) if entry.dist else ()
+    return InstalledPlugin(name, entry.value, _provider(entry, name, "plugin"), requires)
+
+
+def _provider(entry: EntryPoint, name: str, kind: str) -> Provider:
+    if entry.dist is None:
+        return Provider(name, "unknown distribution", "?", kind)
+    return Provider(name, entry.dist.name, entry.dist.version, kind)
+
+
+def entry_point_rewards() -> tuple[Offer[RewardFunction], ...]:
+    """Entry points of the group `rlcore.rewards` as offers, none of them loaded."""
+    return tuple(
+        Offer(RewardFunction(entry.name, entry.value), _provider(entry, entry.name, "entry point"))
+        for entry in sorted(entry_points(group=REWARDS_GROUP), key=lambda each: (each.name, each.value))
+    )
+
+
+def find(name: str) -> InstalledPlugin:
+    """The one installed plugin of that name; PluginError if there is none, or two, or it is for another rlcore."""
+    everything = installed()
+    found = [plugin for plugin in everything if plugin.name == canonical(name)]
+    if len(found) > 1:
+        raise PluginError(
+            f"plugin '{canonical(name)}': two distributions provide it, "
+            f"{' and '.join(str(plugin.provider) for plugin in found)}; uninstall one of them"
+        )
+    if not found or canonical(name) == CORE:
+        hint = install_hint(canonical(name))
+        raise PluginError(
+            f"plugin '{name}' is not installed; {nearest(canonical(name), [plugin.name for plugin in everything])}"
+            + (hint and f"; {hint}")
+        )
+    check_api(found[0])
+    return found[0]
+
+
+def check_api(plugin: InstalledPlugin) -> None:
+    """PluginError unless the distribution's `Requires-Dist: rlcore` admits this rlcore; nothing has been imported."""
+    if canonicalize_name(plugin.provider.distribution) == "rlcore":
+        return
+    ranges = []
+    for line in plugin.requires:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement as cause:
+            raise PluginError(f"{plugin.provider}: its metadata has the malformed Requires-Dist '{line}'") from cause
+        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if wanted and canonicalize_name(requirement.name) == "rlcore":
+            ranges.append(requirement.specifier)
+    if not ranges:
+        raise PluginError(
+            f"{plugin.provider}: its metadata does not say which rlcore it needs; "
+            f"it needs Requires-Dist: rlcore with a range that admits {__version__}"
+        )
+    for each in ranges:
+        if not each.contains(__version__, prereleases=True):
+            raise PluginError(
+                f"{plugin.provider}: needs rlcore{each}, this is rlcore {__version__}; install a matching version"
+            )

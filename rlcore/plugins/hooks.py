@@ -1,0 +1,190 @@
+"""Calls the hooks of every enabled plugin, one by one, and checks all that pluggy lets pass."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any, TypeVar
+
+import pluggy
+
+from rlcore import builtin, hookspecs
+from rlcore.config import RunConfig
+from rlcore.errors import PluginError, boundary, describe, nearest
+from rlcore.hookspecs import HOOK_NAMES
+from rlcore.plan import (
+    CORE,
+    Algorithm,
+    Component,
+    ConfigSection,
+    Offer,
+    PoolSpec,
+    Provider,
+    RewardFunction,
+    WorkerClass,
+    WorkerRequest,
+)
+from rlcore.plugins.discover import entry_point_rewards
+from rlcore.plugins.load import LoadedPlugin
+from rlcore.workers import Worker
+
+T = TypeVar("T")
+
+TRACE = "RLCORE_TRACE_PLUGINS"
+"""Set this environment variable to 1 to see every hook call on stderr."""
+
+
+class Hooks:
+    """The offers of the core and of the given plugins; every hook runs once. Their order has no meaning."""
+
+    def __init__(self, plugins: Sequence[LoadedPlugin]) -> None:
+        everything = [LoadedPlugin(builtin.PROVIDER, builtin), *plugins]
+        self._manager = pluggy.PluginManager("rlcore")
+        self._manager.add_hookspecs(hookspecs)
+        self._providers: dict[str, Provider] = {}
+        self._known: dict[str, tuple[Offer[Any], ...]] = {}
+        for plugin in sorted(everything, key=lambda each: (each.provider.plugin != CORE, each.provider.plugin)):
+            self._register(plugin)
+
+    def _register(self, plugin: LoadedPlugin) -> None:
+        provider = plugin.provider
+        if provider.plugin in self._providers:
+            other = self._providers[provider.plugin]
+            raise PluginError(f"two plugins of one name: {other} and {provider}; leave one of them out")
+        check_module(plugin)
+        try:
+            self._manager.register(plugin.module, name=provider.plugin)
+            self._manager.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as cause:
+            raise PluginError(f"{provider}: {describe(cause)}") from cause
+        self._providers[provider.plugin] = provider
+
+    def providers(self) -> tuple[Provider, ...]:
+        return tuple(each for name, each in self._providers.items() if name != CORE)
+
+    def implemented(self, provider: Provider) -> tuple[str, ...]:
+        """The hooks that a plugin implements."""
+        callers = self._manager.get_hookcallers(self._manager.get_plugin(provider.plugin))
+        return tuple(sorted(caller.name for caller in callers or ()))
+
+    def config_sections(self) -> tuple[Offer[ConfigSection], ...]:
+        return self._offers("rlcore_config_sections", ConfigSection, _check_section)
+
+    def reward_functions(self) -> tuple[Offer[RewardFunction], ...]:
+        return self._offers("rlcore_reward_functions", RewardFunction, _check_reference)
+
+    def reward_managers(self) -> tuple[Offer[Component[Any]], ...]:
+        return self._offers("rlcore_reward_managers", Component, _check_component)
+
+    def critic_engines(self) -> tuple[Offer[Component[Any]], ...]:
+        return self._offers("rlcore_critic_engines", Component, _check_component)
+
+    def agent_loops(self) -> tuple[Offer[Component[Any]], ...]:
+        return self._offers("rlcore_agent_loops", Component, _check_component)
+
+    def algorithms(self) -> tuple[Offer[Algorithm], ...]:
+        return self._offers("rlcore_algorithms", Algorithm, _check_reference)
+
+    def worker_classes(self) -> tuple[Offer[WorkerClass], ...]:
+        return self._offers("rlcore_worker_classes", WorkerClass, _check_worker_class)
+
+    def resource_pools(self, config: RunConfig, requests: tuple[WorkerRequest, ...]) -> tuple[Offer[PoolSpec], ...]:
+        arguments = {"config": config, "requests": requests}
+        return self._call("rlcore_resource_pools", PoolSpec, _check_nothing, arguments)
+
+    def entry_point_rewards(self) -> tuple[Offer[RewardFunction], ...]:
+        return entry_point_rewards()
+
+    def core_requests(self, config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:
+        return builtin.core_requests(config, references)
+
+    def _offers(self, hook: str, kind: type[T], check: Callable[[Provider, Any], None]) -> tuple[Offer[T], ...]:
+        if hook not in self._known:
+            self._known[hook] = self._call(hook, kind, check, {})
+        return self._known[hook]
+
+    def _call(
+        self, hook: str, kind: type[T], check: Callable[[Provider, Any], None], arguments: Mapping[str, Any]
+    ) -> tuple[Offer[T], ...]:
+        offers: list[Offer[T]] = []
+        implementations = getattr(self._manager.hook, hook).get_hookimpls()
+        for implementation in sorted(implementations, key=lambda each: (each.plugin_name != CORE, each.plugin_name)):
+            provider = self._providers[implementation.plugin_name]
+            with boundary(f"{provider}: {hook}()", PluginError):
+                result = implementation.function(*[arguments[name] for name in implementation.argnames])
+            _trace(provider, hook, result)
+            for item in _checked(result, kind, provider, hook):
+                check(provider, item)
+                offers.append(Offer(item, provider))
+        return tuple(offers)
+
+
+def check_module(plugin: LoadedPlugin) -> None:
+    """PluginError for what pluggy would overlook or word badly: unmarked, unknown and wrapping hook functions."""
+    for name, value in vars(plugin.module).items():
+        options = getattr(value, "rlcore_impl", None)
+        if options is None:
+            if name.startswith("rlcore_") and callable(value):
+                raise PluginError(
+                    f"{plugin.provider}: function {name} lacks the marker; needs @rlcore.hookimpl if it is a hook, "
+                    f"or a name without 'rlcore_'"
+                )
+            continue
+        hook = options.get("specname") or name
+        if hook not in HOOK_NAMES:
+            raise PluginError(f"{plugin.provider}: there is no hook {hook}; {nearest(hook, HOOK_NAMES)}")
+        if options.get("wrapper") or options.get("hookwrapper"):
+            raise PluginError(f"{plugin.provider}: {hook} is a wrapper; needs a function that returns a list")
+
+
+def _checked(result: object, kind: type[T], provider: Provider, hook: str) -> Sequence[T]:
+    if not isinstance(result, (list, tuple)):
+        raise PluginError(
+            f"{provider}: {hook}() returned {type(result).__name__}; needs a list or tuple of {kind.__name__}"
+        )
+    for item in result:
+        if not isinstance(item, kind):
+            raise PluginError(f"{provider}: {hook}() returned a list with {item!r:.80}; needs {kind.__name__}")
+    return result
+
+
+def _trace(provider: Provider, hook: str, result: object) -> None:
+    if os.environ.get(TRACE) == "1":
+        sys.stderr.write(f"rlcore: {hook}() of {provider} -> {result!r}\n")
+
+
+def _check_nothing(provider: Provider, item: Any) -> None:
+    return None
+
+
+def _check_section(provider: Provider, section: ConfigSection) -> None:
+    if provider.plugin != CORE and section.name != provider.plugin:
+        raise PluginError(
+            f"{provider}: its config section is named '{section.name}'; needs the plugin's name '{provider.plugin}'"
+        )
+    frozen = is_dataclass(section.type) and section.type.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    if not frozen:
+        raise PluginError(f"{provider}: the type of its config section is {section.type!r}; needs a frozen dataclass")
+
+
+def _check_reference(provider: Provider, offer: RewardFunction | Algorithm) -> None:
+    where, _, attribute = offer.reference.rpartition(":") if isinstance(offer.reference, str) else ("", "", "")
+    if not where or not attribute.isidentifier():
+        raise PluginError(
+            f"{provider}: '{offer.name}' refers to {offer.reference!r}; needs 'module:attr' or '/abs/file.py:attr', "
+            f"a function at the top level of its module"
+        )
+
+
+def _check_component(provider: Provider, component: Component[Any]) -> None:
+    if not callable(component.build) or not callable(component.requests):
+        raise PluginError(f"{provider}: component '{component.name}' needs functions for build and requests")
+
+
+def _check_worker_class(provider: Provider, offer: WorkerClass) -> None:
+    for what, value in (("interface", offer.interface), ("cls", offer.cls)):
+        if not (isinstance(value, type) and issubclass(value, Worker)):
+            raise PluginError(
+                f"{provider}: the {what} of its worker class for backend '{offer.backend}' is {value!r:.80}; "
+                f"needs a subclass of rlcore.workers.Worker"
+            )

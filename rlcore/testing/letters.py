@@ -1,0 +1,12 @@
+"""A reward that the null policy can learn, and that needs nothing but the standard library."""
+
+from collections.abc import Sequence
+from string import ascii_lowercase
+from typing import Any
+
+
+def count_letter(
+    prompts: Sequence[Any], completions: Sequence[str], letters: str = ascii_lowercase, **columns: Any
+) -> list[float]:
+    """The share of each completion's characters that are in `letters`; 0 for an empty completion."""
+    return [sum(each in letters for each in text) / max(1, len(text)) for text in completions]

@@ -1,0 +1,265 @@
+"""The plugin `null`: workers without torch, so that a whole run can be tested in milliseconds.
+
+Its policy is one softmax over the byte vocabulary, the same at every position, trained by a plain policy gradient with
+Adam in float64: real numbers, so that "bitwise equal after resume" means something. Use it with
+`model.tokenizer=bytes actor.backend=null rollout.backend=null`. Nothing reads `model.path`: training starts from the
+uniform distribution.
+
+Shape letters: B rows, T token positions, V vocabulary.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlcore.actor import ACTOR, ActorWorker
+from rlcore.errors import CheckpointError, WorkerError
+from rlcore.hookspecs import hookimpl
+from rlcore.plan import ConfigSection, RewardFunction, WorkerClass
+from rlcore.reference import ReferenceWorker
+from rlcore.rollout import RolloutWorker
+from rlcore.tokens import ByteTokens
+from rlcore.types import Batch, Completion, Finish, Float32s, GenerateRequest, Metrics, Ref, Sampling
+from rlcore.workers import WorkerContext
+
+Float64s = npt.NDArray[np.float64]
+
+ADAM_EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class NullSection:
+    """Delays and faults, for tests; `plugins.null`."""
+
+    setup_s: float = 0.0
+    """Seconds that setting up the actor takes."""
+    update_s: float = 0.0
+    """Seconds that an update takes."""
+    token_s: float = 0.0
+    """Seconds that a token takes; all rows are decoded at once."""
+    save_s: float = 0.0
+    """Seconds that saving takes."""
+    fail_at_update: int = 0
+    """The update, counted from 1, that raises; 0: none."""
+    fail_at_token: int = 0
+    """Generation raises when rows have reached this many tokens; 0: never."""
+    nan_updates: tuple[int, ...] = ()
+    """Updates, counted from 1, whose gradient is not finite."""
+
+
+def log_softmax(logits_V: Float64s, temperature: float) -> Float64s:
+    """(V,) log-probs of softmax(logits / temperature); of the logits themselves at temperature 0, which is greedy."""
+    scaled_V = logits_V / (temperature or 1.0)
+    shifted_V = scaled_V - scaled_V.max()
+    return np.asarray(shifted_V - np.log(np.exp(shifted_V).sum()))
+
+
+def logprobs_of(logits_V: Float64s, batch: Batch, temperature: float) -> Float32s:
+    """(B, T) log-probs of the batch's tokens; 0 at position 0 and at padding."""
+    tokens = batch.tokens.get()
+    logprobs_BT = log_softmax(logits_V, temperature)[tokens.token_ids_BT]
+    counts_BT = tokens.valid_BT.copy()
+    counts_BT[:, 0] = False
+    return np.where(counts_BT, logprobs_BT, 0.0).astype(np.float32)
+
+
+class NullActor(ActorWorker):
+    """A unigram policy."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self.settings: NullSection = context.section or NullSection()
+        self.logits_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
+        self.moment1_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
+        self.moment2_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
+        self.num_updates = 0
+        self.num_adam_steps = 0
+        self.skipped_in_a_row = 0
+        self.version = 0
+
+    def setup(self) -> None:
+        time.sleep(self.settings.setup_s)
+
+    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+        return Ref(logprobs_of(self.logits_V, batch, self.context.config.rollout.temperature))
+
+    def update(self, minibatch: Batch) -> Metrics:
+        """One Adam step on -sum_b weights_B[b] * sum_t advantage * log-prob: the policy gradient without clipping."""
+        time.sleep(self.settings.update_s)
+        self.num_updates += 1
+        if self.num_updates == self.settings.fail_at_update:
+            raise RuntimeError(f"update {self.num_updates} fails, as plugins.null.fail_at_update says")
+        loss, gradient_V = self._gradient(minibatch)
+        if self.num_updates in self.settings.nan_updates:
+            gradient_V = gradient_V * np.nan
+        norm = float(np.sqrt((gradient_V**2).sum()))
+        if not np.isfinite(norm):
+            return self._skip()
+        self.skipped_in_a_row = 0
+        config = self.context.config.actor
+        if config.max_grad_norm and norm > config.max_grad_norm:
+            gradient_V = gradient_V * (config.max_grad_norm / norm)
+        self._adam(gradient_V)
+        return {"actor/loss": loss, "actor/grad_norm": norm, "actor/lr": float(config.lr), "actor/skipped": 0.0}
+
+    def _gradient(self, minibatch: Batch) -> tuple[float, Float64s]:
+        temperature = self.context.config.rollout.temperature
+        tokens = minibatch.tokens.get()
+        weights_B = minibatch.weights_B if minibatch.weights_B is not None else np.ones(len(minibatch))
+        if minibatch.advantages is not None:
+            advantages_BT = minibatch.advantages.get()
+        elif minibatch.advantages_B is not None:
+            advantages_BT = np.broadcast_to(minibatch.advantages_B[:, None], tokens.loss_mask_BT.shape)
+        else:
+            raise WorkerError("the mini-batch has no advantages")
+        factors_BT = np.where(tokens.loss_mask_BT, weights_B[:, None] * advantages_BT, 0.0).astype(np.float64)
+        logprobs_V = log_softmax(self.logits_V, temperature)
+        loss = -float((factors_BT * logprobs_V[tokens.token_ids_BT]).sum())
+        pull_V = np.bincount(tokens.token_ids_BT.ravel(), factors_BT.ravel(), minlength=len(self.logits_V))
+        gradient_V = -(pull_V - factors_BT.sum() * np.exp(logprobs_V)) / temperature
+        return loss, gradient_V
+
+    def _adam(self, gradient_V: Float64s) -> None:
+        config = self.context.config.actor
+        self.num_adam_steps += 1
+        self.moment1_V = config.beta1 * self.moment1_V + (1 - config.beta1) * gradient_V
+        self.moment2_V = config.beta2 * self.moment2_V + (1 - config.beta2) * gradient_V**2
+        mean_V = self.moment1_V / (1 - config.beta1**self.num_adam_steps)
+        square_V = self.moment2_V / (1 - config.beta2**self.num_adam_steps)
+        decayed_V = self.logits_V * (1 - config.lr * config.weight_decay)
+        self.logits_V = decayed_V - config.lr * mean_V / (np.sqrt(square_V) + ADAM_EPSILON)
+
+    def _skip(self) -> Metrics:
+        self.skipped_in_a_row += 1
+        limit = self.context.config.actor.max_skipped_updates
+        if self.skipped_in_a_row >= limit:
+            raise WorkerError(
+                f"{self.skipped_in_a_row} updates in a row had a gradient that is not finite; "
+                f"actor.max_skipped_updates={limit}"
+            )
+        return {"actor/skipped": 1.0}
+
+    def publish(self, version: int) -> None:
+        self.version = version
+
+    def save(self, directory: Path) -> None:
+        time.sleep(self.settings.save_s)
+        model = directory / "model"
+        model.mkdir(parents=True, exist_ok=True)
+        (model / "config.json").write_text(json.dumps({"model_type": "null", "vocab_size": len(self.logits_V)}))
+        np.save(model / "logits_V.npy", self.logits_V)
+        np.save(directory / "moment1_V.npy", self.moment1_V)
+        np.save(directory / "moment2_V.npy", self.moment2_V)
+        counters = {
+            "num_updates": self.num_updates,
+            "num_adam_steps": self.num_adam_steps,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "version": self.version,
+        }
+        (directory / "actor.json").write_text(json.dumps(counters))
+
+    def restore(self, directory: Path) -> None:
+        self.logits_V = _load(directory / "model" / "logits_V.npy")
+        self.moment1_V = _load(directory / "moment1_V.npy")
+        self.moment2_V = _load(directory / "moment2_V.npy")
+        counters = json.loads((directory / "actor.json").read_text())
+        self.num_updates, self.num_adam_steps = counters["num_updates"], counters["num_adam_steps"]
+        self.skipped_in_a_row, self.version = counters["skipped_in_a_row"], counters["version"]
+
+    def facts(self) -> dict[str, Any]:
+        return {"num_parameters": len(self.logits_V), "context_length": None}
+
+
+def _load(path: Path) -> Float64s:
+    array_V = np.load(path, allow_pickle=False)
+    if array_V.shape != (ByteTokens.VOCABULARY,) or array_V.dtype != np.float64:
+        raise CheckpointError(f"{path}: {array_V.dtype} of shape {array_V.shape}; needs float64 of the vocabulary")
+    return np.asarray(array_V)
+
+
+class NullReference(ReferenceWorker):
+    """The policy at its start: uniform."""
+
+    def setup(self) -> None:
+        """There is nothing to load."""
+
+    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+        uniform_V = np.zeros(ByteTokens.VOCABULARY)
+        return Ref(logprobs_of(uniform_V, batch, self.context.config.rollout.temperature))
+
+
+class NullRollout(RolloutWorker):
+    """Samples from the actor that hosts it; top_p, top_k and min_p are not applied."""
+
+    def setup(self) -> None:
+        if not isinstance(self.context.host, NullActor):
+            raise WorkerError("the null rollout is served inside the null actor; set actor.backend=null")
+        self._actor = self.context.host
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
+        """Short completions first, as if all rows were decoded together, a token every `token_s`."""
+        settings, began = self._actor.settings, time.monotonic()
+        drawn = [self._draw(each, sample) for each in sorted(requests, key=lambda r: r.id) for sample in range(each.n)]
+        decoded = 0
+        for completion in sorted(drawn, key=lambda each: (len(each.token_ids), each.request_id, each.sample)):
+            await asyncio.sleep(settings.token_s * (len(completion.token_ids) - decoded))
+            decoded = len(completion.token_ids)
+            if settings.fail_at_token and decoded >= settings.fail_at_token:
+                raise RuntimeError(f"token {decoded} fails, as plugins.null.fail_at_token says")
+            yield replace(completion, generate_s=time.monotonic() - began)
+
+    def _draw(self, request: GenerateRequest, sample: int) -> Completion:
+        sampling = request.sampling
+        logprobs_V = log_softmax(self._actor.logits_V, sampling.temperature)
+        if sampling.temperature == 0:
+            ids_N = np.full(sampling.max_tokens, int(logprobs_V.argmax()), np.int32)
+        else:
+            generator = np.random.default_rng([request.seed, sample])
+            chances_V = np.exp(logprobs_V)
+            ids_N = generator.choice(len(chances_V), sampling.max_tokens, p=chances_V / chances_V.sum()).astype(
+                np.int32
+            )
+        length, finish = _end(ids_N, sampling)
+        return Completion(
+            request_id=request.id,
+            sample=sample,
+            token_ids=ids_N[:length].copy(),
+            logprobs=logprobs_V[ids_N[:length]].astype(np.float32),
+            finish=finish,
+            version=self._actor.version,
+        )
+
+
+def _end(ids_N: npt.NDArray[np.int32], sampling: Sampling) -> tuple[int, Finish]:
+    """How many tokens are kept, and why it ends there: the end token or the token that completes a stop string."""
+    ends = [int(index) + 1 for index in np.flatnonzero(ids_N == ByteTokens.EOS)[:1]]
+    # the end token is no byte, but it has to keep its place
+    text = bytes(int(each) % 256 for each in ids_N)
+    ends += [text.index(stop.encode()) + len(stop.encode()) for stop in sampling.stop if stop.encode() in text]
+    return (min(ends), Finish.STOP) if ends else (len(ids_N), Finish.LENGTH)
+
+
+@hookimpl
+def rlcore_config_sections() -> Sequence[ConfigSection]:
+    return [ConfigSection("null", NullSection)]
+
+
+@hookimpl
+def rlcore_reward_functions() -> Sequence[RewardFunction]:
+    return [RewardFunction("count_letter", "rlcore.testing.letters:count_letter")]
+
+
+@hookimpl
+def rlcore_worker_classes() -> Sequence[WorkerClass]:
+    return [
+        WorkerClass(ActorWorker, "null", NullActor),
+        WorkerClass(ReferenceWorker, "null", NullReference),
+        WorkerClass(RolloutWorker, "null", NullRollout, inside=ACTOR),
+    ]
