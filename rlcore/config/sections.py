@@ -48,6 +48,8 @@ class SourceConfig:
     """Seed of the reasoning_gym task."""
     heldout_frac: float = option(0.2, used_when="task != ''", above=0, below=1)
     """Share of the distinct questions that belongs to the heldout split."""
+    keep: str = ""
+    """A regular expression: only rows in whose question it is found are used, before any split; empty: all rows."""
     limit: int = option(0, at_least=0)
     """Use the first N rows only; 0: all."""
     prompt_column: str = ""
