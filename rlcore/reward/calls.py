@@ -1,0 +1,251 @@
+"""Calls of one reward function: where they run, how long they may take, and what becomes of a failed one."""
+
+import asyncio
+import logging
+import pickle
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rlcore.config import RewardFunctionConfig
+from rlcore.errors import ChildError, PluginError, RlcoreError, WorkerError, boundary, describe
+from rlcore.reward.outcome import Outcome, failed
+from rlcore.reward.seats import Place, Seats, Stopwatch
+from rlcore.reward.served import FunctionSpec, ServedReward
+from rlcore.reward.watchdog import LoopWatch
+from rlcore.types import Lane, RewardStatus, Trajectory
+from rlcore.workers import Child, Children
+
+logger = logging.getLogger(__name__)
+
+SERVED = "rlcore.reward.served:ServedReward"
+PRELOAD_S = 120.0
+"""How long importing and setting up a function may take, outside of any call's deadline."""
+ASYNC_CALLS = 1024
+"""Calls of an async function at a time."""
+FIRST_RETRY_S = 0.1
+LOGGED_TRACES = 3
+JITTER = random.Random()
+"""A generator of its own: how long a retry waits must not move anybody else's random numbers."""
+CLOSE_S = 1.0
+
+
+@dataclass
+class Allowance:
+    """What is left of a call's deadline; time in the queue is not charged."""
+
+    left_s: float
+
+
+class Caller(Protocol):
+    """Runs one call."""
+
+    async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
+        """An outcome for each trajectory.
+
+        Raises TimeoutError at the end of the allowance, ChildError when the function raised, WorkerError when its
+        process died.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+
+class ChildCaller:
+    """A sync function in killable children."""
+
+    def __init__(self, spec: FunctionSpec, children: Children, num_children: int, threads: int, queued: Stopwatch):
+        self._spec, self._children, self._threads = spec, children, threads
+        self._seats = Seats([Place(threads) for _ in range(num_children)], queued)
+        self.num_restarts = 0
+
+    async def start(self, first: Child) -> None:
+        """Make the other children ready; `first` is the one in which the function was inspected."""
+        self._seats.places[0].child = first
+        await asyncio.gather(*(self._renew(place) for place in self._seats.places[1:]))
+
+    async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
+        """See `Caller`. A call that was merely in the same child as a bad one is made once more."""
+        try:
+            return await self._call(trajectories, lane, allowance)
+        except WorkerError:
+            if self._threads == 1:
+                raise
+        return await self._call(trajectories, lane, allowance)
+
+    async def _call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
+        async with self._seats.taken(lane) as place:
+            child = await self._living(place)
+            began = time.monotonic()
+            try:
+                outcomes: list[Outcome] = await child.call("score", trajectories, deadline_s=allowance.left_s)
+            except WorkerError:
+                raise  # the child died: an innocent call gets its whole allowance again
+            except (TimeoutError, ChildError):
+                allowance.left_s -= time.monotonic() - began
+                raise
+            allowance.left_s -= time.monotonic() - began
+            return outcomes
+
+    async def _living(self, place: Place) -> Child:
+        async with place.renewal:
+            if place.child is None or not place.child.alive:
+                self.num_restarts += 1
+                try:
+                    await self._renew(place)
+                except RlcoreError as cause:
+                    raise WorkerError(f"its process ended and cannot be started again: {cause}") from cause
+            if place.child is None:
+                raise WorkerError(f"{self._spec}: has no process")
+            return place.child
+
+    async def _renew(self, place: Place) -> None:
+        if place.child is not None:
+            await place.child.close()
+        place.child = await start_child(self._spec, self._children, self._threads)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(place.child.close() for place in self._seats.places if place.child is not None))
+
+
+async def start_child(spec: FunctionSpec, children: Children, threads: int) -> Child:
+    """A child in which the function is ready; what the function's own code did wrong is a PluginError."""
+    try:
+        return await children.start(SERVED, spec, name=f"reward {spec.name}", threads=threads, deadline_s=PRELOAD_S)
+    except ChildError as cause:
+        raise PluginError(f"{spec}: {cause}") from cause
+
+
+class LoopCaller:
+    """An async function on the run's event loop."""
+
+    def __init__(self, spec: FunctionSpec, watch: LoopWatch, queued: Stopwatch) -> None:
+        self._spec, self._watch = spec, watch
+        self._seats = Seats([Place(ASYNC_CALLS)], queued)
+        self._served = ServedReward(spec)
+        self._tasks: set[asyncio.Task[list[Outcome]]] = set()
+
+    async def start(self) -> None:
+        """Make the function ready."""
+        await self._served.setup_here()
+        self._watch.start()
+
+    async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
+        """See `Caller`. The function gets copies: what it changes, nobody else sees."""
+        copies: list[Trajectory] = pickle.loads(pickle.dumps(list(trajectories)))
+        async with self._seats.taken(lane):
+            began = time.monotonic()
+            task = asyncio.create_task(self._run(copies), name=str(self._spec))
+            self._tasks.add(task)
+            task.add_done_callback(self._forget)
+            try:
+                # Not asyncio.timeout: a function that swallows the cancellation must not hold up the run.
+                done, _ = await asyncio.wait([task], timeout=allowance.left_s)
+            finally:
+                task.cancel()
+                allowance.left_s -= time.monotonic() - began
+            if not done:
+                raise TimeoutError
+            if task.cancelled():
+                raise ChildError("it cancelled itself")
+            return task.result()
+
+    async def _run(self, trajectories: list[Trajectory]) -> list[Outcome]:
+        try:
+            with boundary("", ChildError):
+                return await self._watch.watched(self._spec.name, self._served.score_here(trajectories))
+        except RlcoreError as error:
+            cause = error.__cause__ if isinstance(error, ChildError) else None
+            raise ChildError(describe(cause) if cause else str(error)) from error
+
+    def _forget(self, task: "asyncio.Task[list[Outcome]]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=CLOSE_S)
+            if left:
+                logger.warning("%s: %d calls ignore that they were cancelled", self._spec, len(left))
+        await self._served.close_here()
+
+
+class FunctionCalls:
+    """A configured function: its calls, with deadline and retries, always end in outcomes."""
+
+    def __init__(self, spec: FunctionSpec, config: RewardFunctionConfig, weight: float, deadline_s: float) -> None:
+        self.spec, self.config, self.weight, self.deadline_s = spec, config, weight, deadline_s
+        self._caller: Caller | None = None
+        self._num_traces = 0
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it runs on the run's loop; known after `start`."""
+        return isinstance(self._caller, LoopCaller)
+
+    @property
+    def num_restarts(self) -> int:
+        """Children that had to be replaced so far."""
+        return getattr(self._caller, "num_restarts", 0)
+
+    async def start(self, children: Children, watch: LoopWatch, queued: Stopwatch) -> None:
+        """Look at the function in a child, and get ready where it belongs: there, or on this loop."""
+        threads = self.config.threads if self.config.isolation == "threads" else 1
+        first = await start_child(self.spec, children, threads)
+        if await first.call("is_async", deadline_s=PRELOAD_S):
+            await first.close()
+            on_loop = LoopCaller(self.spec, watch, queued)
+            self._caller = on_loop
+            await on_loop.start()
+        else:
+            in_children = ChildCaller(self.spec, children, self.config.children, threads, queued)
+            self._caller = in_children
+            await in_children.start(first)
+
+    async def close(self) -> None:
+        """Let go of everything; also when `start` failed."""
+        if self._caller is not None:
+            await self._caller.close()
+
+    async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
+        """An outcome for each trajectory; tried again, under on_failure=retry, while the deadline allows."""
+        allowance = Allowance(self.deadline_s)
+        tries = self.config.tries if self.config.on_failure == "retry" else 1
+        pause = FIRST_RETRY_S
+        while True:
+            tries -= 1
+            outcomes = await self._try(trajectories, lane, allowance)
+            good = all(each.status is not RewardStatus.FAILED for each in outcomes)
+            wait = pause * JITTER.uniform(0.5, 1.5)
+            if good or tries <= 0 or allowance.left_s <= wait:
+                return outcomes
+            await asyncio.sleep(wait)
+            allowance.left_s -= wait
+            pause *= 2
+
+    async def _try(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
+        if self._caller is None:
+            raise WorkerError(f"{self.spec}: was called before it was started")
+        try:
+            return await self._caller.call(trajectories, lane, allowance)
+        except TimeoutError:
+            allowance.left_s = 0.0
+            error = f"no result within {self.deadline_s:g} s"
+        except ChildError as cause:
+            error = str(cause)
+            self._log(cause.trace)
+        except WorkerError as cause:
+            error = str(cause)
+        return [failed(error)] * len(trajectories)
+
+    def _log(self, trace: str) -> None:
+        if trace and self._num_traces < LOGGED_TRACES:
+            self._num_traces += 1
+            logger.warning("%s raised:\n%s", self.spec, trace)

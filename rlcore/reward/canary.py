@@ -1,0 +1,65 @@
+"""The start-up canary: before anything is trained, a response known to be good must score well."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlcore.config import RewardConfig
+from rlcore.errors import ConfigError, RewardError
+from rlcore.reward.manager import RewardManager
+from rlcore.types import Finish, Lane, Prompt, RewardStatus, Scored, Trajectory, TrajectoryId
+
+if TYPE_CHECKING:
+    from rlcore.tokens import Tokens
+
+
+async def check_canary(
+    manager: RewardManager, prompts: Sequence[Prompt], config: RewardConfig, tokens: "Tokens"
+) -> None:
+    """RewardError, naming prompt, response and score, when a canary fails or scores below `reward.canary_min`."""
+    if "{answer}" not in config.canary:
+        raise ConfigError(f"reward.canary: '{config.canary}' has no {{answer}} in it; needs the place of the answer")
+    known = [each for each in prompts if each.answer is not None]
+    if not known:
+        raise ConfigError("reward.canary: none of the first prompts has an answer; set data.sources.<x>.answer_column")
+    canaries = [canary(each, config.canary, tokens) for each in known]
+
+    async def stream() -> AsyncIterator[Trajectory]:
+        for each in canaries:
+            yield each
+
+    async with aclosing(manager.score(stream(), Lane.EVAL)) as results:  # type: ignore[type-var]
+        async for scored in results:
+            _judge(scored, config.canary_min)
+
+
+def canary(prompt: Prompt, template: str, tokens: "Tokens") -> Trajectory:
+    """The known-good response to a prompt; its text stands for itself, and its one sampled token is the end of turn."""
+    ids = [*tokens.encode_prompt(prompt.messages), min(tokens.eos_ids, default=tokens.pad_id)]
+    mask = np.zeros(len(ids), dtype=np.bool_)
+    mask[-1] = True
+    return Trajectory(
+        id=TrajectoryId(prompt.id, 0, 0),
+        prompt=prompt,
+        token_ids=np.array(ids, dtype=np.int32),
+        loss_mask=mask,
+        logprobs=np.zeros(len(ids), dtype=np.float32),
+        completion=template.replace("{answer}", str(prompt.answer)),
+        finish=Finish.STOP,
+        versions=((len(ids) - 1, 0),),
+    )
+
+
+def _judge(scored: Scored, least: float) -> None:
+    reward, trajectory = scored.reward, scored.trajectory
+    if reward.status is RewardStatus.OK and reward.score >= least:
+        return
+    parts = ", ".join(f"{name}={score:g}" for name, score in reward.parts.items())
+    found = f"scored {reward.score:g} ({parts})" if reward.status is RewardStatus.OK else str(reward.info.get("error"))
+    raise RewardError(
+        f"reward.canary: the known-good response {trajectory.text()!r} to prompt '{trajectory.prompt.id}' {found}; "
+        f"needs at least reward.canary_min={least:g}, so nothing is trained: put the reward function, the template or "
+        "the answers right"
+    )

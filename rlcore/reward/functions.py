@@ -1,0 +1,131 @@
+"""The core's reward manager: reward functions, weighed and summed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+
+from rlcore.config import RewardConfig
+from rlcore.errors import RewardError
+from rlcore.plan import BuildContext
+from rlcore.reward.calls import FunctionCalls
+from rlcore.reward.canary import check_canary
+from rlcore.reward.manager import RewardManager
+from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
+from rlcore.reward.seats import Stopwatch
+from rlcore.reward.served import FunctionSpec
+from rlcore.reward.stream import RewardStream, rows
+from rlcore.reward.watchdog import LoopWatch
+from rlcore.types import Lane, Metrics, Prompt, Reward, RewardStatus, Scored, Trajectory
+
+BOUND_FRAC = 0.5
+"""Rewards bound the run when calls queued for at least this share of the time in which rewards were asked for."""
+
+
+def build_function_rewards(context: BuildContext) -> "FunctionRewards":
+    """The manager named 'functions'."""
+    return FunctionRewards(context)
+
+
+class FunctionRewards(RewardManager):
+    """Scores each sample the moment it is complete, with every function of `reward.functions`."""
+
+    def __init__(self, context: BuildContext) -> None:
+        self._context = context
+        self._config: RewardConfig = context.config.reward
+        self._functions = _calls(context)
+        self._watch = LoopWatch()
+        self._queued, self._asked = Stopwatch(), Stopwatch()
+        self._restarts_told = 0
+
+    async def start(self) -> None:
+        """Start the children and make every function ready. PluginError or ConfigError naming the function."""
+        # Not a TaskGroup: the first error is to be raised as it is.
+        starting = [
+            asyncio.create_task(each.start(self._context.children, self._watch, self._queued))
+            for each in self._functions
+        ]
+        try:
+            await asyncio.gather(*starting)
+        finally:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+
+    async def close(self) -> None:
+        try:
+            await asyncio.gather(*(each.close() for each in self._functions))
+        finally:
+            self._watch.close()
+
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+        """See `RewardManager.score`. RewardError as soon as a training step's error budget is certainly spent."""
+        evaluation = self._context.config.eval
+        group_size = self._context.config.rollout.samples_per_prompt
+        if lane is Lane.EVAL:
+            group_size = evaluation.samples_per_prompt
+        failures: list[Reward] = []
+        self._asked.start()
+        try:
+            async with aclosing(RewardStream(self._functions, lane, group_size).results(stream)) as results:  # type: ignore[type-var]
+                async for parts, reward in results:
+                    if reward.status is not RewardStatus.OK:
+                        failures.append(reward)
+                        self._check(parts[-1], failures, lane)
+                    for row in rows(parts, reward):
+                        yield row
+        finally:
+            self._asked.stop()
+
+    def _check(self, trajectory: Trajectory, failures: Sequence[Reward], lane: Lane) -> None:
+        if failure_policy(failures[-1], self._config) == "abort":
+            raise aborted(trajectory.id.unit(), failures[-1])
+        config = self._context.config
+        num_samples = config.train.prompts_per_step * config.rollout.samples_per_prompt
+        if lane is Lane.TRAIN and len(failures) > allowed_failures(num_samples, self._config):
+            raise over_budget(failures, num_samples, self._config)
+
+    async def canary(self, prompts: Sequence[Prompt]) -> None:
+        """Score the known-good response to each prompt; RewardError when one is below `reward.canary_min`.
+
+        Does nothing without `reward.canary`.
+        """
+        if self._config.canary:
+            await check_canary(self, prompts, self._config, self._context.tokens)
+            self.metrics()
+
+    def metrics(self) -> Metrics:
+        """reward/service_bound is 1.0 when, for most of the time, calls waited for a free child.
+
+        Then more `reward.functions.<x>.children`, or `isolation: threads` for functions that wait for I/O, make the run
+        faster. reward/num_restarts counts children that died or were killed; perf/loop_blocked_s is the longest time
+        for which an async function kept the event loop, where there is such a function.
+        """
+        asked_s, queued_s = self._asked.take(), self._queued.take()
+        total = sum(each.num_restarts for each in self._functions)
+        restarts, self._restarts_told = total - self._restarts_told, total
+        metrics = {
+            "reward/service_bound": float(asked_s > 0 and queued_s >= BOUND_FRAC * asked_s),
+            "reward/num_restarts": float(restarts),
+        }
+        if any(each.is_async for each in self._functions):
+            metrics["perf/loop_blocked_s"] = self._watch.take_longest_s()
+        return metrics
+
+
+def _calls(context: BuildContext) -> list[FunctionCalls]:
+    if not context.reward_functions:
+        raise RewardError("reward.functions is empty; needs at least one, such as reward.functions.x.fn=file.py:name")
+    config = context.config
+    sources = {**config.eval.sources, **config.data.sources}
+    answer_columns = {name: each.answer_column for name, each in sources.items() if each.answer_column}
+    return [
+        FunctionCalls(
+            FunctionSpec(
+                name, each.reference, dict(each.kwargs), each.scope.value, answer_columns, config.train.max_steps
+            ),
+            config.reward.functions[name],
+            each.weight,
+            each.deadline_s,
+        )
+        for name, each in context.reward_functions.items()
+    ]

@@ -1,0 +1,49 @@
+"""What a step's rewards look like, as metrics."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlcore.types import Metrics, Reward, RewardStatus, Scored
+
+
+def reward_metrics(scored: Sequence[Scored]) -> Metrics:
+    """Statistics over samples (a sample's parts count once).
+
+    reward/mean and reward/std (population) are over the samples that did not fail; reward/<function>/mean over those of
+    which the function had an opinion; reward/zero_std_frac is the share of groups, of those with at least two samples
+    that did not fail, in which all rewards are equal: they teach nothing. reward/failed counts samples, reward/skipped
+    those of which some function had no opinion; the latency percentiles are seconds from the end of generation to the
+    reward, waiting included. A number over nothing is left out.
+    """
+    rewards = {each.trajectory.id.unit(): each.reward for each in scored}
+    good = [each for each in rewards.values() if each.status is RewardStatus.OK]
+    metrics: Metrics = {
+        "reward/failed": float(sum(each.status is RewardStatus.FAILED for each in rewards.values())),
+        "reward/skipped": float(sum("skipped" in each.info for each in rewards.values())),
+    }
+    if rewards:
+        latencies = [each.latency_s for each in rewards.values()]
+        metrics["reward/latency_p50"] = float(np.percentile(latencies, 50))
+        metrics["reward/latency_p95"] = float(np.percentile(latencies, 95))
+    if good:
+        scores = np.array([each.score for each in good])
+        metrics["reward/mean"] = float(scores.mean())
+        metrics["reward/std"] = float(scores.std())
+    groups: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for unit, each in rewards.items():
+        if each.status is RewardStatus.OK:
+            groups[unit.prompt, unit.epoch].append(each.score)
+    comparable = [scores for scores in groups.values() if len(scores) > 1]
+    if comparable:
+        metrics["reward/zero_std_frac"] = sum(max(each) == min(each) for each in comparable) / len(comparable)
+    return metrics | _parts(list(rewards.values()))
+
+
+def _parts(rewards: Sequence[Reward]) -> Metrics:
+    scores: dict[str, list[float]] = defaultdict(list)
+    for reward in rewards:
+        for name, score in reward.parts.items():
+            scores[name].append(score)
+    return {f"reward/{name}/mean": sum(each) / len(each) for name, each in scores.items()}

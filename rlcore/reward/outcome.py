@@ -1,0 +1,144 @@
+"""What one function said of one sample, checked: a number is a finite number, and anything else is a named failure."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlcore.types import Float32s, Reward, RewardStatus
+
+LARGEST = float(np.finfo(np.float32).max)
+SHOWN = (bool, int, float, complex, str, bytes, list, tuple, dict)
+"""Types whose repr an error may show."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A function's opinion of a sample. Plain values only: it crosses from a child process."""
+
+    status: RewardStatus
+    score: float = 0.0
+    error: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Scores within the function's own, for the metrics."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    token_scores: Float32s | None = None
+
+
+SKIPPED = Outcome(RewardStatus.SKIPPED)
+
+
+def failed(error: str) -> Outcome:
+    """No usable score, and why."""
+    return Outcome(RewardStatus.FAILED, error=error)
+
+
+def number(value: Any) -> float | str:
+    """The value as a finite float, or what is wrong with it. bool counts as 0 or 1; numpy and torch scalars pass."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return f"returned {_shown(value)}; a number is needed"
+    if getattr(value, "ndim", 0):
+        return f"returned an array of shape {tuple(value.shape)}; a number is needed"
+    try:
+        converted = float(value)
+    except (TypeError, ValueError, OverflowError) as cause:
+        return f"returned {_shown(value)}, which is no number: {cause}"
+    if not math.isfinite(converted):
+        return f"returned {converted}; a finite number is needed"
+    return converted if abs(converted) <= LARGEST else f"returned {converted}, which no float32 can hold"
+
+
+def outcome_of_one(value: Any, num_tokens: int, may_skip: bool) -> Outcome:
+    """What a function returned for one sample of `num_tokens` tokens, as an Outcome; never raises.
+
+    None is SKIPPED where the signature is a list's, else a failure.
+    """
+    if value is None and may_skip:
+        return SKIPPED
+    if isinstance(value, Reward):
+        return _outcome_of_reward(value, num_tokens)
+    if isinstance(value, Mapping):
+        return _outcome_of_mapping(value)
+    score = number(value)
+    return failed(score) if isinstance(score, str) else Outcome(RewardStatus.OK, score)
+
+
+def outcomes_of_many(value: Any, num_tokens: list[int], may_skip: bool = True) -> list[Outcome]:
+    """What a list signature returned for one call, an Outcome for each sample; a list of another length fails all."""
+    wrong = _wrong_list(value, len(num_tokens))
+    if wrong:
+        return [failed(wrong)] * len(num_tokens)
+    values = value.tolist() if hasattr(value, "tolist") else list(value)
+    return [outcome_of_one(each, length, may_skip) for each, length in zip(values, num_tokens, strict=True)]
+
+
+def _wrong_list(value: Any, wanted: int) -> str:
+    is_vector = hasattr(value, "tolist") and getattr(value, "ndim", None) == 1
+    if not is_vector and not isinstance(value, (list, tuple)):
+        return f"returned {_shown(value)}; a list of {wanted} numbers is needed"
+    return "" if len(value) == wanted else f"returned a list of {len(value)} for {wanted} samples"
+
+
+def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
+    if value.status is RewardStatus.SKIPPED:
+        return SKIPPED
+    info = {str(key): _plain(each) for key, each in value.info.items()}
+    if value.status is RewardStatus.FAILED:
+        return failed(str(info.get("error") or "returned a Reward with status FAILED and no info['error']"))
+    score = number(value.score)
+    if isinstance(score, str):
+        return failed(score)
+    parts = {str(name): number(part) for name, part in value.parts.items()}
+    checked = {name: part for name, part in parts.items() if not isinstance(part, str)}
+    for name, part in parts.items():
+        if isinstance(part, str):
+            return failed(f"part '{name}': {part}")
+    if value.token_scores is None:
+        return Outcome(RewardStatus.OK, score, parts=checked, info=info)
+    token_scores = np.asarray(value.token_scores, dtype=np.float32)
+    if token_scores.shape != (num_tokens,):
+        return failed(f"token_scores have shape {token_scores.shape}; ({num_tokens},) is needed")
+    if not np.isfinite(token_scores).all():
+        return failed("token_scores hold numbers that are not finite")
+    return Outcome(RewardStatus.OK, score, parts=checked, info=info, token_scores=token_scores)
+
+
+def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
+    if "score" not in value:
+        return failed(f"returned a dict without 'score'; it has {sorted(map(str, value))}")
+    score = number(value["score"])
+    if isinstance(score, str):
+        return failed(f"'score': {score}")
+    info = {str(key): _plain(each) for key, each in value.items() if key != "score"}
+    if "answer" not in info and "pred" in info:
+        info["answer"] = info["pred"]
+    return Outcome(RewardStatus.OK, score, info=info)
+
+
+def _plain(value: Any) -> Any:
+    """A value that pickles without its library and can be logged: scalars as they are, arrays as lists."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return str(value)
+
+
+def _shown(value: Any) -> str:
+    """A value in an error: its type, and itself when it is short."""
+    if inspect.iscoroutine(value):
+        value.close()
+        return "a coroutine from a function that is not async"
+    if inspect.isgenerator(value):
+        return "a generator"
+    if value is None:
+        return "None"
+    text = repr(value) if type(value) in SHOWN else ""
+    return f"{type(value).__name__} {text}" if 0 < len(text) <= 60 else f"a {type(value).__name__}"

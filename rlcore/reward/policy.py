@@ -1,0 +1,111 @@
+"""What follows from a failed reward: pure decisions, taken when the groups of a step are complete.
+
+A sample whose reward FAILED carries the errors by function in `info['failed']`; each function's `on_failure` says what
+follows, and the strongest one counts: abort, drop_group, drop_sample (also what `retry` ends in), value. A failure
+that names no configured function counts as drop_sample.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from rlcore.config import RewardConfig
+from rlcore.errors import RewardError
+from rlcore.types import Metrics, Reward, RewardStatus, Scored, TrajectoryId
+
+STRENGTH = {"value": 0, "drop_sample": 1, "retry": 1, "drop_group": 2, "abort": 3}
+NUM_CAUSES = 3
+
+
+def apply_failures(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> tuple[list[list[Scored]], Metrics]:
+    """The groups that are left to train on, and counts.
+
+    Under drop_sample a failure changes nothing but that the sample is absent; a group left with fewer than two samples
+    stays, and is counted in reward/small_groups. RewardError when more samples failed than the error budget allows, or
+    under the policy abort.
+    """
+    check_budget(groups, config)
+    counts = dict.fromkeys(
+        ("dropped_samples", "dropped_groups", "dropped_siblings", "valued_samples", "small_groups"), 0.0
+    )
+    kept: list[list[Scored]] = []
+    for group in groups:
+        units = {each.trajectory.id.unit(): each.reward for each in group}
+        decisions = {unit: failure_policy(reward, config) for unit, reward in units.items()}
+        if "drop_group" in decisions.values():
+            num_failed = sum(1 for decision in decisions.values() if decision)
+            counts["dropped_groups"] += 1
+            counts["dropped_samples"] += len(units)
+            counts["dropped_siblings"] += len(units) - num_failed
+            continue
+        dropped = {unit for unit, decision in decisions.items() if decision in ("drop_sample", "retry")}
+        counts["dropped_samples"] += len(dropped)
+        counts["valued_samples"] += sum(1 for decision in decisions.values() if decision == "value")
+        left = [_valued(each, decisions, config) for each in group if each.trajectory.id.unit() not in dropped]
+        if left:
+            kept.append(left)
+        if dropped and len(units) - len(dropped) < 2:
+            counts["small_groups"] += 1
+    return kept, {f"reward/{name}": value for name, value in counts.items()}
+
+
+def failure_policy(reward: Reward, config: RewardConfig) -> str:
+    """What follows for a sample with this reward: '' when it did not fail, else an `on_failure`."""
+    if reward.status is RewardStatus.OK:
+        return ""
+    names = [name for name in reward.info.get("failed", {}) if name in config.functions]
+    policies = [config.functions[name].on_failure for name in names]
+    return max(policies, key=STRENGTH.__getitem__, default="drop_sample")
+
+
+def check_budget(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> None:
+    """RewardError when a failure is to abort the run, or more samples failed than `reward.error_budget_frac` allows.
+
+    The budget is a share of all samples of `groups`, at least one sample unless it is 0.
+    """
+    rewards = {each.trajectory.id.unit(): each.reward for group in groups for each in group}
+    for unit, reward in rewards.items():
+        if failure_policy(reward, config) == "abort":
+            raise aborted(unit, reward)
+    failures = [reward for reward in rewards.values() if reward.status is not RewardStatus.OK]
+    if len(failures) > allowed_failures(len(rewards), config):
+        raise over_budget(failures, len(rewards), config)
+
+
+def allowed_failures(num_samples: int, config: RewardConfig) -> int:
+    """How many of a step's samples may fail: the budget's share, at least one unless the budget is 0."""
+    frac = config.error_budget_frac
+    return max(1, int(frac * num_samples + 1e-9)) if frac > 0 else 0
+
+
+def aborted(unit: TrajectoryId, reward: Reward) -> RewardError:
+    """The error of the policy abort."""
+    return RewardError(
+        f"reward of sample {unit.sample} of prompt '{unit.prompt}': {reward.info.get('error', 'no cause given')}; "
+        "the function that failed has on_failure=abort"
+    )
+
+
+def over_budget(failures: Sequence[Reward], num_samples: int, config: RewardConfig) -> RewardError:
+    """The error of a spent budget: names the functions with their most frequent causes."""
+    return RewardError(
+        f"reward: {len(failures)} of {num_samples} samples failed, more than reward.error_budget_frac="
+        f"{config.error_budget_frac:g} of a step allows: {causes(failures)}; put the cause right, or raise the budget"
+    )
+
+
+def causes(failures: Iterable[Reward]) -> str:
+    """The most frequent errors, each with its function and how often it came."""
+    counted = Counter(str(reward.info.get("error", "no cause given")) for reward in failures)
+    return "; ".join(f"{error} (x{times})" for error, times in counted.most_common(NUM_CAUSES))
+
+
+def _valued(scored: Scored, decisions: dict[TrajectoryId, str], config: RewardConfig) -> Scored:
+    """The sample with `failure_value` as the score of each function that failed, under the policy value."""
+    reward = scored.reward
+    if decisions[scored.trajectory.id.unit()] != "value":
+        return scored
+    scores = {name: score for name, score in reward.parts.items() if name in config.functions}
+    scores |= {name: config.functions[name].failure_value for name in reward.info["failed"]}
+    total = sum(config.functions[name].weight * score for name, score in scores.items())
+    return replace(scored, reward=replace(reward, score=total, status=RewardStatus.OK))

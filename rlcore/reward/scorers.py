@@ -1,0 +1,100 @@
+r"""Ready-made reward functions, named in the config as `rlcore.reward.scorers:boxed` and so on.
+
+Each extracts an answer from the response and compares it with the prompt's. The answer goes into `info['answer']`,
+from which the evaluation takes majority votes.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rlcore.errors import RewardError
+from rlcore.types import FrozenDict, Reward, Trajectory
+
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What the last complete \boxed{...} holds, braces within it balanced; None without one."""
+    start = text.rfind("\\boxed{")
+    while start >= 0:
+        depth = 0
+        for end in range(start + len("\\boxed"), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                return text[start + len("\\boxed{") : end]
+        start = text.rfind("\\boxed{", 0, start)
+    return None
+
+
+def extract(text: str) -> str:
+    r"""The last \boxed{} of a response, else its last <answer> tag, else its last number, else all of it."""
+    boxed = last_boxed(text)
+    if boxed is not None:
+        return boxed.strip()
+    tags = ANSWER_TAG.findall(text)
+    if tags:
+        return str(tags[-1]).strip()
+    numbers = NUMBER.findall(text)
+    return str(numbers[-1]) if numbers else text.strip()
+
+
+def same_answer(found: str, wanted: str) -> bool:
+    """Whether two answers are the same text, or the same number (commas and trailing zeros aside)."""
+    found, wanted = found.strip(), wanted.strip()
+    if found == wanted:
+        return True
+    if NUMBER.fullmatch(found) and NUMBER.fullmatch(wanted):
+        return float(found.replace(",", "")) == float(wanted.replace(",", ""))
+    return False
+
+
+def exact_match(trajectory: Trajectory) -> Reward:
+    r"""1 when the extracted answer (see `extract`) is the prompt's, else 0."""
+    return _judged(extract(trajectory.text()), trajectory)
+
+
+def boxed(trajectory: Trajectory) -> Reward:
+    r"""1 when the last \boxed{} holds the prompt's answer, else 0; a response without one scores 0."""
+    found = last_boxed(trajectory.text())
+    return Reward(0.0) if found is None else _judged(found.strip(), trajectory)
+
+
+def math_verify(trajectory: Trajectory) -> Reward:
+    """1 when math-verify (extra `tasks`) takes the response for the prompt's answer, as mathematics; else 0."""
+    from math_verify import parse, verify
+
+    wanted = parse(f"${_wanted(trajectory)}$")
+    if not wanted:
+        raise RewardError(f"math-verify cannot read the answer {_wanted(trajectory)!r} of the data")
+    found = parse(trajectory.text())
+    answer = FrozenDict({"answer": str(found[0])}) if found else FrozenDict[str, Any]()
+    return Reward(float(verify(wanted, found)), info=answer)
+
+
+def reasoning_gym(trajectory: Trajectory) -> Reward:
+    """The score in 0..1 that the task of reasoning-gym (extra `tasks`) itself gives the extracted answer.
+
+    The task's name is the column `metadata`'s source_dataset, as reasoning-gym makes it.
+    """
+    from reasoning_gym import get_score_answer_fn
+
+    metadata = trajectory.prompt.columns.get("metadata")
+    name = metadata.get("source_dataset") if isinstance(metadata, Mapping) else None
+    if not name:
+        raise RewardError("reasoning_gym needs the column metadata with source_dataset; the data has none")
+    found = extract(trajectory.text())
+    question = str(trajectory.prompt.messages[-1].get("content", ""))
+    entry = {"question": question, "answer": trajectory.prompt.answer, "metadata": metadata}
+    return Reward(float(get_score_answer_fn(name)(found, entry)), info=FrozenDict({"answer": found}))
+
+
+def _wanted(trajectory: Trajectory) -> str:
+    if trajectory.prompt.answer is None:
+        raise RewardError(f"prompt '{trajectory.prompt.id}' has no answer to compare with")
+    return str(trajectory.prompt.answer)
+
+
+def _judged(found: str, trajectory: Trajectory) -> Reward:
+    return Reward(float(same_answer(found, _wanted(trajectory))), info=FrozenDict({"answer": found}))

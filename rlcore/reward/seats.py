@@ -1,0 +1,95 @@
+"""Who may call next: a fixed number of seats, and a queue in which evaluation stands before training."""
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from rlcore.types import Lane
+from rlcore.workers import Child
+
+
+class Stopwatch:
+    """Seconds during which at least one of many overlapping things went on."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._since = 0.0
+        self._total_s = 0.0
+
+    def start(self) -> None:
+        """One more goes on."""
+        if self._num_running == 0:
+            self._since = time.monotonic()
+        self._num_running += 1
+
+    def stop(self) -> None:
+        """One has ended."""
+        self._num_running -= 1
+        if self._num_running == 0:
+            self._total_s += time.monotonic() - self._since
+
+    def take(self) -> float:
+        """The seconds since the last call of this method."""
+        now = time.monotonic()
+        seconds = self._total_s + (now - self._since if self._num_running else 0.0)
+        self._total_s, self._since = 0.0, now
+        return seconds
+
+
+@dataclass(eq=False)
+class Place:
+    """Somewhere calls run: a child, or the run's own loop."""
+
+    free: int
+    """Calls that may still start here."""
+    child: Child | None = None
+    renewal: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a dead child is replaced."""
+
+
+class Seats:
+    """Hands out places to calls, first come first served within a lane."""
+
+    def __init__(self, places: Sequence[Place], queued: Stopwatch) -> None:
+        self.places = places
+        self._queued = queued
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[bool, int, asyncio.Future[Place]]] = []
+
+    @asynccontextmanager
+    async def taken(self, lane: Lane) -> AsyncIterator[Place]:
+        """A seat at the least busy place, held until the block ends; waits while all are taken."""
+        place = await self._take(lane)
+        try:
+            yield place
+        finally:
+            self._give_back(place)
+
+    async def _take(self, lane: Lane) -> Place:
+        place = max(self.places, key=lambda each: each.free)
+        if place.free:
+            place.free -= 1
+            return place
+        turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (lane is not Lane.EVAL, next(self._numbers), turn))
+        self._queued.start()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back(turn.result())
+            raise
+        finally:
+            self._queued.stop()
+
+    def _give_back(self, place: Place) -> None:
+        while self._waiting:
+            _, _, turn = heapq.heappop(self._waiting)
+            if not turn.done():
+                turn.set_result(place)
+                return
+        place.free += 1

@@ -1,0 +1,111 @@
+"""Finds the async reward function that blocks the run's event loop, and says its name."""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Coroutine, Generator
+from types import TracebackType
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+BLOCKED_S = 0.5
+"""A function that keeps the loop for longer between two awaits is named in a warning."""
+
+
+class LoopWatch:
+    """Times every step of the watched coroutines; a thread sees a step that does not even end."""
+
+    def __init__(self, blocked_s: float = BLOCKED_S) -> None:
+        self.blocked_s = blocked_s
+        self._longest_s = 0.0
+        self._step: tuple[str, float] | None = None
+        """Function and start of the step that has the loop now."""
+        self._warned: set[str] = set()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to watch the running loop."""
+        if self._thread is None:
+            self._stop.clear()
+            loop_thread = threading.get_ident()
+            self._thread = threading.Thread(target=self._look, args=(loop_thread,), name="loop watch", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def take_longest_s(self) -> float:
+        """The longest step since the last call of this method."""
+        longest, self._longest_s = self._longest_s, 0.0
+        return longest
+
+    async def watched(self, name: str, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result."""
+        return await _Steps(self, name, coroutine)
+
+    def begin(self, name: str) -> None:
+        """A step of this function has the loop."""
+        self._step = (name, time.monotonic())
+
+    def end(self) -> None:
+        """The step gave the loop back."""
+        if self._step is not None:
+            name, began = self._step
+            self._step = None
+            took = time.monotonic() - began
+            self._longest_s = max(self._longest_s, took)
+            if took > self.blocked_s:
+                self._warn(name, f"blocked the event loop for {took:.1f} s")
+
+    def _look(self, loop_thread: int) -> None:
+        while not self._stop.wait(self.blocked_s / 2):
+            step = self._step
+            if step is not None and time.monotonic() - step[1] > self.blocked_s:
+                frame = sys._current_frames().get(loop_thread)
+                where = f", now at {frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+                self._warn(step[0], f"has blocked the event loop for more than {self.blocked_s:g} s{where}")
+
+    def _warn(self, name: str, what: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning(
+                "async reward function '%s' %s: every other call waits for it; await what takes time, or make it a "
+                "plain function, which runs in a process of its own",
+                name,
+                what,
+            )
+
+
+class _Steps(Generator[Any, Any, T]):
+    """A coroutine with a clock around each of its steps."""
+
+    def __init__(self, watch: LoopWatch, name: str, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._watch, self._name, self._coroutine = watch, name, coroutine
+
+    def __await__(self) -> "Generator[Any, Any, T]":
+        return self
+
+    def send(self, value: Any, /) -> Any:
+        self._watch.begin(self._name)
+        try:
+            return self._coroutine.send(value)
+        finally:
+            self._watch.end()
+
+    def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None, /) -> Any:
+        self._watch.begin(self._name)
+        try:
+            return self._coroutine.throw(kind if value is None else value)
+        finally:
+            self._watch.end()
+
+    def close(self) -> None:
+        self._coroutine.close()

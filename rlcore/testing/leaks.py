@@ -1,0 +1,85 @@
+"""Finds what a piece of code left behind: child processes, threads, file descriptors, asyncio tasks."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PATIENCE_S = 3.0
+"""What is ending may take this long to be gone."""
+
+
+class Leaked(AssertionError):
+    """Something was left behind; says what."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    processes: frozenset[int]
+    threads: frozenset[threading.Thread]
+    descriptors: frozenset[tuple[int, str]]
+    tasks: frozenset["asyncio.Task[object]"]
+
+    def beyond(self, before: "_Held") -> list[str]:
+        """What is held now and was not before, in words."""
+        found = [f"process {each}" for each in sorted(self.processes - before.processes)]
+        found += [f"thread '{each.name}'" for each in self.threads - before.threads]
+        found += [f"descriptor {number} ({where})" for number, where in sorted(self.descriptors - before.descriptors)]
+        return found + [f"task '{each.get_name()}'" for each in self.tasks - before.tasks]
+
+
+@contextmanager
+def leaks() -> Iterator[None]:
+    """Raise `Leaked`, naming everything, when the block leaves behind what was not there before it.
+
+    Looks at the descendants of this process, its threads, its open descriptors and, when a loop is running in this
+    thread, its tasks. Around a block with awaits in it only what the loop has ended by then counts as gone; put it
+    around `asyncio.run` to include everything the loop itself holds. Needs /proc (Linux).
+    """
+    before = _held()
+    yield
+    patience = time.monotonic() + PATIENCE_S
+    while found := _held().beyond(before):
+        if time.monotonic() > patience:
+            raise Leaked(f"left behind: {', '.join(found)}")
+        time.sleep(0.02)
+
+
+def _held() -> _Held:
+    try:
+        tasks = frozenset(asyncio.all_tasks())
+    except RuntimeError:  # no loop is running in this thread
+        tasks = frozenset()
+    threads = frozenset(each for each in threading.enumerate() if each.is_alive())
+    return _Held(frozenset(descendants(os.getpid())), threads, frozenset(_descriptors()), tasks)
+
+
+def _descriptors() -> Iterator[tuple[int, str]]:
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        try:
+            yield int(entry.name), os.readlink(entry)
+        except OSError:  # the listing's own descriptor
+            continue
+
+
+def descendants(parent: int) -> set[int]:
+    """Ids of the processes that `parent` and its descendants started and that have not been waited for."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:  # it has just ended
+                continue
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    found: set[int] = set()
+    waiting = list(children.get(parent, []))
+    while waiting:
+        each = waiting.pop()
+        found.add(each)
+        waiting += children.get(each, [])
+    return found
