@@ -42,6 +42,7 @@ class Saver:
     async def _save(self) -> Path:
         began, trainer = time.monotonic(), self._trainer
         step, state = trainer.progress.step, trainer.published
+        logger.info("saving step %d", step)
         staging = await asyncio.to_thread(checkpoint.staging, self._run_dir, step)
         await trainer.actor.call(ActorWorker.save, staging)
         await trainer.run.critic.save(staging)

@@ -1,6 +1,8 @@
 """A whole run: directory, data, launch, resume, steps, evaluations, checkpoints, last words."""
 
 import asyncio
+import json
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -14,10 +16,11 @@ from rlcore.config import RunConfig
 from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
 from rlcore.errors import ConfigError
 from rlcore.evaluate import evaluate
-from rlcore.launch import Run, launch
+from rlcore.launch import Deadlines, Run, launch
 from rlcore.metrics import MetricsLog, TrajectoryLog
 from rlcore.plan import RunPlan
-from rlcore.reward.provenance import save_reward_files
+from rlcore.reward.canary import check_canary
+from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.terminal import Terminal
 from rlcore.tokens import Tokens
 from rlcore.track import Trackers
@@ -27,7 +30,12 @@ from rlcore.train.signals import Stopped, StopRequest
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.types import Metrics, Prompt
 
+logger = logging.getLogger(__name__)
+
 Prompts = Mapping[str, Sequence[Prompt]]
+
+DEADLINES = Deadlines(close_s=1.5)
+"""A worker that is busy when the run ends is left behind after this long: a signal ends the run within 10 s."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,8 @@ async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Pa
         try:
             prompts, heldout = load_data(plan.config)
             changes = write_plan(run_dir, plan)
-            async with launch(plan, run_dir) as run:
+            async with launch(plan, run_dir, DEADLINES) as run:
+                logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
                 session = Session(plan, run_dir, run, prompts, heldout, stop)
                 try:
                     return await session.train(resume, start_from, changes)
@@ -116,6 +125,12 @@ async def evaluate_async(plan: RunPlan, from_checkpoint: Path | None) -> Metrics
             return (await evaluate(run, prompts, plan.config.train.seed)).metrics
 
 
+def _keep_rewards(plan: RunPlan, run_dir: Path) -> None:
+    """Which code judged: bare files are copied, and everything's hash is in rewards.json."""
+    copy_reward_files(plan.rewards, run_dir / "rewards")
+    (run_dir / "rewards.json").write_text(json.dumps(reward_provenance(plan.rewards), indent=1) + "\n")
+
+
 class Session:
     """One run in one process, from the first step it takes to the last."""
 
@@ -147,7 +162,7 @@ class Session:
 
     async def train(self, resume: bool, start_from: Path | None, changes: Sequence[str]) -> TrainResult:
         """Take the steps that are left."""
-        save_reward_files(self._run.plan.rewards, self._run_dir)
+        _keep_rewards(self._run.plan, self._run_dir)
         await self._continue(resume, start_from, changes)
         trainer, evaluation, saving = self._trainer, self._config.eval, self._config.checkpoint
         with ExitStack() as stack:
@@ -189,7 +204,9 @@ class Session:
         if self._trainer.progress.step > 0:
             return
         examples = [prompt for prompts in self._prompts.values() for prompt in prompts[:4]]
-        await self._run.reward.canary(examples)
+        if self._config.reward.canary:
+            await check_canary(self._run.reward, examples, self._config.reward, self._run.tokens)
+            self._run.take_metrics()
         if self._trainer.heldout and self._config.eval.at_start:
             await self._trainer.evaluate()
 

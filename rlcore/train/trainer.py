@@ -1,5 +1,6 @@
 """The training loop: `Trainer.step` is one step, `Trainer.train` the run."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from rlcore.schedule.sample import Sampled, sample_groups
 from rlcore.terminal import Terminal
 from rlcore.track import Trackers
 from rlcore.types import Batch, Lane, Metrics, Prompt
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Trainer:
     async def update(self, batch: Batch) -> Metrics:
         """Train on every mini-batch of every epoch, actor and critic alike; metrics are means over the updates."""
         self.updating = True
+        logger.info("step %d: updating on %d rows", self.progress.step + 1, len(batch))
         updates: list[Metrics] = []
         for epoch in range(self.config.actor.epochs):
             for minibatch in epoch_minibatches(self.run, batch, self.progress.step, epoch):
@@ -116,6 +121,7 @@ class Trainer:
         result = await evaluate(self.run, self.heldout, self.config.train.seed)
         self.sinks.trajectories.append(step, [(scored, None) for scored in result.rows], Lane.EVAL)
         self.sinks.record(step, result.metrics)
+        logger.info("evaluated after step %d", step)
         self.sinks.terminal.evaluated(step, result.metrics)
         self.evaluations.append((step, result.metrics))
 
