@@ -1,0 +1,23 @@
+"""When two conversations ask the same."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def normalised(text: str) -> str:
+    """The text without what does not change a question: case, and how its white space is laid out."""
+    return " ".join(text.casefold().split())
+
+
+def question_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The normalised text of the conversation; system messages are left out, they are not part of the question."""
+    return "\n".join(
+        f"{message.get('role')}: {normalised(_text(message.get('content')))}"
+        for message in messages
+        if message.get("role") != "system"
+    )
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)

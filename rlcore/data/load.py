@@ -1,0 +1,76 @@
+"""Rows become prompts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcore.config import DataConfig, SourceConfig
+from rlcore.data.rows import Row, read_rows
+from rlcore.errors import ConfigError, nearest
+from rlcore.types import FrozenDict, Message, Prompt, frozen_messages
+
+PROMPT_COLUMNS = ("prompt", "messages", "question")
+ANSWER_COLUMNS = ("answer", "solution", "ground_truth")
+
+
+def load_prompts(sources: Mapping[str, SourceConfig], data: DataConfig) -> dict[str, list[Prompt]]:
+    """The prompts of every source, in the order of its rows.
+
+    A prompt that is a string becomes one user message; the row's other columns stay as they are in `Prompt.columns`.
+    A row without a known answer has None; where a source has no answer column but `reward_model.ground_truth`, as
+    verl's data has, that is the answer. `sources` is `data.sources` or `eval.sources`; errors say which. ConfigError
+    when a source cannot be read, is empty, or a row has no usable prompt.
+    """
+    section = "data.sources" if sources is data.sources else "eval.sources"
+    return {name: _load_source(name, source, f"{section}.{name}") for name, source in sources.items()}
+
+
+def _load_source(name: str, source: SourceConfig, who: str) -> list[Prompt]:
+    rows = read_rows(source, who)
+    columns = tuple(dict.fromkeys(str(column) for row in rows for column in row.values))
+    prompt_column = _pick(source.prompt_column, PROMPT_COLUMNS, columns, f"{who}.prompt_column")
+    if prompt_column is None:
+        raise ConfigError(
+            f"{who}: none of its columns is {', '.join(PROMPT_COLUMNS)}; set prompt_column to one of: "
+            f"{', '.join(sorted(columns))}"
+        )
+    answer_column = _pick(source.answer_column, ANSWER_COLUMNS, columns, f"{who}.answer_column")
+    return [
+        Prompt(
+            id=f"{name}/{index}",
+            messages=_messages(row, prompt_column, who),
+            answer=_answer(row, answer_column),
+            source=name,
+            columns=FrozenDict({k: v for k, v in row.values.items() if k not in (prompt_column, answer_column)}),
+        )
+        for index, row in enumerate(rows)
+    ]
+
+
+def _pick(configured: str, usual: Sequence[str], columns: tuple[str, ...], who: str) -> str | None:
+    """The configured column, which must exist, else the first usual one that does."""
+    if configured and configured not in columns:
+        raise ConfigError(f"{who}: there is no column '{configured}'; {nearest(configured, columns)}")
+    return configured or next((name for name in usual if name in columns), None)
+
+
+def _messages(row: Row, column: str, who: str) -> tuple[Message, ...]:
+    value = row.values.get(column)
+    if isinstance(value, str) and value.strip():
+        return frozen_messages([{"role": "user", "content": value}])
+    if isinstance(value, Sequence) and not isinstance(value, str) and value and all(map(_is_message, value)):
+        return frozen_messages(value)
+    found = "nothing" if value is None or value in ("", []) else f"{type(value).__name__} {str(value)[:60]!r}"
+    raise ConfigError(
+        f"{who}: {row.where} has {found} in column '{column}', needed is a text, or messages with role and content"
+    )
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and "content" in value
+
+
+def _answer(row: Row, column: str | None) -> Any:
+    if column is not None:
+        return row.values.get(column)
+    judged = row.values.get("reward_model")
+    return judged.get("ground_truth") if isinstance(judged, Mapping) else None

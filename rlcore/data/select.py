@@ -1,0 +1,37 @@
+"""Which prompts may be used."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from rlcore.data.conversation import question_of
+from rlcore.errors import ConfigError
+from rlcore.types import Message, Prompt
+
+
+class EncodesPrompts(Protocol):
+    """What is needed of `rlcore.tokens.Tokens`."""
+
+    def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]: ...
+
+
+def filter_long(prompts: Sequence[Prompt], tokens: EncodesPrompts, max_tokens: int) -> tuple[list[Prompt], int]:
+    """(the prompts of at most `max_tokens` tokens, chat template included; how many were left out)."""
+    kept = [prompt for prompt in prompts if len(tokens.encode_prompt(prompt.messages)) <= max_tokens]
+    return kept, len(prompts) - len(kept)
+
+
+def refuse_overlap(train: Mapping[str, Sequence[Prompt]], heldout: Mapping[str, Sequence[Prompt]]) -> None:
+    """ConfigError when a held-out question occurs in training: an evaluation would measure what was memorised.
+
+    Questions are equal when their conversations are, without system messages, case and layout of white space.
+    """
+    trained = {question_of(prompt.messages): source for source, prompts in train.items() for prompt in prompts}
+    for source, prompts in heldout.items():
+        shared = [prompt for prompt in prompts if question_of(prompt.messages) in trained]
+        if shared:
+            question = question_of(shared[0].messages)
+            raise ConfigError(
+                f"eval.sources.{source}: {len(shared)} of {len(prompts)} held-out questions occur in training, such as "
+                f"{question[:100]!r} in data.sources.{trained[question]}; choose another split, file or "
+                "seed for one of them"
+            )

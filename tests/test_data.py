@@ -1,0 +1,392 @@
+"""Prompts: read from files, datasets and tasks; wrong sources are named; the order is exact."""
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.config import DataConfig, SourceConfig
+from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
+from rlcore.errors import CheckpointError, ConfigError
+from rlcore.types import Message, Prompt, frozen_messages
+
+ROOT = Path(__file__).parents[1]
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def load_one(source: SourceConfig) -> list[Prompt]:
+    data = DataConfig(sources={"math": source})
+    return load_prompts(data.sources, data)["math"]
+
+
+def user(text: str) -> tuple[Message, ...]:
+    return frozen_messages([{"role": "user", "content": text}])
+
+
+def prompts_of(source: str, n: int) -> list[Prompt]:
+    return [Prompt(f"{source}/{i}", user(f"{source} question {i}"), str(i), source) for i in range(n)]
+
+
+def test_a_text_becomes_one_user_message_and_other_columns_pass_through(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1?", "answer": "2", "level": 3, "tags": ["a", {"b": 1}]}, {"prompt": "2+2?", "answer": None}]
+    first, second = load_one(SourceConfig(path=write_lines(tmp_path / "a.jsonl", rows)))
+    assert (first.id, first.source, first.answer) == ("math/0", "math", "2")
+    assert [dict(message) for message in first.messages] == [{"role": "user", "content": "1+1?"}]
+    assert dict(first.columns) == {"level": 3, "tags": ["a", {"b": 1}]}
+    assert (second.id, second.answer, dict(second.columns)) == ("math/1", None, {})
+    with pytest.raises(TypeError):
+        first.columns["level"] = 4  # type: ignore[index]
+    assert dict(pickle.loads(pickle.dumps(first)).columns) == dict(first.columns)
+
+
+@pytest.mark.parametrize("column", ["prompt", "messages", "question"])
+@pytest.mark.parametrize("answer", ["answer", "solution", "ground_truth"])
+def test_the_usual_column_names_are_found(tmp_path: Path, column: str, answer: str) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+    (prompt,) = load_one(SourceConfig(path=write_lines(tmp_path / "a.jsonl", [{column: messages, answer: 2, "x": 1}])))
+    assert [dict(message) for message in prompt.messages] == messages
+    assert prompt.answer == 2
+    assert dict(prompt.columns) == {"x": 1}
+
+
+def test_columns_can_be_named_and_the_usual_ones_then_pass_through(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"prompt": "p", "answer": "a", "task": "t", "gold": "g"}])
+    (prompt,) = load_one(SourceConfig(path=path, prompt_column="task", answer_column="gold"))
+    assert (prompt.messages[0]["content"], prompt.answer) == ("t", "g")
+    assert dict(prompt.columns) == {"prompt": "p", "answer": "a"}
+
+
+def test_data_made_for_verl_has_its_answer_and_keeps_its_columns(tmp_path: Path) -> None:
+    row = {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"index": 0},
+    }
+    (prompt,) = load_one(SourceConfig(path=write_lines(tmp_path / "a.jsonl", [row])))
+    assert prompt.answer == "2"
+    assert dict(prompt.columns) == {key: row[key] for key in ("data_source", "reward_model", "extra_info")}
+
+
+def test_csv_parquet_and_directories_are_read(tmp_path: Path) -> None:
+    import datasets
+
+    (tmp_path / "a.csv").write_text("question;answer;level\n1+1?;2;7\n2+2?;4;8\n")
+    rows = load_one(SourceConfig(path=str(tmp_path / "a.csv"), options={"sep": ";"}))
+    assert [(row.answer, row.columns["level"]) for row in rows] == [(2, 7), (4, 8)]
+
+    table = datasets.Dataset.from_dict(
+        {"prompt": [[{"role": "user", "content": "hi"}]] * 3, "solution": ["a", "b", "c"]}
+    )
+    silent = datasets.are_progress_bars_disabled()
+    table.to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "folder").mkdir()
+    table.to_parquet(tmp_path / "folder" / "test.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    datasets.DatasetDict({"test": table}).save_to_disk(tmp_path / "saved_splits")
+    for name, split in (("a.parquet", "train"), ("folder", "test"), ("saved", "train"), ("saved_splits", "test")):
+        rows = load_one(SourceConfig(path=str(tmp_path / name), split=split, limit=2))
+        assert [(row.messages[0]["content"], row.answer) for row in rows] == [("hi", "a"), ("hi", "b")]
+    assert datasets.are_progress_bars_disabled() == silent
+
+
+def test_limit_takes_the_first_rows_and_reads_no_further(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "a"}\n\n{"prompt": "b"}\nbroken\n')
+    assert [prompt.id for prompt in load_one(SourceConfig(path=str(path), limit=2))] == ["math/0", "math/1"]
+
+
+LOCAL_ONLY = """
+import os, socket, sys
+def refuse(*arguments):
+    raise SystemExit("network used")
+socket.socket.connect = socket.getaddrinfo = refuse
+from rlcore.config import DataConfig, SourceConfig
+from rlcore.data import load_prompts
+sources = {name: SourceConfig(path=name) for name in sys.argv[1:]}
+print({name: len(prompts) for name, prompts in load_prompts(sources, DataConfig()).items()})
+print(sorted(os.listdir(os.environ["HF_HOME"])), sorted(os.listdir()))
+"""
+
+
+def test_local_files_need_no_network_and_leave_nothing_in_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt\nx\n")
+    write_lines(tmp_path / "a.jsonl", [{"prompt": "x"}, {"prompt": "y"}])
+    (tmp_path / "hf").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", LOCAL_ONLY, "a.csv", "a.jsonl"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HOME": str(tmp_path / "hf")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "{'a.csv': 1, 'a.jsonl': 2}\n[] ['a.csv', 'a.jsonl', 'hf']\n"
+    assert done.stderr == ""
+
+
+def test_a_dataset_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
+    program = (
+        "from rlcore.config import DataConfig, SourceConfig\nfrom rlcore.data import load_prompts\n"
+        "load_prompts({'x': SourceConfig(path='no/such-dataset')}, DataConfig())"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("rlcore.errors.ConfigError: eval.sources.x: dataset 'no/such-dataset': ")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (SourceConfig(), "neither path nor task"),
+        (SourceConfig(path="a.jsonl", task="chain_sum"), "path='a.jsonl' and task='chain_sum'"),
+        (SourceConfig(path="gone.jsonl"), r"there is no file 'gone\.jsonl' \(looked in "),
+        (SourceConfig(path="gone/a.parquet"), "there is no file"),
+        (SourceConfig(path="good.jsonl", split="test"), r"math\.split: it is 'test', a file has no splits"),
+        (SourceConfig(path="good.jsonl", subset="main"), r"math\.subset: it is 'main'"),
+        (SourceConfig(path="good.jsonl", options={"sep": ";"}), r"math\.options: sep: no effect"),
+        (SourceConfig(path="good.jsonl", limit=-1), r"math\.limit: it is -1"),
+        (SourceConfig(path="empty.jsonl"), "has no rows"),
+        (SourceConfig(path="broken.jsonl"), "line 3 is not JSON"),
+        (SourceConfig(path="binary.jsonl"), "line 1 is not JSON"),
+        (SourceConfig(path="list.jsonl"), "line 2 is a list, needed is an object"),
+        (SourceConfig(path="other.jsonl"), r"set prompt_column to one of: answer, text"),
+        (SourceConfig(path="other.jsonl", prompt_column="txt"), r"no column 'txt'; did you mean 'text'\?"),
+        (SourceConfig(path="good.jsonl", answer_column="anser"), r"answer_column: there is no column 'anser'"),
+        (SourceConfig(path="hole.jsonl"), "line 2 has nothing in column 'prompt'"),
+        (SourceConfig(path="number.jsonl"), "line 1 has int '3' in column 'prompt'"),
+        (SourceConfig(path="roles.jsonl"), "line 1 has list .* needed is a text, or messages with role and content"),
+        (SourceConfig(path="bad.csv"), r"data\.sources\.math: 'bad\.csv'"),
+        (SourceConfig(task="chainsum"), r"no task 'chainsum'; did you mean 'chain_sum'\?"),
+        (SourceConfig(task="chain_sum", split="test"), "splits train and heldout"),
+        (SourceConfig(task="chain_sum", heldout_frac=1.5), r"heldout_frac: it is 1\.5"),
+        (SourceConfig(task="chain_sum", options={"terms": 2}), "task 'chain_sum': TypeError"),
+        (SourceConfig(task="chain_sum", split="heldout", heldout_frac=0.0), "has no rows in split 'heldout'"),
+    ],
+)
+def test_a_wrong_source_is_named_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: SourceConfig, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "good.jsonl", [{"prompt": "x", "answer": 1}])
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": \n')
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\n")
+    write_lines(tmp_path / "list.jsonl", [{"prompt": "a"}, ["b"]])
+    write_lines(tmp_path / "other.jsonl", [{"text": "a", "answer": "b"}])
+    write_lines(tmp_path / "hole.jsonl", [{"prompt": "a"}, {"answer": "b"}])
+    write_lines(tmp_path / "number.jsonl", [{"prompt": 3}])
+    write_lines(tmp_path / "roles.jsonl", [{"prompt": [{"content": "x"}]}])
+    (tmp_path / "bad.csv").write_bytes(b'prompt\n"unclosed\n' + b"\xff" * 9)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_one(source)
+    assert str(caught.value).startswith("data.sources.math")
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_of_held_out_sources_say_so() -> None:
+    with pytest.raises(ConfigError, match=r"^eval\.sources\.a: it has neither"):
+        load_prompts({"a": SourceConfig()}, DataConfig())
+
+
+ADDITION = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "allow_negation": False}
+
+
+def addition(split: str, seed: int, size: int = 150) -> list[Prompt]:
+    return load_one(SourceConfig(task="chain_sum", split=split, size=size, seed=seed, options=ADDITION))
+
+
+def test_the_splits_of_a_task_are_disjoint_and_distinct_for_every_pair_of_seeds() -> None:
+    def texts(prompts: list[Prompt]) -> list[str]:
+        return [str(prompt.messages[0]["content"]) for prompt in prompts]
+
+    for train_seed, heldout_seed in ((0, 0), (0, 1), (5, 90)):
+        train, heldout = texts(addition("train", train_seed)), texts(addition("heldout", heldout_seed))
+        assert len(set(train)) == len(train) > 0
+        assert len(set(heldout)) == len(heldout) > 0
+        assert not set(train) & set(heldout)
+        refuse_overlap({"a": addition("train", train_seed)}, {"b": addition("heldout", heldout_seed)})
+    assert texts(addition("train", 3)) == texts(addition("train", 3))
+
+
+def test_the_split_of_a_task_follows_a_hash_of_its_question() -> None:
+    import reasoning_gym
+
+    asked = list(
+        dict.fromkeys(x["question"] for x in reasoning_gym.create_dataset("chain_sum", size=150, seed=0, **ADDITION))
+    )
+    heldout = [
+        question
+        for question in asked
+        if int(hashlib.sha256(" ".join(question.lower().split()).encode()).hexdigest()[:16], 16) / 2**64 < 0.2
+    ]
+    assert [prompt.messages[0]["content"] for prompt in addition("heldout", 0)] == heldout
+    assert len(addition("train", 0)) == len(asked) - len(heldout)
+
+
+def test_a_scorer_can_call_score_answer_from_the_columns_of_a_task() -> None:
+    import reasoning_gym
+
+    prompt = addition("train", 0)[0]
+    assert prompt.columns["task"] == "chain_sum"
+    score = reasoning_gym.get_score_answer_fn(prompt.columns["task"])
+    entry = {"answer": prompt.answer, "metadata": prompt.columns["metadata"]}
+    assert score(prompt.answer, entry) == 1.0
+    assert score("999", entry) < 0.5
+    assert dict(pickle.loads(pickle.dumps(prompt)).columns) == dict(prompt.columns)
+
+
+def test_over_long_prompts_are_left_out_and_counted() -> None:
+    class WordTokens:
+        def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+            return tuple(range(sum(len(str(message["content"]).split()) for message in messages)))
+
+    prompts = [Prompt(f"a/{n}", user("word " * n), None, "a") for n in (1, 5, 4, 9)]
+    kept, left_out = filter_long(prompts, WordTokens(), 4)
+    assert ([prompt.id for prompt in kept], left_out) == (["a/1", "a/4"], 2)
+
+
+def test_a_held_out_question_that_occurs_in_training_is_refused() -> None:
+    train = {"one": prompts_of("one", 2), "two": [Prompt("two/0", user("What is\n 1+1?"), "2", "two")]}
+    asked = frozen_messages([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "what is  1+1? "}])
+    heldout = {"test": [Prompt("test/0", user("other"), "", "test"), Prompt("test/1", asked, "2", "test")]}
+    with pytest.raises(
+        ConfigError, match=r"eval\.sources\.test: 1 of 2 .*'user: what is 1\+1\?' in data\.sources\.two"
+    ):
+        refuse_overlap(train, heldout)
+    refuse_overlap(train, {"test": heldout["test"][:1]})
+
+
+def test_a_longer_conversation_is_another_question() -> None:
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "1+1?"},
+    ]
+    refuse_overlap(
+        {"a": [Prompt("a/0", user("1+1?"), "", "a")]}, {"b": [Prompt("b/0", frozen_messages(turns), "", "b")]}
+    )
+
+
+def ids(taken: list[tuple[Prompt, int]]) -> list[tuple[str, int]]:
+    return [(prompt.id, epoch) for prompt, epoch in taken]
+
+
+def test_each_epoch_has_every_prompt_once_in_an_order_of_its_own() -> None:
+    order = PromptOrder({"a": prompts_of("a", 20)}, {}, seed=3, shuffle=True)
+    assert order.num_prompts == 20
+    epochs = [ids(order.take(20)) for _ in range(3)]
+    for epoch, taken in enumerate(epochs):
+        assert sorted(taken) == sorted((f"a/{i}", epoch) for i in range(20))
+    orders = [[name for name, _ in taken] for taken in epochs]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    other = PromptOrder({"a": prompts_of("a", 20)}, {}, seed=4, shuffle=True)
+    assert [name for name, _ in ids(other.take(20))] != orders[0]
+
+
+def test_the_order_is_the_documented_one() -> None:
+    expected = sorted(range(7), key=lambda i: hashlib.sha256(f"11\0a\0{1}\0{i}".encode()).digest())
+    order = PromptOrder({"a": prompts_of("a", 7)}, {}, seed=11, shuffle=True)
+    order.take(7)
+    assert ids(order.take(7)) == [(f"a/{i}", 1) for i in expected]
+
+
+def test_without_shuffle_the_order_is_that_of_the_file() -> None:
+    order = PromptOrder({"a": prompts_of("a", 3)}, {}, seed=3, shuffle=False)
+    assert ids(order.take(5)) == [("a/0", 0), ("a/1", 0), ("a/2", 0), ("a/0", 1), ("a/1", 1)]
+
+
+def test_sources_are_mixed_by_weight_at_every_moment() -> None:
+    prompts = {"b": prompts_of("b", 5), "a": prompts_of("a", 50)}
+    taken = PromptOrder(prompts, {"a": 3.0, "b": 1.0}, seed=0, shuffle=True).take(400)
+    assert [prompt.source for prompt, _ in taken[:8]] == ["a", "a", "b", "a", "a", "a", "b", "a"]
+    assert Counter(prompt.source for prompt, _ in taken) == {"a": 300, "b": 100}
+    assert Counter(prompt.id for prompt, _ in taken if prompt.source == "b") == {f"b/{i}": 20 for i in range(5)}
+    assert max(epoch for prompt, epoch in taken if prompt.source == "a") == 5
+
+
+weights_and_sizes = st.dictionaries(
+    st.sampled_from("abcd"), st.tuples(st.integers(1, 9), st.sampled_from([0.1, 1.0, 2.5, 7.0])), min_size=1
+)
+
+
+def order_of(mixture: Mapping[str, tuple[int, float]], seed: int, shuffle: bool) -> PromptOrder:
+    prompts = {name: prompts_of(name, size) for name, (size, _) in mixture.items()}
+    return PromptOrder(prompts, {name: weight for name, (_, weight) in mixture.items()}, seed, shuffle)
+
+
+@settings(deadline=None)
+@given(weights_and_sizes, st.integers(0, 5), st.booleans(), st.integers(0, 60), st.integers(0, 60), st.integers(1, 7))
+def test_restoring_at_any_point_continues_identically(
+    mixture: Mapping[str, tuple[int, float]], seed: int, shuffle: bool, before: int, after: int, chunk: int
+) -> None:
+    order = order_of(mixture, seed, shuffle)
+    for _ in range(before):
+        order.take(1)
+    state = json.loads(json.dumps(order.state()))
+    resumed = order_of(mixture, seed, shuffle)
+    resumed.take(chunk)
+    resumed.restore(state)
+    in_chunks = [each for _ in range(0, after, chunk) for each in ids(resumed.take(chunk))][:after]
+    assert in_chunks == ids(order.take(after))
+
+
+@settings(deadline=None)
+@given(weights_and_sizes, st.integers(1, 200))
+def test_shares_stay_close_to_the_weights_and_epochs_are_whole(
+    mixture: Mapping[str, tuple[int, float]], n: int
+) -> None:
+    taken = order_of(mixture, 0, True).take(n)
+    total = sum(weight for _, weight in mixture.values())
+    for name, (size, weight) in mixture.items():
+        mine = [(prompt.id, epoch) for prompt, epoch in taken if prompt.source == name]
+        assert abs(len(mine) - n * weight / total) < 2
+        assert len(set(mine)) == len(mine)
+        assert [epoch for _, epoch in mine] == [i // size for i in range(len(mine))]
+
+
+def test_a_position_in_other_data_is_refused() -> None:
+    order = PromptOrder({"a": prompts_of("a", 3)}, {}, 0, True)
+    order.take(2)
+    state = order.state()
+    for prompts, seed, shuffle, message in (
+        ({"a": prompts_of("a", 4)}, 0, True, "the prompts of source 'a' are not those"),
+        ({"b": prompts_of("b", 3)}, 0, True, "source 'a' is missing"),
+        ({"a": prompts_of("a", 3), "b": prompts_of("b", 3)}, 0, True, "source 'b' is new"),
+        ({"a": prompts_of("a", 3)}, 1, True, r"train\.seed was 0, now it is 1"),
+        ({"a": prompts_of("a", 3)}, 0, False, r"data\.shuffle was True, now it is False"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            PromptOrder(prompts, {}, seed, shuffle).restore(state)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "weights", "message"),
+    [
+        ({}, {}, "at least one source"),
+        ({"a": []}, {}, r"data\.sources\.a: no prompt is left"),
+        ({"a": prompts_of("a", 1)}, {"a": 0.0}, r"data\.sources\.a\.weight: it is 0\.0"),
+        ({"a": prompts_of("a", 1)}, {"a": float("nan")}, "weight: it is nan"),
+    ],
+)
+def test_a_mixture_of_nothing_is_refused(
+    prompts: Mapping[str, list[Prompt]], weights: Mapping[str, float], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PromptOrder(prompts, weights, 0, True)
