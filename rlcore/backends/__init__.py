@@ -1,0 +1,1 @@
+"""How workers are implemented, one package a backend."""

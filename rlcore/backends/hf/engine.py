@@ -1,0 +1,198 @@
+"""The training engine: a transformers model, its optimizer, and a loss that is handed in.
+
+One engine serves every role that trains: the actor here, a critic in a plugin. It is not a worker; a worker owns one.
+"""
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.algo.aggregation import weighted_sum
+from rlcore.backends.hf.microbatch import Loss, MetricSums, MicroBatch, Predictions, score, split
+from rlcore.backends.hf.model import ModelKind, PolicyModel, ValueModel, load_model
+from rlcore.backends.hf.optimizer import MasterAdamW, check_schedule, learning_rate
+from rlcore.backends.hf.state import load_training_state, load_weights, save_training_state, save_weights
+from rlcore.batch import select
+from rlcore.config import EngineConfig, ModelConfig
+from rlcore.errors import ConfigError, WorkerError
+from rlcore.types import Batch, Float32s, Metrics
+
+
+@lru_cache(maxsize=1)
+def process_accelerator(cpu: bool) -> Any:
+    """The one accelerator of this process. Precision and accumulation of gradients are ours, so its own are off."""
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+
+    return Accelerator(cpu=cpu, mixed_precision="no", gradient_accumulation_steps=1)
+
+
+class TrainEngine:
+    """Trains one model. `update` is exactly one optimizer step, in as many micro-batches as the token budget needs."""
+
+    def __init__(
+        self,
+        kind: ModelKind | str,
+        model: ModelConfig,
+        config: EngineConfig,
+        loss: Loss | None,
+        *,
+        name: str = "actor",
+        loss_name: str = "policy/loss",
+        temperature: float = 1.0,
+        num_updates: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        """Load the model of `model.path`.
+
+        `loss` gives each token's loss; None: the engine only scores. `name` is the prefix of the engine's metrics and
+        of its errors, `loss_name` the metric of the weighted loss. `temperature` is the rollout's: log-probs are those
+        of softmax(logits / temperature). `num_updates`: optimizer steps of the whole run, 0 while unknown.
+        """
+        self.kind = ModelKind(kind)
+        self.config = config
+        self.name = name
+        self.device = torch.device(device)
+        self.temperature = temperature
+        self.num_updates = num_updates
+        self.updates_done = 0
+        self._loss = loss
+        self._loss_name = loss_name
+        self._skipped_in_a_row = 0
+        self._accelerator = process_accelerator(self.device.type == "cpu")
+        self.model = load_model(
+            self.kind,
+            model,
+            dtype=config.dtype,
+            device=device,
+            lora=config.lora,
+            gradient_checkpointing=config.gradient_checkpointing,
+        )
+        self._forward = self._accelerator.prepare_model(self.model, device_placement=False)
+        self._optimizer = MasterAdamW(self.model, config)
+
+    @property
+    def policy(self) -> PolicyModel:
+        """The model of an engine of kind causal_lm; ConfigError of any other."""
+        if not isinstance(self.model, PolicyModel):
+            raise ConfigError(f"{self.name}: a model of kind {self.kind} has no token probabilities")
+        return self.model
+
+    def expect(self, num_updates: int) -> None:
+        """The whole run makes this many optimizer steps; a schedule that falls ends there."""
+        self.num_updates = num_updates
+
+    def logprobs(self, batch: Batch) -> Float32s:
+        """(B, T) log-probs of the loss tokens under softmax(logits / temperature), 0 elsewhere."""
+        return self._score(self.policy, batch)
+
+    def values(self, batch: Batch) -> Float32s:
+        """(B, T) values before each loss token is sampled, 0 elsewhere; ConfigError unless the kind is value."""
+        if not isinstance(self.model, ValueModel):
+            raise ConfigError(f"{self.name}: a model of kind {self.kind} has no values")
+        return self._score(self.model, batch)
+
+    def update(self, minibatch: Batch) -> Metrics:
+        """One optimizer step on the mini-batch, whose `weights_B` hold the denominators.
+
+        The loss is the sum over rows of weights_B[b] times the sum over masked tokens of the loss, so any split into
+        micro-batches gives the same gradient. Metrics are averages over the mini-batch's loss tokens. With a loss or
+        gradient that is not finite weights and optimizer stay as they are and '<name>/skipped' is 1; WorkerError when
+        that happened `max_skipped_updates` times in a row.
+        """
+        check_schedule(self.config, self.num_updates, self.name)
+        if self.config.offload:
+            self._optimizer.to(self.device)
+        try:
+            loss, sums = self._accumulate(minibatch)
+            metrics = {self._loss_name: loss, **sums.result(), **self._step(loss)}
+        finally:
+            self._optimizer.clear_gradients()
+            if self.config.offload:
+                self._optimizer.to(torch.device("cpu"))
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def save(self, directory: Path) -> None:
+        """Write `model/` (LoRA: `adapter/`) and `trainer_state.pt` below `directory`."""
+        save_weights(self.model, directory)
+        counters = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
+        save_training_state(directory, self._optimizer, counters)
+
+    def restore(self, directory: Path) -> None:
+        """Load what `save` wrote, bit for bit: weights, optimizer, random states.
+
+        CheckpointError when it is missing, damaged, or of another model.
+        """
+        load_weights(self.model, directory)
+        counters = load_training_state(directory, self._optimizer)
+        self.updates_done = counters["updates_done"]
+        self._skipped_in_a_row = counters["skipped_in_a_row"]
+
+    def facts(self) -> dict[str, Any]:
+        """num_parameters, num_trainable, context_length (or None)."""
+        return {
+            "num_parameters": sum(each.numel() for each in self.model.parameters()),
+            "num_trainable": sum(each.numel() for each in self.model.parameters() if each.requires_grad),
+            "context_length": self.model.context_length,
+        }
+
+    def _score(self, model: PolicyModel | ValueModel, batch: Batch) -> Float32s:
+        return score(
+            model,
+            batch,
+            max_tokens=self.config.micro_batch_tokens,
+            temperature=self.temperature,
+            device=self.device,
+        )
+
+    def _accumulate(self, minibatch: Batch) -> tuple[float, MetricSums]:
+        """Gradients of the whole mini-batch in the masters, and its loss."""
+        if self._loss is None or minibatch.weights_B is None:
+            raise ValueError(f"{self.name}: an update needs a loss function and the batch's weights_B")
+        loss, sums = 0.0, MetricSums()
+        with self.model.training_mode():
+            for rows in split(minibatch, self.config.micro_batch_tokens):
+                micro = MicroBatch(select(minibatch, rows), self.device)
+                scores_N, entropy_N = self._forward(micro.token_ids_BT, micro.flat_N, self.temperature, True)
+                terms = self._loss(micro, Predictions(micro.spread(scores_N), micro.spread(entropy_N)))
+                partial = self._weighted(terms.loss_BT, micro)
+                self._accelerator.backward(partial * self._accelerator.num_processes)
+                self._optimizer.collect_gradients()
+                loss += float(partial)
+                sums.add(terms.metrics, micro.mask_BT)
+        return loss, sums
+
+    @staticmethod
+    def _weighted(loss_BT: Tensor, micro: MicroBatch) -> Tensor:
+        weights_B = torch.tensor(micro.batch.weights_B, dtype=loss_BT.dtype, device=micro.device)
+        return weighted_sum(loss_BT, micro.mask_BT, weights_B)
+
+    def _step(self, loss: float) -> Metrics:
+        """Clip and step, or skip; the engine's own metrics."""
+        lr = learning_rate(self.config, self.updates_done, self.num_updates)
+        norm = self._optimizer.clip_gradients(self.config.max_grad_norm)
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if finite:
+            self._optimizer.step(lr)
+            self.updates_done += 1
+            self._skipped_in_a_row = 0
+        else:
+            self._skipped_in_a_row += 1
+            self._stop_if_hopeless(loss, norm)
+        return {
+            f"{self.name}/grad_norm": norm,
+            f"{self.name}/lr": lr,
+            f"{self.name}/skipped": 0.0 if finite else 1.0,
+        }
+
+    def _stop_if_hopeless(self, loss: float, norm: float) -> None:
+        if self._skipped_in_a_row >= self.config.max_skipped_updates:
+            raise WorkerError(
+                f"{self.name}: {self._skipped_in_a_row} updates in a row had a loss ({loss}) or gradient norm ({norm}) "
+                f"that is not finite, and were skipped; {self.name}.max_skipped_updates="
+                f"{self.config.max_skipped_updates}; look at rewards and advantages, lower {self.name}.lr, or start "
+                "from the last checkpoint"
+            )

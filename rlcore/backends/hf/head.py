@@ -1,0 +1,205 @@
+"""Log-probs and entropy of tokens from hidden states, without ever holding the logits of a whole batch.
+
+Letters: N selected positions, H hidden size, V vocabulary.
+
+Supported heads: a plain `nn.Linear` (tied or not, with or without bias), whose output is multiplied by a constant
+(Granite, Cohere, Falcon-H1) and passed through a tanh soft cap (Gemma 2). `check_head` compares with the model's own
+logits and refuses everything else.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.errors import ConfigError
+
+CHUNK_ELEMENTS = 2**24
+"""Logits that exist at a time: 64 MiB in float32."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a model does between its last hidden state and its logits: softcap(scale * linear(hidden))."""
+
+    linear: nn.Linear
+    scale: float = 1.0
+    softcap: float = 0.0
+    """0: none."""
+
+    def logits(self, hidden_NH: Tensor) -> Tensor:
+        """(N, V) logits in float32, or float64 of a float64 model."""
+        return self.cap(self.raw_logits(hidden_NH, self.linear.weight, self.linear.bias))
+
+    def raw_logits(self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
+        """(N, V) scaled logits before the soft cap, in at least float32."""
+        raw_NV = at_least_float32(nn.functional.linear(hidden_NH, weight_VH, bias_V))
+        return raw_NV if self.scale == 1.0 else raw_NV.mul_(self.scale)
+
+    def cap(self, raw_NV: Tensor) -> Tensor:
+        """The soft cap; the tensor itself where the model has none."""
+        return raw_NV if self.softcap == 0.0 else self.softcap * torch.tanh(raw_NV / self.softcap)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Half precision as float32, everything else unchanged."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def find_head(model: Any) -> Head:
+    """The head of a transformers causal language model; ConfigError when it is not a plain linear layer."""
+    linear = model.get_output_embeddings()
+    if type(linear) is not nn.Linear:
+        raise ConfigError(
+            f"model {type(model).__name__}: its output layer is a {type(linear).__name__}, needed is a plain Linear; "
+            "choose another architecture, or leave the output layer out of actor.lora.target_modules"
+        )
+    config = model.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0)
+    scale *= float(getattr(config, "lm_head_multiplier", None) or 1.0)
+    scale /= float(getattr(config, "logits_scaling", None) or 1.0)
+    return Head(linear, scale, float(getattr(config, "final_logit_softcapping", None) or 0.0))
+
+
+@torch.no_grad()
+def check_head(model: Any, head: Head) -> None:
+    """ConfigError unless `head` on the backbone's output gives the model's own logits, on eight tokens."""
+    device = head.linear.weight.device
+    vocabulary = head.linear.weight.shape[0]
+    probe_BT = (torch.arange(8, device=device) * 7919 % vocabulary)[None]
+    theirs_TV = at_least_float32(model(input_ids=probe_BT, use_cache=False).logits[0])
+    hidden_TH = model.base_model(input_ids=probe_BT, use_cache=False).last_hidden_state[0]
+    difference = (head.logits(hidden_TH) - theirs_TV).abs().max().item()
+    size = theirs_TV.abs().max().item()
+    allowed = 0.05 if head.linear.weight.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    if not difference <= allowed * max(size, 1e-3):
+        raise ConfigError(
+            f"model {type(model).__name__}: its logits differ by {difference:.3g} (of {size:.3g}) from "
+            "softcap(scale * output_layer(hidden)), the one form of head that is supported; choose another architecture"
+        )
+
+
+def token_scores(
+    hidden_NH: Tensor, targets_N: Tensor, head: Head, temperature: float, *, with_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    """(N,) log-probability of each target and (N,) entropy in nats, of softmax(logits / temperature).
+
+    `hidden_NH[i]` is the state *before* target i. Entropy is 0 unless asked for. The forward pass keeps only the
+    log-sum-exp of each position; the backward pass computes the logits again, chunk by chunk.
+    """
+    scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, head.linear.weight, head.linear.bias, targets_N, head, temperature, with_entropy
+    )
+    return scores
+
+
+class _TokenScores(torch.autograd.Function):
+    """`token_scores` with a gradient for the hidden states and for the head's weight and bias."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        head: Head,
+        temperature: float,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        num = len(hidden_NH)
+        dtype = at_least_float32(hidden_NH[:0]).dtype
+        logprobs_N, entropy_N, log_sum_N = (torch.zeros(num, dtype=dtype, device=hidden_NH.device) for _ in range(3))
+        for rows in _chunks(num, weight_VH.shape[0]):
+            logits_nV = head.cap(head.raw_logits(hidden_NH[rows], weight_VH, bias_V)) / temperature
+            log_sum_N[rows] = torch.logsumexp(logits_nV, dim=-1)
+            logprobs_N[rows] = logits_nV.gather(1, targets_N[rows, None])[:, 0] - log_sum_N[rows]
+            if with_entropy:
+                probs_nV = torch.exp(logits_nV - log_sum_N[rows, None])
+                entropy_N[rows] = log_sum_N[rows] - torch.linalg.vecdot(probs_nV, _finite(logits_nV))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sum_N, entropy_N)
+        ctx.head, ctx.temperature = head, temperature
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_logprobs_N, grad_entropy_N = grads
+        hidden_NH, weight_VH, bias_V, targets_N, log_sum_N, entropy_N = ctx.saved_tensors
+        head: Head = ctx.head
+        grad_hidden_NH = torch.zeros_like(hidden_NH) if ctx.needs_input_grad[0] else None
+        sum_dtype = log_sum_N.dtype
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=sum_dtype) if ctx.needs_input_grad[1] else None
+        needs_bias = bias_V is not None and ctx.needs_input_grad[2]
+        grad_bias_V = torch.zeros_like(bias_V, dtype=sum_dtype) if needs_bias else None
+        for rows in _chunks(len(hidden_NH), weight_VH.shape[0]):
+            raw_nV = head.raw_logits(hidden_NH[rows], weight_VH, bias_V)
+            grad_nV = _grad_of_raw_logits(
+                raw_nV,
+                head,
+                ctx.temperature,
+                targets_N[rows],
+                log_sum_N[rows, None],
+                entropy_N[rows, None],
+                None if grad_logprobs_N is None else grad_logprobs_N[rows, None],
+                None if grad_entropy_N is None else grad_entropy_N[rows, None],
+            )
+            if grad_bias_V is not None:
+                grad_bias_V += grad_nV.sum(dim=0)
+            grad_nV = grad_nV.to(weight_VH.dtype)
+            if grad_hidden_NH is not None:
+                grad_hidden_NH[rows] = grad_nV @ weight_VH
+            if grad_weight_VH is not None and grad_weight_VH.dtype == grad_nV.dtype:
+                grad_weight_VH.addmm_(grad_nV.T, hidden_NH[rows])
+            elif grad_weight_VH is not None:
+                grad_weight_VH += grad_nV.T @ hidden_NH[rows]
+        if grad_weight_VH is not None:
+            grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
+        if grad_bias_V is not None:
+            grad_bias_V = grad_bias_V.to(weight_VH.dtype)
+        return grad_hidden_NH, grad_weight_VH, grad_bias_V, None, None, None, None
+
+
+def _grad_of_raw_logits(
+    raw_nV: Tensor,
+    head: Head,
+    temperature: float,
+    targets_n: Tensor,
+    log_sum_n1: Tensor,
+    entropy_n1: Tensor,
+    grad_logprobs_n1: Tensor | None,
+    grad_entropy_n1: Tensor | None,
+) -> Tensor:
+    """(n, V) gradient of the linear layer's output.
+
+    With p = softmax(z): d logp_y / dz = onehot_y - p, and d entropy / dz = -p * (log p + entropy).
+    """
+    capped_nV = head.cap(raw_nV)
+    logprobs_nV = capped_nV / temperature - log_sum_n1
+    probs_nV = torch.exp(logprobs_nV)
+    grad_nV = torch.zeros_like(probs_nV)
+    if grad_logprobs_n1 is not None:
+        grad_nV -= probs_nV * grad_logprobs_n1
+        grad_nV.scatter_add_(1, targets_n[:, None], grad_logprobs_n1.to(grad_nV.dtype))
+    if grad_entropy_n1 is not None:
+        grad_nV -= grad_entropy_n1 * probs_nV * (_finite(logprobs_nV) + entropy_n1)
+    grad_nV *= head.scale / temperature
+    if head.softcap:
+        grad_nV *= 1.0 - (capped_nV / head.softcap) ** 2
+    return grad_nV
+
+
+def _finite(values_nV: Tensor) -> Tensor:
+    """-inf as the lowest number: a token that the model rules out has probability 0 and adds 0, not NaN."""
+    return values_nV.clamp_min(torch.finfo(values_nV.dtype).min)
+
+
+def _chunks(num: int, vocabulary: int) -> list[slice]:
+    """Row slices of at most `CHUNK_ELEMENTS` logits, of nearly equal size."""
+    if num == 0:
+        return []
+    num_chunks = math.ceil(num / max(1, CHUNK_ELEMENTS // vocabulary))
+    size = math.ceil(num / num_chunks)
+    return [slice(start, min(start + size, num)) for start in range(0, num, size)]

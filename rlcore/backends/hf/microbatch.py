@@ -1,0 +1,128 @@
+"""Rows of a batch as tensors on the model's device, and what a model says of them.
+
+Letters as in `rlcore.types`, and N: the positions with a loss in a micro-batch, row by row.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlcore.backends.hf.model import PolicyModel, ValueModel
+from rlcore.batch import micro_batches, select
+from rlcore.types import Batch, Float32s, Int64s, Ref
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """Some rows of a mini-batch, trimmed to the longest of them."""
+
+    batch: Batch
+    device: torch.device
+
+    @cached_property
+    def token_ids_BT(self) -> Tensor:
+        """Int64 token ids."""
+        return torch.tensor(self.batch.tokens.get().token_ids_BT, dtype=torch.int64, device=self.device)
+
+    @cached_property
+    def mask_BT(self) -> Tensor:
+        """True where the token has a loss."""
+        return torch.tensor(self.batch.tokens.get().loss_mask_BT, device=self.device)
+
+    @cached_property
+    def flat_N(self) -> Tensor:
+        """row * T + t of each position with a loss."""
+        return self.mask_BT.flatten().nonzero()[:, 0]
+
+    @cached_property
+    def advantages_BT(self) -> Tensor:
+        """The advantage of each token; ValueError when the batch has none yet."""
+        if self.batch.advantages is not None:
+            return self.per_token(self.batch.advantages)
+        if self.batch.advantages_B is None:
+            raise ValueError("the mini-batch has no advantages")
+        advantages_B = torch.tensor(self.batch.advantages_B, device=self.device)
+        return advantages_B[:, None].expand(self.mask_BT.shape)
+
+    def per_token(self, ref: Ref[Float32s]) -> Tensor:
+        """A (B, T) array of the batch as a tensor."""
+        return torch.tensor(ref.get(), device=self.device)
+
+    def spread(self, values_N: Tensor) -> Tensor:
+        """(B, T) with the values at the positions with a loss, and 0 elsewhere."""
+        flat = torch.zeros(self.mask_BT.numel(), dtype=values_N.dtype, device=self.device)
+        return flat.index_copy(0, self.flat_N, values_N).view(self.mask_BT.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What the model says of the tokens of a micro-batch; 0 where there is no loss."""
+
+    scores_BT: Tensor
+    """Of a causal language model the log-prob of each token under softmax(logits / temperature); of a value model the
+    value before the token."""
+    entropy_BT: Tensor
+    """Entropy of the distribution that the token was drawn from, in nats; 0 of a value model."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossTerms:
+    """What a loss makes of predictions."""
+
+    loss_BT: Tensor
+    """Loss of each token; the engine masks, weighs with `weights_B` and sums."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """(B, T) by the name they are logged under: averaged over the mini-batch's loss tokens, those that end in '_max'
+    maximised."""
+
+
+Loss = Callable[[MicroBatch, Predictions], LossTerms]
+"""A loss is called once a micro-batch; ranks and micro-batches must not be visible to it."""
+
+
+class MetricSums:
+    """Metrics of a mini-batch, gathered over its micro-batches, with the mini-batch's own denominator."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._num = 0
+
+    def add(self, metrics: Mapping[str, Tensor], mask_BT: Tensor) -> None:
+        """Take in one micro-batch."""
+        self._num += int(mask_BT.sum())
+        for name, value_BT in metrics.items():
+            chosen = value_BT.detach()[mask_BT].double()
+            if name.endswith("_max"):
+                largest = float(chosen.max()) if chosen.numel() else -float("inf")
+                self._sums[name] = max(self._sums.get(name, -float("inf")), largest)
+            else:
+                self._sums[name] = self._sums.get(name, 0.0) + float(chosen.sum())
+
+    def result(self) -> dict[str, float]:
+        """The averages and maxima; empty without a token."""
+        if not self._num:
+            return {}
+        return {name: value if name.endswith("_max") else value / self._num for name, value in self._sums.items()}
+
+
+def split(batch: Batch, max_tokens: int) -> list[Int64s]:
+    """The rows of each micro-batch."""
+    return micro_batches(batch.lengths_B, max_tokens)
+
+
+@torch.no_grad()
+def score(
+    model: PolicyModel | ValueModel, batch: Batch, *, max_tokens: int, temperature: float, device: torch.device
+) -> Float32s:
+    """(B, T) log-probs or values of the batch's loss tokens, 0 elsewhere; micro-batches of at most `max_tokens`."""
+    scores_BT = np.zeros(batch.tokens.get().loss_mask_BT.shape, dtype=np.float32)
+    for rows in split(batch, max_tokens):
+        micro = MicroBatch(select(batch, rows), device)
+        scores_N, _ = model(micro.token_ids_BT, micro.flat_N, temperature, False)
+        some_BT = micro.spread(scores_N).float().cpu().numpy()
+        scores_BT[rows, : some_BT.shape[1]] = some_BT
+    return scores_BT

@@ -1,0 +1,200 @@
+"""Transformers models as this backend sees them: a backbone, and a head that is applied at chosen positions only.
+
+Letters: B rows, T positions, N chosen (row, position) pairs, H hidden size.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.backends.hf.head import Head, check_head, find_head, token_scores
+from rlcore.config import LoraConfig, ModelConfig
+from rlcore.errors import ConfigError, boundary
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+VALUE_HEAD_FILE = "value_head.safetensors"
+
+
+class ModelKind(StrEnum):
+    """What a model says of a token."""
+
+    CAUSAL_LM = "causal_lm"
+    """Its log-probability given the tokens before it."""
+    VALUE = "value"
+    """The value of the state before it is sampled."""
+
+
+class Model(nn.Module):
+    """A transformers model with a head of ours: what is trained, scored with and sampled from.
+
+    It is always in evaluation mode, so that log-probs mean the same wherever they are computed; `training_mode` turns
+    on only what training needs.
+    """
+
+    def __init__(self, transformer: Any, adapter: Any = None) -> None:
+        super().__init__()
+        self.transformer = transformer
+        # In a tuple, so that torch does not register it: its parameters are those of `transformer`.
+        self._adapter = (adapter,)
+        self.eval()
+
+    @property
+    def adapter(self) -> Any:
+        """The peft model around `transformer`, or None."""
+        return self._adapter[0]
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens that the window holds; None if the model's configuration does not say."""
+        window = getattr(self.transformer.config.get_text_config(), "max_position_embeddings", None)
+        return int(window) if window else None
+
+    def hidden_at(self, token_ids_BT: Tensor, flat_N: Tensor) -> Tensor:
+        """(N, H) hidden states from which the tokens at the flat positions row * T + t are predicted: those at t - 1.
+
+        Rows are padded on the right, and attention is causal, so no token sees padding and no mask is needed.
+        """
+        hidden_BTH = self.transformer.base_model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
+        return torch.index_select(hidden_BTH.flatten(0, 1), 0, flat_N - 1)
+
+    @contextmanager
+    def training_mode(self) -> Iterator[None]:
+        """Gradient checkpointing and the adapter's dropout are on inside; the model's own dropout stays off.
+
+        A policy whose log-probs are noisy has importance ratios that are noise, so `model.train()` is never called.
+        """
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        switched = [
+            module
+            for name, module in self.named_modules()
+            if isinstance(module, GradientCheckpointingLayer) or "lora_dropout" in name
+        ]
+        for module in switched:
+            module.training = True
+        try:
+            yield
+        finally:
+            for module in switched:
+                module.training = False
+
+    def without_adapter(self) -> Any:
+        """A context in which the model is the one that was started from."""
+        return self.adapter.disable_adapter() if self.adapter is not None else nullcontext()
+
+
+class PolicyModel(Model):
+    """A causal language model; `forward` gives log-probs and entropy."""
+
+    def __init__(self, transformer: Any, head: Head, adapter: Any = None) -> None:
+        super().__init__(transformer, adapter)
+        self._head = (head,)  # in a tuple: the layer is registered with `transformer`
+
+    @property
+    def head(self) -> Head:
+        """What turns hidden states into logits."""
+        return self._head[0]
+
+    def forward(
+        self, token_ids_BT: Tensor, flat_N: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """(N,) log-prob and (N,) entropy of the tokens at the flat positions, under softmax(logits / temperature)."""
+        hidden_NH = self.hidden_at(token_ids_BT, flat_N)
+        targets_N = token_ids_BT.flatten()[flat_N]
+        return token_scores(hidden_NH, targets_N, self.head, temperature, with_entropy=with_entropy)
+
+
+class ValueModel(Model):
+    """A backbone with one output: the value of the state before a token. The new head starts at zero."""
+
+    def __init__(self, transformer: Any, adapter: Any = None) -> None:
+        super().__init__(transformer, adapter)
+        weight = next(transformer.parameters())
+        hidden = transformer.config.get_text_config().hidden_size
+        self.value_head = nn.Linear(hidden, 1, device=weight.device, dtype=weight.dtype)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        self.eval()
+
+    def forward(
+        self, token_ids_BT: Tensor, flat_N: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """(N,) value before each token at the flat positions, and (N,) zeros in place of the entropy."""
+        hidden_NH = self.hidden_at(token_ids_BT, flat_N)
+        values_N = self.value_head(hidden_NH)[:, 0]
+        values_N = values_N if values_N.dtype == torch.float64 else values_N.float()
+        return values_N, torch.zeros_like(values_N)
+
+
+def load_model(
+    kind: ModelKind,
+    model: ModelConfig,
+    *,
+    dtype: str,
+    device: str,
+    lora: LoraConfig | None = None,
+    gradient_checkpointing: bool = False,
+) -> PolicyModel | ValueModel:
+    """The model of `model.path` on `device`; ConfigError when it cannot be opened or its head is not supported."""
+    transformer = open_transformer(kind, model.path, model.revision, attention=model.attention, dtype=dtype)
+    transformer.to(device)
+    if gradient_checkpointing:
+        transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    adapter = _add_adapter(kind, transformer, lora, model.path) if lora is not None and lora.enabled else None
+    transformer.eval()
+    if kind == ModelKind.VALUE:
+        value_model = ValueModel(transformer, adapter)
+        _load_value_head(value_model, Path(model.path))
+        return value_model
+    head = find_head(transformer)
+    check_head(transformer, head)
+    return PolicyModel(transformer, head, adapter)
+
+
+def open_transformer(kind: ModelKind, path: str, revision: str, *, attention: str, dtype: str) -> Any:
+    """The transformers model of a directory or hub name: of a value model the backbone, else with its output layer."""
+    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the trainer's
+    opener: Any = AutoModel if kind == ModelKind.VALUE else AutoModelForCausalLM
+    with boundary(f"model.path='{path}'", ConfigError):
+        return opener.from_pretrained(
+            path, revision=revision, dtype=DTYPES[dtype], attn_implementation=attention, trust_remote_code=False
+        )
+
+
+def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str) -> Any:
+    """The peft model around `transformer`, whose linear layers now carry trainable adapters; the rest is frozen."""
+    try:
+        import peft
+    except ImportError as missing:
+        raise ConfigError(
+            "actor.lora.enabled=true: the package peft is not installed; pip install 'rlcore[lora]'"
+        ) from missing
+    alpha: Any = lora.alpha  # peft's annotation says int; it divides, and takes any number
+    targets: Any = lora.target_modules[0] if lora.target_modules == ("all-linear",) else list(lora.target_modules)
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM" if kind == ModelKind.CAUSAL_LM else "FEATURE_EXTRACTION",
+        # Absolute, so that the saved adapter finds its base from any working directory.
+        base_model_name_or_path=str(Path(path).resolve()) if Path(path).is_dir() else path,
+    )
+    with boundary(f"lora.target_modules={list(lora.target_modules)}", ConfigError):
+        return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
+
+
+def _load_value_head(model: ValueModel, directory: Path) -> None:
+    """Take over the value head of a saved value model; a directory without one leaves it at zero."""
+    from safetensors.torch import load_file
+
+    if (directory / VALUE_HEAD_FILE).is_file():
+        model.value_head.load_state_dict(load_file(directory / VALUE_HEAD_FILE))

@@ -1,0 +1,61 @@
+"""The actor's loss: the policy loss that the configuration names, a KL term and an entropy bonus."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlcore.algo.kl import kl_penalty
+from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
+from rlcore.backends.hf.microbatch import LossTerms, MicroBatch, Predictions
+from rlcore.config import AlgoConfig
+
+METRIC_NAMES = {"ratio": "ratio_mean", "clipped_low": "clip_frac_low", "clipped_high": "clip_frac_high"}
+"""What a policy loss's metrics are logged as, where that is another name."""
+
+
+class PolicyLoss:
+    """policy_loss + kl.coef * kl - entropy_coef * entropy, token by token.
+
+    All three are aggregated with the same weights. The KL term is there only with `algo.kl.placement=loss`;
+    'policy/kl' is logged whenever the batch has log-probs of the reference.
+    """
+
+    def __init__(self, policy_loss: Callable[[PolicyLossInputs], PolicyLossOutput], config: AlgoConfig) -> None:
+        self._policy_loss = policy_loss
+        self._config = config
+
+    def __call__(self, micro: MicroBatch, predictions: Predictions) -> LossTerms:
+        """The loss of each token and the policy's metrics."""
+        logprobs_BT, old = predictions.scores_BT, micro.batch.old_logprobs
+        inputs = PolicyLossInputs(
+            logprobs_BT=logprobs_BT,
+            old_logprobs_BT=logprobs_BT.detach() if old is None else micro.per_token(old),
+            advantages_BT=micro.advantages_BT,
+            mask_BT=micro.mask_BT,
+            config=self._config,
+        )
+        output = self._policy_loss(inputs)
+        metrics: dict[str, Tensor] = {
+            f"policy/{METRIC_NAMES.get(name, name)}": value for name, value in output.metrics.items()
+        }
+        if "ratio" in output.metrics:
+            metrics["policy/ratio_max"] = output.metrics["ratio"]
+        metrics["policy/entropy"] = predictions.entropy_BT
+        loss_BT = output.loss_BT
+        if self._config.entropy_coef:
+            loss_BT = loss_BT - self._config.entropy_coef * predictions.entropy_BT
+        if micro.batch.reference_logprobs is not None:
+            reference_BT = micro.per_token(micro.batch.reference_logprobs)
+            # Masked first: what stands at other tokens may overflow k3's exponential, and inf * 0 is NaN.
+            kl_BT = kl_penalty(
+                torch.where(micro.mask_BT, logprobs_BT, 0.0),
+                torch.where(micro.mask_BT, reference_BT, 0.0),
+                self._config.kl.estimator,
+            )
+            metrics["policy/kl"] = kl_BT
+            if self._config.kl.placement == "loss":
+                loss_BT = loss_BT + self._config.kl.coef * kl_BT
+        elif self._config.kl.placement == "loss":
+            raise ValueError("algo.kl.placement=loss: the mini-batch has no log-probs of the reference")
+        return LossTerms(loss_BT, metrics)

@@ -1,0 +1,111 @@
+"""Weights and training state on disk: safetensors, and tensors and plain values only, never a pickled object."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlcore.backends.hf.model import VALUE_HEAD_FILE, Model, ValueModel
+from rlcore.backends.hf.optimizer import MasterAdamW
+from rlcore.errors import CheckpointError, boundary
+
+MODEL_DIR = "model"
+ADAPTER_DIR = "adapter"
+STATE_FILE = "trainer_state.pt"
+
+
+def save_weights(model: Model, directory: Path) -> None:
+    """Write `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base."""
+    with boundary(f"checkpoint '{directory}': writing the model", CheckpointError):
+        if model.adapter is not None:
+            model.adapter.save_pretrained(directory / ADAPTER_DIR, safe_serialization=True)
+        else:
+            model.transformer.save_pretrained(directory / MODEL_DIR)
+        if isinstance(model, ValueModel):
+            _save_value_head(model, directory)
+
+
+def load_weights(model: Model, directory: Path) -> None:
+    """Copy what `save_weights` wrote into the model's own tensors; CheckpointError when it is missing or differs."""
+    source = directory / (MODEL_DIR if model.adapter is None else ADAPTER_DIR)
+    if not source.is_dir():
+        kind = "a full model" if model.adapter is None else "a LoRA adapter"
+        raise CheckpointError(f"checkpoint '{directory}': it has no '{source.name}/', and {kind} is to be restored")
+    with boundary(f"checkpoint '{directory}': reading '{source.name}/'", CheckpointError):
+        if model.adapter is not None:
+            _load_adapter(model.adapter, source)
+        else:
+            _load_transformer(model.transformer, source)
+        if isinstance(model, ValueModel):
+            from safetensors.torch import load_file
+
+            model.value_head.load_state_dict(load_file(directory / MODEL_DIR / VALUE_HEAD_FILE))
+
+
+def save_training_state(directory: Path, optimizer: MasterAdamW, counters: dict[str, int]) -> None:
+    """Write optimizer, counters and the random states of torch, numpy and Python."""
+    state = {"optimizer": optimizer.state_dict(), "counters": counters, "random": _random_state()}
+    with boundary(f"checkpoint '{directory}': writing {STATE_FILE}", CheckpointError):
+        directory.mkdir(parents=True, exist_ok=True)
+        torch.save(state, directory / STATE_FILE)
+
+
+def load_training_state(directory: Path, optimizer: MasterAdamW) -> dict[str, int]:
+    """Take up what `save_training_state` wrote; the counters. CheckpointError when it is damaged or does not fit."""
+    with boundary(f"checkpoint '{directory}': reading {STATE_FILE}", CheckpointError):
+        state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(state["optimizer"])
+        _set_random_state(state["random"])
+        return {name: int(value) for name, value in state["counters"].items()}
+
+
+def _save_value_head(model: ValueModel, directory: Path) -> None:
+    from safetensors.torch import save_file
+
+    (directory / MODEL_DIR).mkdir(parents=True, exist_ok=True)
+    head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()}
+    save_file(head, directory / MODEL_DIR / VALUE_HEAD_FILE)
+
+
+@torch.no_grad()
+def _load_transformer(transformer: Any, source: Path) -> None:
+    """Through from_pretrained, which undoes whatever save_pretrained does to names and layouts."""
+    saved = type(transformer).from_pretrained(source, dtype=transformer.dtype, trust_remote_code=False)
+    tensors = dict(saved.named_parameters())
+    parameters = dict(transformer.named_parameters())
+    if {name: tensor.shape for name, tensor in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
+        raise CheckpointError(f"'{source}' holds another model than the one of this run")
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[name])
+
+
+def _load_adapter(adapter: Any, source: Path) -> None:
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    result: Any = set_peft_model_state_dict(adapter, load_peft_weights(str(source), device="cpu"))
+    if result.unexpected_keys:
+        raise CheckpointError(f"'{source}' holds another adapter than the one of this run")
+
+
+def _random_state() -> dict[str, Any]:
+    numpy_state: tuple[Any, ...] = tuple(np.random.get_state(legacy=True))
+    name, keys, position, has_gauss, gauss = numpy_state
+    version, internal, gauss_next = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)],
+        "python": [version, list(internal), gauss_next],
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))
