@@ -92,22 +92,34 @@ def test_csv_parquet_and_directories_are_read(tmp_path: Path) -> None:
     table = datasets.Dataset.from_dict(
         {"prompt": [[{"role": "user", "content": "hi"}]] * 3, "solution": ["a", "b", "c"]}
     )
-    silent = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()  # tqdm starts a thread that stays
     table.to_parquet(tmp_path / "a.parquet")
     (tmp_path / "folder").mkdir()
     table.to_parquet(tmp_path / "folder" / "test.parquet")
     table.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict({"test": table}).save_to_disk(tmp_path / "saved_splits")
+    datasets.enable_progress_bars()
     for name, split in (("a.parquet", "train"), ("folder", "test"), ("saved", "train"), ("saved_splits", "test")):
         rows = load_one(SourceConfig(path=str(tmp_path / name), split=split, limit=2))
         assert [(row.messages[0]["content"], row.answer) for row in rows] == [("hi", "a"), ("hi", "b")]
-    assert datasets.are_progress_bars_disabled() == silent
+    assert not datasets.are_progress_bars_disabled()
 
 
 def test_limit_takes_the_first_rows_and_reads_no_further(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"prompt": "b"}\nbroken\n')
     assert [prompt.id for prompt in load_one(SourceConfig(path=str(path), limit=2))] == ["math/0", "math/1"]
+
+
+def test_keep_takes_the_rows_in_whose_question_it_is_found_before_the_limit(tmp_path: Path) -> None:
+    path = write_lines(
+        tmp_path / "a.jsonl", [{"prompt": text, "answer": "1 + 1"} for text in ("1-1", "1+1", "2+2", "3+3")]
+    )
+    assert [prompt.id for prompt in load_one(SourceConfig(path=path, keep=r"\+", limit=2))] == ["math/1", "math/2"]
+    with pytest.raises(ConfigError, match=r"data\.sources\.math\.keep: 'x' is found in none of the 4 prompts"):
+        load_one(SourceConfig(path=path, keep="x"))
+    with pytest.raises(ConfigError, match=r"keep: '\(' is no regular expression"):
+        load_one(SourceConfig(path=path, keep="("))
 
 
 LOCAL_ONLY = """

@@ -13,11 +13,13 @@ def normalised(text: str) -> str:
 def question_of(messages: Sequence[Mapping[str, Any]]) -> str:
     """The normalised text of the conversation; system messages are left out, they are not part of the question."""
     return "\n".join(
-        f"{message.get('role')}: {normalised(_text(message.get('content')))}"
+        f"{message.get('role')}: {normalised(text_of(message))}"
         for message in messages
         if message.get("role") != "system"
     )
 
 
-def _text(content: Any) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
+    """The message's content as text; of content that is no text, its JSON."""
+    content = message.get("content")
     return content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)

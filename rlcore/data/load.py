@@ -1,9 +1,11 @@
 """Rows become prompts."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore.config import DataConfig, SourceConfig
+from rlcore.data.conversation import text_of
 from rlcore.data.rows import Row, read_rows
 from rlcore.errors import ConfigError, nearest
 from rlcore.types import FrozenDict, Message, Prompt, frozen_messages
@@ -34,7 +36,7 @@ def _load_source(name: str, source: SourceConfig, who: str) -> list[Prompt]:
             f"{', '.join(sorted(columns))}"
         )
     answer_column = _pick(source.answer_column, ANSWER_COLUMNS, columns, f"{who}.answer_column")
-    return [
+    prompts = [
         Prompt(
             id=f"{name}/{index}",
             messages=_messages(row, prompt_column, who),
@@ -44,6 +46,19 @@ def _load_source(name: str, source: SourceConfig, who: str) -> list[Prompt]:
         )
         for index, row in enumerate(rows)
     ]
+    return _keep(prompts, source, who) if source.keep else prompts
+
+
+def _keep(prompts: list[Prompt], source: SourceConfig, who: str) -> list[Prompt]:
+    """The first `source.limit` prompts (0: all) in whose messages `source.keep` is found."""
+    try:
+        pattern = re.compile(source.keep)
+    except re.error as cause:
+        raise ConfigError(f"{who}.keep: '{source.keep}' is no regular expression: {cause}") from cause
+    kept = [prompt for prompt in prompts if any(pattern.search(text_of(message)) for message in prompt.messages)]
+    if not kept:
+        raise ConfigError(f"{who}.keep: '{source.keep}' is found in none of the {len(prompts)} prompts; change it")
+    return kept[: source.limit or None]
 
 
 def _pick(configured: str, usual: Sequence[str], columns: tuple[str, ...], who: str) -> str | None:

@@ -26,13 +26,14 @@ class Row(NamedTuple):
 
 
 def read_rows(source: SourceConfig, who: str) -> list[Row]:
-    """The first `source.limit` rows of the source (0: all); ConfigError, beginning with `who`, when there are none."""
+    """The rows of the source, no more than the limit needs; ConfigError, beginning with `who`, when there are none."""
     if bool(source.path) == bool(source.task):
         found = f"path='{source.path}' and task='{source.task}'" if source.path else "neither path nor task"
         raise ConfigError(f"{who}: it has {found}, needed is one of them: a file or dataset, or a reasoning_gym task")
     if source.limit < 0:
         raise ConfigError(f"{who}.limit: it is {source.limit}, needed is a number of rows, or 0 for all")
-    rows = list(islice(_rows(source, who), source.limit or None))
+    # what is left out by `keep` does not count towards the limit
+    rows = list(islice(_rows(source, who), None if source.keep else source.limit or None))
     if not rows:
         raise ConfigError(f"{who}: '{source.path or source.task}' has no rows in split '{source.split}'")
     return rows

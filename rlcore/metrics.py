@@ -1,0 +1,158 @@
+"""What a run leaves on disk step by step: `metrics.jsonl`, and one file of trajectories a step.
+
+A line counts when it ends in a line break: one that a crash tore off is ignored by readers and dropped by writers.
+Numbers that are not finite are written as null, because JSON has no other word for them. Everything that depends on the
+clock is named `time/...`, so that the rest of two equal runs is equal.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore.checkpoint import write_atomically
+from rlcore.errors import CheckpointError
+from rlcore.types import Lane, Metrics, Scored
+
+METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories"
+
+_STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
+
+
+class MetricsLog:
+    """Appends to `<run>/metrics.jsonl`; a step may have several records, such as one of an evaluation."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / METRICS
+        self._mended = False
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one record: 'step', the metrics, and when it was written as 'time/unix_s'."""
+        self._mend()
+        numbers = {name: _finite(float(value)) for name, value in metrics.items()}
+        record = {"step": step, **numbers, "time/unix_s": round(time.time(), 3)}
+        with self._path.open("ab") as file:
+            file.write(_line(record))
+
+    def cut_back(self, step: int) -> None:
+        """Drop the records of later steps: a resumed run writes them again."""
+        if self._path.exists():
+            kept = [line for line in _whole_lines(self._path) if _parse(line, self._path)["step"] <= step]
+            write_atomically(self._path, b"".join(kept))
+
+    def _mend(self) -> None:
+        """Cut off a torn last line, once: what is appended would become part of it."""
+        if not self._mended and self._path.exists():
+            whole = sum(map(len, _whole_lines(self._path)))
+            with self._path.open("r+b") as file:
+                file.truncate(whole)
+        self._mended = True
+
+
+class TrajectoryLog:
+    """Writes `<run>/trajectories/step_000012.jsonl`, one line a trajectory; a step's file is replaced as a whole."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._directory = run_dir / TRAJECTORIES
+
+    def append(self, step: int, rows: Sequence[tuple[Scored, float | None]], lane: Lane) -> None:
+        """Add (trajectory with its reward, advantage or None where it has none) to the file of the step."""
+        self._directory.mkdir(exist_ok=True)
+        path = self._directory / f"step_{step:06d}.jsonl"
+        before = _whole_lines(path) if path.exists() else ()
+        lines = (_line(_describe(scored, advantage, lane)) for scored, advantage in rows)
+        write_atomically(path, b"".join((*before, *lines)))
+
+    def cut_back(self, step: int) -> None:
+        """Remove the files of later steps, the latest first."""
+        for path in reversed(_step_files(self._directory)):
+            if int(path.name[5:-6]) > step:
+                path.unlink()
+
+
+def read(run_dir: Path) -> list[Metrics]:
+    """The records of the run's metrics, in order; 'step' among them, null as NaN. CheckpointError on a bad line."""
+    path = run_dir / METRICS
+    records = (_parse(line, path) for line in _whole_lines(path)) if path.exists() else ()
+    return [{name: math.nan if value is None else value for name, value in record.items()} for record in records]
+
+
+def read_trajectories(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """What was written of the step's trajectories; empty when nothing was."""
+    path = run_dir / TRAJECTORIES / f"step_{step:06d}.jsonl"
+    return [json.loads(line) for line in _whole_lines(path)] if path.exists() else []
+
+
+def average(metrics: Iterable[Mapping[str, float]]) -> Metrics:
+    """The mean of each metric over those that have it."""
+    values: dict[str, list[float]] = {}
+    for each in metrics:
+        for name, value in each.items():
+            values.setdefault(name, []).append(value)
+    return {name: math.fsum(each) / len(each) for name, each in values.items()}
+
+
+def _describe(scored: Scored, advantage: float | None, lane: Lane) -> dict[str, Any]:
+    trajectory, reward = scored.trajectory, scored.reward
+    return {
+        "id": _plain(vars(trajectory.id)),
+        "lane": lane.value,
+        "source": trajectory.prompt.source,
+        "prompt": [_plain(message) for message in trajectory.prompt.messages],
+        "answer": _plain(trajectory.prompt.answer),
+        "completion": _plain(trajectory.completion),
+        "num_tokens": len(trajectory.token_ids),
+        "num_sampled": trajectory.num_sampled,
+        "finish": trajectory.finish.value,
+        "versions": _plain(trajectory.versions),
+        "turns": trajectory.turns,
+        "status": reward.status.value,
+        "score": _finite(reward.score),
+        "parts": _plain(reward.parts),
+        "info": _plain(reward.info),
+        "advantage": None if advantage is None else _finite(advantage),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON; what JSON has no word for as its text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return str(value)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    # a lone surrogate in a text becomes its JSON escape
+    return (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))
+
+
+def _parse(line: bytes, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+        if isinstance(record["step"], int):
+            return dict(record)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise CheckpointError(f"'{path}': {line[:60]!r} is no record of metrics; mend or remove the line")
+
+
+def _step_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob("step_*.jsonl") if _STEP_FILE.fullmatch(path.name))
