@@ -16,6 +16,9 @@ class ActorWorker(Worker):
     def logprobs(self, batch: Batch) -> Ref[Float32s]:
         """(B, T) log-probs of the batch's tokens under the current weights and the rollout's temperature."""
 
+    def expect(self, num_updates: int) -> None:
+        """Told once before the first update how many optimizer steps the whole run makes; schedules of lr end there."""
+
     @abstractmethod
     def update(self, minibatch: Batch) -> Metrics:
         """Exactly one optimizer step; skipped, and counted in 'actor/skipped', when the gradient is not finite."""

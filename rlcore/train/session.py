@@ -163,6 +163,8 @@ class Session:
     async def train(self, resume: bool, start_from: Path | None, changes: Sequence[str]) -> TrainResult:
         """Take the steps that are left."""
         _keep_rewards(self._run.plan, self._run_dir)
+        num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
+        await self._trainer.actor.call(ActorWorker.expect, num_updates)
         await self._continue(resume, start_from, changes)
         trainer, evaluation, saving = self._trainer, self._config.eval, self._config.checkpoint
         with ExitStack() as stack:

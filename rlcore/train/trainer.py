@@ -20,7 +20,6 @@ from rlcore.terminal import Terminal
 from rlcore.track import Trackers
 from rlcore.types import Batch, Lane, Metrics, Prompt
 
-
 logger = logging.getLogger(__name__)
 
 

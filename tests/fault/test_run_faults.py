@@ -1,4 +1,4 @@
-"""Runs that are interrupted: kill -9 at any moment, signals in each phase, and what is left behind (cases 32, 34, 35)."""
+"""Interrupted runs: kill -9 at any moment, signals in each phase, what is left behind (cases 32, 34, 35)."""
 
 import os
 import random
@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlcore import checkpoint
-from rlcore.metrics import read_metrics
+from rlcore import checkpoint, metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 
@@ -109,7 +108,7 @@ def test_five_steps_kill_and_five_more_equal_ten(config: Path) -> None:
     assert newest.name == "step_5"
     train(config, "halves", "checkpoint.every_steps=5", "plugins.null.update_s=0.2", "--resume")
     assert differing(whole, run) == []
-    assert [row["step"] for row in read_metrics(run) if "reward/mean" in row] == list(range(1, 11))
+    assert [row["step"] for row in metrics.read(run) if "reward/mean" in row] == list(range(1, 11))
 
 
 PHASES = {
