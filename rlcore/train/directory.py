@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rlcore.config import LoadedConfig
+from rlcore.config.names import run_directory
 from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan, plan_to_json
 
@@ -20,17 +21,17 @@ def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
 
     With `resume` and no name, the newest run of that stem; ConfigError when there is none.
     """
-    train = loaded.config.train
-    if train.name:
-        return Path(train.dir) / train.name
-    if not resume:
-        return Path(train.dir) / f"{loaded.stem}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    runs = [path.parent for path in Path(train.dir).glob(f"{loaded.stem}-*/config.yaml")]
+    train, now = loaded.config.train, datetime.now(UTC)
+    fresh = run_directory(train, loaded.files, now)
+    if train.name or not resume:
+        return fresh
+    stem = fresh.name.removesuffix(f"{now:-%Y%m%d-%H%M%S}")
+    runs = sorted(path.parent for path in fresh.parent.glob(f"{stem}-[0-9]*-[0-9]*/config.yaml"))
     if not runs:
         raise ConfigError(
-            f"--resume: no run '{loaded.stem}-*' is in '{train.dir}'; name the run with train.name=..., or train anew"
+            f"--resume: no run '{stem}-*' is in '{train.dir}'; name the run with train.name=..., or train anew"
         )
-    return max(runs, key=lambda run: run.name)
+    return runs[-1]
 
 
 def open_directory(directory: Path, resume: bool) -> Path:

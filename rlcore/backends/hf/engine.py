@@ -116,7 +116,7 @@ class TrainEngine:
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def save(self, directory: Path) -> None:
-        """Write `model/` (LoRA: `adapter/`) and `trainer_state.pt` below `directory`."""
+        """Write `model/` (LoRA: `adapter/`) and `trainer_state.{safetensors,json}` below `directory`."""
         save_weights(self.model, directory)
         counters = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
         save_training_state(directory, self._optimizer, counters)

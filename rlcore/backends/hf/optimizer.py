@@ -98,16 +98,26 @@ class MasterAdamW:
         for master in self._copies():
             master.data = master.data.to(device)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values only."""
-        return {"adamw": self._adamw.state_dict(), "masters": [master.detach() for master in self._copies()]}
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors by name, and plain values: what a checkpoint keeps."""
+        adamw = self._adamw.state_dict()
+        tensors = {
+            f"adamw.{index}.{name}": value for index, each in adamw["state"].items() for name, value in each.items()
+        }
+        tensors |= {f"master.{index}": master for index, master in enumerate(self._copies())}
+        return tensors, {"param_groups": adamw["param_groups"]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up what `state_dict` returned, bit for bit."""
-        self._adamw.load_state_dict(state["adamw"])
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take up what `state` returned, bit for bit."""
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            kind, index, *rest = name.split(".")
+            if kind == "adamw":
+                state.setdefault(int(index), {})[rest[0]] = value
+        self._adamw.load_state_dict({"state": state, "param_groups": values["param_groups"]})
         with torch.no_grad():
-            for master, saved in zip(self._copies(), state["masters"], strict=True):
-                master.copy_(saved)
+            for index, master in enumerate(self._copies()):
+                master.copy_(tensors[f"master.{index}"])
 
     def _copies(self) -> list[Tensor]:
         pairs: Iterable[tuple[Tensor, Tensor]] = zip(self.parameters, self.masters, strict=True)

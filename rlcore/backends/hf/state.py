@@ -1,5 +1,6 @@
-"""Weights and training state on disk: safetensors, and tensors and plain values only, never a pickled object."""
+"""Weights and training state on disk: tensors as safetensors, everything else as JSON, nothing pickled."""
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from rlcore.errors import CheckpointError, boundary
 
 MODEL_DIR = "model"
 ADAPTER_DIR = "adapter"
-STATE_FILE = "trainer_state.pt"
+TENSORS_FILE = "trainer_state.safetensors"
+VALUES_FILE = "trainer_state.json"
 
 
 def save_weights(model: Model, directory: Path) -> None:
@@ -46,19 +48,39 @@ def load_weights(model: Model, directory: Path) -> None:
 
 def save_training_state(directory: Path, optimizer: MasterAdamW, counters: dict[str, int]) -> None:
     """Write optimizer, counters and the random states of torch, numpy and Python."""
-    state = {"optimizer": optimizer.state_dict(), "counters": counters, "random": _random_state()}
-    with boundary(f"checkpoint '{directory}': writing {STATE_FILE}", CheckpointError):
+    from safetensors.torch import save_file
+
+    random_tensors, random_values = _random_state()
+    optimizer_tensors, optimizer_values = optimizer.state()
+    tensors = {**_prefixed("random", random_tensors), **_prefixed("optimizer", optimizer_tensors)}
+    values = {"counters": counters, "optimizer": optimizer_values, "random": random_values}
+    with boundary(f"checkpoint '{directory}': writing {TENSORS_FILE}", CheckpointError):
         directory.mkdir(parents=True, exist_ok=True)
-        torch.save(state, directory / STATE_FILE)
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, directory / TENSORS_FILE
+        )
+        (directory / VALUES_FILE).write_text(json.dumps(values))
 
 
 def load_training_state(directory: Path, optimizer: MasterAdamW) -> dict[str, int]:
     """Take up what `save_training_state` wrote; the counters. CheckpointError when it is damaged or does not fit."""
-    with boundary(f"checkpoint '{directory}': reading {STATE_FILE}", CheckpointError):
-        state = torch.load(directory / STATE_FILE, map_location="cpu", weights_only=True)
-        optimizer.load_state_dict(state["optimizer"])
-        _set_random_state(state["random"])
-        return {name: int(value) for name, value in state["counters"].items()}
+    from safetensors.torch import load_file
+
+    with boundary(f"checkpoint '{directory}': reading {TENSORS_FILE}", CheckpointError):
+        values = json.loads((directory / VALUES_FILE).read_text())
+        tensors = load_file(directory / TENSORS_FILE)
+        optimizer.restore(_with_prefix("optimizer", tensors), values["optimizer"])
+        _set_random_state(_with_prefix("random", tensors), values["random"])
+        return {name: int(value) for name, value in values["counters"].items()}
+
+
+def _prefixed(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _with_prefix(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def _save_value_head(model: ValueModel, directory: Path) -> None:
@@ -89,23 +111,24 @@ def _load_adapter(adapter: Any, source: Path) -> None:
         raise CheckpointError(f"'{source}' holds another adapter than the one of this run")
 
 
-def _random_state() -> dict[str, Any]:
+def _random_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     numpy_state: tuple[Any, ...] = tuple(np.random.get_state(legacy=True))
     name, keys, position, has_gauss, gauss = numpy_state
     version, internal, gauss_next = random.getstate()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)],
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return tensors, {
+        "numpy": [str(name), int(position), int(has_gauss), float(gauss)],
         "python": [version, list(internal), gauss_next],
     }
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-    version, internal, gauss_next = state["python"]
+def _set_random_state(tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+    torch.set_rng_state(tensors["torch"])
+    if torch.cuda.is_available() and f"cuda.{torch.cuda.device_count() - 1}" in tensors:
+        torch.cuda.set_rng_state_all([tensors[f"cuda.{index}"] for index in range(torch.cuda.device_count())])
+    name, position, has_gauss, gauss = values["numpy"]
+    np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = values["python"]
     random.setstate((version, tuple(internal), gauss_next))
