@@ -59,7 +59,7 @@ def with_advantages(
 def weigh(minibatch: Batch, algo: AlgoConfig) -> Batch:
     """The mini-batch with what one token's loss of each row counts; truncated samples count 0 under overlong 'mask'."""
     num_loss_tokens_B = minibatch.num_sampled_B
-    if algo.overlong == "mask":
+    if algo.overlong == "mask" and minibatch.truncated_B is not None:
         num_loss_tokens_B = np.where(keeps_loss(minibatch.truncated_B, minibatch.sample_B), num_loss_tokens_B, 0)
     weights_B = row_weights(algo.aggregation, num_loss_tokens_B, minibatch.sample_B, algo.aggregation_constant)
     return replace(minibatch, weights_B=weights_B)

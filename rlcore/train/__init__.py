@@ -34,7 +34,8 @@ def train(
 
     Works in scripts, without a main guard, and in notebooks. RlcoreError when something is wrong.
     """
-    return run_training(plan_run([config], overrides, plugins), resume=resume)
+    source = Path(config) if isinstance(config, str) else config
+    return run_training(plan_run([source], overrides, plugins), resume=resume)
 
 
 def run_training(plan: RunPlan, *, resume: bool = False, resume_from: Path | None = None) -> TrainResult:

@@ -116,8 +116,8 @@ class MasterAdamW:
                 state.setdefault(int(index), {})[rest[0]] = value
         self._adamw.load_state_dict({"state": state, "param_groups": values["param_groups"]})
         with torch.no_grad():
-            for index, master in enumerate(self._copies()):
-                master.copy_(tensors[f"master.{index}"])
+            for number, master in enumerate(self._copies()):
+                master.copy_(tensors[f"master.{number}"])
 
     def _copies(self) -> list[Tensor]:
         pairs: Iterable[tuple[Tensor, Tensor]] = zip(self.parameters, self.masters, strict=True)
