@@ -1,0 +1,165 @@
+"""The workers of this backend: thin shells, whose `setup` imports torch and builds the engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcore.actor import ActorWorker
+from rlcore.errors import WorkerError
+from rlcore.reference import ReferenceWorker
+from rlcore.rollout import RolloutWorker
+from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, Ref
+
+if TYPE_CHECKING:
+    from rlcore.backends.hf.engine import TrainEngine
+    from rlcore.backends.hf.model import PolicyModel
+    from rlcore.backends.hf.rollout import EmbeddedSampler
+    from rlcore.workers import WorkerContext
+
+
+class HfActor(ActorWorker):
+    """The policy, trained by a `TrainEngine`."""
+
+    engine: TrainEngine
+    version: int = 0
+    """Names the current weights."""
+
+    def setup(self) -> None:
+        from rlcore.algo.registry import resolve
+        from rlcore.backends.hf.engine import TrainEngine
+        from rlcore.backends.hf.policy_loss import PolicyLoss
+
+        context, config = self.context, self.context.config
+        use_threads(context)
+        self.engine = TrainEngine(
+            "causal_lm",
+            config.model,
+            config.actor,
+            PolicyLoss(resolve(context.references["policy_loss"]), config.algo),
+            temperature=config.rollout.temperature,
+            device=context.device,
+        )
+
+    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+        return Ref(self.engine.logprobs(batch))
+
+    def update(self, minibatch: Batch) -> Metrics:
+        return self.engine.update(minibatch)
+
+    def expect(self, num_updates: int) -> None:
+        self.engine.expect(num_updates)
+
+    def publish(self, version: int) -> None:
+        self.version = version
+
+    def save(self, directory: Path) -> None:
+        self.engine.save(directory)
+
+    def restore(self, directory: Path) -> None:
+        self.engine.restore(directory)
+
+    def facts(self) -> dict[str, Any]:
+        return self.engine.facts()
+
+
+class HfReference(ReferenceWorker):
+    """The frozen policy: a model of its own, or the actor's with its adapter off when it is served inside the actor."""
+
+    _model: PolicyModel
+
+    def setup(self) -> None:
+        from dataclasses import replace
+
+        from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
+
+        context, config = self.context, self.context.config
+        use_threads(context)
+        if context.host is not None:
+            engine = _host_engine(context)
+            if engine.model.adapter is None:
+                raise WorkerError(
+                    f"{context}: it is served inside an actor without a LoRA adapter, whose weights change; give the "
+                    "reference a process of its own or set actor.lora.enabled=true"
+                )
+            self._model = engine.policy
+            return
+        source = replace(config.model, path=config.reference.path or config.model.path)
+        model = load_model(ModelKind.CAUSAL_LM, source, dtype=config.actor.dtype, device=context.device)
+        if not isinstance(model, PolicyModel):
+            raise WorkerError(f"{context}: '{source.path}' is no causal language model")
+        self._model = model.requires_grad_(False)
+
+    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+        import torch
+
+        from rlcore.backends.hf.microbatch import score
+
+        config = self.context.config
+        with self._model.without_adapter():
+            scores_BT = score(
+                self._model,
+                batch,
+                max_tokens=config.reference.micro_batch_tokens,
+                temperature=config.rollout.temperature,
+                device=torch.device(self.context.device),
+            )
+        return Ref(scores_BT)
+
+
+class HfRollout(RolloutWorker):
+    """The embedded rollout: samples from the weights of the actor it is served inside of."""
+
+    _sampler: EmbeddedSampler
+
+    def setup(self) -> None:
+        import torch
+
+        from rlcore.backends.hf.rollout import EmbeddedSampler
+        from rlcore.tokens import load_tokens
+
+        context, config = self.context, self.context.config
+        self._sampler = EmbeddedSampler(
+            _host_engine(context).policy,
+            load_tokens(config.model, config.data.system_prompt),
+            max_rows=config.rollout.max_rows,
+            device=torch.device(context.device),
+        )
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
+        """Every completion of every request, each as it finishes.
+
+        WorkerError when the weights change while rows are being sampled: the two halves of such a row would come from
+        two policies, and the schedule must not let it happen.
+        """
+        actor = _host(self.context)
+        version, updates = actor.version, actor.engine.updates_done
+        async with aclosing(self._sampler.generate(requests, version)) as completions:  # type: ignore[type-var]
+            async for completion in completions:
+                if (actor.version, actor.engine.updates_done) != (version, updates):
+                    raise WorkerError(
+                        f"{self.context}: the weights of version {version} were updated while request "
+                        f"'{completion.request_id}' was being sampled"
+                    )
+                yield completion
+
+
+def use_threads(context: WorkerContext) -> None:
+    """Compute with as many threads as the plan says."""
+    import torch
+
+    if context.threads > 0:
+        torch.set_num_threads(context.threads)
+
+
+def _host(context: WorkerContext) -> HfActor:
+    if not isinstance(context.host, HfActor):
+        found = type(context.host).__name__ if context.host is not None else "nothing"
+        raise WorkerError(f"{context}: it must be served inside the actor of backend 'hf', and is inside {found}")
+    return context.host
+
+
+def _host_engine(context: WorkerContext) -> TrainEngine:
+    return _host(context).engine
