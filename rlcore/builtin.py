@@ -12,7 +12,6 @@ from rlcore.algo.offers import OFFERS
 from rlcore.backends.hf import HfActor, HfReference, HfRollout
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.critic import CriticEngine, NoCritic
-from rlcore.errors import ConfigError
 from rlcore.hookspecs import hookimpl
 from rlcore.plan import (
     CORE,
@@ -65,15 +64,6 @@ def training_bytes_per_parameter(engine: EngineConfig) -> float:
     return float(DTYPE_BYTES[engine.dtype] * (1 if engine.lora.enabled else 4))
 
 
-def _needs_functions(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
-    if not config.reward.functions:
-        raise ConfigError(
-            "reward.functions is empty: reward.manager=functions needs at least one, such as "
-            "reward.functions.accuracy.fn=my_rewards.py:score"
-        )
-    return ()
-
-
 @hookimpl
 def rlcore_config_sections() -> Sequence[ConfigSection]:
     return [
@@ -90,7 +80,7 @@ def rlcore_reward_functions() -> Sequence[RewardFunction]:
 
 @hookimpl
 def rlcore_reward_managers() -> Sequence[Component[RewardManager]]:
-    return [Component("functions", build_function_rewards, _needs_functions)]
+    return [Component("functions", build_function_rewards)]
 
 
 @hookimpl

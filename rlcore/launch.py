@@ -82,7 +82,9 @@ class Run:
         return self.sink.take() | self.agent.metrics() | self.reward.metrics() | self.critic.metrics()
 
 
-def plan_run(files: Sequence[Path], overrides: Sequence[str], plugins: Sequence[str] = ()) -> RunPlan:
+def plan_run(
+    files: Sequence[Path | Mapping[str, Any]], overrides: Sequence[str], plugins: Sequence[str] = ()
+) -> RunPlan:
     """The plan of a run on this machine, from configuration files, overrides and --plugin names; starts nothing."""
     hooks, loaded = configure(files, overrides, plugins)
     return make_plan(loaded, hooks, gather_facts(loaded.config))

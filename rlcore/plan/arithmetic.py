@@ -48,19 +48,6 @@ def batch_arithmetic(config: RunConfig) -> dict[str, int]:
     }
 
 
-def check_sampling(config: RunConfig) -> None:
-    """ConfigError when the sampled distribution is not the policy whose log-probs are recorded."""
-    rollout = config.rollout
-    if rollout.temperature <= 0:
-        raise ConfigError(f"rollout.temperature={rollout.temperature:g}: training needs more than 0")
-    for key, value, whole in (("top_p", rollout.top_p, 1.0), ("top_k", rollout.top_k, 0), ("min_p", rollout.min_p, 0)):
-        if value != whole:
-            raise ConfigError(
-                f"rollout.{key}={value:g}: a truncated distribution is not the policy that is trained, so its ratios "
-                f"would be wrong; needs {whole:g} (evaluation samples freely: eval.top_p, eval.top_k)"
-            )
-
-
 def memory_estimate(workers: Sequence[WorkerPlan], facts: Facts) -> dict[str, int]:
     """Bytes of one rank of each role, activations left out; empty when the number of parameters is not known.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.errors import PlanError
-from rlcore.plan.arithmetic import batch_arithmetic, check_memory, check_sampling, memory_estimate
+from rlcore.plan.arithmetic import batch_arithmetic, check_memory, memory_estimate
 from rlcore.plan.choose import check_needs, choose_algorithms, choose_components
 from rlcore.plan.offers import Offers
 from rlcore.plan.pools import make_pools
@@ -23,7 +23,6 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     components = choose_components(config, offers)
     algorithms = choose_algorithms(config, offers)
     check_needs(config, algorithms)
-    check_sampling(config)
     arithmetic = batch_arithmetic(config)
     rewards = resolve_rewards(loaded, offers)
     references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
@@ -55,7 +54,7 @@ def _check_plugins_used(plugins: Sequence[Provider], used: set[str], loaded: Loa
     """PlanError for an enabled plugin that neither offers anything in the plan nor sets a default that holds."""
     setting = set(loaded.origins.values())
     for plugin in plugins:
-        if str(plugin) not in used and f"plugin {plugin.plugin}" not in setting:
+        if str(plugin) not in used and f"plugin '{plugin.plugin}'" not in setting:
             raise PlanError(
                 f"{plugin} is enabled, but nothing of it is in the plan; "
                 f"name something it offers in the config, or leave the plugin out"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import LoadedConfig, enabled_plugins, load_config
-from rlcore.errors import PluginError
+from rlcore.errors import ConfigError, PluginError
 from rlcore.plugins.discover import InstalledPlugin, canonical, installed
 from rlcore.plugins.hooks import Hooks
 from rlcore.plugins.load import is_path, load_plugin, name_of
@@ -28,7 +28,7 @@ def load(names_or_paths: Iterable[str]) -> Hooks:
 
 
 def configure(
-    files: Sequence[Path], overrides: Sequence[str], plugins: Sequence[str] = ()
+    files: Sequence[Path | Mapping[str, Any]], overrides: Sequence[str], plugins: Sequence[str] = ()
 ) -> tuple[Hooks, LoadedConfig]:
     """The offers and the configuration of a run.
 
@@ -36,7 +36,10 @@ def configure(
     `plugins.STEM.path=/abs/file.py`), so the saved configuration enables them again by itself.
     """
     sections = enabled_plugins(files, overrides)
-    sources = {canonical(name): _source(name, section) for name, section in sections.items()}
+    for name in sections:
+        if name != canonical(name):
+            raise ConfigError(f"plugins.{name}: a section is named with '_'; write plugins.{canonical(name)}")
+    sources = {name: _source(name, section) for name, section in sections.items()}
     further: list[str] = []
     for each in plugins:
         if is_path(each):

@@ -1,5 +1,6 @@
 """Calls the hooks of every enabled plugin, one by one, and checks all that pluggy lets pass."""
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -135,6 +136,17 @@ def check_module(plugin: LoadedPlugin) -> None:
             raise PluginError(f"{plugin.provider}: there is no hook {hook}; {nearest(hook, HOOK_NAMES)}")
         if options.get("wrapper") or options.get("hookwrapper"):
             raise PluginError(f"{plugin.provider}: {hook} is a wrapper; needs a function that returns a list")
+        _check_arguments(plugin.provider, hook, value)
+
+
+def _check_arguments(provider: Provider, hook: str, function: Callable[..., Any]) -> None:
+    given = tuple(inspect.signature(getattr(hookspecs, hook)).parameters)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name not in given or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+            choices = nearest(parameter.name, given) if given else "it is called without arguments"
+            raise PluginError(
+                f"{provider}: {hook} has the argument '{parameter.name}', which it is not given; {choices}"
+            )
 
 
 def _checked(result: object, kind: type[T], provider: Provider, hook: str) -> Sequence[T]:

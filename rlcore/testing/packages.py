@@ -1,0 +1,35 @@
+"""Plugin packages for tests, as an installer would leave them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import dedent
+
+
+def write_package(
+    site: Path,
+    module: str,
+    source: str,
+    *,
+    distribution: str = "",
+    version: str = "1.0",
+    requires: Sequence[str] = ("rlcore>=0.1,<0.2",),
+    entry_points: Mapping[str, Mapping[str, str]] | None = None,
+) -> str:
+    """A module and the metadata of its distribution below `site`, a directory on sys.path; returns the module's name.
+
+    Without `entry_points` the module is a plugin of its own name. `source` is dedented.
+    """
+    distribution = distribution or module.replace("_", "-")
+    site.mkdir(parents=True, exist_ok=True)
+    (site / f"{module}.py").write_text(dedent(source), "utf-8")
+    info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
+    info.mkdir()
+    lines = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
+    (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {each}" for each in requires), ""]), "utf-8")
+    groups = entry_points if entry_points is not None else {"rlcore": {module: module}}
+    text = "".join(
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())
+        for group, entries in groups.items()
+    )
+    (info / "entry_points.txt").write_text(text, "utf-8")
+    return module

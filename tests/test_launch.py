@@ -1,0 +1,258 @@
+"""Launching: exactly the plan is started, each component reaches its own workers only, and everything is closed."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlcore.actor import ACTOR, ActorWorker
+from rlcore.config import RunConfig
+from rlcore.errors import PlanError, PluginError, RlcoreError, WorkerError
+from rlcore.launch import Deadlines, gather_facts, launch, plan_run
+from rlcore.machine import num_parameters
+from rlcore.rollout import ROLLOUT
+from rlcore.testing.null import NullActor
+from rlcore.testing.packages import write_package
+from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
+
+NULL = [
+    "model.path=none",
+    "model.tokenizer=bytes",
+    "data.sources.all.path=prompts.jsonl",
+    "actor.backend=null",
+    "rollout.backend=null",
+    "reward.functions.letters.fn=count_letter",
+]
+AGENT = """
+    import threading
+
+    from rlcore.actor import ACTOR
+    from rlcore.agents import AgentLoop
+    from rlcore.hookspecs import hookimpl
+    from rlcore.plan import *
+    from rlcore.workers import Worker
+
+    LOG = []
+
+    class Tool(Worker):
+        def setup(self):
+            LOG.append("tool set up")
+            {setup}
+
+        def close(self):
+            LOG.append("tool closed")
+
+        def ask(self):
+            return 42
+
+    TOOL = Role("tool", Tool)
+
+    class Agent(AgentLoop):
+        def __init__(self, context):
+            self.context = context
+            {build}
+
+        async def start(self):
+            LOG.append("agent started")
+            {start}
+
+        async def close(self):
+            LOG.append("agent closed")
+
+        def rollout(self, tasks, sampling, lane): ...
+
+    @hookimpl
+    def rlcore_agent_loops():
+        return [Component("tooled", Agent, lambda config, section: [WorkerRequest(TOOL, "t")])]
+
+    @hookimpl
+    def rlcore_worker_classes():
+        return [WorkerClass(Tool, "t", Tool)]
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory on sys.path; modules imported from it are forgotten again."""
+    place = tmp_path / "site"
+    place.mkdir()
+    monkeypatch.syspath_prepend(place)
+    yield place
+    sys.modules.pop("launch_agent", None)
+
+
+def write_agent(site: Path, *, setup: str = "pass", build: str = "pass", start: str = "pass") -> None:
+    """A plugin whose agent asks for a worker, with something to do wrong in each phase."""
+    text = AGENT.replace("{setup}", setup).replace("{build}", build).replace("{start}", start)
+    write_package(site, "launch_agent", text)
+
+
+def test_a_null_run_is_launched_and_generates(tmp_path: Path) -> None:
+    async def story() -> list[Completion]:
+        async with launch(plan_run([], NULL, ["null"]), tmp_path) as run:
+            request = GenerateRequest(
+                "a", run.tokens.encode_prompt([{"role": "user", "content": "x"}]), Sampling(), 3, 5
+            )
+            completions = [each async for each in run.generator.generate([request], Lane.TRAIN)]
+            assert run.reference is None
+            assert run.advantage.__name__ == "grpo"
+            assert run.advantage_algorithm.name == "grpo"
+            assert (await run.actor.replicas[0].call(ActorWorker.facts))["num_parameters"] == 257
+            assert all(isinstance(value, float) for value in run.take_metrics().values())
+            return completions
+
+    completions = asyncio.run(story())
+    assert sorted(each.sample for each in completions) == [0, 1, 2]
+    assert all(each.finish in Finish and len(each.token_ids) == len(each.logprobs) for each in completions)
+    assert not [thread for thread in threading.enumerate() if "[" in thread.name]
+
+
+def test_the_same_requests_give_the_same_tokens_in_any_order(tmp_path: Path) -> None:
+    requests = [GenerateRequest(f"r{index}", (1, 2), Sampling(max_tokens=9), 2, index) for index in range(4)]
+
+    async def generate(order: list[GenerateRequest]) -> dict[tuple[str, int], list[int]]:
+        async with launch(plan_run([], NULL, ["null"]), tmp_path) as run:
+            found = [each async for each in run.generator.generate(order, Lane.EVAL)]
+            return {(each.request_id, each.sample): each.token_ids.tolist() for each in found}
+
+    assert asyncio.run(generate(requests)) == asyncio.run(generate(requests[::-1]))
+
+
+def test_generation_has_a_deadline_that_names_what_is_missing(tmp_path: Path) -> None:
+    settings = [*NULL, "rollout.deadline_s=0.05", "plugins.null.token_s=10"]
+
+    async def story() -> None:
+        async with launch(plan_run([], settings, []), tmp_path) as run:
+            request = GenerateRequest("slow", (1,), Sampling(max_tokens=4), 2, 0)
+            with pytest.raises(WorkerError, match=r"2 of 2 samples are missing \(slow#0, slow#1\).*deadline_s=0\.05"):
+                async for _ in run.generator.generate([request], Lane.TRAIN):
+                    pass
+
+    asyncio.run(story())
+
+
+def test_a_rollout_that_fails_is_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launch(plan_run([], [*NULL, "plugins.null.fail_at_token=1"], []), tmp_path) as run:
+            request = GenerateRequest("a", (1,), Sampling(max_tokens=4), 2, 0)
+            with pytest.raises(WorkerError, match=r"rollout\[0\]\.generate\(\): RuntimeError: token"):
+                async for _ in run.generator.generate([request], Lane.TRAIN):
+                    pass
+
+    asyncio.run(story())
+
+
+def test_a_component_reaches_its_own_workers_and_no_others(site: Path, tmp_path: Path) -> None:
+    write_agent(site)
+
+    async def story() -> list[str]:
+        async with launch(plan_run([], [*NULL, "rollout.agent=tooled"], ["null", "launch_agent"]), tmp_path) as run:
+            module = sys.modules["launch_agent"]
+            workers = run.agent.context.workers  # type: ignore[attr-defined]
+            assert await workers(module.TOOL).replicas[0].call(module.Tool.ask) == 42
+            for role in (ACTOR, ROLLOUT):
+                with pytest.raises(PlanError, match=f"agent 'tooled'.*role '{role.name}'; its own roles: tool"):
+                    workers(role)
+            return list(module.LOG)
+
+    assert asyncio.run(story()) == ["tool set up", "agent started"]
+    assert sys.modules["launch_agent"].LOG == ["tool set up", "agent started", "agent closed", "tool closed"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "kind", "said", "log"),
+    [
+        ("setup", WorkerError, r"tool\[0\]\.setup\(\): ZeroDivisionError", ["tool set up", "tool closed"]),
+        ("build", PluginError, r"agent 'tooled'.*build\(\): ZeroDivisionError", ["tool set up", "tool closed"]),
+        (
+            "start",
+            PluginError,
+            r"agent 'tooled'.*start\(\): ZeroDivisionError",
+            ["tool set up", "agent started", "agent closed", "tool closed"],
+        ),
+    ],
+)
+def test_a_crash_during_the_start_closes_what_was_started(
+    site: Path, tmp_path: Path, phase: str, kind: type[RlcoreError], said: str, log: list[str]
+) -> None:
+    write_agent(site, **{phase: "1 / 0"})
+    plan = plan_run([], [*NULL, "rollout.agent=tooled"], ["null", "launch_agent"])
+
+    async def story() -> None:
+        async with launch(plan, tmp_path):
+            pytest.fail("it was started")
+
+    with pytest.raises(kind, match=said):
+        asyncio.run(story())
+    assert log == sys.modules["launch_agent"].LOG
+    assert not [thread for thread in threading.enumerate() if "[" in thread.name]
+
+
+def test_a_start_that_hangs_is_ended_by_name(site: Path, tmp_path: Path) -> None:
+    write_agent(site, start="import asyncio; await asyncio.sleep(3600)")
+    plan = plan_run([], [*NULL, "rollout.agent=tooled"], ["null", "launch_agent"])
+
+    async def story() -> None:
+        async with launch(plan, tmp_path, Deadlines(setup_s=1.0)):
+            pytest.fail("it was started")
+
+    with pytest.raises(WorkerError, match=r"agent 'tooled'.*start\(\) took longer than 1 s"):
+        asyncio.run(story())
+
+
+def test_an_error_inside_the_run_closes_everything_and_stays_itself(site: Path, tmp_path: Path) -> None:
+    write_agent(site)
+    plan = plan_run([], [*NULL, "rollout.agent=tooled"], ["null", "launch_agent"])
+
+    async def story() -> None:
+        async with launch(plan, tmp_path):
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        asyncio.run(story())
+    assert sys.modules["launch_agent"].LOG[-2:] == ["agent closed", "tool closed"]
+
+
+def test_the_null_actor_restores_every_bit(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with launch(plan_run([], NULL, ["null"]), tmp_path) as run:
+            actor = run.actor.replicas[0]
+            worker: NullActor = actor.worker  # type: ignore[attr-defined]
+            worker.logits_V = worker.logits_V + 0.1
+            worker.num_adam_steps = 3
+            await actor.call(ActorWorker.publish, 4)
+            await actor.call(ActorWorker.save, tmp_path / "saved")
+        async with launch(plan_run([], NULL, ["null"]), tmp_path) as run:
+            actor = run.actor.replicas[0]
+            await actor.call(ActorWorker.restore, tmp_path / "saved")
+            again: NullActor = actor.worker  # type: ignore[attr-defined]
+            assert again.logits_V.tobytes() == worker.logits_V.tobytes()
+            assert (again.num_adam_steps, again.version) == (3, 4)
+
+    asyncio.run(story())
+
+
+def test_parameters_are_counted_in_safetensors_headers_or_reckoned_from_the_config(tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    assert num_parameters(tmp_path) is None
+    (tmp_path / "config.json").write_text(
+        '{"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 10, "num_attention_heads": 2, '
+        '"num_key_value_heads": 1, "intermediate_size": 16, "tie_word_embeddings": true}'
+    )
+    # embeddings 10*8; a layer: q and o 8*8, k and v 8*4, three matrices of 8*16
+    assert num_parameters(tmp_path) == 80 + 2 * (2 * 64 + 2 * 32 + 3 * 128)
+    save_file({"a": np.zeros((3, 5), np.float32), "b": np.zeros(7, np.float32)}, tmp_path / "model.safetensors")
+    assert num_parameters(tmp_path) == 22
+
+
+def test_the_facts_of_this_machine_are_plausible() -> None:
+    facts = gather_facts(RunConfig())
+    assert facts.cpus >= 1
+    assert facts.gpus == 0
+    assert facts.memory_bytes is None or facts.memory_bytes > 2**20
+    assert facts.parameters is None

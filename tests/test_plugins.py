@@ -1,0 +1,290 @@
+"""Plugins: what is found, what is imported, and what is refused by name."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from rlcore import __version__
+from rlcore.critic import CriticEngine, NoCritic
+from rlcore.errors import PluginError
+from rlcore.plan.catalog import install_hint
+from rlcore.plugins import configure, installed, load
+from rlcore.testing import check_component, check_plugin
+from rlcore.testing.packages import write_package
+
+NULL = [
+    "model.path=none",
+    "data.sources.all.path=prompts.jsonl",
+    "reward.functions.letters.fn=half",
+]
+GOOD = """
+    from rlcore.hookspecs import hookimpl
+    from rlcore.plan import RewardFunction
+
+    @hookimpl
+    def rlcore_reward_functions():
+        return [RewardFunction("half", "math:sqrt")]
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory on sys.path; modules imported from it are forgotten again."""
+    place = tmp_path / "site"
+    place.mkdir()
+    monkeypatch.syspath_prepend(place)
+    before = set(sys.modules)
+    yield place
+    for name in set(sys.modules) - before:
+        if str(place) in (getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+def every_offer(names: tuple[str, ...]) -> None:
+    """Load, and call the hooks that the tests break."""
+    hooks = load(names)
+    for hook in (hooks.reward_functions, hooks.config_sections, hooks.worker_classes):
+        hook()
+
+
+def refused(*names: str) -> str:
+    """The one line with which loading is refused."""
+    with pytest.raises(PluginError) as caught:
+        every_offer(names)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def test_an_installed_plugin_is_listed_and_not_imported(site: Path) -> None:
+    write_package(site, "demo_listed", "raise RuntimeError('imported')", distribution="demo-dist", version="2.5")
+    found = {plugin.name: plugin for plugin in installed()}
+    assert str(found["demo_listed"].provider) == "plugin 'demo_listed' (demo-dist 2.5)"
+    load([]).reward_functions()
+    assert "demo_listed" not in sys.modules
+
+
+def test_a_plugin_is_enabled_by_either_spelling_of_its_name(site: Path) -> None:
+    write_package(site, "demo_spelt", GOOD, entry_points={"rlcore": {"demo-spelt": "demo_spelt"}})
+    for name in ("demo-spelt", "demo_spelt"):
+        offers = load([name]).reward_functions()
+        assert [(offer.value.name, offer.provider.plugin) for offer in offers] == [("half", "demo_spelt")]
+
+
+def test_an_unknown_plugin_is_refused_with_the_nearest_name(site: Path) -> None:
+    write_package(site, "demo_near", GOOD)
+    assert "did you mean 'demo_near'" in refused("demo_neat")
+
+
+def test_a_first_party_plugin_that_is_missing_is_named_with_what_to_install() -> None:
+    assert install_hint("reward_loop") == "`pip install rlcore-reward-loop`"
+    assert install_hint("somebody_elses") == ""
+
+
+def test_two_distributions_with_one_plugin_name_are_both_named(site: Path) -> None:
+    write_package(site, "demo_twice", GOOD, distribution="first-dist")
+    other = {"rlcore": {"demo_twice": "demo_other"}}
+    write_package(site, "demo_other", GOOD, distribution="second-dist", entry_points=other)
+    line = refused("demo_twice")
+    assert "first-dist 1.0" in line
+    assert "second-dist 1.0" in line
+
+
+@pytest.mark.parametrize(
+    ("requires", "said"),
+    [
+        (("rlcore>=9",), "needs rlcore>=9"),
+        (("rlcore<0.1",), f"this is rlcore {__version__}"),
+        ((), "does not say which rlcore"),
+        (('rlcore>=0.1; extra == "test"',), "does not say which rlcore"),
+        (("rlcore >=>= 1",), "malformed"),
+    ],
+)
+def test_the_range_of_rlcore_is_checked_before_the_import(site: Path, requires: tuple[str, ...], said: str) -> None:
+    write_package(site, "demo_range", "raise RuntimeError('imported')", requires=requires)
+    line = refused("demo_range")
+    assert said in line
+    assert "demo-range 1.0" in line
+    assert "demo_range" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import no_such_module_at_all", "ModuleNotFoundError"),
+        ("def f(:", "SyntaxError"),
+        ("raise SystemExit(3)", "sys.exit(3)"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_plugin_whose_import_fails_is_named_with_the_cause(site: Path, source: str, said: str) -> None:
+    write_package(site, "demo_import", source)
+    line = refused("demo_import")
+    assert "plugin 'demo_import' (demo-import 1.0)" in line
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("@hookimpl\ndef rlcore_reward_function(): return []", "did you mean 'rlcore_reward_functions'"),
+        ("def rlcore_reward_functions(): return []", "lacks the marker"),
+        ("@hookimpl(specname='rlcore_rewards')\ndef f(): return []", "no hook rlcore_rewards"),
+        ("@hookimpl\ndef rlcore_reward_functions(config): return []", "config"),
+        ("@hookimpl\ndef rlcore_resource_pools(config, request): return []", "request"),
+        ("@hookimpl\ndef rlcore_reward_functions(): return None", "returned NoneType"),
+        ("@hookimpl\ndef rlcore_reward_functions(): return {}", "returned dict"),
+        ("@hookimpl\ndef rlcore_reward_functions(): yield 1", "returned generator"),
+        ("@hookimpl\ndef rlcore_reward_functions(): return ['x']", "'x'"),
+        ("@hookimpl\ndef rlcore_reward_functions(): return 1 / 0", "ZeroDivisionError"),
+        ("@hookimpl(wrapper=True)\ndef rlcore_reward_functions():\n    return (yield)", "is a wrapper"),
+        ("@hookimpl\ndef rlcore_reward_functions(): return [RewardFunction('x', lambda t: 1)]", "needs 'module:attr'"),
+        ("@hookimpl\ndef rlcore_reward_functions(): return [RewardFunction('x', 'a:f.<locals>.g')]", "top level"),
+        ("@hookimpl\ndef rlcore_config_sections(): return [ConfigSection('other', int)]", "needs the plugin's name"),
+        ("@hookimpl\ndef rlcore_config_sections(): return [ConfigSection('demo_broken', int)]", "frozen dataclass"),
+        ("@hookimpl\ndef rlcore_worker_classes(): return [WorkerClass(int, 'x', int)]", "subclass of"),
+    ],
+)
+def test_a_broken_hook_is_refused_naming_plugin_and_distribution(site: Path, source: str, said: str) -> None:
+    head = "from rlcore.hookspecs import hookimpl\nfrom rlcore.plan import *\n"
+    write_package(site, "demo_broken", head + source)
+    line = refused("demo_broken")
+    assert "plugin 'demo_broken' (demo-broken 1.0)" in line
+    assert said in line
+
+
+def test_a_plain_file_is_a_plugin_named_by_its_stem(tmp_path: Path) -> None:
+    path = tmp_path / "my_plain.py"
+    path.write_text("RLCORE_API = '1'\n" + dedent(GOOD))
+    hooks = load([str(path)])
+    assert [(p.plugin, p.distribution) for p in hooks.providers()] == [("my_plain", str(path))]
+    assert [offer.value.name for offer in hooks.reward_functions()] == ["half"]
+
+
+@pytest.mark.parametrize("stated", ["", "RLCORE_API = '2'", "RLCORE_API = 1"])
+def test_a_plain_file_states_the_api_it_was_written_for(tmp_path: Path, stated: str) -> None:
+    path = tmp_path / "my_api.py"
+    path.write_text(stated)
+    assert "needs RLCORE_API = '1'" in refused(str(path))
+
+
+def test_a_plain_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "no file" in refused(str(tmp_path / "absent.py"))
+
+
+def test_a_name_and_a_file_of_that_name_are_refused_together(site: Path, tmp_path: Path) -> None:
+    write_package(site, "demo_both", GOOD)
+    path = tmp_path / "demo_both.py"
+    path.write_text("RLCORE_API = '1'")
+    assert "enabled twice" in refused("demo_both", str(path))
+
+
+def test_a_section_enables_its_plugin_and_the_saved_config_enables_it_again(site: Path, tmp_path: Path) -> None:
+    write_package(site, "demo_section", GOOD)
+    path = tmp_path / "my_saved.py"
+    path.write_text("RLCORE_API = '1'")
+    hooks, loaded = configure([], NULL, ["demo-section", str(path)])
+    assert [p.plugin for p in hooks.providers()] == ["demo_section", "my_saved"]
+    saved = tmp_path / "config.yaml"
+    saved.write_text(loaded.yaml)
+    again, _ = configure([saved], [], [])
+    assert again.providers() == hooks.providers()
+
+
+def test_a_file_plugin_takes_its_settings_from_the_section_of_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "my_settings.py"
+    path.write_text(
+        "from dataclasses import dataclass\n"
+        "from rlcore.hookspecs import hookimpl\n"
+        "from rlcore.plan import ConfigSection\n"
+        "RLCORE_API = '1'\n"
+        "@dataclass(frozen=True)\n"
+        "class Settings:\n"
+        "    level: int = 1\n"
+        "@hookimpl\n"
+        "def rlcore_config_sections():\n"
+        "    return [ConfigSection('my_settings', Settings)]\n"
+    )
+    _, loaded = configure([], [*NULL, "plugins.my_settings.level=3"], [str(path)])
+    assert loaded.config.plugins["my_settings"].level == 3
+
+
+def test_every_hook_runs_once(site: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    write_package(site, "demo_once", GOOD)
+    monkeypatch.setenv("RLCORE_TRACE_PLUGINS", "1")
+    hooks = load(["demo_once"])
+    hooks.reward_functions()
+    hooks.reward_functions()
+    traced = [line for line in capfd.readouterr().err.splitlines() if "demo_once" in line]
+    assert len(traced) == 1
+    assert "rlcore_reward_functions()" in traced[0]
+
+
+def test_entry_point_rewards_are_offered_without_loading_them(site: Path) -> None:
+    write_package(site, "demo_ten", "raise RuntimeError", entry_points={"rlcore.rewards": {"ten": "demo_ten:score"}})
+    offers = {offer.value.name: offer for offer in load([]).entry_point_rewards()}
+    assert offers["ten"].value.reference == "demo_ten:score"
+    assert str(offers["ten"].provider) == "entry point 'ten' (demo-ten 1.0)"
+    assert "demo_ten" not in sys.modules
+
+
+def test_the_null_plugin_is_declared_and_conforms() -> None:
+    assert [entry.value for entry in entry_points(group="rlcore", name="null")] == ["rlcore.testing.null"]
+    report = check_plugin("null")
+    assert report.problems == ()
+
+
+def test_the_conformance_kit_names_what_is_wrong(site: Path) -> None:
+    write_package(
+        site,
+        "demo_check",
+        """
+        from rlcore.actor import ActorWorker
+        from rlcore.hookspecs import hookimpl
+        from rlcore.plan import RewardFunction, WorkerClass
+        from rlcore.reference import ReferenceWorker
+
+        class Half(ActorWorker):
+            pass
+
+        class Sibling(ReferenceWorker):
+            def setup(self): ...
+            def logprobs(self, batch): ...
+
+        @hookimpl
+        def rlcore_reward_functions():
+            return [RewardFunction("gone", "math:no_such_function")]
+
+        @hookimpl
+        def rlcore_worker_classes():
+            return [WorkerClass(ActorWorker, "a", Half), WorkerClass(ActorWorker, "b", Sibling)]
+        """,
+    )
+    problems = "\n".join(check_plugin("demo_check").problems)
+    assert "no_such_function" in problems
+    assert "Half, which is abstract: it does not define" in problems
+    assert "Sibling as ActorWorker, but it is no subclass of it" in problems
+
+
+async def _checked(component: object, interface: type) -> tuple[str, ...]:
+    return (await check_component(component, interface)).problems
+
+
+def test_the_conformance_kit_checks_a_component() -> None:
+    class Forgetful(NoCritic):
+        def state(self) -> dict[str, object]:
+            return {"steps": id(object()), "bad": {1, 2}}
+
+        def metrics(self) -> dict[str, float]:
+            return {"critic/loss": "high"}  # type: ignore[dict-item]
+
+    assert asyncio.run(_checked(NoCritic(), CriticEngine)) == ()
+    problems = "\n".join(asyncio.run(_checked(Forgetful(), CriticEngine)))
+    assert "critic/loss" in problems
+    assert "not JSON" in problems
+    assert asyncio.run(_checked(object(), CriticEngine)) == ("object: is no CriticEngine",)
