@@ -1,6 +1,9 @@
 """The typed configuration."""
 
-from rlcore.config.load import LoadedConfig
+from rlcore.config.load import LoadedConfig, enabled_plugins, load_config
+from rlcore.config.names import default_run_name, run_directory
+from rlcore.config.options import option
+from rlcore.config.redaction import redact
 from rlcore.config.sections import (
     AlgoConfig,
     CheckpointConfig,
@@ -44,4 +47,10 @@ __all__ = [
     "SourceConfig",
     "TrackConfig",
     "TrainConfig",
+    "default_run_name",
+    "enabled_plugins",
+    "load_config",
+    "option",
+    "redact",
+    "run_directory",
 ]

@@ -1,9 +1,31 @@
-"""Files and overrides become one frozen `RunConfig`."""
+"""Files and overrides become one frozen `RunConfig`.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+The layers, each over the one before: the dataclasses' defaults, the preset (`algo.preset`), defaults of plugins in the
+order of their names, files in the order given, overrides in the order given. Mappings are merged, lists replaced.
+Only a file or an override is an *explicit* setting, and only an explicit setting without effect is an error.
+"""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlcore.config.checks import check_bounds, check_effects, check_rules, has_effect, walk
+from rlcore.config.layers import Layer, Source, from_mapping, leaves, nest, overlay, read_layers
+from rlcore.config.names import check_name
+from rlcore.config.offered import plugin_layers, plugin_sections, without_paths
+from rlcore.config.presets import PRESETS
+from rlcore.config.redaction import redact, remember_variable
+from rlcore.config.schema import choices_of, fit, hint_at, wanted
 from rlcore.config.sections import RunConfig
+from rlcore.errors import ConfigError, PluginError, nearest
+from rlcore.types import FrozenDict
+
+if TYPE_CHECKING:
+    from rlcore.plan import ConfigSection, Offer
 
 
 @dataclass(frozen=True)
@@ -12,6 +34,211 @@ class LoadedConfig:
 
     config: RunConfig
     origins: Mapping[str, str]
-    """Of every dotted key: 'default', 'preset grpo', 'plugin x', the file's path, or the override as it was typed."""
+    """Of every dotted key: 'default', 'preset grpo', 'plugin 'x'', the file's path, or 'override 'a.b=1''."""
     yaml: str
-    """What is saved with the run: complete, but with `${oc.env:NAME}` unresolved."""
+    """What is saved with the run: every value that has an effect, but with `${oc.env:NAME}` unresolved.
+
+    Loading it again, with the same plugins, gives the same configuration but for values that have no effect.
+    """
+    values: Mapping[str, Any] = field(default_factory=FrozenDict)
+    """The value of every dotted key as it may be shown: interpolations are unresolved."""
+    files: tuple[Path, ...] = ()
+    """The files that were read, lowest first."""
+
+
+def enabled_plugins(files: Sequence[Source], overrides: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """The raw `plugins.*` sections of files and overrides by plugin, before any plugin is loaded.
+
+    ConfigError for what cannot be read, and for a name that is no name of a plugin.
+    """
+    sections: dict[str, Mapping[str, Any]] = {}
+    for layer in read_layers(files, overrides):
+        plugins = layer.values.get("plugins")
+        if not isinstance(plugins, (Mapping, type(None))):
+            raise ConfigError(f"plugins: found {plugins!r} ({layer.origin}); needs a section, such as plugins.x={{}}")
+        for name, section in (plugins or {}).items():
+            check_name("plugins", name, "a plugin")
+            if not isinstance(section, (Mapping, type(None))):
+                raise ConfigError(f"plugins.{name}: found {section!r} ({layer.origin}); needs a section, such as {{}}")
+            sections[name] = overlay(sections.get(name, {}), section or {})
+    return sections
+
+
+def load_config(
+    files: Sequence[Source], overrides: Sequence[str], sections: "Sequence[Offer[ConfigSection]]"
+) -> LoadedConfig:
+    """The merged, typed and checked configuration; `sections` are those of the enabled plugins, and of the core.
+
+    A section of `config.plugins` is an instance of its plugin's dataclass, or the raw mapping of a plugin without one.
+    ConfigError for anything the user can put right, PluginError for a section or default that is no valid one.
+    """
+    types = plugin_sections(sections)
+    user = read_layers(files, overrides)
+    below = plugin_layers(sections, user)
+    layers = [_preset([*below, *user]), *below, *user]
+    fitted = [_fit(layer, types) for layer in layers]
+    merged = _merge(fitted, types)
+    raw = _with_paths(OmegaConf.to_container(merged, resolve=False), fitted)
+    loaded = _Merge(raw, fitted, types)
+    config = loaded.resolve(merged)
+    check_bounds(config, loaded.describe)
+    check_effects(config, loaded.explicit(), loaded.describe)
+    check_rules(config)
+    paths = tuple(each for each in files if isinstance(each, Path))
+    return LoadedConfig(config, FrozenDict(loaded.origins), _saved(raw, config), FrozenDict(loaded.shown), paths)
+
+
+class _Merge:
+    """The merged values, unresolved, with what can be said of each."""
+
+    def __init__(self, raw: Mapping[str, Any], layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> None:
+        self._layers, self._types = layers, types
+        self.shown = dict(leaves(raw))
+        set_by = [(layer.origin, dict(leaves(layer.values))) for layer in layers]
+        self.origins = {key: _origin(key, set_by) for key in self.shown}
+
+    def describe(self, key: str) -> str:
+        """The value as it was written, and where."""
+        return redact(f"{self.shown.get(key)!r} ({self.origins.get(key, 'default')})")
+
+    def explicit(self) -> frozenset[str]:
+        """Keys that the user set, and the keys of everything above them."""
+        keys = {key for layer in self._layers if layer.explicit for key, _ in leaves(layer.values)}
+        return frozenset(
+            ".".join(key.split(".")[:depth]) for key in keys for depth in range(1, len(key.split(".")) + 1)
+        )
+
+    def resolve(self, merged: DictConfig) -> RunConfig:
+        """The configuration with every interpolation resolved; ConfigError naming the key that cannot be."""
+        for key, value in self.shown.items():
+            if value == "???":
+                hint = hint_at(key, RunConfig, self._types)
+                raise ConfigError(f"{key}: required, and set nowhere; needs {wanted(hint)}, such as {key}=...")
+            for name in _variables(value):
+                remember_variable(name)
+        try:
+            config: RunConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        except (OmegaConfBaseException, RecursionError) as cause:
+            raise ConfigError(self._unresolved(cause)) from cause
+        return config
+
+    def _unresolved(self, cause: BaseException) -> str:
+        key = str(getattr(cause, "full_key", None) or "configuration")
+        reason = redact(str(cause).partition("\n")[0])
+        return f"{key}: found {self.describe(key)}, which does not resolve: {reason}"
+
+
+def _origin(key: str, set_by: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    parts = key.split(".")
+    above = [".".join(parts[:depth]) for depth in range(1, len(parts))]
+    for origin, values in reversed(set_by):
+        if key in values or any(values.get(each) for each in above):
+            return origin
+    return "default"
+
+
+def _variables(value: Any) -> list[str]:
+    texts = value if isinstance(value, list) else [value]
+    found = []
+    for text in texts:
+        if isinstance(text, str):
+            found += [each.partition("}")[0] for each in text.split("${oc.env:")[1:]]
+        elif isinstance(text, Mapping):
+            found += [name for _, child in leaves(text) for name in _variables(child)]
+    return found
+
+
+def _preset(layers: Sequence[Layer]) -> Layer:
+    """The layer of the preset that the highest of `layers` names."""
+    name: Any = RunConfig().algo.preset
+    origin = "default"
+    for layer in layers:
+        algo = layer.values.get("algo")
+        if isinstance(algo, Mapping) and "preset" in algo:
+            name, origin = algo["preset"], layer.origin
+    if not isinstance(name, str) or name not in PRESETS:
+        raise ConfigError(f"algo.preset: found {name!r} ({origin}); {nearest(str(name), tuple(PRESETS))}")
+    defaults = from_mapping({f"algo.{key}": value for key, value in PRESETS[name].items()})
+    return Layer(f"preset {name}", defaults.values, explicit=False)
+
+
+def _fit(layer: Layer, types: Mapping[str, type[Any]]) -> Layer:
+    """The layer with its keys known and its sections sections."""
+    try:
+        values = fit({key: value for key, value in layer.values.items() if key != "plugins"}, RunConfig, "", layer)
+        plugins: dict[str, Any] = {}
+        for name, section in (layer.values.get("plugins") or {}).items():
+            plugins[name] = _fit_plugin(name, section or {}, types.get(name), layer)
+    except ConfigError as cause:
+        if layer.explicit:
+            raise
+        raise PluginError(f"{layer.origin}: one of its defaults is wrong: {cause}") from cause
+    return Layer(layer.origin, {**values, "plugins": plugins} if plugins else values, layer.explicit)
+
+
+def _fit_plugin(name: str, section: Mapping[str, Any], type_: type[Any] | None, layer: Layer) -> dict[str, Any]:
+    if type_ is None:
+        settings = [key for key in section if key != "path"]
+        if settings:
+            raise ConfigError(
+                f"plugins.{name}.{settings[0]}: unknown key ({layer.origin}); plugin '{name}' declares no settings"
+            )
+        return dict(section)
+    path = {} if "path" in type_.__dataclass_fields__ else {key: section[key] for key in section if key == "path"}
+    rest = {key: value for key, value in section.items() if key not in path}
+    return {**fit(rest, type_, f"plugins.{name}", layer), **path}
+
+
+def _merge(layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> DictConfig:
+    """All layers over the dataclasses' defaults; ConfigError naming the value of the wrong type."""
+    schema = OmegaConf.merge(
+        OmegaConf.structured(RunConfig), {"plugins": {name: OmegaConf.structured(each) for name, each in types.items()}}
+    )
+    for layer in layers:
+        try:
+            schema = OmegaConf.merge(schema, without_paths(layer.values, types))
+        except OmegaConfBaseException as cause:
+            raise _wrong_type(schema, layer, types, cause) from cause
+    if not isinstance(schema, DictConfig):
+        raise TypeError("merging mappings gives a mapping")
+    return schema
+
+
+def _wrong_type(
+    schema: Any, layer: Layer, types: Mapping[str, type[Any]], cause: Exception
+) -> ConfigError | PluginError:
+    """OmegaConf does not always say which value it refused, so each is tried alone."""
+    error = ConfigError if layer.explicit else PluginError
+    for key, value in leaves(without_paths(layer.values, types)):
+        try:
+            OmegaConf.merge(schema, nest(key, value))
+        except OmegaConfBaseException:
+            hint = hint_at(key, RunConfig, types)
+            choices = choices_of(hint)
+            needs = nearest(str(value), choices) if choices else f"needs {wanted(hint)}"
+            return error(f"{key}: found {'null' if value is None else repr(value)} ({layer.origin}); {needs}")
+    return error(f"{layer.origin}: {str(cause).partition(chr(10))[0]}")
+
+
+def _with_paths(raw: Any, layers: Sequence[Layer]) -> dict[str, Any]:
+    """The merged values with the files of plain-file plugins, so that what is saved tells the whole run."""
+    for layer in layers:
+        for name, section in (layer.values.get("plugins") or {}).items():
+            if "path" in section:
+                raw["plugins"][name]["path"] = section["path"]
+    return dict(raw)
+
+
+def _saved(raw: Mapping[str, Any], config: RunConfig) -> str:
+    """YAML without the values that have no effect: loaded again, they would be settings without effect."""
+    saved = overlay({}, raw)
+    for each in walk(config):
+        if not has_effect(config, each):
+            _remove(saved, each.key.split("."))
+    return str(OmegaConf.to_yaml(OmegaConf.create(saved)))
+
+
+def _remove(values: dict[str, Any], parts: Sequence[str]) -> None:
+    for part in parts[:-1]:
+        values = values[part]
+    values.pop(parts[-1], None)

@@ -1,16 +1,87 @@
-"""`option()`: a field of a configuration dataclass that says when it has an effect."""
+"""`option()`: a field of a configuration dataclass that says when it has an effect and which values it takes.
 
-from dataclasses import field
+The sections of the core and of plugins alike may use it; `rlcore.config.load` enforces what it says.
+
+The language of `used_when` is one comparison, '<key> == <literal>' or '<key> != <literal>'. A key with no dot is a
+field of the same section; a dotted key starts at the top of the configuration. The literal is a Python literal: a
+string, number, True, False, None, () or {}. Nothing is ever evaluated.
+"""
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
+_COMPARISON = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(==|!=)\s*(.+?)\s*")
+_BOUNDS = ("at_least", "above", "at_most", "below")
 
-def option(default: Any, *, used_when: str) -> Any:
-    """A field with a default that matters only while `used_when` holds.
 
-    `used_when` is one comparison, '<key> == <literal>' or '<key> != <literal>'. A key with no dot is a field of the
-    same section; a dotted key starts at the top of the configuration.
+def option(
+    default: Any,
+    *,
+    used_when: str = "",
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A field with a default, a condition under which it matters, and bounds of its number.
+
+    Setting the field in a file or an override while `used_when` does not hold is a ConfigError; so is a number out of
+    bounds. `at_least` and `at_most` include their bound, `above` and `below` do not.
     """
-    metadata = {"used_when": used_when}
+    bounds = zip(_BOUNDS, (at_least, above, at_most, below), strict=True)
+    metadata: dict[str, Any] = {name: bound for name, bound in bounds if bound is not None}
+    if used_when:
+        condition_of(used_when, "option")
+        metadata["used_when"] = used_when
     if isinstance(default, (dict, list)):
         return field(default_factory=lambda: cast(Any, type(default)(default)), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A parsed `used_when`."""
+
+    key: str
+    """Dotted, from the top of the configuration."""
+    equal: bool
+    literal: Any
+
+    def holds(self, value: Any) -> bool:
+        """Whether the condition is true when `key` has this value."""
+        return bool(value == self.literal) is self.equal
+
+    def __str__(self) -> str:
+        return f"{self.key} {'==' if self.equal else '!='} {self.literal!r}"
+
+
+def condition_of(used_when: str, section: str) -> Condition:
+    """`used_when` of a field in `section` (dotted); ValueError if it is not in the language above."""
+    match = _COMPARISON.fullmatch(used_when)
+    if match is None:
+        raise ValueError(f"used_when={used_when!r}: needs '<key> == <literal>' or '<key> != <literal>'")
+    key, operator, literal = match.groups()
+    try:
+        value = ast.literal_eval(literal)
+    except (ValueError, SyntaxError) as cause:
+        raise ValueError(f"used_when={used_when!r}: {literal!r} is no Python literal") from cause
+    return Condition(key if "." in key or not section else f"{section}.{key}", operator == "==", value)
+
+
+def needed(metadata: Mapping[str, Any]) -> str:
+    """The bounds of a field in words, such as 'at least 0 and below 1'; empty without bounds."""
+    words = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
+    return " and ".join(f"{words[name]} {metadata[name]:g}" for name in _BOUNDS if name in metadata)
+
+
+def within(value: float, metadata: Mapping[str, Any]) -> bool:
+    """Whether a number keeps the bounds of its field."""
+    return (
+        value >= metadata.get("at_least", value)
+        and value <= metadata.get("at_most", value)
+        and ("above" not in metadata or value > metadata["above"])
+        and ("below" not in metadata or value < metadata["below"])
+    )

@@ -1,0 +1,153 @@
+"""What must hold of a merged configuration: bounds, conditions, and the few rules that involve several keys."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from rlcore.config.names import check_name
+from rlcore.config.options import condition_of, needed, within
+from rlcore.config.sections import RunConfig, SourceConfig
+from rlcore.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Value:
+    """One field of the configuration, wherever it stands."""
+
+    key: str
+    section: str
+    """Dotted key of the section it is a field of."""
+    value: Any
+    metadata: Mapping[str, Any]
+
+
+def walk(section: Any, prefix: str = "") -> Iterator[Value]:
+    """Every field of a section and of the sections below it, entries of `dict[str, Dataclass]` included."""
+    for each in fields(section):
+        key = f"{prefix}.{each.name}" if prefix else each.name
+        value = getattr(section, each.name)
+        yield Value(key, prefix, value, each.metadata)
+        if is_dataclass(value):
+            yield from walk(value, key)
+        elif isinstance(value, dict):
+            for name, entry in value.items():
+                if is_dataclass(entry):
+                    yield from walk(entry, f"{key}.{name}")
+
+
+def lookup(config: Any, key: str) -> Any:
+    """The value at a dotted key, through dataclasses and dicts; KeyError naming the key when there is none."""
+    value = config
+    for part in key.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif is_dataclass(value) and hasattr(value, part):
+            value = getattr(value, part)
+        else:
+            raise KeyError(key)
+    return value
+
+
+def has_effect(config: RunConfig, value: Value) -> bool:
+    """Whether the field's `used_when` holds; True for a field without one."""
+    used_when = value.metadata.get("used_when")
+    if not used_when:
+        return True
+    condition = condition_of(used_when, value.section)
+    return condition.holds(lookup(config, condition.key))
+
+
+def check_bounds(config: RunConfig, describe: Callable[[str], str]) -> None:
+    """ConfigError for a number out of bounds or not finite; `describe(key)` words the value found and its origin."""
+    for each in walk(config):
+        number = each.value
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            continue
+        if not math.isfinite(number):
+            raise ConfigError(f"{each.key}: found {describe(each.key)}; needs a finite number")
+        if not within(number, each.metadata):
+            raise ConfigError(f"{each.key}: found {describe(each.key)}; needs {needed(each.metadata)}")
+
+
+def check_effects(config: RunConfig, explicit: frozenset[str], describe: Callable[[str], str]) -> None:
+    """ConfigError for a key in `explicit` that has no effect in this run, naming the condition.
+
+    A key is explicit when the user set it, or anything below it, in a file or override.
+    """
+    for each in walk(config):
+        if each.key in explicit and not has_effect(config, each):
+            condition = condition_of(each.metadata["used_when"], each.section)
+            raise ConfigError(
+                f"{each.key}: set to {describe(each.key)}, which has no effect: it is used only when {condition}, and "
+                f"{condition.key} is {_shown(lookup(config, condition.key))}; leave it out or change {condition.key}"
+            )
+
+
+def _shown(value: Any) -> str:
+    return "empty" if value in ((), {}, "") else repr(value)
+
+
+def check_rules(config: RunConfig) -> None:
+    """ConfigError for combinations that cannot be what anybody wants."""
+    if config.train.name:
+        check_name("train.name", config.train.name, "a run")
+    _check_sources(config)
+    check_sampling(config)
+    if config.reward.manager == "functions" and not config.reward.functions:
+        raise ConfigError(
+            "reward.functions: empty, so there is nothing to learn from; needs at least one, such as "
+            "reward.functions.accuracy.fn=my_rewards.py:score"
+        )
+    if config.reward.canary and "{answer}" not in config.reward.canary:
+        raise ConfigError(f"reward.canary: found {config.reward.canary!r}; needs {{answer}} where the answer belongs")
+    if config.algo.overlong == "penalty" and config.algo.overlong_buffer > config.rollout.max_tokens:
+        raise ConfigError(
+            f"algo.overlong_buffer: {config.algo.overlong_buffer} tokens do not fit into rollout.max_tokens="
+            f"{config.rollout.max_tokens}; needs at most that many"
+        )
+    if config.eval.sources and config.eval.samples_per_prompt > 1 and config.eval.temperature == 0:
+        raise ConfigError(
+            f"eval.samples_per_prompt: {config.eval.samples_per_prompt} greedy samples of a prompt are all the same; "
+            f"needs eval.temperature above 0, or eval.samples_per_prompt=1"
+        )
+    _check_attention(config)
+
+
+def check_sampling(config: RunConfig) -> None:
+    """ConfigError when training would sample from a distribution other than the policy whose log-probs are kept."""
+    for name, whole in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        found = getattr(config.rollout, name)
+        if found != whole:
+            raise ConfigError(
+                f"rollout.{name}: found {found}; training needs {whole}, because the recorded ratio would be biased: "
+                f"the truncated distribution is not the policy that is trained; evaluation may truncate: eval.{name}"
+            )
+
+
+def _check_sources(config: RunConfig) -> None:
+    if not config.data.sources:
+        raise ConfigError(
+            "data.sources: empty; needs at least one source of prompts, such as data.sources.train.path=train.jsonl"
+        )
+    groups: tuple[tuple[str, dict[str, SourceConfig]], ...] = (
+        ("data.sources", config.data.sources),
+        ("eval.sources", config.eval.sources),
+    )
+    for key, sources in groups:
+        for name, source in sources.items():
+            if bool(source.path) == bool(source.task):
+                found = f"path={source.path!r} and task={source.task!r}" if source.path else "neither path nor task"
+                raise ConfigError(f"{key}.{name}: found {found}; needs exactly one: path (a file or dataset) or task")
+    if all(source.weight == 0 for source in config.data.sources.values()):
+        raise ConfigError("data.sources: every weight is 0; needs one above 0")
+
+
+def _check_attention(config: RunConfig) -> None:
+    if config.model.attention == "flash_attention_2" and (
+        config.cluster.device != "cuda" or config.actor.dtype != "bfloat16"
+    ):
+        raise ConfigError(
+            f"model.attention: flash_attention_2 needs cluster.device=cuda and actor.dtype=bfloat16, found "
+            f"{config.cluster.device} and {config.actor.dtype}; choose from: sdpa, eager"
+        )

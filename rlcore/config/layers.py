@@ -1,0 +1,165 @@
+"""Layers of the configuration as plain nested data: files, overrides and mappings, read and made safe, untyped."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlcore.errors import ConfigError, describe
+
+Source = Path | Mapping[str, Any]
+"""A configuration file, or the same thing as a mapping (its keys may be dotted)."""
+
+_INTERPOLATION = re.compile(r"(?<!\\)\$\{([^{}]*)\}?")
+_ALLOWED = re.compile(r"oc\.env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
+_SECRET_KEY = re.compile(r"(^|_)(api_?key|passwd|password|secret|credentials?|(access|auth|api)_token)$|^token$", re.I)
+_OVERRIDE_KEY = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One source of values."""
+
+    origin: str
+    """As it is shown: 'preset grpo', 'plugin 'x'', a file's path, 'override 'a.b=1''."""
+    values: Mapping[str, Any]
+    """Nested plain values with text keys; interpolations unresolved."""
+    explicit: bool = True
+    """Set by the user, not by a preset or plugin."""
+    key: str = ""
+    """Of an override: its dotted key."""
+    text: str = ""
+    """Of an override: the value as it was typed."""
+
+
+def read_layers(sources: Sequence[Source], overrides: Sequence[str]) -> list[Layer]:
+    """The user's layers, lowest first; ConfigError for what cannot be read or is not allowed anywhere."""
+    layers = [read_file(each) if isinstance(each, Path) else from_mapping(each) for each in sources]
+    layers += [read_override(each) for each in overrides]
+    for layer in layers:
+        check_safe(layer.values, "", layer.origin)
+    return layers
+
+
+def read_file(path: Path) -> Layer:
+    """A YAML file as a layer."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except FileNotFoundError as cause:
+        raise ConfigError(f"{path}: no such configuration file (an override is written key=value)") from cause
+    except yaml.MarkedYAMLError as cause:
+        mark = cause.problem_mark
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{path}: not valid YAML{where}: {cause.problem}") from cause
+    except OmegaConfBaseException as cause:
+        raise ConfigError(
+            f"{path}: {describe(cause)}; keys must be text (quote them) and interpolations ${{a.b}}"
+        ) from cause
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as cause:
+        raise ConfigError(f"{path}: cannot be read as a configuration: {describe(cause)}") from cause
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: holds a list; needs a mapping of sections at its top")
+    return Layer(str(path), {str(key): value for key, value in content.items()})
+
+
+def from_mapping(values: Mapping[str, Any]) -> Layer:
+    """A mapping from Python as a layer; 'a.b' is short for {'a': {'b': ...}}."""
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        nested = overlay(nested, nest(str(key), _plain(value)))
+    return Layer("Python", nested)
+
+
+def read_override(override: str) -> Layer:
+    """'a.b=1' as a layer; the value is YAML: 1, true, null, [a, b], {}, "text"; a further '=' belongs to the value."""
+    origin = f"override '{override}'"
+    key, equals, text = override.partition("=")
+    key = key.strip()
+    if not equals or not _OVERRIDE_KEY.fullmatch(key):
+        raise ConfigError(f"{origin}: needs the form key=value with a dotted key, such as actor.lr=1e-5")
+    try:
+        parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+    except (OmegaConfBaseException, yaml.YAMLError) as cause:
+        raise ConfigError(f"{origin}: its value is not valid YAML: {describe(cause)}") from cause
+    return Layer(origin, nest(key, parsed["value"]), key=key, text=text.strip())
+
+
+def nest(key: str, value: Any) -> dict[str, Any]:
+    """{'a': {'b': value}} for 'a.b'."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def overlay(low: Mapping[str, Any], high: Mapping[str, Any]) -> dict[str, Any]:
+    """`high` laid over `low`: mappings are merged, everything else is replaced."""
+    merged = dict(low)
+    for key, value in high.items():
+        below = merged.get(key)
+        merged[key] = overlay(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that is not a mapping with something in it."""
+    for name, value in values.items():
+        key = f"{prefix}.{name}" if prefix else str(name)
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, key)
+        else:
+            yield key, value
+
+
+def check_safe(value: Any, key: str, origin: str) -> None:
+    """ConfigError for what no configuration may hold, at any depth.
+
+    Refused are interpolations but `${a.b}` and `${oc.env:NAME}`, the key `_target_`, keys that are not text, and
+    secrets written out, which would be saved with the run.
+    """
+    if isinstance(value, Mapping):
+        for name, child in value.items():
+            below = f"{key}.{name}" if key else str(name)
+            _check_key(name, child, below, origin)
+            check_safe(child, below, origin)
+    elif isinstance(value, (list, tuple)):
+        for child in value:
+            check_safe(child, key, origin)
+    elif isinstance(value, str):
+        _check_interpolations(value, key, origin)
+
+
+def _check_key(name: object, value: Any, key: str, origin: str) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(f"{key}: found the key {name!r} ({origin}); needs text: put it in quotes")
+    if name == "_target_":
+        raise ConfigError(f"{key}: refused ({origin}): a configuration builds no objects; name code as module:attr")
+    if isinstance(value, str) and value and _SECRET_KEY.search(name) and "${oc.env:" not in value:
+        raise ConfigError(
+            f"{key}: found a secret written out, which would be saved with the run; needs ${{oc.env:NAME}}, which is "
+            f"saved as it is"
+        )
+
+
+def _check_interpolations(text: str, key: str, origin: str) -> None:
+    for match in _INTERPOLATION.finditer(text):
+        if not (match.group(0).endswith("}") and _ALLOWED.fullmatch(match.group(1))):
+            raise ConfigError(
+                f"{key}: refused interpolation {match.group(0)!r} ({origin}); choose from: ${{a.b}} for another value, "
+                f"${{oc.env:NAME}} for an environment variable"
+            )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(child) for child in value]
+    if isinstance(value, Enum):
+        return value.name
+    return str(value) if isinstance(value, Path) else value

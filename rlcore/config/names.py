@@ -1,0 +1,54 @@
+"""Names that become paths and parts of metric names: of runs, sources, reward functions, pools and plugins."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlcore.config.sections import TrainConfig
+from rlcore.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_LONGEST = 120
+
+
+def check_name(key: str, name: object, what: str) -> None:
+    """ConfigError unless `name` is safe as one component of a path: no separator, no '..', no surprise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST:
+        raise ConfigError(
+            f"{key}: found {name!r} as the name of {what}; needs letters, digits, '.', '_' and '-' only, "
+            f"beginning with a letter or digit, {_LONGEST} characters at most"
+        )
+
+
+def default_run_name(files: Sequence[Any], now: datetime) -> str:
+    """The stem of the last configuration file ('run' without one) and the UTC time: 'config-20260131-235959'."""
+    stems = [file.stem for file in files if isinstance(file, Path)]
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", stems[-1]).strip("-._") if stems else ""
+    return f"{stem[: _LONGEST - 20] or 'run'}-{now.astimezone(UTC):%Y%m%d-%H%M%S}"
+
+
+def run_directory(train: TrainConfig, files: Sequence[Any], now: datetime, resume: bool = False) -> Path:
+    """`train.dir` / `train.name`, or the default name; nothing is created.
+
+    With `resume` and no `train.name` it is the newest run that got its default name from the same file. ConfigError
+    for a name that could leave `train.dir`, for a symbolic link, and when there is nothing to resume.
+    """
+    name = train.name or default_run_name(files, now)
+    check_name("train.name", name, "a run")
+    above = Path(train.dir).expanduser()
+    if resume and not train.name:
+        stem = default_run_name(files, now)[: -len("-20260131-235959")]
+        runs = [each for each in above.glob(f"{stem}-*") if re.fullmatch(r"\d{8}-\d{6}", each.name[len(stem) + 1 :])]
+        if not runs:
+            raise ConfigError(
+                f"--resume: no run '{stem}-<time>' below '{above}'; needs train.name=<the run's directory>"
+            )
+        name = max(each.name for each in runs)
+    path = above / name
+    if path.is_symlink():
+        raise ConfigError(
+            f"train.name: '{path}' is a symbolic link; needs a directory of its own, choose another name or train.dir"
+        )
+    return path

@@ -1,0 +1,98 @@
+"""What plugins contribute to the configuration: types of their sections, and defaults of the main configuration."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlcore.config.layers import Layer, from_mapping, leaves
+from rlcore.config.schema import hints_of, section_of
+from rlcore.config.sections import RunConfig
+from rlcore.errors import PluginError, describe
+
+if TYPE_CHECKING:
+    from rlcore.plan import ConfigSection, Offer
+
+_TAKEN = "scalars, enums, Literal, X | None, tuples of scalars, dict[str, <scalar, Any or frozen dataclass>]"
+
+
+def plugin_sections(sections: "Sequence[Offer[ConfigSection]]") -> dict[str, type[Any]]:
+    """The dataclass of each plugin's section; the core's own, which stand at the top level, are left out.
+
+    PluginError naming the plugin whose section is not one that can be merged and checked.
+    """
+    core = hints_of(RunConfig)
+    types: dict[str, type[Any]] = {}
+    for offer in sections:
+        section = offer.value
+        if core.get(section.name) is section.type:
+            continue
+        if section.name in types:
+            raise PluginError(f"{offer.provider}: section 'plugins.{section.name}' is declared twice; needs one")
+        _check_type(section.type, str(offer.provider))
+        types[section.name] = section.type
+    return types
+
+
+def plugin_layers(sections: "Sequence[Offer[ConfigSection]]", user: Sequence[Layer]) -> list[Layer]:
+    """The defaults of plugins as layers, in the order of the plugins' names.
+
+    PluginError when two plugins set one key differently and the user's layers leave it open.
+    """
+    chosen = {key for layer in user for key, _ in leaves(layer.values)}
+    set_by: dict[str, tuple[Any, str]] = {}
+    layers = []
+    for offer in sorted(sections, key=lambda each: (each.provider.plugin, each.value.name)):
+        if not offer.value.defaults:
+            continue
+        defaults = from_mapping(offer.value.defaults).values
+        for key, value in leaves(defaults):
+            if key.partition(".")[0] == "plugins":
+                raise PluginError(f"{offer.provider}: default '{key}' is a plugin's setting; needs a key of the core")
+            before, who = set_by.setdefault(key, (value, str(offer.provider)))
+            if before != value and key not in chosen:
+                raise PluginError(
+                    f"{who} and {offer.provider}: both set '{key}', to {before!r} and {value!r}; choose one: {key}=..."
+                )
+        layers.append(Layer(f"plugin '{offer.provider.plugin}'", defaults, explicit=False))
+    return layers
+
+
+def _check_type(section: type[Any], who: str) -> None:
+    if not (isinstance(section, type) and is_dataclass(section) and _frozen(section)):
+        raise PluginError(f"{who}: section type {section!r}; needs a frozen dataclass")
+    try:
+        OmegaConf.structured(section)
+        _check_hints(section, who)
+    except (OmegaConfBaseException, NameError) as cause:
+        raise PluginError(f"{who}: section type {section.__qualname__}: {describe(cause)}; needs {_TAKEN}") from cause
+
+
+def _check_hints(section: type[Any], who: str) -> None:
+    for name, hint in hints_of(section).items():
+        if get_origin(hint) in (tuple, list) and any(section_of(each) for each in get_args(hint)):
+            raise PluginError(
+                f"{who}: section type {section.__qualname__}: '{name}' is a list of dataclasses, whose keys nobody "
+                f"would check; needs dict[str, {get_args(hint)[0].__qualname__}]"
+            )
+        below = section_of(hint)
+        if below is not None:
+            _check_hints(below, who)
+
+
+def _frozen(section: type[Any]) -> bool:
+    parameters: Any = getattr(section, "__dataclass_params__", None)
+    return bool(parameters and parameters.frozen)
+
+
+def without_paths(values: Mapping[str, Any], types: Mapping[str, type[Any]]) -> dict[str, Any]:
+    """The values without `plugins.NAME.path` of plain-file plugins, which is no setting of their sections."""
+    plugins = {
+        name: {key: value for key, value in section.items() if key != "path" or "path" in hints_of(types[name])}
+        if name in types
+        else section
+        for name, section in (values.get("plugins") or {}).items()
+    }
+    return {**values, "plugins": plugins} if plugins else dict(values)

@@ -1,0 +1,40 @@
+"""What `algo.preset` sets: dotted defaults of the `algo` section, below plugins' defaults, files and overrides.
+
+Every preset leaves the KL term off, so that none of them loads a reference model by itself: rewards that can be
+verified do without. `algo.kl.placement` turns it on. Algorithms whose papers have it say so below.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_CLIP = {"policy_loss": "clip", "clip_low": 0.2, "clip_high": 0.2, "kl.placement": "none"}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # Sets nothing: the defaults of the fields stand.
+    "none": {},
+    # arXiv 2402.03300 with what is usual now: token-mean, a wider upper clip, no KL (the paper: k3 in the loss).
+    "grpo": {**_CLIP, "advantage": "grpo", "aggregation": "token_mean", "clip_high": 0.28},
+    # arXiv 2503.20783: no division by the group's standard deviation nor by each sample's own length.
+    "dr_grpo": {
+        **_CLIP,
+        "advantage": "dr_grpo",
+        "aggregation": "token_sum_constant",
+        "aggregation_constant": "${rollout.max_tokens}",
+    },
+    # arXiv 2503.14476: clip-higher, token-mean, dynamic sampling, soft overlong penalty, no KL.
+    "dapo": {
+        **_CLIP,
+        "advantage": "grpo",
+        "aggregation": "token_mean",
+        "clip_high": 0.28,
+        "dynamic_sampling": True,
+        "overlong": "penalty",
+    },
+    # arXiv 1707.06347; gamma and lambda as for language models (arXiv 2203.02155, which has k1 in the reward).
+    "ppo": {**_CLIP, "advantage": "gae", "aggregation": "token_mean", "gamma": 1.0, "lam": 0.95},
+    # arXiv 2402.14740: the whole response is one action, so its log-probs are summed (the paper: k1 in the reward).
+    "rloo": {**_CLIP, "advantage": "rloo", "aggregation": "seq_mean_token_sum"},
+    # arXiv 2501.03262: advantages normalised over the batch (the paper: k1 in the reward).
+    "reinforce_pp": {**_CLIP, "advantage": "reinforce_pp", "aggregation": "token_mean", "gamma": 1.0},
+}
+"""Keys are relative to `algo`."""

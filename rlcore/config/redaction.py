@@ -1,0 +1,31 @@
+"""Secrets come from the environment as `${oc.env:NAME}`; what they resolve to is taken out of all that is printed."""
+
+import json
+import os
+import re
+
+_SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
+_SHORTEST = 6
+"""A shorter value of a variable that is not named like a secret, such as a number, would blot out half the text."""
+
+# Of the whole process, because anything that prints may meet a resolved value: text as printed -> '${oc.env:NAME}'.
+_resolved: dict[str, str] = {}
+
+
+def remember_variable(name: str) -> None:
+    """From now on `redact` replaces the value of this environment variable."""
+    value = os.environ.get(name, "")
+    if value.strip() and (len(value) >= _SHORTEST or _SECRET_NAME.search(name)):
+        for written in (value, json.dumps(value)[1:-1], repr(value)[1:-1]):
+            _resolved[written] = f"${{oc.env:{name}}}"
+
+
+def redact(text: str) -> str:
+    """The text with every value that the configuration read from the environment written as `${oc.env:NAME}` again.
+
+    Values are found as they are, and as JSON and `repr` write them. Values of fewer than six characters are left when
+    the variable's name has nothing of a secret (key, token, secret, passw, credential, auth).
+    """
+    for value in sorted(_resolved, key=len, reverse=True):
+        text = text.replace(value, _resolved[value])
+    return text

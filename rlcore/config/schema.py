@@ -1,0 +1,160 @@
+"""Fits a layer to the dataclasses: unknown keys, sections and text; and says in words what a type takes.
+
+The types of the remaining leaves are checked by OmegaConf when `rlcore.config.load` merges.
+"""
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from rlcore.config.layers import Layer
+from rlcore.config.names import check_name
+from rlcore.errors import ConfigError, nearest
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    bool: "true or false",
+    type(None): "null",
+}
+
+
+def hints_of(section: type[Any]) -> Mapping[str, Any]:
+    """The type of each field of a dataclass."""
+    hints = get_type_hints(section)
+    return {each.name: hints[each.name] for each in fields(section)}
+
+
+def section_of(hint: Any) -> type[Any] | None:
+    """The dataclass that a hint stands for, `X` or `X | None`."""
+    for each in _members(hint):
+        if isinstance(each, type) and is_dataclass(each):
+            return each
+    return None
+
+
+def entries_of(hint: Any) -> Any | None:
+    """The type of the values of `dict[str, X]`; None for any other hint."""
+    for each in _members(hint):
+        if get_origin(each) is dict:
+            return get_args(each)[1]
+    return None
+
+
+def wanted(hint: Any) -> str:
+    """What a leaf takes, in words."""
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, get_args(hint)))}"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"one of {', '.join(each.name for each in hint)}"
+    if get_origin(hint) in (tuple, list):
+        return f"a list like [x, y], each of them {wanted(get_args(hint)[0])}"
+    members = _members(hint)
+    return " or ".join(wanted(each) for each in members) if len(members) > 1 else _WORDS.get(hint, "another type")
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """The values that a Literal or enum takes; empty for any other hint."""
+    if get_origin(hint) is Literal:
+        return tuple(map(str, get_args(hint)))
+    return tuple(each.name for each in hint) if isinstance(hint, type) and issubclass(hint, Enum) else ()
+
+
+def hint_at(key: str, root: type[Any], plugins: Mapping[str, type[Any]]) -> Any:
+    """The type of the value at a dotted key; Any inside free-form values."""
+    hint: Any = root
+    parts = key.split(".")
+    if parts[0] == "plugins" and len(parts) > 2 and parts[1] in plugins:
+        hint, parts = plugins[parts[1]], parts[2:]
+    for part in parts:
+        section, entries = section_of(hint), entries_of(hint)
+        inner = Any if entries is None else entries
+        hint = inner if section is None else hints_of(section).get(part, Any)
+    return hint
+
+
+def fit(value: Any, hint: Any, key: str, layer: Layer) -> Any:
+    """The value as OmegaConf can merge it, null sections made empty; ConfigError naming key, origin and choices."""
+    section, entries = section_of(hint), entries_of(hint)
+    if section is not None:
+        return _fit_section(value, section, key, layer)
+    if entries is not None:
+        return _fit_entries(value, entries, key, layer)
+    if value is None and str in _members(hint) and type(None) not in _members(hint) and layer.text == "null":
+        return "null"  # typed for a text: the backend of that name
+    if str in _members(hint) and (int not in _members(hint)) and not isinstance(value, (str, type(None))):
+        return _text(value, key, layer)
+    if hint is str and value is None and layer.key == key:
+        return layer.text if layer.text != "null" else None
+    return value
+
+
+def _fit_section(value: Any, section: type[Any], key: str, layer: Layer) -> dict[str, Any]:
+    hints = hints_of(section)
+    fitted = {}
+    for name, child in _mapping(value, key, layer).items():
+        below = f"{key}.{name}" if key else name
+        if name not in hints:
+            raise ConfigError(unknown(below, section, layer.origin))
+        fitted[name] = fit(child, hints[name], below, layer)
+    return fitted
+
+
+def _fit_entries(value: Any, entries: Any, key: str, layer: Layer) -> Any:
+    if section_of(entries) is None:
+        if isinstance(value, str) and value.startswith("${"):
+            return value
+        return dict(_mapping(value, key, layer))
+    children = _mapping(value, key, layer)
+    for name in children:
+        check_name(key, name, "an entry")
+    return {name: fit(child, entries, f"{key}.{name}", layer) for name, child in children.items()}
+
+
+def _mapping(value: Any, key: str, layer: Layer) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{key}: found {value!r} ({layer.origin}); needs a section, that is keys with values below it"
+        )
+    return value
+
+
+def _text(value: Any, key: str, layer: Layer) -> str:
+    """What was typed, of an override; a file's `12e4567` is a number to YAML, and no longer what was written."""
+    if layer.key == key and not isinstance(value, (list, Mapping)):
+        return layer.text
+    raise ConfigError(
+        f"{key}: found {value!r}, which YAML does not read as text ({layer.origin}); needs text: quote it"
+    )
+
+
+def unknown(key: str, section: type[Any], origin: str) -> str:
+    """The error about a key that does not exist: near keys of its section, or the same name in another one."""
+    parent, _, name = key.rpartition(".")
+    siblings = tuple(f"{parent}.{each}" if parent else each for each in hints_of(section))
+    others = () if parent else _every_key(section)
+    elsewhere = [each for each in others if each.rpartition(".")[2] == name] or get_close_matches(name, others, n=1)
+    if elsewhere and not get_close_matches(key, siblings, n=1):
+        return f"{key}: unknown key ({origin}); did you mean {' or '.join(repr(each) for each in elsewhere[:3])}?"
+    return f"{key}: unknown key ({origin}); {nearest(key, siblings)}"
+
+
+def _every_key(section: type[Any], prefix: str = "") -> tuple[str, ...]:
+    keys: list[str] = []
+    for name, hint in hints_of(section).items():
+        key = f"{prefix}.{name}" if prefix else name
+        below = section_of(hint)
+        keys += _every_key(below, key) if below else [key]
+    return tuple(keys)
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    if get_origin(hint) in (Union, types.UnionType):
+        return get_args(hint)
+    return (hint,)
