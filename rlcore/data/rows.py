@@ -107,13 +107,16 @@ def _datasets(whose: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     What it raises becomes a ConfigError naming `whose` data it was.
     """
     import datasets
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
+    interval, tqdm.monitor_interval = tqdm.monitor_interval, 0  # a bar, also a silent one, starts a thread that stays
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
         with boundary(whose, ConfigError), tempfile.TemporaryDirectory(prefix="rlcore-data-") as scratch:
             yield datasets, {"cache_dir": scratch, "keep_in_memory": True}
     finally:
+        tqdm.monitor_interval = interval
         if not silent:
             datasets.enable_progress_bars()
 
