@@ -62,6 +62,7 @@ class ChildCaller:
         self._spec, self._children, self._threads = spec, children, threads
         self._seats = Seats([Place(threads) for _ in range(num_children)], queued)
         self.num_restarts = 0
+        self._closed = False
 
     async def start(self, first: Child) -> None:
         """Make the other children ready; `first` is the one in which the function was inspected."""
@@ -93,6 +94,8 @@ class ChildCaller:
 
     async def _living(self, place: Place) -> Child:
         async with place.renewal:
+            if self._closed:
+                raise WorkerError(f"{self._spec}: was called after it was closed")
             if place.child is None or not place.child.alive:
                 self.num_restarts += 1
                 try:
@@ -109,6 +112,7 @@ class ChildCaller:
         place.child = await start_child(self._spec, self._children, self._threads)
 
     async def close(self) -> None:
+        self._closed = True
         await asyncio.gather(*(place.child.close() for place in self._seats.places if place.child is not None))
 
 

@@ -64,6 +64,7 @@ class RewardStream:
         self._functions, self._lane, self._group_size = functions, lane, group_size
         self._scored: asyncio.Queue[tuple[list[Trajectory], Reward] | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: set[asyncio.Task[Outcome]] = set()
         self._failure: BaseException | None = None
         self._gatherings: dict[tuple[str, str, int], _Gathering] = {}
 
@@ -78,7 +79,8 @@ class RewardStream:
                 raise self._failure
             await reading
         finally:
-            everything = {reading, *self._tasks}
+            # A task that never ran cannot cancel what it was to wait for, so every task is ended here.
+            everything = (reading, *self._tasks, *self._asking)
             for task in everything:
                 task.cancel()
             await asyncio.gather(*everything, return_exceptions=True)
@@ -118,7 +120,10 @@ class RewardStream:
 
     def _opinion(self, function: FunctionCalls, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
         if function.spec.scope == "sample":
-            return asyncio.create_task(self._score_one(function, trajectory))
+            asking = asyncio.create_task(self._score_one(function, trajectory))
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+            return asking
         group = ("", 0) if function.spec.scope == "batch" else (trajectory.id.prompt, trajectory.id.epoch)
         key = (function.spec.name, *group)
         gathering = self._gatherings.setdefault(key, _Gathering())

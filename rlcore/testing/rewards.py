@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from rlcore.config import RewardConfig, RewardFunctionConfig, RolloutConfig, Run
 from rlcore.errors import PlanError, RlcoreError
 from rlcore.plan import BuildContext, ResolvedReward, Role, Scope
 from rlcore.reward import RewardManager
-from rlcore.testing.conformance import Report
 from rlcore.testing.leaks import Leaked, leaks
 from rlcore.tokens import ByteTokens
 from rlcore.types import Finish, FrozenDict, Lane, Prompt, RewardStatus, Scored, Trajectory, TrajectoryId
 from rlcore.workers import Children, WorkerGroup
+
+if TYPE_CHECKING:
+    from rlcore.testing.conformance import Report
 
 WAIT_S = 30.0
 """Nothing that a manager is asked to do here may take longer."""
@@ -117,12 +119,14 @@ def check_reward_manager(
     trajectories: Sequence[Trajectory] = (),
     failing: Sequence[Trajectory] = (),
     expected: Callable[[Trajectory], float] | None = None,
-) -> Report:
+) -> "Report":
     """What breaks the contract of `RewardManager`, found by using one as a run does.
 
     `trajectories` default to two groups of four; `failing` are some whose reward cannot be had: they must come back as
     FAILED; `expected` gives the right score of a trajectory. Runs a loop of its own, so call it from plain code.
     """
+    from rlcore.testing.conformance import Report  # late: whoever only wants fakes needs no plugins loaded
+
     check = _Check(build, context, trajectories or _groups(), failing, expected)
     try:
         with leaks():

@@ -1,0 +1,134 @@
+"""What follows from failed rewards."""
+
+from typing import Any
+
+import pytest
+
+from rlcore.config import RewardConfig, RewardFunctionConfig
+from rlcore.errors import RewardError
+from rlcore.reward.metrics import reward_metrics
+from rlcore.reward.policy import apply_failures
+from rlcore.testing.rewards import make_trajectory
+from rlcore.types import FrozenDict, Reward, RewardStatus, Scored
+
+
+def config(budget: float = 1.0, **policies: str) -> RewardConfig:
+    """Functions of these names with these policies and weight 2, failing with value -1."""
+    functions = {
+        name: RewardFunctionConfig("x:y", weight=2.0, on_failure=policy, failure_value=-1.0)  # type: ignore[arg-type]
+        for name, policy in policies.items()
+    }
+    return RewardConfig(functions=functions, error_budget_frac=budget)
+
+
+def fails(*names: str, **parts: float) -> Reward:
+    """A reward of which these functions failed."""
+    errors = dict.fromkeys(names, "it broke")
+    info = FrozenDict[str, Any]({"error": "; ".join(f"{name}: it broke" for name in names), "failed": errors})
+    return Reward(0.0, FrozenDict(parts), RewardStatus.FAILED, info=info)
+
+
+def group(prompt: int, *rewards: Reward | float) -> list[Scored]:
+    """A group with these rewards."""
+    return [
+        Scored(make_trajectory(prompt, sample), each if isinstance(each, Reward) else Reward(each))
+        for sample, each in enumerate(rewards)
+    ]
+
+
+def scores(groups: list[list[Scored]]) -> list[list[float]]:
+    return [[each.reward.score for each in group] for group in groups]
+
+
+@pytest.mark.parametrize("policy", ["drop_sample", "retry"])
+def test_a_dropped_sample_is_absent_and_changes_nothing_else(policy: str) -> None:
+    groups = [group(0, 1.0, fails("f"), 0.0), group(1, 0.5, 0.25)]
+    kept, counts = apply_failures(groups, config(f=policy))
+    assert kept == [[groups[0][0], groups[0][2]], groups[1]], "the very same samples, untouched"
+    assert counts == {
+        "reward/dropped_samples": 1.0,
+        "reward/dropped_groups": 0.0,
+        "reward/dropped_siblings": 0.0,
+        "reward/valued_samples": 0.0,
+        "reward/small_groups": 0.0,
+    }
+
+
+def test_a_group_left_with_one_sample_or_none_is_counted() -> None:
+    groups = [group(0, 1.0, fails("f")), group(1, fails("f"), fails("f"))]
+    kept, counts = apply_failures(groups, config(f="drop_sample"))
+    assert scores(kept) == [[1.0]]
+    assert (counts["reward/dropped_samples"], counts["reward/small_groups"]) == (3.0, 2.0)
+
+
+def test_drop_group_removes_the_siblings_and_counts_them() -> None:
+    kept, counts = apply_failures([group(0, 1.0, fails("f"), 0.0), group(1, 0.5, 0.25)], config(f="drop_group"))
+    assert scores(kept) == [[0.5, 0.25]]
+    assert (counts["reward/dropped_groups"], counts["reward/dropped_siblings"]) == (1.0, 2.0)
+
+
+def test_value_puts_the_configured_score_in_place_of_the_missing_one() -> None:
+    kept, counts = apply_failures([group(0, fails("f", other=3.0), 1.0)], config(f="value", other="drop_sample"))
+    assert scores(kept) == [[2.0 * -1.0 + 2.0 * 3.0, 1.0]]
+    assert kept[0][0].reward.status is RewardStatus.OK
+    assert kept[0][0].reward.info["error"] == "f: it broke", "why stays on record"
+    assert counts["reward/valued_samples"] == 1.0
+
+
+def test_the_strongest_policy_of_the_functions_that_failed_counts() -> None:
+    policies = {"v": "value", "s": "drop_sample", "g": "drop_group", "a": "abort"}
+    assert scores(apply_failures([group(0, fails("v", "s"), 1.0)], config(**policies))[0]) == [[1.0]]
+    assert apply_failures([group(0, fails("s", "g"), 1.0)], config(**policies))[0] == []
+    with pytest.raises(RewardError, match="reward of sample 0 of prompt 'test/0': g: it broke; a: it broke"):
+        apply_failures([group(0, fails("g", "a"), 1.0)], config(**policies))
+    unknown = Reward(0.0, status=RewardStatus.FAILED)
+    assert scores(apply_failures([group(0, unknown, 1.0)], config(**policies))[0]) == [[1.0]]
+
+
+def test_all_parts_of_a_sample_share_its_fate() -> None:
+    parts = [Scored(make_trajectory(0, 0, part=part, num_parts=2), fails("f")) for part in (0, 1)]
+    kept, counts = apply_failures([[*parts, Scored(make_trajectory(0, 1), Reward(1.0))]], config(f="drop_sample"))
+    assert scores(kept) == [[1.0]]
+    assert counts["reward/dropped_samples"] == 1.0
+
+
+def test_the_error_budget_counts_samples_and_names_the_first_causes() -> None:
+    groups = [group(prompt, *([fails("f")] * (prompt == 0)), *([1.0] * (8 - (prompt == 0)))) for prompt in range(2)]
+    apply_failures(groups, config(0.0625, f="drop_sample"))
+    more = [group(0, fails("f"), fails("g"), fails("f"), *[1.0] * 13)]
+    with pytest.raises(RewardError, match=r"3 of 16 samples failed.*f: it broke \(x2\); g: it broke \(x1\)"):
+        apply_failures(more, config(0.125, f="drop_sample", g="value"))
+    apply_failures([group(0, fails("f"), 1.0)], config(0.1, f="drop_sample"))
+    with pytest.raises(RewardError, match="1 of 2 samples failed"):
+        apply_failures([group(0, fails("f"), 1.0)], config(0.0, f="drop_sample"))
+
+
+def test_reward_metrics_are_over_samples_that_did_not_fail() -> None:
+    ok = [Reward(score, FrozenDict({"f": score}), latency_s=score) for score in (0.0, 1.0, 1.0)]
+    skipped = Reward(2.0, FrozenDict({"g": 2.0}), latency_s=2.0, info=FrozenDict({"skipped": ["f"]}))
+    scored = [
+        *group(0, ok[0], ok[1], fails("f", g=5.0)),
+        *group(1, ok[2], ok[2]),
+        *group(2, skipped),
+    ]
+    metrics = reward_metrics(scored)
+    assert metrics == pytest.approx(
+        {
+            "reward/failed": 1.0,
+            "reward/skipped": 1.0,
+            "reward/latency_p50": 1.0,
+            "reward/latency_p95": 1.75,
+            "reward/mean": 1.0,
+            "reward/std": (2 / 5) ** 0.5,
+            "reward/zero_std_frac": 0.5,
+            "reward/f/mean": 0.75,
+            "reward/g/mean": 3.5,
+        }
+    )
+
+
+def test_parts_of_a_sample_count_once_and_nothing_is_a_number_over_nothing() -> None:
+    parts = [Scored(make_trajectory(0, 0, part=part), Reward(4.0)) for part in range(3)]
+    assert reward_metrics([*parts, *group(0, 0.0, 1.0)[1:]])["reward/mean"] == 2.5
+    assert reward_metrics([]) == {"reward/failed": 0.0, "reward/skipped": 0.0}
+    assert "reward/mean" not in reward_metrics(group(0, fails("f")))

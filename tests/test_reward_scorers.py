@@ -1,0 +1,116 @@
+"""Ready-made reward functions, and where a reward came from."""
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reasoning_gym as gym
+
+from rlcore.errors import RewardError
+from rlcore.plan import ResolvedReward, Scope
+from rlcore.reward.provenance import copy_reward_files, reward_provenance, source_file
+from rlcore.reward.scorers import boxed, exact_match, extract, last_boxed, math_verify, reasoning_gym, same_answer
+from rlcore.testing.rewards import make_prompt, make_trajectory
+from rlcore.types import Trajectory
+
+
+def said(text: str, answer: Any, **columns: Any) -> Trajectory:
+    return make_trajectory(make_prompt(0, answer=answer, **columns), text=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"first \boxed{1}, then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}} and 7", r"\frac{1}{2}"),
+        (r"\boxed{5} \boxed{unclosed", "5"),
+        ("<answer> x </answer> 3", "x"),
+        ("It is 1,234.50 in all.", "1,234.50"),
+        ("so -7", "-7"),
+        ("  yes ", "yes"),
+        ("", ""),
+    ],
+)
+def test_the_answer_is_extracted(text: str, answer: str) -> None:
+    assert extract(text) == answer
+
+
+def test_a_response_without_a_closed_box_has_none() -> None:
+    assert last_boxed(r"\boxed{1") is None
+    assert last_boxed("1") is None
+    assert last_boxed(r"\boxed{}") == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "same"),
+    [
+        ("2", "2", True),
+        ("2.0", "2", True),
+        ("1,000", "1000", True),
+        ("two", "two", True),
+        ("2", "3", False),
+        ("a", "1", False),
+    ],
+)
+def test_answers_are_compared_as_text_and_as_numbers(found: str, wanted: str, same: bool) -> None:
+    assert same_answer(found, wanted) is same
+
+
+def test_scorers_judge_and_tell_the_answer() -> None:
+    for scorer in (exact_match, boxed, math_verify):
+        good, bad = scorer(said(r"I think \boxed{42}", "42")), scorer(said(r"\boxed{41}", "42"))
+        assert (good.score, bad.score) == (1.0, 0.0), scorer.__name__
+        assert (good.info["answer"], bad.info["answer"]) == ("42", "41"), scorer.__name__
+    assert exact_match(said("42", 42)).score == 1.0
+    assert boxed(said("42", "42")).score == 0.0
+    assert math_verify(said(r"\boxed{\frac{2}{4}}", "1/2")).score == 1.0
+
+
+def test_a_scorer_without_an_answer_fails_by_name() -> None:
+    trajectory = make_trajectory(make_prompt(0), text=r"\boxed{1}")
+    object.__setattr__(trajectory.prompt, "answer", None)
+    for scorer in (exact_match, boxed, math_verify):
+        with pytest.raises(RewardError, match="prompt 'test/0' has no answer"):
+            scorer(trajectory)
+
+
+def test_reasoning_gym_tasks_judge_their_own_answers() -> None:
+    item = gym.create_dataset("chain_sum", size=1, seed=3)[0]
+    columns = {"metadata": item["metadata"]}
+    assert reasoning_gym(said(f"The sum is {item['answer']}", item["answer"], **columns)).score == 1.0
+    wrong = reasoning_gym(said(f"\\boxed{{{int(item['answer']) + 1}}}", item["answer"], **columns))
+    assert wrong.score < 0.5
+    assert wrong.info["answer"] == str(int(item["answer"]) + 1)
+    with pytest.raises(RewardError, match="needs the column metadata"):
+        reasoning_gym(said("1", "1"))
+
+
+def resolved(name: str, reference: str) -> ResolvedReward:
+    return ResolvedReward(name, reference, "config", 1.0, Scope.SAMPLE, 60.0)
+
+
+def test_the_file_of_each_function_is_known_by_its_hash_and_copied(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def f(trajectory):\n    return 1.0\n")
+    rewards = [resolved("a", f"{path}:f"), resolved("b", "rlcore.reward.scorers:boxed"), resolved("c", "no.such:f")]
+    found = reward_provenance(rewards)
+    assert found["a"] == {
+        "reference": f"{path}:f",
+        "provided_by": "config",
+        "path": str(path),
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+    assert found["b"]["path"].endswith("rlcore/reward/scorers.py")
+    assert (found["c"]["path"], found["c"]["sha256"]) == (None, None)
+    copies = copy_reward_files(rewards, tmp_path / "run" / "rewards")
+    assert copies == {"a": tmp_path / "run" / "rewards" / "a_mine.py"}
+    assert copies["a"].read_text() == path.read_text()
+
+
+def test_looking_for_a_source_imports_nothing() -> None:
+    before = set(sys.modules)
+    found = source_file("wsgiref.handlers:x")
+    assert found is not None
+    assert set(sys.modules) <= before | {"importlib.machinery"}
