@@ -161,7 +161,7 @@ class TrainEngine:
                 partial = self._weighted(terms.loss_BT, micro)
                 self._accelerator.backward(partial * self._accelerator.num_processes)
                 self._optimizer.collect_gradients()
-                loss += float(partial)
+                loss += float(partial.detach())
                 sums.add(terms.metrics, micro.mask_BT)
         return loss, sums
 

@@ -1,0 +1,99 @@
+"""Tiny random models and batches, for tests of everything that computes with a transformers model.
+
+Meant for `model.tokenizer=bytes`: the vocabulary is large enough for `ByteTokens`, whose end-of-turn id is the models'.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlcore.algo.aggregation import Mode, row_weights
+from rlcore.batch import collate
+from rlcore.types import Batch, Finish, Prompt, Reward, Scored, Trajectory, TrajectoryId
+
+VOCABULARY = 264
+END = 256
+"""The end-of-turn id of `ByteTokens`."""
+
+
+def write_tiny_model(directory: Path, architecture: str = "Llama", seed: int = 0, **settings: Any) -> Path:
+    """Write a random float32 causal language model of the transformers class '<architecture>Config'; the directory.
+
+    Two layers, hidden size 32, four heads, a window of 256 tokens and untied weights, unless `settings` of its
+    configuration say otherwise.
+    """
+    import torch
+    import transformers
+
+    classes: Any = transformers
+    classes.utils.logging.disable_progress_bar()
+    common: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "bos_token_id": END,
+        "eos_token_id": END,
+        "pad_token_id": END,
+        "tie_word_embeddings": False,
+    }
+    config = getattr(classes, f"{architecture}Config")(**{**common, **settings})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = classes.AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():  # larger than usual: distributions that are not nearly uniform
+            for parameter in model.parameters():
+                parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    model.save_pretrained(directory)
+    return directory
+
+
+def random_groups(
+    num_groups: int = 4, samples: int = 2, seed: int = 0, max_prompt: int = 12, max_sampled: int = 10
+) -> list[list[Scored]]:
+    """Groups of scored trajectories with random tokens, lengths, recorded log-probs and rewards."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for group in range(num_groups):
+        prompt = Prompt(f"p/{group}", ({"role": "user", "content": "?"},), None, "p")
+        prompt_ids = rng.integers(0, END, rng.integers(1, max_prompt + 1))
+        rows = []
+        for sample in range(samples):
+            sampled = rng.integers(0, VOCABULARY, rng.integers(1, max_sampled + 1))
+            token_ids = np.concatenate([prompt_ids, sampled]).astype(np.int32)
+            mask = np.arange(len(token_ids)) >= len(prompt_ids)
+            trajectory = Trajectory(
+                id=TrajectoryId(prompt.id, 0, sample),
+                prompt=prompt,
+                token_ids=token_ids,
+                loss_mask=mask,
+                logprobs=np.where(mask, -rng.random(len(token_ids)), 0).astype(np.float32),
+                completion="",
+                finish=Finish.STOP,
+                versions=((len(prompt_ids), 0),),
+            )
+            rows.append(Scored(trajectory, Reward(score=float(rng.random()))))
+        groups.append(rows)
+    return groups
+
+
+def random_batch(
+    num_groups: int = 4,
+    samples: int = 2,
+    seed: int = 0,
+    aggregation: Mode = "token_mean",
+    advantages: Sequence[float] | None = None,
+) -> Batch:
+    """A batch that is ready for an update: random advantages, unless given, and the weights of `aggregation`."""
+    batch = collate(random_groups(num_groups, samples, seed), pad_id=END)
+    drawn_B = np.random.default_rng(seed + 1).standard_normal(len(batch))
+    return replace(
+        batch,
+        advantages_B=np.asarray(drawn_B if advantages is None else advantages, dtype=np.float32),
+        weights_B=row_weights(aggregation, batch.num_sampled_B, batch.sample_B),
+    )
