@@ -113,7 +113,7 @@ def write_plugin(site: Path, name: str, *, extra: bool) -> None:
 
 def served(name: str, backend: str) -> RunPlan:
     """The plan of a run whose reward manager wants replicas of that backend."""
-    settings = [*NULL, "reward.manager=served", f"reward.functions.letters.kwargs.backend={backend}"]
+    settings = [*NULL, "reward.manager=served", f"reward.functions.letters.kwargs.backend='{backend}'"]
     return plan_run([], settings, ["null", name])
 
 

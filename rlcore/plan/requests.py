@@ -56,6 +56,8 @@ def _checked(request: object, who: str) -> WorkerRequest:
     if not isinstance(request, WorkerRequest):
         raise PluginError(f"{who}: requests() returned a list with {type(request).__name__}, needs WorkerRequest")
     role = f"role '{request.role.name}' of {who}"
+    if not isinstance(request.backend, str):
+        raise PluginError(f"{role}: its backend is {request.backend!r}; needs a name")
     if request.replicas < 1 or request.ranks < 1:
         raise PluginError(f"{role}: {request.replicas} replicas of {request.ranks} ranks; needs at least 1 of each")
     if min(request.gpus, request.cpus, request.threads, request.bytes_per_parameter) < 0:
