@@ -1,0 +1,224 @@
+"""Trackers beside metrics.jsonl: tensorboard, wandb, mlflow and trackio, through accelerate's tracker classes.
+
+They run in a thread of their own: some talk to a server, some keep their run in a thread-local variable, and none may
+hold up or end a training run. One that fails after the start is named in a warning and switched off.
+"""
+
+import importlib.util
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from rlcore.config import TrackConfig
+from rlcore.errors import ConfigError, RlcoreError, boundary
+
+START_S = 60.0
+"""Seconds a tracker may take to start."""
+CLOSE_S = 5.0
+"""Seconds trackers may take, together, to write what is outstanding when the run ends."""
+
+logger = logging.getLogger(__name__)
+
+Problem = RlcoreError | None
+
+
+class Tracker(Protocol):
+    """What is used of accelerate's GeneralTracker."""
+
+    def start(self) -> None: ...
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None: ...
+
+    def log(self, values: dict[str, Any], step: int | None = None) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+MakeTracker = Callable[[str, str, Path, str], Tracker]
+
+
+class Trackers:
+    """The trackers of `track.to`, started."""
+
+    def __init__(
+        self,
+        config: TrackConfig,
+        run_dir: Path,
+        run_name: str,
+        run_config: str,
+        *,
+        warn: Callable[[str], None] = logger.warning,
+        make: "MakeTracker | None" = None,
+        find: Callable[[str], object | None] = importlib.util.find_spec,
+    ) -> None:
+        """Start them and hand them `run_config` (YAML); ConfigError when one is not installed or does not start."""
+        self._warn, self._trackers = warn, dict[str, Tracker]()
+        self._thread: _DaemonThread | None = None
+        if not config.to:
+            return
+        require_installed(config.to, find)
+        self._thread = _DaemonThread("trackers")
+        build = make or make_tracker
+        settings = _flat(run_config)
+        for name in dict.fromkeys(config.to):
+            self._start(name, partial(build, name, config.project, run_dir, run_name), settings)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand the metrics over; returns at once."""
+        if self._thread is not None:
+            values = dict(metrics)
+            self._thread.submit(lambda: self._log(step, values))
+
+    def close(self, limit_s: float = CLOSE_S) -> None:
+        """Finish every tracker, or leave behind what takes longer; more than once is harmless."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        try:
+            thread.submit(self._finish).result(limit_s)
+        except TimeoutError:
+            self._warn(f"trackers {', '.join(self._trackers)}: not finished within {limit_s:g} s; left behind")
+        thread.end()
+
+    def _start(self, name: str, build: Callable[[], Tracker], settings: dict[str, Any]) -> None:
+        def start() -> Problem:
+            with _caught(f"track.to: {name} did not start", ConfigError) as problems, _accelerate_state():
+                tracker = build()
+                tracker.start()
+                tracker.store_init_configuration(settings)
+                self._trackers[name] = tracker
+            return problems[0] if problems else None
+
+        thread = self._thread
+        if thread is None:
+            return
+        try:
+            problem = thread.submit(start).result(START_S)
+        except TimeoutError:
+            problem = ConfigError(f"track.to: {name} did not start within {START_S:g} s")
+        if problem is not None:
+            self.close()
+            raise problem
+
+    def _log(self, step: int, values: dict[str, Any]) -> None:
+        for name, tracker in list(self._trackers.items()):
+            with _caught(f"tracker {name}", RlcoreError) as problems, _accelerate_state():
+                tracker.log(values, step=step)
+            if problems:
+                del self._trackers[name]
+                self._warn(f"{problems[0]}; it is switched off, metrics.jsonl has everything")
+
+    def _finish(self) -> None:
+        for name, tracker in list(self._trackers.items()):
+            with _caught(f"tracker {name} at the end", RlcoreError) as problems, _accelerate_state():
+                tracker.finish()
+            if problems:
+                self._warn(str(problems[0]))
+
+
+def require_installed(names: tuple[str, ...], find: Callable[[str], object | None] = importlib.util.find_spec) -> None:
+    """ConfigError naming the install line when the package of a tracker is missing."""
+    for name in names:
+        if find(name) is None:
+            raise ConfigError(f"track.to: {name} is not installed; install it with: pip install {name}")
+
+
+def make_tracker(name: str, project: str, run_dir: Path, run_name: str) -> Tracker:
+    """Accelerate's tracker of that name, not started; what it writes locally stands in the run directory."""
+    from accelerate import tracking  # type: ignore[import-untyped]
+
+    tracker: Tracker
+    if name == "tensorboard":
+        tracker = tracking.TensorBoardTracker("tensorboard", run_dir)
+    elif name == "wandb":
+        # one id for the life of the run directory: a resumed run goes on in the same wandb run
+        id_file = run_dir / "wandb_id.txt"
+        if not id_file.exists():
+            id_file.write_text(secrets.token_hex(8))
+        run_id = id_file.read_text().strip()
+        tracker = tracking.WandBTracker(project, name=run_name, id=run_id, resume="allow", dir=str(run_dir))
+    elif name == "mlflow":
+        tracker = tracking.MLflowTracker(experiment_name=project, run_name=run_name)
+    else:
+        tracker = tracking.TrackioTracker(project, name=run_name, resume="allow")
+    return tracker
+
+
+class _DaemonThread:
+    """Runs what is submitted, one after another; does not keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], Any]) -> "Future[Any]":
+        """The result to be; `work` handles its own errors."""
+        future: Future[Any] = Future()
+        self._queue.put((future, work))
+        return future
+
+    def end(self) -> None:
+        """Take no more; a thread that is stuck is left behind."""
+        self._queue.put(None)
+        self._thread.join(0.5)
+
+    def _serve(self) -> None:
+        while (item := self._queue.get()) is not None:
+            future, work = item
+            future.set_result(work())
+
+
+@contextmanager
+def _caught(whose: str, error: type[RlcoreError]) -> Iterator[list[RlcoreError]]:
+    """Somebody else's code; what it raises is put into the list, worded as `error`."""
+    problems: list[RlcoreError] = []
+    try:
+        with boundary(whose, error):
+            yield problems
+    except RlcoreError as problem:
+        problems.append(problem)
+
+
+@contextmanager
+def _accelerate_state() -> Iterator[None]:
+    """The process state that accelerate's trackers ask for; when nobody has made it, only while they run.
+
+    Left behind, it would decide the device of an Accelerator that an engine makes later.
+    """
+    from accelerate import PartialState
+
+    if PartialState._shared_state:
+        yield
+        return
+    PartialState(cpu=True)
+    try:
+        yield
+    finally:
+        PartialState._reset_state()
+
+
+def _flat(run_config: str) -> dict[str, Any]:
+    """The configuration by dotted key, with values that every tracker takes."""
+    from omegaconf import OmegaConf
+
+    flat: dict[str, Any] = {}
+
+    def walk(value: Any, path: str) -> None:
+        if isinstance(value, dict) and value:
+            for key, inner in value.items():
+                walk(inner, f"{path}.{key}" if path else str(key))
+        else:
+            flat[path] = value if isinstance(value, (bool, int, float, str)) else str(value)
+
+    # unresolved: what stands in the environment is nobody else's business
+    walk(OmegaConf.to_container(OmegaConf.create(run_config), resolve=False), "")
+    flat.pop("", None)
+    return flat
