@@ -4,7 +4,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlcore.plan.types import RunPlan, WorkerPlan
+from rlcore.plan.types import AlgorithmPlan, PoolPlan, RunPlan, WorkerPlan
 
 
 def plan_to_json(plan: RunPlan) -> dict[str, Any]:
@@ -20,28 +20,9 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
             slot: {"name": each.component.name, "provided_by": each.provided_by}
             for slot, each in sorted(plan.components.items())
         },
-        "algorithms": {
-            purpose: {
-                "name": each.algorithm.name,
-                "reference": each.algorithm.reference,
-                "scope": each.algorithm.scope.value,
-                "needs": sorted(need.value for need in each.algorithm.needs),
-                "provided_by": each.provided_by,
-            }
-            for purpose, each in sorted(plan.algorithms.items())
-        },
+        "algorithms": {purpose: _algorithm(each) for purpose, each in sorted(plan.algorithms.items())},
         "workers": {each.request.role.name: _worker(each) for each in plan.workers},
-        "pools": {
-            each.name: {
-                "gpus_per_node": each.gpus_per_node,
-                "nodes": each.nodes,
-                "roles": list(each.roles),
-                "union_of": list(each.union_of),
-                "gpus": list(each.gpus),
-                "provided_by": each.provided_by,
-            }
-            for each in plan.pools
-        },
+        "pools": {each.name: _pool(each) for each in plan.pools},
         "rewards": {
             each.name: {
                 "reference": each.reference,
@@ -64,6 +45,27 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
         },
         "notes": list(plan.notes),
         "config": saved,
+    }
+
+
+def _algorithm(plan: AlgorithmPlan) -> dict[str, Any]:
+    return {
+        "name": plan.algorithm.name,
+        "reference": plan.algorithm.reference,
+        "scope": plan.algorithm.scope.value,
+        "needs": sorted(need.value for need in plan.algorithm.needs),
+        "provided_by": plan.provided_by,
+    }
+
+
+def _pool(plan: PoolPlan) -> dict[str, Any]:
+    return {
+        "gpus_per_node": plan.gpus_per_node,
+        "nodes": plan.nodes,
+        "roles": list(plan.roles),
+        "union_of": list(plan.union_of),
+        "gpus": list(plan.gpus),
+        "provided_by": plan.provided_by,
     }
 
 

@@ -150,7 +150,7 @@ class ConfigSection:
     """Of a plugin: the plugin's name, found at `plugins.<name>`. The core's own stand at the top level."""
     type: type[Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Dotted keys of the main config, below the user's files: {'reward.manager': 'reward_loop'}."""
+    """Dotted keys of the main config, below the user's files: {'reward.manager': 'judges'}."""
 
 
 @dataclass(frozen=True)
