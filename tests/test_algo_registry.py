@@ -1,0 +1,64 @@
+"""References become functions, offers are true, and planning imports no torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.algo.advantage import grpo
+from rlcore.algo.offers import OFFERS
+from rlcore.algo.registry import resolve
+from rlcore.errors import PluginError
+from rlcore.plan import AlgorithmKind, Need, Scope
+
+
+def test_every_offer_resolves_to_the_function_of_its_name() -> None:
+    assert {offer.name for offer in OFFERS} == {"grpo", "dr_grpo", "rloo", "reinforce_pp", "gae", "clip"}
+    for offer in OFFERS:
+        assert resolve(offer.reference).__name__ == offer.name
+    assert resolve("rlcore.algo.advantage:grpo") is grpo
+
+
+def test_offers_state_scope_and_needs() -> None:
+    offers = {offer.name: offer for offer in OFFERS}
+    assert offers["reinforce_pp"].scope is Scope.BATCH
+    assert {offers[name].scope for name in ("grpo", "dr_grpo", "rloo")} == {Scope.GROUP}
+    assert {name for name, offer in offers.items() if Need.VALUES in offer.needs} == {"gae"}
+    assert {name for name, offer in offers.items() if offer.per_token} == {"gae", "reinforce_pp"}
+    assert [name for name, offer in offers.items() if offer.kind is AlgorithmKind.POLICY_LOSS] == ["clip"]
+
+
+def test_offers_and_registry_import_no_torch() -> None:
+    code = "import sys, rlcore.algo.offers, rlcore.algo.registry; print([m for m in sys.modules if m == 'torch'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("grpo", "needs the form 'module:function'"),
+        (":grpo", "needs the form 'module:function'"),
+        ("rlcore.algo.advantage:gprpo", "has no 'gprpo'; did you mean 'grpo'"),
+        ("rlcore.algo.advantage:STD_EPSILON", "'STD_EPSILON' is float, a function is needed"),
+        ("rlcore.algo.nowhere:f", "importing 'rlcore.algo.nowhere' failed: ModuleNotFoundError"),
+        ("plugin.py:f", "needs an absolute path"),
+        ("/nowhere/plugin.py:f", "importing '/nowhere/plugin.py' failed: FileNotFoundError"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_says_what_is_wrong_in_one_line(reference: str, message: str) -> None:
+    with pytest.raises(PluginError, match=message) as raised:
+        resolve(reference)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_bare_file_is_imported_once_and_a_broken_one_can_be_put_right(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("raise OSError('not yet')\n")
+    with pytest.raises(PluginError, match="OSError: not yet"):
+        resolve(f"{file}:half")
+    file.write_text("def half(inputs):\n    return inputs / 2  # right now\n")
+    half = resolve(f"{file}:half")
+    assert half(3.0) == 1.5
+    assert resolve(f"{file}:half") is half
