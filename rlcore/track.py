@@ -6,6 +6,7 @@ hold up or end a training run. One that fails after the start is named in a warn
 
 import importlib.util
 import logging
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -92,7 +93,7 @@ class Trackers:
             with _caught(f"track.to: {name} did not start", ConfigError) as problems, _accelerate_state():
                 tracker = build()
                 tracker.start()
-                tracker.store_init_configuration(settings)
+                tracker.store_init_configuration(_named_for(name, settings))
                 self._trackers[name] = tracker
             return problems[0] if problems else None
 
@@ -110,7 +111,7 @@ class Trackers:
     def _log(self, step: int, values: dict[str, Any]) -> None:
         for name, tracker in list(self._trackers.items()):
             with _caught(f"tracker {name}", RlcoreError) as problems, _accelerate_state():
-                tracker.log(values, step=step)
+                tracker.log(_named_for(name, values), step=step)
             if problems:
                 del self._trackers[name]
                 self._warn(f"{problems[0]}; it is switched off, metrics.jsonl has everything")
@@ -174,6 +175,11 @@ class _DaemonThread:
         while (item := self._queue.get()) is not None:
             future, work = item
             future.set_result(work())
+
+
+def _named_for(tracker: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The values under names that the tracker takes: mlflow refuses the @ of pass@8."""
+    return {re.sub(r"[^\w\-. :/]", "_", name): v for name, v in values.items()} if tracker == "mlflow" else values
 
 
 @contextmanager

@@ -82,8 +82,9 @@ def test_data_made_for_verl_has_its_answer_and_keeps_its_columns(tmp_path: Path)
     assert dict(prompt.columns) == {key: row[key] for key in ("data_source", "reward_model", "extra_info")}
 
 
-def test_csv_parquet_and_directories_are_read(tmp_path: Path) -> None:
+def test_csv_parquet_and_directories_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
+    from tqdm import tqdm
 
     (tmp_path / "a.csv").write_text("question;answer;level\n1+1?;2;7\n2+2?;4;8\n")
     rows = load_one(SourceConfig(path=str(tmp_path / "a.csv"), options={"sep": ";"}))
@@ -92,13 +93,13 @@ def test_csv_parquet_and_directories_are_read(tmp_path: Path) -> None:
     table = datasets.Dataset.from_dict(
         {"prompt": [[{"role": "user", "content": "hi"}]] * 3, "solution": ["a", "b", "c"]}
     )
-    datasets.disable_progress_bars()  # tqdm starts a thread that stays
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # writing, tqdm starts a thread that stays
     table.to_parquet(tmp_path / "a.parquet")
     (tmp_path / "folder").mkdir()
     table.to_parquet(tmp_path / "folder" / "test.parquet")
     table.save_to_disk(tmp_path / "saved")
     datasets.DatasetDict({"test": table}).save_to_disk(tmp_path / "saved_splits")
-    datasets.enable_progress_bars()
+    monkeypatch.undo()
     for name, split in (("a.parquet", "train"), ("folder", "test"), ("saved", "train"), ("saved_splits", "test")):
         rows = load_one(SourceConfig(path=str(tmp_path / name), split=split, limit=2))
         assert [(row.messages[0]["content"], row.answer) for row in rows] == [("hi", "a"), ("hi", "b")]

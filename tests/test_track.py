@@ -120,6 +120,15 @@ def test_every_tracker_gets_configuration_and_metrics_in_one_thread(tmp_path: Pa
     assert warnings == []
 
 
+def test_mlflow_gets_names_that_it_takes(tmp_path: Path) -> None:
+    mlflow, wandb = FakeTracker(), FakeTracker()
+    trackers = trackers_of(tmp_path, [], mlflow=mlflow, wandb=wandb)
+    trackers.log(1, {"eval/two words/pass@8": 1.0, "a-b.c:d_e": 2.0})
+    trackers.close()
+    assert ("log", (1, {"eval/two words/pass_8": 1.0, "a-b.c:d_e": 2.0})) in mlflow.calls
+    assert ("log", (1, {"eval/two words/pass@8": 1.0, "a-b.c:d_e": 2.0})) in wandb.calls
+
+
 def test_a_tracker_that_fails_later_is_named_and_switched_off_and_others_go_on(tmp_path: Path) -> None:
     bad, good, warnings = FakeTracker(failing("log")), FakeTracker(), list[str]()
     trackers = trackers_of(tmp_path, warnings, wandb=bad, mlflow=good)
