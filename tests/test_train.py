@@ -1,0 +1,198 @@
+"""Whole runs on the null model: what a run writes, how it goes on, and what its settings do."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore import checkpoint, metrics
+from rlcore.errors import CheckpointError, ConfigError, RewardError, WorkerError
+from rlcore.testing import write_prompts
+from rlcore.testing.runs import differing
+from rlcore.train import TrainResult, train
+
+REWARDS = """
+def fails_for_two(completions, **columns):
+    return [float("nan") if "a" in each else 0.0 for each in completions]
+
+def constant(completions, **columns):
+    return [0.5] * len(completions)
+
+def vowels(completions, **columns):
+    return [float(sum(letter in "aeiou" for letter in each)) for each in completions]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 30))}}},
+        "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
+        "reward": {"functions": {"letters": {"fn": "count_letter", "children": 1}}},
+        "actor": {"backend": "null", "lr": 0.1},
+        "train": {"prompts_per_step": 4, "max_steps": 4, "dir": str(tmp_path / "runs"), "name": "run"},
+        "checkpoint": {"every_steps": 2},
+    }
+
+
+def run(config: dict[str, Any], *overrides: str, **more: Any) -> TrainResult:
+    return train(config, *overrides, plugins=["null"], **more)
+
+
+def heldout(tmp_path: Path) -> str:
+    return f"eval.sources.heldout.path={write_prompts(tmp_path / 'heldout.jsonl', 3, 'Held out {index}.')}"
+
+
+def test_a_run_leaves_configuration_plan_metrics_trajectories_checkpoints_and_rewards(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    result = run(config, heldout(tmp_path))
+    names = {path.name for path in result.run_dir.iterdir()}
+    assert {"config.yaml", "plan.json", "metrics.jsonl", "trajectories", "checkpoints", "log.txt"} <= names
+    assert "rewards.json" in names
+    steps = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert {"reward/letters/mean", "actor/grad_norm", "completion/length_mean", "time/step_s"} <= steps[0].keys()
+    assert [step for step, _ in result.evaluations] == [0, 4]
+    assert len(metrics.read_trajectories(result.run_dir, 1)) == 16
+    assert result.checkpoint is not None
+    assert checkpoint.load(result.checkpoint).state["step"] == 4
+
+
+def test_the_reward_rises(config: dict[str, Any]) -> None:
+    result = run(config, "train.max_steps=30", "checkpoint.every_steps=0")
+    means = [row["reward/mean"] for row in metrics.read(result.run_dir)]
+    assert sum(means[-5:]) / 5 > sum(means[:5]) / 5 + 0.1
+
+
+def test_two_runs_with_one_seed_are_equal_and_with_another_are_not(config: dict[str, Any]) -> None:
+    one, other, third = (
+        run(config, f"train.name={n}", f"train.seed={s}").run_dir for n, s in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert differing(one, other) == []
+    assert differing(one, third) != []
+
+
+def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(config: dict[str, Any], tmp_path: Path) -> None:
+    kl = ("algo.kl.placement=reward", "algo.kl.controller=adaptive", "reference.backend='null'")
+    evaluation = (heldout(tmp_path), "eval.every_steps=2", *kl)
+    whole = run(config, *evaluation).run_dir
+    with pytest.raises(WorkerError, match="update 4 fails"):
+        run(config, "train.name=broken", "plugins.null.fail_at_update=4", *evaluation)
+    result = run(config, "train.name=broken", *evaluation, resume=True)
+    assert result.steps == 4
+    assert differing(whole, result.run_dir) == []
+
+
+def test_resume_says_what_changed_since(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    run(config, "train.max_steps=2")
+    result = run(config, "actor.lr=0.2", resume=True)
+    assert "actor.lr: 0.1 -> 0.2" in capsys.readouterr().out
+    assert result.steps == 4
+
+
+def test_a_directory_in_use_is_refused(config: dict[str, Any]) -> None:
+    run(config, "train.max_steps=1")
+    with pytest.raises(ConfigError, match="is in use"):
+        run(config)
+
+
+def test_resume_with_other_prompts_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    run(config, "train.max_steps=2")
+    write_prompts(tmp_path / "prompts.jsonl", 31)
+    with pytest.raises(CheckpointError, match="source 'train'"):
+        run(config, resume=True)
+
+
+def test_training_works_while_an_event_loop_runs_as_in_a_notebook(config: dict[str, Any]) -> None:
+    async def cell() -> TrainResult:
+        return run(config, "train.max_steps=1")
+
+    assert asyncio.run(cell()).steps == 1
+
+
+def test_heldout_questions_that_occur_in_training_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="held-out questions occur in training"):
+        run(config, f"eval.sources.heldout.path={tmp_path / 'prompts.jsonl'}")
+    assert not (tmp_path / "runs" / "run" / "checkpoints").exists()
+
+
+def test_a_sample_whose_reward_fails_is_left_out_and_the_budget_stops_the_run(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    functions = (f"reward.functions.bad.fn={tmp_path / 'rewards.py'}:fails_for_two",)
+    result = run(config, *functions, "reward.error_budget_frac=1.0")
+    rows = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    failed = sum(row["reward/failed"] for row in rows)
+    assert failed > 0
+    assert failed == sum(row["reward/dropped_samples"] for row in rows)
+    failures = [row for row in metrics.read_trajectories(result.run_dir, 1) if row["status"] == "failed"]
+    assert all(row["advantage"] is None for row in failures)
+    with pytest.raises(RewardError, match="reward.error_budget_frac=0"):
+        run(config, "train.name=strict", *functions, "reward.error_budget_frac=0.0", "train.max_steps=20")
+
+
+def test_equal_rewards_warn_and_dynamic_sampling_replaces_such_groups_within_its_limit(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config["reward"]["functions"] = {"same": {"fn": f"{tmp_path / 'rewards.py'}:constant"}}
+    result = run(config, "algo.dynamic_sampling=true", "algo.max_resample_rounds=2")
+    rows = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    assert [row["data/resample_rounds"] for row in rows] == [2.0] * 4
+    assert [row["data/equal_groups"] for row in rows] == [12.0] * 4
+    assert rows[-1]["reward/equal_steps"] == 4.0
+    assert "all rewards of every group were equal" in capsys.readouterr().out
+    assert checkpoint.load(result.checkpoint).state["order"]["sources"]["train"]["issued"] == 4 * 12
+
+
+def test_a_step_with_dynamic_sampling_trains_on_groups_that_differ(config: dict[str, Any], tmp_path: Path) -> None:
+    wide = ("rollout.max_tokens=32", "algo.max_resample_rounds=40")
+    config["reward"]["functions"] = {"vowels": {"fn": f"{tmp_path / 'rewards.py'}:vowels"}}
+    result = run(config, "algo.dynamic_sampling=true", "rollout.samples_per_prompt=2", *wide)
+    for step in range(1, 5):
+        rows = metrics.read_trajectories(result.run_dir, step)
+        trained = [row for row in rows if row["advantage"] is not None]
+        assert len(trained) == 8
+        assert all(row["advantage"] != 0.0 for row in trained)
+
+
+def test_the_soft_length_penalty_lowers_the_advantage_of_long_responses(config: dict[str, Any], tmp_path: Path) -> None:
+    config["reward"]["functions"] = {"same": {"fn": f"{tmp_path / 'rewards.py'}:constant"}}
+    penalty = ("algo.overlong=penalty", "algo.overlong_buffer=8", "train.max_steps=20", "rollout.max_tokens=64")
+    result = run(config, *penalty, "rollout.stop=[a]")
+    for step in range(1, 21):
+        for row in metrics.read_trajectories(result.run_dir, step):
+            assert row["advantage"] <= 0.0 or row["num_sampled"] < 64
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo", "reinforce_pp"])
+@pytest.mark.parametrize("placement", ["none", "loss", "reward"])
+def test_every_estimator_trains_with_kl_in_any_place(config: dict[str, Any], estimator: str, placement: str) -> None:
+    kl = () if placement == "none" else (f"algo.kl.placement={placement}", "reference.backend='null'")
+    result = run(config, f"algo.advantage={estimator}", "actor.minibatch_prompts=2", "train.max_steps=2", *kl)
+    rows = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    assert all(row["actor/grad_norm"] > 0 for row in rows)
+    assert ("policy/kl_coef" in rows[0]) == (placement == "reward")
+
+
+def test_gradients_that_are_not_finite_are_skipped_and_three_in_a_row_stop_the_run(config: dict[str, Any]) -> None:
+    result = run(config, "plugins.null.nan_updates=[2]")
+    rows = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    assert [row["actor/skipped"] for row in rows] == [0.0, 1.0, 0.0, 0.0]
+    with pytest.raises(WorkerError, match="3 updates in a row"):
+        run(config, "train.name=hopeless", "plugins.null.nan_updates=[1, 2, 3]")
+
+
+def test_too_few_prompts_for_one_step_are_refused(config: dict[str, Any]) -> None:
+    del config["train"]["max_steps"]
+    with pytest.raises(ConfigError, match=r"train.prompts_per_step: 64 prompts a step are needed"):
+        run(config, "train.prompts_per_step=64")
+
+
+def test_epochs_say_how_many_steps_there_are(config: dict[str, Any]) -> None:
+    del config["train"]["max_steps"]
+    result = run(config, "train.epochs=2", "checkpoint.every_steps=0")
+    assert result.steps == 2 * 30 // 4
