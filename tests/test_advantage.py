@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.algo.advantage import AdvantageInputs, dr_grpo, gae, grpo, reinforce_pp, returns, rloo
+from rlcore.algo.advantage import AdvantageInputs, dr_grpo, gae, grpo, reinforce_pp, rloo
 from rlcore.algo.token_rewards import sample_rewards, token_rewards
 
 Estimator = Callable[[AdvantageInputs], torch.Tensor]
@@ -161,10 +161,6 @@ def test_gae_of_a_hand_computed_row_with_a_tool_answer_inside() -> None:
     first = (0.5 * 0.4 - 0.2) + 0.25 * middle
     advantages_BT = gae(inputs)
     torch.testing.assert_close(advantages_BT, torch.tensor([[0.0, first, middle, 0.0, last, 0.0]]))
-    assert inputs.values_BT is not None
-    assert inputs.loss_mask_BT is not None
-    targets_BT = returns(advantages_BT, inputs.values_BT, inputs.loss_mask_BT)
-    torch.testing.assert_close(targets_BT, torch.tensor([[0.0, first + 0.2, middle + 0.4, 0.0, 1.0, 0.0]]))
 
 
 @given(seed=st.integers(0, 10_000), gamma=st.sampled_from([1.0, 0.97, 0.5]), lam=st.sampled_from([1.0, 0.95, 0.0]))
@@ -262,17 +258,14 @@ def test_reinforce_pp_with_token_rewards_agrees_with_a_plain_loop(gamma: float, 
     torch.testing.assert_close(reinforce_pp(inputs), torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_reinforce_pp_by_hand_and_equal_with_and_without_tokens() -> None:
+def test_reinforce_pp_by_hand() -> None:
     # one token with return 1, three with return 0: mean 1/4, variance 3/16
     mask_BT = torch.tensor([[False, True, False, False], [False, True, True, True]])
     inputs = AdvantageInputs(
         torch.tensor([1.0, 0.0]), torch.tensor([0, 1]), torch.arange(2), torch.tensor([1, 3]), loss_mask_BT=mask_BT
     )
     std = math.sqrt(3 / 16) + 1e-6
-    expected_B = torch.tensor([0.75 / std, -0.25 / std])
-    torch.testing.assert_close(reinforce_pp(inputs), expected_B[:, None] * mask_BT)
-    without_tokens = AdvantageInputs(inputs.rewards_B, inputs.group_B, inputs.sample_B, inputs.lengths_B)
-    torch.testing.assert_close(reinforce_pp(without_tokens), expected_B)
+    torch.testing.assert_close(reinforce_pp(inputs), torch.tensor([0.75 / std, -0.25 / std])[:, None] * mask_BT)
 
 
 def test_reinforce_pp_of_equal_rewards_is_exactly_zero() -> None:
@@ -287,9 +280,8 @@ def test_estimators_say_what_they_lack() -> None:
     inputs = of_groups([1.0, 0.0])
     with pytest.raises(ValueError, match="gae: needs values_BT and loss_mask_BT"):
         gae(inputs)
-    discounted = AdvantageInputs(inputs.rewards_B, inputs.group_B, inputs.sample_B, inputs.lengths_B, gamma=0.9)
-    with pytest.raises(ValueError, match="gamma < 1 need loss_mask_BT"):
-        reinforce_pp(discounted)
+    with pytest.raises(ValueError, match="reinforce_pp: needs loss_mask_BT"):
+        reinforce_pp(inputs)
 
 
 @pytest.mark.parametrize("estimator", [gae, reinforce_pp])

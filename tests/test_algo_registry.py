@@ -3,12 +3,15 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from rlcore.algo.advantage import grpo
+from rlcore.algo.aggregation import Mode
 from rlcore.algo.offers import OFFERS
 from rlcore.algo.registry import resolve
+from rlcore.config.presets import PRESETS
 from rlcore.errors import PluginError
 from rlcore.plan import AlgorithmKind, Need, Scope
 
@@ -62,3 +65,15 @@ def test_a_bare_file_is_imported_once_and_a_broken_one_can_be_put_right(tmp_path
     half = resolve(f"{file}:half")
     assert half(3.0) == 1.5
     assert resolve(f"{file}:half") is half
+
+
+def test_the_docs_have_a_row_for_every_offer_preset_and_aggregation() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
+    names = {offer.name for offer in OFFERS} | set(PRESETS) | set(get_args(Mode))
+    assert {name for name in names if f"\n| `{name}`" not in text} == set()
+    for name, settings in PRESETS.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{name}`"))
+        shown = {f"`{settings[key]}`" for key in ("advantage", "aggregation") if key in settings}
+        assert {each for each in shown if each not in row} == set()
+        if "clip_high" in settings:
+            assert f"| {settings['clip_low']} / {settings['clip_high']} |" in row

@@ -51,7 +51,7 @@ def grpo(inputs: AdvantageInputs) -> Tensor:
 
 
 def dr_grpo(inputs: AdvantageInputs) -> Tensor:
-    """(B,) reward less the group's mean, not divided by anything (arXiv 2503.20783, section 3.2).
+    """(B,) reward less the group's mean, not divided by anything (arXiv 2503.20783).
 
     Exactly 0 in a group with fewer than two samples or with equal rewards.
     """
@@ -60,7 +60,7 @@ def dr_grpo(inputs: AdvantageInputs) -> Tensor:
 
 
 def rloo(inputs: AdvantageInputs) -> Tensor:
-    """(B,) reward less the mean reward of the *other* samples of the group (arXiv 2402.14740, section 3.3).
+    """(B,) reward less the mean reward of the *other* samples of the group (arXiv 2402.14740).
 
     Exactly 0 in a group with fewer than two samples or with equal rewards.
     """
@@ -70,19 +70,21 @@ def rloo(inputs: AdvantageInputs) -> Tensor:
 
 
 def reinforce_pp(inputs: AdvantageInputs) -> Tensor:
-    """Discounted reward from token t on, normalised over the whole batch (REINFORCE++, arXiv 2501.03262).
+    """(B, T) discounted reward from token t on, normalised over the whole batch (REINFORCE++, arXiv 2501.03262).
 
-    (B, T), 0 where the policy did not sample. Mean and standard deviation are over all sampled tokens of the batch,
-    the latter with denominator N (not N - 1) and 1e-6 added. Without a loss mask and with gamma = 1 the answer is the
-    same for all tokens of a row: then (B,), each row counting `lengths_B` times. Exactly 0 when all returns are equal.
-    ValueError without a loss mask when the tokens of a row differ.
+    0 where the policy did not sample. Mean and standard deviation are over all sampled tokens of the batch, the latter
+    with denominator N (not N - 1) and 1e-6 added. Exactly 0 when all returns are equal. ValueError without a loss mask.
     """
     if inputs.loss_mask_BT is None:
-        if inputs.token_rewards_BT is not None or inputs.gamma != 1.0:
-            raise ValueError("reinforce_pp: token rewards or gamma < 1 need loss_mask_BT")
-        return _normalise(inputs.rewards_B, inputs.lengths_B)
-    returns_BT = _discounted(inputs, torch.zeros_like(inputs.loss_mask_BT, dtype=torch.float64), lam=1.0)
-    return _normalise(returns_BT, inputs.loss_mask_BT).to(inputs.rewards_B.dtype)
+        raise ValueError("reinforce_pp: needs loss_mask_BT")
+    mask_BT = inputs.loss_mask_BT
+    returns_BT = _discounted(inputs, mask_BT, torch.zeros_like(mask_BT, dtype=torch.float64), lam=1.0)
+    returns_N = returns_BT[mask_BT]
+    advantages_BT = torch.zeros_like(returns_BT)
+    if len(returns_N) and bool(returns_N.min() < returns_N.max()):
+        centred_N = returns_N - returns_N.mean()
+        advantages_BT[mask_BT] = centred_N / (centred_N.square().mean().sqrt() + STD_EPSILON)
+    return advantages_BT.to(inputs.rewards_B.dtype)
 
 
 def gae(inputs: AdvantageInputs) -> Tensor:
@@ -90,16 +92,13 @@ def gae(inputs: AdvantageInputs) -> Tensor:
 
     Time runs over sampled tokens only: across tokens that the policy did not sample (a tool's answer, the prompt of a
     sample's next part) value and advantage carry over, without discount. The value after a sample's last token is 0,
-    also when it was truncated. Not normalised, so `returns` are exact. ValueError without values or a loss mask.
+    also when it was truncated. Not normalised, so advantages plus values are the critic's targets. ValueError without
+    values or a loss mask.
     """
     if inputs.values_BT is None or inputs.loss_mask_BT is None:
         raise ValueError("gae: needs values_BT and loss_mask_BT")
-    return _discounted(inputs, inputs.values_BT.double(), inputs.lam).to(inputs.rewards_B.dtype)
-
-
-def returns(advantages_BT: Tensor, values_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
-    """(B, T) targets of the critic: advantages of `gae` plus the values they were made with; 0 where not sampled."""
-    return torch.where(loss_mask_BT, advantages_BT + values_BT, 0.0)
+    advantages_BT = _discounted(inputs, inputs.loss_mask_BT, inputs.values_BT.double(), inputs.lam)
+    return advantages_BT.to(inputs.rewards_B.dtype)
 
 
 class _Groups:
@@ -136,11 +135,8 @@ class _Groups:
         return advantages_S[self.sample_B].to(self.dtype)
 
 
-def _discounted(inputs: AdvantageInputs, values_BT: Tensor, lam: float) -> Tensor:
+def _discounted(inputs: AdvantageInputs, mask_BT: Tensor, values_BT: Tensor, lam: float) -> Tensor:
     """(B, T) float64: GAE of the token rewards; with values 0 and lam 1, the discounted reward to go."""
-    mask_BT = inputs.loss_mask_BT
-    if mask_BT is None:
-        raise ValueError("an estimator that works per token needs loss_mask_BT")
     rewards_BT = inputs.token_rewards_BT
     if rewards_BT is None:
         rewards_BT = token_rewards(inputs.rewards_B, inputs.sample_B, mask_BT)
@@ -155,17 +151,3 @@ def _discounted(inputs: AdvantageInputs, values_BT: Tensor, lam: float) -> Tenso
         next_value_S = values_SL[:, step]
         advantages_SL[:, step] = next_advantage_S
     return tokens.spread(advantages_SL)
-
-
-def _normalise(values: Tensor, weights: Tensor) -> Tensor:
-    """Values less their weighted mean, over their weighted standard deviation; 0 where the weight is 0."""
-    counted = weights > 0
-    chosen_N, weights_N = values[counted].double(), weights[counted].double()
-    normalised = torch.zeros_like(values)
-    if len(chosen_N) == 0 or bool(chosen_N.min() == chosen_N.max()):
-        return normalised
-    total = weights_N.sum()
-    centred_N = chosen_N - (weights_N * chosen_N).sum() / total
-    variance = (weights_N * centred_N.square()).sum() / total
-    normalised[counted] = (centred_N / (variance.sqrt() + STD_EPSILON)).to(values.dtype)
-    return normalised

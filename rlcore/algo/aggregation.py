@@ -27,7 +27,7 @@ def row_weights(
 
     With N tokens, S samples that have any, and n tokens of the row's sample over all its parts:
     token_mean 1 / N (arXiv 2503.14476, eq. 8); seq_mean_token_mean 1 / (S n) (arXiv 2402.03300, eq. 3);
-    seq_mean_token_sum 1 / S; token_sum_constant 1 / (S constant) (arXiv 2503.20783, appendix A). All 0 without tokens.
+    seq_mean_token_sum 1 / S; token_sum_constant 1 / (S constant) (arXiv 2503.20783). All 0 without tokens.
     """
     num_sampled_B = np.asarray(num_sampled_B, dtype=np.int64)
     _, index_B = np.unique(sample_B, return_inverse=True)

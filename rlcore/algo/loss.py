@@ -39,7 +39,7 @@ def clip(inputs: PolicyLossInputs) -> PolicyLossOutput:
     """PPO's clipped loss max(-r A, -clamp(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprobs - old_logprobs).
 
     arXiv 1707.06347, eq. 7; bounds of their own for each side: arXiv 2503.14476, eq. 8. With `dual_clip` = c > 1 a
-    token with a negative advantage loses at most -c A (arXiv 1912.09729, eq. 5). Metrics: ratio, clipped_low and
+    token with a negative advantage loses at most -c A (arXiv 1912.09729). Metrics: ratio, clipped_low and
     clipped_high (1 where the bound took the gradient away), dual_clipped when c is set, approx_kl = r - 1 - log r, an
     estimate of KL(old || policy). ConfigError when 0 < c <= 1, which would turn the loss round.
     """
