@@ -131,7 +131,7 @@ def test_a_sample_whose_reward_fails_is_left_out_and_the_budget_stops_the_run(
     assert failed == sum(row["reward/dropped_samples"] for row in rows)
     failures = [row for row in metrics.read_trajectories(result.run_dir, 1) if row["status"] == "failed"]
     assert all(row["advantage"] is None for row in failures)
-    with pytest.raises(RewardError, match="reward.error_budget_frac=0"):
+    with pytest.raises(RewardError, match="error_budget_frac=0"):
         run(config, "train.name=strict", *functions, "reward.error_budget_frac=0.0", "train.max_steps=20")
 
 
