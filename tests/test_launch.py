@@ -14,18 +14,10 @@ from rlcore.errors import PlanError, PluginError, RlcoreError, WorkerError
 from rlcore.launch import Deadlines, gather_facts, launch, plan_run
 from rlcore.machine import num_parameters
 from rlcore.rollout import ROLLOUT
-from rlcore.testing.null import NullActor
-from rlcore.testing.packages import write_package
+from rlcore.testing.null import SETTINGS, NullActor
+from rlcore.testing.packages import importable, write_package
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
 
-NULL = [
-    "model.path=none",
-    "model.tokenizer=bytes",
-    "data.sources.all.path=prompts.jsonl",
-    "actor.backend=null",
-    "rollout.backend=null",
-    "reward.functions.letters.fn=count_letter",
-]
 AGENT = """
     import threading
 
@@ -75,13 +67,10 @@ AGENT = """
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory on sys.path; modules imported from it are forgotten again."""
-    place = tmp_path / "site"
-    place.mkdir()
-    monkeypatch.syspath_prepend(place)
-    yield place
-    sys.modules.pop("launch_agent", None)
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A directory of packages that are installed for the test."""
+    with importable(tmp_path / "site") as place:
+        yield place
 
 
 def write_agent(site: Path, *, setup: str = "pass", build: str = "pass", start: str = "pass") -> None:
@@ -92,7 +81,7 @@ def write_agent(site: Path, *, setup: str = "pass", build: str = "pass", start: 
 
 def test_a_null_run_is_launched_and_generates(tmp_path: Path) -> None:
     async def story() -> list[Completion]:
-        async with launch(plan_run([], NULL, ["null"]), tmp_path) as run:
+        async with launch(plan_run([], SETTINGS, ["null"]), tmp_path) as run:
             request = GenerateRequest(
                 "a", run.tokens.encode_prompt([{"role": "user", "content": "x"}]), Sampling(), 3, 5
             )
@@ -114,7 +103,7 @@ def test_the_same_requests_give_the_same_tokens_in_any_order(tmp_path: Path) -> 
     requests = [GenerateRequest(f"r{index}", (1, 2), Sampling(max_tokens=9), 2, index) for index in range(4)]
 
     async def generate(order: list[GenerateRequest]) -> dict[tuple[str, int], list[int]]:
-        async with launch(plan_run([], NULL, ["null"]), tmp_path) as run:
+        async with launch(plan_run([], SETTINGS, ["null"]), tmp_path) as run:
             found = [each async for each in run.generator.generate(order, Lane.EVAL)]
             return {(each.request_id, each.sample): each.token_ids.tolist() for each in found}
 
@@ -122,7 +111,7 @@ def test_the_same_requests_give_the_same_tokens_in_any_order(tmp_path: Path) -> 
 
 
 def test_generation_has_a_deadline_that_names_what_is_missing(tmp_path: Path) -> None:
-    settings = [*NULL, "rollout.deadline_s=0.05", "plugins.null.token_s=10"]
+    settings = [*SETTINGS, "rollout.deadline_s=0.05", "plugins.null.token_s=10"]
 
     async def story() -> None:
         async with launch(plan_run([], settings, []), tmp_path) as run:
@@ -136,7 +125,7 @@ def test_generation_has_a_deadline_that_names_what_is_missing(tmp_path: Path) ->
 
 def test_a_rollout_that_fails_is_named(tmp_path: Path) -> None:
     async def story() -> None:
-        async with launch(plan_run([], [*NULL, "plugins.null.fail_at_token=1"], []), tmp_path) as run:
+        async with launch(plan_run([], [*SETTINGS, "plugins.null.fail_at_token=1"], []), tmp_path) as run:
             request = GenerateRequest("a", (1,), Sampling(max_tokens=4), 2, 0)
             with pytest.raises(WorkerError, match=r"rollout\[0\]\.generate\(\): RuntimeError: token"):
                 async for _ in run.generator.generate([request], Lane.TRAIN):
@@ -149,7 +138,7 @@ def test_a_component_reaches_its_own_workers_and_no_others(site: Path, tmp_path:
     write_agent(site)
 
     async def story() -> list[str]:
-        async with launch(plan_run([], [*NULL, "rollout.agent=tooled"], ["null", "launch_agent"]), tmp_path) as run:
+        async with launch(plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "launch_agent"]), tmp_path) as run:
             module = sys.modules["launch_agent"]
             workers = run.agent.context.workers  # type: ignore[attr-defined]
             assert await workers(module.TOOL).replicas[0].call(module.Tool.ask) == 42
@@ -179,7 +168,7 @@ def test_a_crash_during_the_start_closes_what_was_started(
     site: Path, tmp_path: Path, phase: str, kind: type[RlcoreError], said: str, log: list[str]
 ) -> None:
     write_agent(site, **{phase: "1 / 0"})
-    plan = plan_run([], [*NULL, "rollout.agent=tooled"], ["null", "launch_agent"])
+    plan = plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "launch_agent"])
 
     async def story() -> None:
         async with launch(plan, tmp_path):
@@ -193,7 +182,7 @@ def test_a_crash_during_the_start_closes_what_was_started(
 
 def test_a_start_that_hangs_is_ended_by_name(site: Path, tmp_path: Path) -> None:
     write_agent(site, start="import asyncio; await asyncio.sleep(3600)")
-    plan = plan_run([], [*NULL, "rollout.agent=tooled"], ["null", "launch_agent"])
+    plan = plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "launch_agent"])
 
     async def story() -> None:
         async with launch(plan, tmp_path, Deadlines(setup_s=1.0)):
@@ -205,7 +194,7 @@ def test_a_start_that_hangs_is_ended_by_name(site: Path, tmp_path: Path) -> None
 
 def test_an_error_inside_the_run_closes_everything_and_stays_itself(site: Path, tmp_path: Path) -> None:
     write_agent(site)
-    plan = plan_run([], [*NULL, "rollout.agent=tooled"], ["null", "launch_agent"])
+    plan = plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "launch_agent"])
 
     async def story() -> None:
         async with launch(plan, tmp_path):
@@ -218,14 +207,14 @@ def test_an_error_inside_the_run_closes_everything_and_stays_itself(site: Path, 
 
 def test_the_null_actor_restores_every_bit(tmp_path: Path) -> None:
     async def story() -> None:
-        async with launch(plan_run([], NULL, ["null"]), tmp_path) as run:
+        async with launch(plan_run([], SETTINGS, ["null"]), tmp_path) as run:
             actor = run.actor.replicas[0]
             worker: NullActor = actor.worker  # type: ignore[attr-defined]
             worker.logits_V = worker.logits_V + 0.1
             worker.num_adam_steps = 3
             await actor.call(ActorWorker.publish, 4)
             await actor.call(ActorWorker.save, tmp_path / "saved")
-        async with launch(plan_run([], NULL, ["null"]), tmp_path) as run:
+        async with launch(plan_run([], SETTINGS, ["null"]), tmp_path) as run:
             actor = run.actor.replicas[0]
             await actor.call(ActorWorker.restore, tmp_path / "saved")
             again: NullActor = actor.worker  # type: ignore[attr-defined]

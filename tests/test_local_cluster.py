@@ -15,7 +15,8 @@ from rlcore.cluster.local import Deadlines, LocalCluster, LocalGroup
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
-from rlcore.testing.packages import write_package
+from rlcore.testing.null import SETTINGS
+from rlcore.testing.packages import importable, write_package
 from rlcore.workers import Worker, WorkerContext
 
 DEADLINES = Deadlines(setup_s=20.0, call_s=20.0, close_s=5.0)
@@ -105,20 +106,12 @@ SOURCE = """
 @pytest.fixture
 def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPlan]:
     """The plan of a run whose agent asks for two probes, each with another one inside."""
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "test_local_cluster_probe", sys.modules[__name__])
-    write_package(tmp_path, "local_probe", SOURCE)
-    settings = [
-        "model.path=none",
-        "model.tokenizer=bytes",
-        "data.sources.all.path=p.jsonl",
-        "actor.backend=null",
-        "rollout.backend=null",
-    ]
-    settings += ["reward.functions.letters.fn=count_letter", "rollout.agent=probing", "train.seed=7"]
-    hooks, loaded = configure([], settings, ["null", "local_probe"])
-    yield make_plan(loaded, hooks, Facts(cpus=2))
-    del sys.modules["local_probe"]
+    settings = [*SETTINGS, "rollout.agent=probing", "train.seed=7"]
+    with importable(tmp_path / "site") as site:
+        write_package(site, "local_probe", SOURCE)
+        hooks, loaded = configure([], settings, ["null", "local_probe"])
+        yield make_plan(loaded, hooks, Facts(cpus=2))
 
 
 @contextlib.asynccontextmanager

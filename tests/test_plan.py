@@ -13,17 +13,9 @@ from rlcore.errors import ConfigError, PlanError, PluginError, RlcoreError
 from rlcore.plan import Facts, RunPlan, Scope, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.rollout import RolloutWorker
-from rlcore.testing.null import NullActor, NullReference, NullRollout
-from rlcore.testing.packages import write_package
+from rlcore.testing.null import SETTINGS, NullActor, NullReference, NullRollout
+from rlcore.testing.packages import importable, write_package
 
-NULL = (
-    "model.path=none",
-    "model.tokenizer=bytes",
-    "data.sources.all.path=prompts.jsonl",
-    "actor.backend=null",
-    "rollout.backend=null",
-    "reward.functions.letters.fn=count_letter",
-)
 HEAD = """
     from rlcore.actor import ActorWorker
     from rlcore.agents import AgentLoop
@@ -60,23 +52,15 @@ def manager(more: str = "") -> str:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory on sys.path; modules imported from it are forgotten again."""
-    place = tmp_path / "site"
-    place.mkdir()
-    monkeypatch.syspath_prepend(place)
-    before = set(sys.modules)
-    yield place
-    for name in set(sys.modules) - before:
-        if str(place) in (getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A directory of packages that are installed for the test."""
+    with importable(tmp_path / "site") as place:
+        yield place
 
 
 def plan(*overrides: str, plugins: tuple[str, ...] = (), facts: Facts | None = None) -> RunPlan:
     """The production plan of the null run with some overrides."""
-    given = {each.split("=")[0] for each in overrides}
-    kept = [each for each in NULL if each.split("=")[0] not in given]
-    hooks, loaded = configure([], [*kept, *(each for each in overrides if each[-1] != "-")], ["null", *plugins])
+    hooks, loaded = configure([], [*SETTINGS, *overrides], ["null", *plugins])
     return make_plan(loaded, hooks, facts or Facts(cpus=2))
 
 
@@ -455,7 +439,7 @@ def test_a_reward_in_a_file_is_found_beside_its_config_or_here(tmp_path: Path, m
     config = tmp_path / "sub" / "run.yaml"
     config.write_text("reward: {functions: {mine: {fn: 'mine.py:score', weight: 0.5}}}\n")
     monkeypatch.chdir(tmp_path)
-    hooks, loaded = configure([config], [each for each in NULL if "reward" not in each], ["null"])
+    hooks, loaded = configure([config], [each for each in SETTINGS if "reward" not in each], ["null"])
     found = make_plan(loaded, hooks, Facts()).rewards[0]
     assert (found.reference, found.weight) == (f"{tmp_path / 'sub' / 'mine.py'}:score", 0.5)
     assert "no file 'mine.py'" in refused(ConfigError, "reward.functions.letters.fn=mine.py:score")

@@ -15,7 +15,7 @@ from rlcore.errors import PluginError
 from rlcore.plan.catalog import install_hint
 from rlcore.plugins import configure, installed, load
 from rlcore.testing import check_component, check_plugin
-from rlcore.testing.packages import write_package
+from rlcore.testing.packages import importable, write_package
 
 NULL = [
     "model.path=none",
@@ -33,16 +33,10 @@ GOOD = """
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory on sys.path; modules imported from it are forgotten again."""
-    place = tmp_path / "site"
-    place.mkdir()
-    monkeypatch.syspath_prepend(place)
-    before = set(sys.modules)
-    yield place
-    for name in set(sys.modules) - before:
-        if str(place) in (getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A directory of packages that are installed for the test."""
+    with importable(tmp_path / "site") as place:
+        yield place
 
 
 def every_offer(names: tuple[str, ...]) -> None:

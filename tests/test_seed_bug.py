@@ -21,16 +21,9 @@ from rlcore.errors import PlanError
 from rlcore.launch import plan_run
 from rlcore.plan import RunPlan, plan_to_json
 from rlcore.testing import write_prompts
-from rlcore.testing.packages import write_package
+from rlcore.testing.null import SETTINGS
+from rlcore.testing.packages import importable, write_package
 
-NULL = [
-    "model.path=none",
-    "model.tokenizer=bytes",
-    "data.sources.all.path=prompts.jsonl",
-    "actor.backend=null",
-    "rollout.backend=null",
-    "reward.functions.letters.fn=count_letter",
-]
 REPLICAS = """
     from dataclasses import dataclass
 
@@ -95,14 +88,10 @@ MORE = (
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory on sys.path; modules imported from it are forgotten again."""
-    place = tmp_path / "site"
-    place.mkdir()
-    monkeypatch.syspath_prepend(place)
-    yield place
-    for name in ("seed_plain", "seed_extra"):
-        sys.modules.pop(name, None)
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A directory of packages that are installed for the test."""
+    with importable(tmp_path / "site") as place:
+        yield place
 
 
 def write_plugin(site: Path, name: str, *, extra: bool) -> None:
@@ -113,7 +102,7 @@ def write_plugin(site: Path, name: str, *, extra: bool) -> None:
 
 def served(name: str, backend: str) -> RunPlan:
     """The plan of a run whose reward manager wants replicas of that backend."""
-    settings = [*NULL, "reward.manager=served", f"reward.functions.letters.kwargs.backend='{backend}'"]
+    settings = [*SETTINGS, "reward.manager=served", f"reward.functions.letters.kwargs.backend='{backend}'"]
     return plan_run([], settings, ["null", name])
 
 
@@ -151,7 +140,9 @@ def test_the_core_refuses_a_backend_that_a_plugin_offers_for_another_interface(s
     write_plugin(site, "seed_extra", extra=True)
     with pytest.raises(PlanError) as caught:
         plan_run(
-            [], [*[each for each in NULL if "rollout" not in each], "rollout.backend=engine"], ["null", "seed_extra"]
+            [],
+            [*SETTINGS, "rollout.backend=engine"],
+            ["null", "seed_extra"],
         )
     assert "role 'rollout' (asked by core) needs a RolloutWorker for backend 'engine'" in str(caught.value)
     assert "plugin 'seed_extra' (seed-extra 1.0) offers backend 'engine' for Scorer" in str(caught.value)
@@ -160,8 +151,12 @@ def test_the_core_refuses_a_backend_that_a_plugin_offers_for_another_interface(s
 def test_the_command_line_refuses_it_with_exit_code_2_and_starts_nothing(site: Path, tmp_path: Path) -> None:
     write_plugin(site, "seed_extra", extra=True)
     prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
-    settings = [each for each in NULL if "rollout" not in each]
-    settings += ["rollout.backend=engine", f"data.sources.all.path={prompts}", f"train.dir={tmp_path / 'runs'}"]
+    settings = [
+        *SETTINGS,
+        "rollout.backend=engine",
+        f"data.sources.all.path={prompts}",
+        f"train.dir={tmp_path / 'runs'}",
+    ]
     command = [sys.executable, "-m", "rlcore", "train", *settings, "--plugin", "null", "--plugin", "seed_extra"]
     path = f"{site}:{Path(__file__).parent.parent}"
     began = time.monotonic()

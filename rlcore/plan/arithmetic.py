@@ -3,29 +3,17 @@
 from collections.abc import Mapping, Sequence
 
 from rlcore.config import RunConfig
-from rlcore.errors import ConfigError, PlanError
+from rlcore.errors import PlanError
 from rlcore.plan.types import Facts, WorkerPlan
 
 
 def batch_arithmetic(config: RunConfig) -> dict[str, int]:
-    """Prompts, samples, mini-batches and updates of a step.
-
-    ConfigError for a number that is not positive, PlanError for numbers that do not divide or fit.
-    """
+    """Prompts, samples, mini-batches and updates of a step; PlanError for numbers that do not divide or fit."""
     prompts = config.train.prompts_per_step
     per_prompt = config.rollout.samples_per_prompt
     epochs = config.actor.epochs
-    for key, value in {
-        "train.prompts_per_step": prompts,
-        "rollout.samples_per_prompt": per_prompt,
-        "rollout.max_tokens": config.rollout.max_tokens,
-        "actor.epochs": epochs,
-        "actor.micro_batch_tokens": config.actor.micro_batch_tokens,
-    }.items():
-        if value < 1:
-            raise ConfigError(f"{key}={value}: needs at least 1")
     size = config.actor.minibatch_prompts or prompts
-    if size < 0 or size > prompts:
+    if size > prompts:
         raise PlanError(
             f"actor.minibatch_prompts={size}: a step has train.prompts_per_step={prompts}; needs 1 to {prompts}, "
             f"or 0 for all of them"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from rlcore.config import RunConfig
-from rlcore.errors import PlanError, nearest
+from rlcore.errors import PlanError, PluginError, nearest
 from rlcore.plan.offers import Offers, said
 from rlcore.plan.types import Facts, PoolPlan, PoolSpec, WorkerPlan
 
@@ -50,7 +50,7 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
         offered[name] = _Declared(PoolSpec(name, pool.gpus_per_node, pool.nodes, union), CONFIG)
     for name, each in offered.items():
         if each.spec.gpus_per_node < 0 or each.spec.nodes < 1:
-            raise PlanError(f"pool '{name}' of {each.by}: needs gpus_per_node >= 0 and nodes >= 1")
+            raise PluginError(f"pool '{name}' of {each.by}: needs gpus_per_node >= 0 and nodes >= 1")
         if each.spec.nodes > 1:
             raise PlanError(
                 f"pool '{name}' of {each.by}: {each.spec.nodes} nodes; cluster.backend={config.cluster.backend} has one"

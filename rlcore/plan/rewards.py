@@ -26,7 +26,7 @@ def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offe
     if offer and offer.deadline_s is not None and loaded.origins.get(f"{key}.deadline_s", "default") == "default":
         deadline = offer.deadline_s
     if deadline <= 0:
-        raise ConfigError(f"{key}.deadline_s={deadline:g}: needs more than 0 seconds")
+        raise PluginError(f"{provided_by}: '{config.fn}' has a deadline of {deadline:g} s; needs more than 0")
     return ResolvedReward(name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs))
 
 

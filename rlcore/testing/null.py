@@ -1,8 +1,8 @@
 """The plugin `null`: workers without torch, so that a whole run can be tested in milliseconds.
 
 Its policy is one softmax over the byte vocabulary, the same at every position, trained by a plain policy gradient with
-Adam in float64: real numbers, so that "bitwise equal after resume" means something. Use it with
-`model.tokenizer=bytes actor.backend=null rollout.backend=null`. Nothing reads `model.path`: training starts from the
+Adam in float64: real numbers, so that "bitwise equal after resume" means something. `SETTINGS` are the overrides of a
+run with it. Nothing reads `model.path`: training starts from the
 uniform distribution.
 
 Shape letters: B rows, T token positions, V vocabulary.
@@ -32,6 +32,15 @@ from rlcore.workers import WorkerContext
 Float64s = npt.NDArray[np.float64]
 
 ADAM_EPSILON = 1e-8
+SETTINGS: tuple[str, ...] = (
+    "model.path=none",
+    "model.tokenizer=bytes",
+    "data.sources.all.path=prompts.jsonl",
+    "actor.backend=null",
+    "rollout.backend=null",
+    "reward.functions.letters.fn=count_letter",
+)
+"""Overrides of a run on this plugin; it is enabled by `--plugin null`. To read prompts, set the source's path again."""
 
 
 @dataclass(frozen=True)

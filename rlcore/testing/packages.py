@@ -1,6 +1,9 @@
 """Plugin packages for tests, as an installer would leave them."""
 
-from collections.abc import Mapping, Sequence
+import importlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import dedent
 
@@ -33,3 +36,18 @@ def write_package(
     )
     (info / "entry_points.txt").write_text(text, "utf-8")
     return module
+
+
+@contextmanager
+def importable(site: Path) -> Iterator[Path]:
+    """Make what is in `site` installed: its modules and the metadata beside them. Afterwards all is forgotten."""
+    site.mkdir(parents=True, exist_ok=True)
+    sys.path.insert(0, str(site))
+    importlib.invalidate_caches()
+    try:
+        yield site
+    finally:
+        sys.path.remove(str(site))
+        for name, module in list(sys.modules.items()):
+            if Path(getattr(module, "__file__", None) or "/").parent == site:
+                del sys.modules[name]
