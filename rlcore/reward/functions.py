@@ -64,23 +64,25 @@ class FunctionRewards(RewardManager):
         if lane is Lane.EVAL:
             group_size = evaluation.samples_per_prompt
         failures: list[Reward] = []
+        num_scored = 0
         self._asked.start()
         try:
             async with aclosing(RewardStream(self._functions, lane, group_size).results(stream)) as results:  # type: ignore[type-var]
                 async for parts, reward in results:
+                    num_scored += 1
                     if reward.status is not RewardStatus.OK:
                         failures.append(reward)
-                        self._check(parts[-1], failures, lane)
+                        self._check(parts[-1], failures, num_scored, lane)
                     for row in rows(parts, reward):
                         yield row
         finally:
             self._asked.stop()
 
-    def _check(self, trajectory: Trajectory, failures: Sequence[Reward], lane: Lane) -> None:
+    def _check(self, trajectory: Trajectory, failures: Sequence[Reward], num_scored: int, lane: Lane) -> None:
         if failure_policy(failures[-1], self._config) == "abort":
             raise aborted(trajectory.id.unit(), failures[-1])
         config = self._context.config
-        num_samples = config.train.prompts_per_step * config.rollout.samples_per_prompt
+        num_samples = max(num_scored, config.train.prompts_per_step * config.rollout.samples_per_prompt)
         if lane is Lane.TRAIN and len(failures) > allowed_failures(num_samples, self._config):
             raise over_budget(failures, num_samples, self._config)
 

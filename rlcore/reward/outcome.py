@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +12,8 @@ import numpy as np
 from rlcore.types import Float32s, Reward, RewardStatus
 
 LARGEST = float(np.finfo(np.float32).max)
-SHOWN = (bool, int, float, complex, str, bytes, list, tuple, dict)
-"""Types whose repr an error may show."""
+SHOWN = (bool, int, float, complex, str, list, tuple, dict)
+"""Types of which an error may show a short repr; that of others may be slow, huge, or somebody's own code."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +109,7 @@ def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
 
 def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
     if "score" not in value:
-        return failed(f"returned a dict without 'score'; it has {sorted(map(str, value))}")
+        return failed(f"returned a dict without 'score'; it has {sorted(map(str, value))[:10]}")
     score = number(value["score"])
     if isinstance(score, str):
         return failed(f"'score': {score}")
@@ -140,5 +141,6 @@ def _shown(value: Any) -> str:
         return "a generator"
     if value is None:
         return "None"
-    text = repr(value) if type(value) in SHOWN else ""
+    shown = type(value) in SHOWN and not (isinstance(value, int) and value.bit_length() > 64)
+    text = reprlib.repr(value) if shown else ""
     return f"{type(value).__name__} {text}" if 0 < len(text) <= 60 else f"a {type(value).__name__}"
