@@ -78,7 +78,7 @@ def load_config(
     layers = [_preset([*below, *user]), *below, *user]
     fitted = [_fit(layer, types) for layer in layers]
     merged = _merge(fitted, types)
-    raw = _with_paths(OmegaConf.to_container(merged, resolve=False), fitted)
+    raw = _with_paths(OmegaConf.to_container(merged, resolve=False, enum_to_str=True), fitted)
     loaded = _Merge(raw, fitted, types)
     config = loaded.resolve(merged)
     check_bounds(config, loaded.describe)
@@ -128,10 +128,10 @@ class _Merge:
         return f"{key}: found {self.describe(key)}, which does not resolve: {reason}"
 
 
-def _origin(key: str, set_by: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+def _origin(key: str, set_by: list[tuple[str, dict[str, Any]]]) -> str:
     parts = key.split(".")
     above = [".".join(parts[:depth]) for depth in range(1, len(parts))]
-    for origin, values in reversed(set_by):
+    for origin, values in set_by[::-1]:
         if key in values or any(values.get(each) for each in above):
             return origin
     return "default"

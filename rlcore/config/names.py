@@ -29,24 +29,14 @@ def default_run_name(files: Sequence[Any], now: datetime) -> str:
     return f"{stem[: _LONGEST - 20] or 'run'}-{now.astimezone(UTC):%Y%m%d-%H%M%S}"
 
 
-def run_directory(train: TrainConfig, files: Sequence[Any], now: datetime, resume: bool = False) -> Path:
+def run_directory(train: TrainConfig, files: Sequence[Any], now: datetime) -> Path:
     """`train.dir` / `train.name`, or the default name; nothing is created.
 
-    With `resume` and no `train.name` it is the newest run that got its default name from the same file. ConfigError
-    for a name that could leave `train.dir`, for a symbolic link, and when there is nothing to resume.
+    ConfigError for a name that could leave `train.dir`, and for a directory that is a symbolic link.
     """
     name = train.name or default_run_name(files, now)
     check_name("train.name", name, "a run")
-    above = Path(train.dir).expanduser()
-    if resume and not train.name:
-        stem = default_run_name(files, now)[: -len("-20260131-235959")]
-        runs = [each for each in above.glob(f"{stem}-*") if re.fullmatch(r"\d{8}-\d{6}", each.name[len(stem) + 1 :])]
-        if not runs:
-            raise ConfigError(
-                f"--resume: no run '{stem}-<time>' below '{above}'; needs train.name=<the run's directory>"
-            )
-        name = max(each.name for each in runs)
-    path = above / name
+    path = Path(train.dir).expanduser() / name
     if path.is_symlink():
         raise ConfigError(
             f"train.name: '{path}' is a symbolic link; needs a directory of its own, choose another name or train.dir"

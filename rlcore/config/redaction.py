@@ -1,6 +1,7 @@
 """Secrets come from the environment as `${oc.env:NAME}`; what they resolve to is taken out of all that is printed."""
 
 import json
+import logging
 import os
 import re
 
@@ -29,3 +30,10 @@ def redact(text: str) -> str:
     for value in sorted(_resolved, key=len, reverse=True):
         text = text.replace(value, _resolved[value])
     return text
+
+
+class RedactingFormatter(logging.Formatter):
+    """Formats log records, tracebacks included, without the values that `redact` knows."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))

@@ -1,0 +1,81 @@
+"""The command line: `rlcore COMMAND ...`, one module for each command, imported when it is called.
+
+Nothing heavy is imported here, so that `rlcore --help` is immediate. An RlcoreError is one line on stderr and exit code
+2; Ctrl-C is 130; a bug of ours is a traceback and 1.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+from rlcore import __version__
+from rlcore.errors import ConfigError, RlcoreError, nearest
+
+COMMANDS = {
+    "train": "train as a configuration says, or continue a run",
+    "plan": "show what a run would consist of; starts nothing",
+    "config": "show every value of a configuration and where it comes from",
+    "eval": "evaluate a model or a checkpoint on held-out prompts",
+    "export": "write a checkpoint as a model directory for others",
+    "plugins": "list what is installed and what it offers, or check it",
+}
+"""Each is the module `rlcore.cli.<name>` with `run(arguments) -> exit code`."""
+
+ERROR, INTERRUPTED, BUG = 2, 130, 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    try:
+        return _command(list(sys.argv[1:] if arguments is None else arguments))
+    except RlcoreError as error:
+        _say(_one_line(error))
+        return ERROR
+    except KeyboardInterrupt:
+        _say("rlcore: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone (`rlcore plan | head`); without this Python complains when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:  # noqa: BLE001 - the top: a traceback must not show the secrets of a configuration
+        _say(traceback.format_exc().rstrip())
+        return BUG
+
+
+def _command(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    name, *rest = arguments
+    if name in ("-V", "--version"):
+        print(f"rlcore {__version__}")
+        return 0
+    if name not in COMMANDS:
+        raise ConfigError(f"there is no command '{name}'; {nearest(name, tuple(COMMANDS))}")
+    code: int = import_module(f"rlcore.cli.{name}").run(rest)
+    return code
+
+
+def _help() -> str:
+    commands = "\n".join(f"  {name:<8} {summary}" for name, summary in COMMANDS.items())
+    return (
+        "usage: rlcore COMMAND ...   (rlcore COMMAND --help says more)\n\n"
+        f"Reinforcement learning post-training of language models.\n\n{commands}\n\n"
+        "options:\n  -h, --help     show this\n  -V, --version  show the version"
+    )
+
+
+def _one_line(error: RlcoreError) -> str:
+    return f"rlcore: {' '.join(str(error).split())}"
+
+
+def _say(text: str) -> None:
+    """To stderr, without the secrets of a configuration that was read."""
+    if "rlcore.config" in sys.modules:
+        from rlcore.config import redact
+
+        text = redact(text)
+    print(text, file=sys.stderr)

@@ -1,0 +1,56 @@
+"""What commands have in common on the command line: configuration files, overrides and plugins, in any order."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def __init__(self, command: str, description: str) -> None:
+        super().__init__(prog=f"rlcore {command}", description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"rlcore: {message}; see '{self.prog} --help'\n")
+
+    def add_settings(self) -> None:
+        """Accept files, overrides and --plugin."""
+        self.add_argument(
+            "settings",
+            nargs="*",
+            metavar="CONFIG.yaml | key=value",
+            help="configuration files, and values that win over them; whatever has a '=' is a value",
+        )
+        self.add_argument(
+            "--plugin",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="enable a plugin, by name or as a .py file; short for plugins.NAME={}",
+        )
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """The parsed arguments; options may stand between positionals."""
+        return self.parse_intermixed_args(list(arguments))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a command's configuration comes from."""
+
+    files: tuple[Path, ...]
+    overrides: tuple[str, ...]
+    plugins: tuple[str, ...]
+
+
+def settings_of(parsed: argparse.Namespace) -> Settings:
+    """Files, overrides and plugins, each in the order given; a positional with '=' is an override."""
+    positionals: list[str] = parsed.settings
+    return Settings(
+        files=tuple(Path(each) for each in positionals if "=" not in each),
+        overrides=tuple(each for each in positionals if "=" in each),
+        plugins=tuple(parsed.plugin),
+    )

@@ -1,0 +1,30 @@
+"""`rlcore export`: from a checkpoint to a model for others."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcore.cli.arguments import Parser
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Verify the checkpoint and write its model."""
+    parser = Parser("export", "Write the model of a checkpoint into a new directory, after verifying its checksums.")
+    parser.add_argument("source", type=Path, metavar="RUN_OR_CHECKPOINT", help="a run, or one of its checkpoints")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the directory to write")
+    parser.add_argument(
+        "--form",
+        choices=("adapter", "merged", "hf"),
+        default="hf",
+        help="hf (default): a directory for from_pretrained, adapters merged; merged: the same, of LoRA runs only; "
+        "adapter: peft's adapter as it is",
+    )
+    parsed = parser.parse(arguments)
+
+    from rlcore import checkpoint
+    from rlcore.backends.hf.export import export_model
+    from rlcore.train import find_checkpoint
+
+    loaded = checkpoint.load(find_checkpoint(parsed.source))
+    written = export_model(loaded.path, parsed.out, parsed.form)
+    print(f"wrote the model of step {loaded.step} to {written}")
+    return 0

@@ -1,0 +1,115 @@
+"""`rlcore plan`: what a run would consist of, decided and printed before anything starts."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rlcore.cli.arguments import Parser, settings_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Make the plan and print it."""
+    parser = Parser("plan", "Show the plan of a run: roles, pools, batches, rewards, algorithms. Starts nothing.")
+    parser.add_settings()
+    parser.add_argument("--json", action="store_true", help="print JSON, as plan.json is saved with a run")
+    parser.add_argument("--origins", action="store_true", help="show what set every value that is not a default")
+    parsed = parser.parse(arguments)
+    settings = settings_of(parsed)
+
+    from rlcore.config import redact
+    from rlcore.launch import plan_run
+    from rlcore.plan import plan_to_json
+
+    plan = plan_run(settings.files, settings.overrides, settings.plugins)
+    if parsed.json:
+        print(redact(json.dumps(plan_to_json(plan), indent=1)))
+    else:
+        show(plan, parsed.origins)
+    return 0
+
+
+def show(plan: "RunPlan", origins: bool) -> None:
+    """Print the plan as tables."""
+    from rlcore.cli.console import say, stdout
+
+    console = stdout()
+    for each in _tables(plan, origins):
+        if each.row_count:
+            console.print(each)
+            console.print()
+    for note in plan.notes:
+        say(console, f"note: {note}")
+
+
+def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
+    from rlcore.cli.console import table
+
+    yield table(
+        "components",
+        ("slot", "component", "from"),
+        ((slot, each.component.name, each.provided_by) for slot, each in plan.components.items()),
+    )
+    yield table(
+        "roles",
+        ("role", "class", "from", "asked by", "pool", "replicas x ranks", "memory of a rank"),
+        (_role(plan, each) for each in plan.workers),
+    )
+    yield table("pools", ("pool", "devices", "roles", "from"), (_pool(plan, each) for each in plan.pools))
+    yield table("a step", ("what", "how many"), ((name.replace("_", " "), n) for name, n in plan.arithmetic.items()))
+    yield table(
+        "rewards",
+        ("reward", "weight", "sees", "deadline", "function", "from"),
+        (
+            (each.name, f"{each.weight:g}", each.scope, f"{each.deadline_s:g} s", each.reference, each.provided_by)
+            for each in plan.rewards
+        ),
+    )
+    yield table(
+        "algorithms",
+        ("purpose", "name", "sees", "needs", "from"),
+        (
+            (
+                purpose.replace("_", " "),
+                each.algorithm.name,
+                each.algorithm.scope,
+                ", ".join(sorted(each.algorithm.needs)) or "-",
+                each.provided_by,
+            )
+            for purpose, each in plan.algorithms.items()
+        ),
+    )
+    if origins:
+        yield table("origins", ("key", "value", "set by"), _origins(plan))
+
+
+def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
+    request = worker.request
+    inside = f"inside {request.inside.name}" if request.inside else request.pool
+    memory = plan.memory_bytes.get(request.role.name)
+    return (
+        request.role.name,
+        worker.cls.__qualname__,
+        worker.provided_by,
+        worker.asked_by,
+        inside,
+        f"{request.replicas} x {request.ranks}",
+        "-" if request.inside else "unknown" if memory is None else f"at least {memory / 2**30:.1f} GiB",
+    )
+
+
+def _pool(plan: "RunPlan", pool: "PoolPlan") -> tuple[str, ...]:
+    gpus = pool.gpus_per_node * pool.nodes
+    devices = f"{pool.nodes} x {pool.gpus_per_node} GPUs" if gpus else f"{plan.facts.cpus} CPUs"
+    union = f" (union of {', '.join(pool.union_of)})" if pool.union_of else ""
+    return (pool.name + union, devices, ", ".join(pool.roles), pool.provided_by)
+
+
+def _origins(plan: "RunPlan") -> "Iterator[tuple[str, str, str]]":
+    for key, origin in plan.loaded.origins.items():
+        if origin != "default":
+            yield key, json.dumps(plan.loaded.values[key]), origin

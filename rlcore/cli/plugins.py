@@ -1,0 +1,178 @@
+"""`rlcore plugins`: what is installed, what is enabled, what it offers, and what is wrong with it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rlcore.cli.arguments import Parser, Settings, settings_of
+from rlcore.errors import RlcoreError
+
+if TYPE_CHECKING:
+    from rlcore.plan import Provider
+    from rlcore.plugins import Hooks
+
+_CHECK_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plugin, installed or in a file."""
+
+    name: str
+    distribution: str
+    version: str
+    enabled: bool
+    source: str
+    """What loads it: its name, or the path of its file."""
+    hooks: tuple[str, ...] | None = None
+    """The hooks it implements; None when it was not loaded, because it is neither enabled nor checked."""
+    offers: tuple[str, ...] | None = None
+    problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def run(arguments: Sequence[str]) -> int:
+    """List the plugins; 2 when --check found a problem."""
+    parser = Parser(
+        "plugins", "List plugins. One that is not enabled by the configuration or --plugin is not imported."
+    )
+    parser.add_settings()
+    parser.add_argument("--check", action="store_true", help="load every plugin, each in a process of its own")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parsed = parser.parse(arguments)
+    rows = _rows(settings_of(parsed))
+    rows = [_checked(row) for row in rows] if parsed.check else _loaded(rows)
+    if parsed.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        _show(rows, parsed.check)
+    return 2 if any(row.problems for row in rows) else 0
+
+
+def _rows(settings: Settings) -> list[Row]:
+    """Every installed plugin, and those of plain files that are enabled."""
+    from rlcore.config import enabled_plugins
+    from rlcore.plugins import installed
+    from rlcore.plugins.load import is_path, name_of
+
+    sections = enabled_plugins(settings.files, settings.overrides)
+    sources = {name: _source(name, section) for name, section in sections.items()}
+    sources |= {name_of(each): each for each in settings.plugins}
+    found = installed()
+    rows = [
+        Row(each.name, each.provider.distribution, each.provider.version, each.name in sources, each.name)
+        for each in found
+        if not is_path(sources.get(each.name, ""))
+    ]
+    known = {row.name for row in rows}
+    return rows + [Row(name, source, "-", True, source) for name, source in sources.items() if name not in known]
+
+
+def _source(name: str, section: Mapping[str, Any]) -> str:
+    path = section.get("path")
+    return path if isinstance(path, str) and path.endswith(".py") else name
+
+
+def _loaded(rows: Sequence[Row]) -> list[Row]:
+    """The rows with what the enabled plugins implement and offer."""
+    from rlcore.plugins import load
+
+    hooks = load([row.source for row in rows if row.enabled])
+    providers = {each.plugin: each for each in hooks.providers()}
+    return [_described(row, hooks, providers[row.name]) if row.name in providers else row for row in rows]
+
+
+def _described(row: Row, hooks: "Hooks", provider: "Provider") -> Row:
+    return replace(row, hooks=hooks.implemented(provider), offers=tuple(_offers(hooks, provider)))
+
+
+def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
+    """What a plugin offers, each as 'kind name'."""
+    kinds: tuple[tuple[str, Sequence[Any]], ...] = (
+        ("section", hooks.config_sections()),
+        ("reward function", hooks.reward_functions()),
+        ("reward manager", hooks.reward_managers()),
+        ("critic engine", hooks.critic_engines()),
+        ("agent loop", hooks.agent_loops()),
+    )
+    names = [f"{kind} {each.value.name}" for kind, offers in kinds for each in offers if each.provider == provider]
+    for algorithm in hooks.algorithms():
+        if algorithm.provider == provider:
+            names.append(f"{algorithm.value.kind.replace('_', ' ')} {algorithm.value.name}")
+    for worker in hooks.worker_classes():
+        if worker.provider == provider:
+            names.append(f"{worker.value.interface.__name__} for backend {worker.value.backend}")
+    return names
+
+
+def _checked(row: Row) -> Row:
+    """The row with what a fresh process finds wrong with the plugin."""
+    code = f"from rlcore.cli.plugins import report; report({row.source!r})"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_CHECK_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return replace(row, problems=(f"plugin '{row.name}': checking it took more than {_CHECK_LIMIT_S:g} s",))
+    if done.returncode != 0 or not done.stdout.strip():
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return replace(row, problems=(f"plugin '{row.name}': checking it ended with {done.returncode}: {last}",))
+    found = json.loads(done.stdout.splitlines()[-1])
+    return replace(
+        row,
+        hooks=None if found["hooks"] is None else tuple(found["hooks"]),
+        offers=None if found["offers"] is None else tuple(found["offers"]),
+        problems=tuple(found["problems"]),
+        warnings=tuple(found["warnings"]),
+    )
+
+
+def report(source: str) -> None:
+    """Print what is wrong with a plugin as one JSON line; runs in a process of its own, with nothing imported yet."""
+    from rlcore.plugins import load
+    from rlcore.testing import check_plugin
+
+    found: dict[str, Any] = {}
+    with redirect_stdout(sys.stderr):  # a plugin may print when it is imported
+        checked = check_plugin(source)
+        found |= {"problems": checked.problems, "warnings": checked.warnings}
+        try:
+            hooks = load([source])
+            (provider,) = hooks.providers()
+            found |= {"hooks": hooks.implemented(provider), "offers": _offers(hooks, provider)}
+        except RlcoreError:
+            found |= {"hooks": None, "offers": None}  # the reason is among the problems
+    print(json.dumps(found))
+
+
+def _show(rows: Sequence[Row], checked: bool) -> None:
+    from rlcore.cli.console import say, stdout, table
+
+    console = stdout()
+    lines = [
+        (
+            row.name,
+            row.distribution,
+            row.version,
+            "yes" if row.enabled else "no",
+            _words([each.removeprefix("rlcore_") for each in row.hooks] if row.hooks is not None else None),
+            _words(row.offers),
+        )
+        for row in rows
+    ]
+    console.print(table("plugins", ("plugin", "distribution", "version", "enabled", "hooks", "offers"), lines))
+    for row in rows:
+        for text in row.warnings:
+            say(console, f"warning: {text}")
+        for text in row.problems:
+            say(console, f"problem: {text}")
+    if checked and not any(row.problems for row in rows):
+        say(console, f"{len(rows)} plugins checked, no problem found")
+
+
+def _words(values: Sequence[str] | None) -> str:
+    return "not loaded" if values is None else ", ".join(values) or "-"

@@ -1,0 +1,41 @@
+"""`rlcore train`: the whole run, or its plan."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcore.cli.arguments import Parser, settings_of
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Train; 0 when the run came to its end, 143 or 130 when a signal ended it in good order."""
+    parser = Parser("train", "Train as files and values say. Everything is kept in <train.dir>/<train.name>.")
+    parser.add_settings()
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument(
+        "--resume", action="store_true", help="continue the run of this name after its newest checkpoint"
+    )
+    start.add_argument(
+        "--resume-from", type=Path, metavar="PATH", help="begin a run of its own with a checkpoint, or a run's newest"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and stop")
+    parsed = parser.parse(arguments)
+    settings = settings_of(parsed)
+
+    from rlcore.launch import plan_run
+
+    plan = plan_run(settings.files, settings.overrides, settings.plugins)
+    if parsed.dry_run:
+        from rlcore.cli.plan import show
+
+        show(plan, origins=False)
+        return 0
+
+    from rlcore.train import Stopped, run_training
+
+    try:
+        run_training(plan, resume=parsed.resume, resume_from=parsed.resume_from)
+    except Stopped as stopped:
+        print(f"rlcore: {stopped}", file=sys.stderr)
+        return stopped.exit_code
+    return 0
