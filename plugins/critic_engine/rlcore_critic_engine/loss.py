@@ -1,0 +1,32 @@
+"""The clipped value loss. Letters: B rows, T token positions."""
+
+import torch
+
+from rlcore.backends.hf import LossTerms, MicroBatch, Predictions
+
+
+class ValueLoss:
+    """Half the squared distance of a token's value from its return, the larger of two: of the value, and of the value
+    kept within `clip` of the one at the step's start (PPO's value clipping; arXiv 1707.06347 and its code).
+
+    The engine masks, weighs and sums, so mini-batches have the denominator of the actor's loss.
+    """
+
+    def __init__(self, clip: float) -> None:
+        self._clip = clip
+
+    def __call__(self, micro: MicroBatch, predictions: Predictions) -> LossTerms:
+        """The loss of each token; ValueError when the batch has no returns or values yet."""
+        if micro.batch.returns is None or micro.batch.values is None:
+            raise ValueError("the mini-batch has no returns or no values of the step's start")
+        values_BT = predictions.scores_BT
+        returns_BT = micro.per_token(micro.batch.returns)
+        old_BT = micro.per_token(micro.batch.values)
+        plain_BT = (values_BT - returns_BT) ** 2
+        metrics = {"critic/value": values_BT, "critic/return": returns_BT, "critic/squared_error": plain_BT}
+        if not self._clip:
+            return LossTerms(0.5 * plain_BT, metrics)
+        kept_BT = old_BT + torch.clamp(values_BT - old_BT, -self._clip, self._clip)
+        clipped_BT = (kept_BT - returns_BT) ** 2
+        metrics["critic/clip_frac"] = (clipped_BT > plain_BT).to(plain_BT.dtype)
+        return LossTerms(0.5 * torch.maximum(plain_BT, clipped_BT), metrics)
