@@ -15,7 +15,7 @@ import pytest
 from rlcore.child import load_reference
 from rlcore.cluster.child import ChildProcess, ChildProcesses
 from rlcore.errors import ChildError, ConfigError, PluginError, WorkerError
-from rlcore.testing.leaks import descendants, leaks
+from rlcore.testing.leaks import descendants, is_running, leaks
 
 SERVED = """
 import os, re, signal, subprocess, sys, threading, time
@@ -111,7 +111,7 @@ async def failure(child: ChildProcess, method: str, *args: Any, deadline_s: floa
     """The exception that a call raises."""
     try:
         await child.call(method, *args, deadline_s=deadline_s)
-    except Exception as error:
+    except (ChildError, WorkerError, TimeoutError) as error:
         return error
     raise AssertionError(f"{method} raised nothing")
 
@@ -252,7 +252,7 @@ def test_a_start_that_fails_names_its_cause_and_leaves_nothing(served: str) -> N
             ("nothing", PluginError, "needs the form module:name or file.py:name"),
         ]
         for reference, kind, message in cases:
-            with pytest.raises(kind, match="^[^\n]*$") as caught:
+            with pytest.raises(kind, match=r"^[^\n]*$") as caught:
                 await children.start(reference, name="x")
             assert message in str(caught.value)
         with pytest.raises(WorkerError, match=r"child 'slow': not ready within 0\.5 s"):
@@ -276,7 +276,7 @@ def test_close_lets_the_object_close_and_kills_what_hangs_and_what_its_code_star
         assert time.monotonic() - began < 4.0
         assert (tmp_path / "closed").read_text() == "closed"
         assert isinstance((await asyncio.gather(call, return_exceptions=True))[0], WorkerError)
-        assert not alive(grandchild)
+        assert not is_running(grandchild)
 
     run(use)
 
@@ -294,14 +294,6 @@ def test_what_a_child_prints_goes_to_the_log_and_not_into_the_pipe(
         run(use)
     assert "chatty: hello" in caplog.messages
     assert max(map(len, caplog.messages)) < 3000
-
-
-def alive(process: int) -> bool:
-    """Whether the process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 PARENT = """
@@ -331,9 +323,9 @@ def test_no_descendant_survives_a_parent_that_was_killed(served: str, method: st
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     patience = time.monotonic() + 3.0
-    while any(map(alive, pids)) and time.monotonic() < patience:
+    while any(map(is_running, pids)) and time.monotonic() < patience:
         time.sleep(0.02)
-    assert not any(map(alive, pids))
+    assert not any(map(is_running, pids))
 
 
 def test_a_file_is_loaded_once_and_sees_its_neighbours(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ import logging
 import pickle
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlcore.config import RewardFunctionConfig
 from rlcore.errors import ChildError, PluginError, RlcoreError, WorkerError, boundary, describe
@@ -64,10 +64,13 @@ class ChildCaller:
         self.num_restarts = 0
         self._closed = False
 
-    async def start(self, first: Child) -> None:
-        """Make the other children ready; `first` is the one in which the function was inspected."""
-        self._seats.places[0].child = first
-        await asyncio.gather(*(self._renew(place) for place in self._seats.places[1:]))
+    async def start_first(self) -> Child:
+        """The first child, in which the function can be inspected; PluginError or ConfigError if it is no good."""
+        return await self._renew(self._seats.places[0])
+
+    async def start_others(self) -> None:
+        """Make the other children ready."""
+        await all_or_none([self._renew(place) for place in self._seats.places[1:]])
 
     async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
         """See `Caller`. A call that was merely in the same child as a bad one is made once more."""
@@ -96,24 +99,34 @@ class ChildCaller:
         async with place.renewal:
             if self._closed:
                 raise WorkerError(f"{self._spec}: was called after it was closed")
-            if place.child is None or not place.child.alive:
-                self.num_restarts += 1
-                try:
-                    await self._renew(place)
-                except RlcoreError as cause:
-                    raise WorkerError(f"its process ended and cannot be started again: {cause}") from cause
-            if place.child is None:
-                raise WorkerError(f"{self._spec}: has no process")
-            return place.child
+            if place.child is not None and place.child.alive:
+                return place.child
+            self.num_restarts += 1
+            try:
+                return await self._renew(place)
+            except RlcoreError as cause:
+                raise WorkerError(f"its process ended and cannot be started again: {cause}") from cause
 
-    async def _renew(self, place: Place) -> None:
+    async def _renew(self, place: Place) -> Child:
         if place.child is not None:
             await place.child.close()
         place.child = await start_child(self._spec, self._children, self._threads)
+        return place.child
 
     async def close(self) -> None:
         self._closed = True
         await asyncio.gather(*(place.child.close() for place in self._seats.places if place.child is not None))
+
+
+async def all_or_none(starts: Sequence[Coroutine[Any, Any, object]]) -> None:
+    """Wait for all; when one fails, cancel the others, wait until they have ended, and raise its error as it is."""
+    tasks = [asyncio.create_task(each) for each in starts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def start_child(spec: FunctionSpec, children: Children, threads: int) -> Child:
@@ -202,16 +215,16 @@ class FunctionCalls:
     async def start(self, children: Children, watch: LoopWatch, queued: Stopwatch) -> None:
         """Look at the function in a child, and get ready where it belongs: there, or on this loop."""
         threads = self.config.threads if self.config.isolation == "threads" else 1
-        first = await start_child(self.spec, children, threads)
-        if await first.call("is_async", deadline_s=PRELOAD_S):
-            await first.close()
-            on_loop = LoopCaller(self.spec, watch, queued)
-            self._caller = on_loop
-            await on_loop.start()
-        else:
-            in_children = ChildCaller(self.spec, children, self.config.children, threads, queued)
-            self._caller = in_children
-            await in_children.start(first)
+        in_children = ChildCaller(self.spec, children, self.config.children, threads, queued)
+        self._caller = in_children
+        first = await in_children.start_first()
+        if not await first.call("is_async", deadline_s=PRELOAD_S):
+            await in_children.start_others()
+            return
+        await in_children.close()
+        on_loop = LoopCaller(self.spec, watch, queued)
+        self._caller = on_loop
+        await on_loop.start()
 
     async def close(self) -> None:
         """Let go of everything; also when `start` failed."""

@@ -19,8 +19,6 @@ async def check_canary(
     manager: RewardManager, prompts: Sequence[Prompt], config: RewardConfig, tokens: "Tokens"
 ) -> None:
     """RewardError, naming prompt, response and score, when a canary fails or scores below `reward.canary_min`."""
-    if "{answer}" not in config.canary:
-        raise ConfigError(f"reward.canary: '{config.canary}' has no {{answer}} in it; needs the place of the answer")
     known = [each for each in prompts if each.answer is not None]
     if not known:
         raise ConfigError("reward.canary: none of the first prompts has an answer; set data.sources.<x>.answer_column")

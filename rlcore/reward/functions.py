@@ -7,7 +7,7 @@ from contextlib import aclosing
 from rlcore.config import RewardConfig
 from rlcore.errors import RewardError
 from rlcore.plan import BuildContext
-from rlcore.reward.calls import FunctionCalls
+from rlcore.reward.calls import FunctionCalls, all_or_none
 from rlcore.reward.canary import check_canary
 from rlcore.reward.manager import RewardManager
 from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
@@ -39,17 +39,7 @@ class FunctionRewards(RewardManager):
 
     async def start(self) -> None:
         """Start the children and make every function ready. PluginError or ConfigError naming the function."""
-        # Not a TaskGroup: the first error is to be raised as it is.
-        starting = [
-            asyncio.create_task(each.start(self._context.children, self._watch, self._queued))
-            for each in self._functions
-        ]
-        try:
-            await asyncio.gather(*starting)
-        finally:
-            for task in starting:
-                task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
+        await all_or_none([each.start(self._context.children, self._watch, self._queued) for each in self._functions])
 
     async def close(self) -> None:
         try:

@@ -83,3 +83,11 @@ def descendants(parent: int) -> set[int]:
         found.add(each)
         waiting += children.get(each, [])
     return found
+
+
+def is_running(process: int) -> bool:
+    """Whether the process exists and has not ended (one that nobody has waited for yet has ended)."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

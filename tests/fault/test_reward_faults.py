@@ -20,7 +20,7 @@ from rlcore.config import RewardConfig, RewardFunctionConfig, RolloutConfig, Run
 from rlcore.errors import RewardError
 from rlcore.reward import FunctionRewards, build_function_rewards
 from rlcore.reward.policy import apply_failures
-from rlcore.testing.leaks import descendants
+from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all
 from rlcore.types import Metrics, RewardStatus, Scored, Trajectory
 
@@ -270,13 +270,6 @@ def test_35_no_reward_child_survives_a_driver_that_was_killed(rewards: str, what
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     patience = time.monotonic() + 3.0
-    while (left := [each for each in pids if running(each)]) and time.monotonic() < patience:
+    while (left := [each for each in pids if is_running(each)]) and time.monotonic() < patience:
         time.sleep(0.02)
     assert left == []
-
-
-def running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
