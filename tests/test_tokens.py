@@ -1,0 +1,154 @@
+"""Tokens: one owner of tokenizer and chat template."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.config import ModelConfig
+from rlcore.errors import ConfigError
+from rlcore.testing.tiny import write_tiny_model
+from rlcore.tokens import ByteTokens, TemplateTokens, load_tokens
+from rlcore.types import FrozenDict, frozen_messages
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{{ opening | default('') }}{% endif %}"
+)
+SPECIALS = ["<eos>", "<pad>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<other>"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a character tokenizer, a chat template, and a generation configuration of its own."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    path = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={each: i for i, each in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in SPECIALS])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+    fast.chat_template = TEMPLATE
+    fast.save_pretrained(path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [fast.convert_tokens_to_ids("<other>")]}))
+    return path
+
+
+def tokens_of(directory: Path, system_prompt: str = "", **settings: object) -> TemplateTokens:
+    tokens = load_tokens(ModelConfig(path=str(directory), **settings), system_prompt)  # type: ignore[arg-type]
+    assert isinstance(tokens, TemplateTokens)
+    return tokens
+
+
+def raw(directory: Path, ids: tuple[int, ...]) -> str:
+    from transformers import AutoTokenizer
+
+    return str(AutoTokenizer.from_pretrained(directory).decode(list(ids)))
+
+
+def test_a_prompt_is_the_templated_conversation_with_the_next_turn_opened(directory: Path) -> None:
+    ids = tokens_of(directory).encode_prompt(frozen_messages([{"role": "user", "content": "1+1?"}]))
+    assert raw(directory, ids) == "<|user|>1+1?<|end|>\n<|assistant|>"
+    assert all(type(each) is int for each in ids)
+
+
+def test_several_messages_are_continued(directory: Path) -> None:
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    ids = tokens_of(directory).encode_prompt(messages)
+    assert raw(directory, ids) == "<|user|>a<|end|>\n<|assistant|>b<|end|>\n<|user|>c<|end|>\n<|assistant|>"
+
+
+def test_the_system_prompt_is_put_first_unless_the_conversation_has_one(directory: Path) -> None:
+    tokens = tokens_of(directory, "be brief")
+    assert raw(directory, tokens.encode_prompt([{"role": "user", "content": "x"}])).startswith(
+        "<|system|>be brief<|end|>"
+    )
+    own = [FrozenDict({"role": "system", "content": "own"}), FrozenDict({"role": "user", "content": "x"})]
+    assert raw(directory, tokens.encode_prompt(own)) == "<|system|>own<|end|>\n<|user|>x<|end|>\n<|assistant|>"
+
+
+def test_a_response_ends_with_the_tokenizers_the_models_and_the_templates_end_token(directory: Path) -> None:
+    tokens = tokens_of(directory)
+    names = ["<eos>", "<other>", "<|end|>"]
+    assert {raw(directory, (each,)) for each in tokens.eos_ids} == set(names)
+    assert raw(directory, (tokens.pad_id,)) == "<pad>"
+    assert tokens.context_length == 256
+
+
+def test_special_tokens_are_left_out_of_decoded_text(directory: Path) -> None:
+    tokens = tokens_of(directory)
+    ids = tokens.encode_prompt([{"role": "user", "content": "grüß"}])
+    assert tokens.decode(ids) == "grüß\n"
+
+
+def test_a_template_file_and_its_arguments_replace_the_tokenizers_own(directory: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("{% for m in messages %}{{ m.content }};{% endfor %}{{ opening }}")
+    tokens = tokens_of(directory, chat_template=str(own), chat_template_kwargs={"opening": "go:"})
+    assert raw(directory, tokens.encode_prompt([{"role": "user", "content": "x"}])) == "x;go:"
+
+
+def test_saved_files_open_as_the_same_tokenizer(directory: Path, tmp_path: Path) -> None:
+    tokens = tokens_of(directory)
+    tokens.save(tmp_path / "saved")
+    messages = [{"role": "user", "content": "1+1?"}]
+    (tmp_path / "saved" / "config.json").write_text((directory / "config.json").read_text())
+    assert tokens_of(tmp_path / "saved").encode_prompt(messages) == tokens.encode_prompt(messages)
+
+
+def test_a_tokenizer_without_a_template_is_refused(directory: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"no chat template.*model\.chat_template"):
+        load_tokens(ModelConfig(path=str(directory), tokenizer=str(tmp_path)), "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"path": "{missing}"}, r"tokenizer '.*missing'"),
+        ({"path": "{model}", "chat_template": "{missing}"}, r"model\.chat_template='.*missing'"),
+    ],
+)
+def test_missing_files_are_named(directory: Path, tmp_path: Path, settings: dict[str, str], message: str) -> None:
+    filled = {key: value.format(model=directory, missing=tmp_path / "missing") for key, value in settings.items()}
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_tokens(ModelConfig(**filled), "")  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_a_template_that_fails_on_a_conversation_is_a_config_error(directory: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.jinja"
+    own.write_text("{{ raise_exception('roles must alternate') }}")
+    tokens = tokens_of(directory, chat_template=str(own))
+    with pytest.raises(ConfigError, match="roles must alternate"):
+        tokens.encode_prompt([{"role": "user", "content": "x"}])
+
+
+def test_byte_tokens_round_trip_and_end_with_their_own_token() -> None:
+    tokens = load_tokens(ModelConfig(path="none", tokenizer="bytes"), "be brief")
+    assert isinstance(tokens, ByteTokens)
+    ids = tokens.encode_prompt([{"role": "user", "content": "grüß"}])
+    assert tokens.decode([*ids, *tokens.eos_ids]) == "system: be brief\nuser: grüß\nassistant: "
+    assert tokens.eos_ids == {256}
+
+
+def test_byte_tokens_need_no_torch() -> None:
+    script = (
+        "import sys; from rlcore.config import ModelConfig; from rlcore.tokens import load_tokens; "
+        "load_tokens(ModelConfig(path='none', tokenizer='bytes'), ''); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=False).returncode == 0
