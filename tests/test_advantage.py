@@ -88,10 +88,11 @@ def test_group_estimators_agree_with_plain_loops(groups: list[list[float]], esti
 @pytest.mark.parametrize("estimator", GROUP_ESTIMATORS)
 @pytest.mark.parametrize("reward", [0.0, 0.1, 1 / 3, -7.7])
 def test_equal_rewards_and_lonely_samples_have_advantage_exactly_zero(estimator: Estimator, reward: float) -> None:
+    inputs = of_groups([reward] * 7, [0.9], [reward] * 3)
     for dtype in (torch.float32, torch.float64):
-        inputs = of_groups([reward] * 7, [0.9], [reward] * 3)
-        as_dtype = AdvantageInputs(inputs.rewards_B.to(dtype), inputs.group_B, inputs.sample_B, inputs.lengths_B)
-        advantages = estimator(as_dtype)
+        # in float64 the mean of three 0.1 is not 0.1
+        rewards_B = torch.tensor([reward] * 7 + [0.9] + [reward] * 3, dtype=dtype)
+        advantages = estimator(AdvantageInputs(rewards_B, inputs.group_B, inputs.sample_B, inputs.lengths_B))
         assert advantages.dtype == dtype
         assert advantages.tolist() == [0.0] * 11
 
