@@ -13,10 +13,10 @@ import pytest
 from rlcore.checkpoint import FileOperations, latest, load, publish, staging
 from rlcore.errors import CheckpointError
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-SAVES = 4
+SAVES = 3
 
 
 class PowerLoss(BaseException):
@@ -148,7 +148,7 @@ def num_operations(tmp_path: Path, keep: int) -> int:
     return files.count
 
 
-@pytest.mark.parametrize("keep", [0, 1, 2])
+@pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("renames", [False, True])
 def test_power_loss_at_every_file_operation_loses_at_most_one_interval(
     tmp_path: Path, keep: int, renames: bool
