@@ -106,6 +106,8 @@ def check_rules(config: RunConfig) -> None:
             f"algo.overlong_buffer: {config.algo.overlong_buffer} tokens do not fit into rollout.max_tokens="
             f"{config.rollout.max_tokens}; needs at most that many"
         )
+    if 0.0 < config.algo.dual_clip <= 1.0:
+        raise ConfigError(f"algo.dual_clip: found {config.algo.dual_clip:g}; needs more than 1, or 0 for no dual clip")
     if config.eval.sources and config.eval.samples_per_prompt > 1 and config.eval.temperature == 0:
         raise ConfigError(
             f"eval.samples_per_prompt: {config.eval.samples_per_prompt} greedy samples of a prompt are all the same; "

@@ -44,6 +44,7 @@ def read_layers(sources: Sequence[Source], overrides: Sequence[str]) -> list[Lay
     layers += [read_override(each) for each in overrides]
     for layer in layers:
         check_safe(layer.values, "", layer.origin)
+        check_safe(layer.text, layer.key, layer.origin)  # it is what a text gets, whatever YAML made of it
     return layers
 
 
@@ -77,17 +78,25 @@ def from_mapping(values: Mapping[str, Any]) -> Layer:
 
 
 def read_override(override: str) -> Layer:
-    """'a.b=1' as a layer; the value is YAML: 1, true, null, [a, b], {}, "text"; a further '=' belongs to the value."""
+    """'a.b=1' as a layer; the value is YAML: 1, true, null, [a, b], {}, "text"; a further '=' belongs to the value.
+
+    What is not YAML and does not begin like a quoted text, list or mapping is text.
+    """
     origin = f"override '{override}'"
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not _OVERRIDE_KEY.fullmatch(key):
         raise ConfigError(f"{origin}: needs the form key=value with a dotted key, such as actor.lr=1e-5")
+    value: Any = text.strip()
     try:
         parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
-    except (OmegaConfBaseException, yaml.YAMLError) as cause:
-        raise ConfigError(f"{origin}: its value is not valid YAML: {describe(cause)}") from cause
-    return Layer(origin, nest(key, parsed["value"]), key=key, text=text.strip())
+        value = parsed["value"]
+    except OmegaConfBaseException as cause:
+        raise ConfigError(f"{origin}: {describe(cause)}; interpolations are written ${{a.b}}") from cause
+    except yaml.YAMLError as cause:
+        if value[:1] in "\"'[{":
+            raise ConfigError(f"{origin}: its value is not valid YAML: {describe(cause)}") from cause
+    return Layer(origin, nest(key, value), key=key, text=text.strip())
 
 
 def nest(key: str, value: Any) -> dict[str, Any]:

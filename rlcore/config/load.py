@@ -194,30 +194,30 @@ def _merge(layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> DictConfi
     schema = OmegaConf.merge(
         OmegaConf.structured(RunConfig), {"plugins": {name: OmegaConf.structured(each) for name, each in types.items()}}
     )
-    for layer in layers:
-        try:
-            schema = OmegaConf.merge(schema, without_paths(layer.values, types))
-        except OmegaConfBaseException as cause:
-            raise _wrong_type(schema, layer, types, cause) from cause
-    if not isinstance(schema, DictConfig):
+    try:
+        merged = OmegaConf.merge(schema, *(without_paths(layer.values, types) for layer in layers))
+    except OmegaConfBaseException as cause:
+        raise _wrong_type(schema, layers, types, cause) from cause
+    if not isinstance(merged, DictConfig):
         raise TypeError("merging mappings gives a mapping")
-    return schema
+    return merged
 
 
 def _wrong_type(
-    schema: Any, layer: Layer, types: Mapping[str, type[Any]], cause: Exception
+    schema: Any, layers: Sequence[Layer], types: Mapping[str, type[Any]], cause: Exception
 ) -> ConfigError | PluginError:
     """OmegaConf does not always say which value it refused, so each is tried alone."""
-    error = ConfigError if layer.explicit else PluginError
-    for key, value in leaves(without_paths(layer.values, types)):
-        try:
-            OmegaConf.merge(schema, nest(key, value))
-        except OmegaConfBaseException:
-            hint = hint_at(key, RunConfig, types)
-            choices = choices_of(hint)
-            needs = nearest(str(value), choices) if choices else f"needs {wanted(hint)}"
-            return error(f"{key}: found {'null' if value is None else repr(value)} ({layer.origin}); {needs}")
-    return error(f"{layer.origin}: {str(cause).partition(chr(10))[0]}")
+    for layer in layers:
+        for key, value in leaves(without_paths(layer.values, types)):
+            try:
+                OmegaConf.merge(schema, nest(key, value))
+            except OmegaConfBaseException:
+                hint = hint_at(key, RunConfig, types)
+                choices = choices_of(hint)
+                needs = nearest(str(value), choices) if choices else f"needs {wanted(hint)}"
+                error = ConfigError if layer.explicit else PluginError
+                return error(f"{key}: found {'null' if value is None else repr(value)} ({layer.origin}); {needs}")
+    return ConfigError(f"configuration: {str(cause).partition(chr(10))[0]}")
 
 
 def _with_paths(raw: Any, layers: Sequence[Layer]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def _mapping(value: Any, key: str, layer: Layer) -> Mapping[str, Any]:
 
 def _text(value: Any, key: str, layer: Layer) -> str:
     """What was typed, of an override; a file's `12e4567` is a number to YAML, and no longer what was written."""
-    if layer.key == key and not isinstance(value, (list, Mapping)):
+    if layer.key == key:
         return layer.text
     raise ConfigError(
         f"{key}: found {value!r}, which YAML does not read as text ({layer.origin}); needs text: quote it"
