@@ -121,4 +121,4 @@ def _presets() -> Iterator[str]:
     yield "# What algo.preset sets, below files and overrides:"
     for name, values in PRESETS.items():
         settings = ", ".join(f"{key}={_scalar(value)}" for key, value in values.items()) or "nothing"
-        yield from (line.replace("##", "#", 1) for line in _comment(f"{name}: {settings}", 0))
+        yield from (line.replace("##", "#  ", 1) for line in _comment(f"{name}: {settings}", 0))

@@ -1,0 +1,179 @@
+"""What a configuration must not do: run code, leave its directory, or give away a secret."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from rlcore.config import LoadedConfig, TrainConfig, default_run_name, load_config, redact, run_directory
+from rlcore.config.redaction import RedactingFormatter
+from rlcore.errors import ConfigError
+
+NEEDED = ("model.path=m", "data.sources.all.path=p.jsonl", "reward.functions.ok.fn=r.py:score")
+NOW = datetime(2026, 1, 31, 23, 59, 58, tzinfo=UTC)
+SECRET = 'sk-"very\\secret'
+
+
+@pytest.fixture
+def secret() -> Iterator[str]:
+    """The name of an environment variable that holds SECRET."""
+    os.environ["RLCORE_TEST_API_KEY"] = SECRET
+    yield "RLCORE_TEST_API_KEY"
+    del os.environ["RLCORE_TEST_API_KEY"]
+
+
+def load(*overrides: str) -> LoadedConfig:
+    return load_config([], [*NEEDED, *overrides], [])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${eval:1+1}",
+        "a ${eval:'__import__(\"os\").getcwd()'} b",
+        "${oc.decode:x}",
+        "${oc.create:{}}",
+        "${oc.select:train.dir}",
+        "${oc.env:HOME,default}",
+        "${oc.env:}",
+        "${oc.env:${train.dir}}",
+        "${${train.dir}}",
+        "${.path}",
+        "${path",
+        "${}",
+        "[1, {a: '${eval:1}'}]",
+        "${eval:1}: x",
+    ],
+)
+@pytest.mark.parametrize("key", ["reward.functions.ok.kwargs.x", "data.system_prompt"])
+def test_no_resolver_but_the_environments_is_ever_run(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"interpolation"):
+        load(f"{key}={value}")
+
+
+def test_a_refused_resolver_in_a_file_is_named_with_key_and_choices(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("data: {system_prompt: 'x ${eval:2*3}'}")
+    with pytest.raises(ConfigError) as caught:
+        load_config([file], NEEDED, [])
+    message = str(caught.value)
+    assert message.startswith("data.system_prompt: refused interpolation '${eval:2*3}'")
+    assert str(file) in message
+    assert "${oc.env:NAME}" in message
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "reward.functions.ok.kwargs={_target_: os.system}",
+        "reward.functions.ok.kwargs.deep={a: [{_target_: os.system}]}",
+        "model._target_=os.system",
+        "plugins.x._target_=os.system",
+    ],
+)
+def test_a_target_is_refused_wherever_it_stands(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"_target_: refused .* builds no objects"):
+        load(override)
+
+
+def test_a_secret_from_the_environment_is_resolved_for_the_run_and_for_nobody_else(secret: str) -> None:
+    loaded = load(f"reward.functions.ok.kwargs.api_key=${{oc.env:{secret}}}")
+    assert loaded.config.reward.functions["ok"].kwargs == {"api_key": SECRET}
+    shown = json.dumps(dict(loaded.values)) + loaded.yaml + json.dumps(dict(loaded.origins))
+    assert f"${{oc.env:{secret}}}" in shown
+    assert SECRET not in shown
+    assert json.dumps(SECRET)[1:-1] not in shown
+
+
+def test_what_is_printed_of_a_resolved_secret_is_its_name(secret: str) -> None:
+    load(f"reward.functions.ok.kwargs.headers=[a, 'Bearer ${{oc.env:{secret}}}']")
+    name = f"${{oc.env:{secret}}}"
+    assert redact(f"login with {SECRET} failed") == f"login with {name} failed"
+    assert redact(json.dumps({"key": SECRET})) == json.dumps({"key": name})
+    assert redact(repr([SECRET])) == repr([name])
+
+
+def test_log_records_and_their_tracebacks_are_redacted(secret: str) -> None:
+    load(f"reward.functions.ok.kwargs.x=${{oc.env:{secret}}}")
+    formatter = RedactingFormatter("%(message)s")
+    try:
+        raise ValueError(f"refused {SECRET}")
+    except ValueError as error:
+        record = logging.LogRecord(
+            "rlcore", logging.ERROR, "f", 1, "call with %s", (SECRET,), (type(error), error, None)
+        )
+    text = formatter.format(record)
+    assert "refused ${oc.env:" in text
+    assert SECRET not in text
+
+
+def test_a_short_value_that_is_no_secret_does_not_blot_out_other_text() -> None:
+    os.environ["RLCORE_TEST_SIZE"] = "8"
+    try:
+        loaded = load("train.prompts_per_step=${oc.env:RLCORE_TEST_SIZE}")
+    finally:
+        del os.environ["RLCORE_TEST_SIZE"]
+    assert loaded.config.train.prompts_per_step == 8
+    assert redact("step 8 of 18") == "step 8 of 18"
+
+
+def test_errors_do_not_show_a_resolved_secret(secret: str) -> None:
+    for override in (f"actor.lr=${{oc.env:{secret}}}", f"train.name=${{oc.env:{secret}}}"):
+        with pytest.raises(ConfigError) as caught:
+            load(override)
+        assert SECRET not in redact(str(caught.value))
+        assert repr(SECRET)[1:-1] not in redact(str(caught.value))
+
+
+@pytest.mark.parametrize("key", ["api_key", "apikey", "password", "judge_api_token", "token", "client_secret"])
+def test_a_secret_written_out_is_refused_without_repeating_it(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"needs \$\{oc.env:NAME\}") as caught:
+        load(f"reward.functions.ok.kwargs.{key}=hunter22")
+    assert "hunter22" not in str(caught.value)
+
+
+def test_keys_that_only_look_like_secrets_are_fine() -> None:
+    kwargs = load("reward.functions.ok.kwargs={max_tokens: 3, stop_token: x, password: '', keyword: k}")
+    assert kwargs.config.reward.functions["ok"].kwargs["stop_token"] == "x"
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "../x", "/tmp/x", "a/b", "a\\b", "~", "' '", "-x", ".hidden", "a\nb", "x y"]
+)
+def test_a_run_name_that_is_no_plain_directory_name_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="train.name"):
+        load(f"train.name={name}")
+    with pytest.raises(ConfigError, match="train.name"):
+        run_directory(TrainConfig(name=name), [], NOW)
+
+
+@pytest.mark.parametrize("section", ["data.sources", "reward.functions", "cluster.pools", "eval.sources"])
+def test_names_of_entries_are_safe_in_paths_and_metric_names(section: str) -> None:
+    with pytest.raises(ConfigError, match=section):
+        load(f"{section}={{../x: {{}}}}")
+
+
+def test_a_run_directory_that_is_a_symbolic_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="symbolic link"):
+        run_directory(TrainConfig(name="mine", dir=str(tmp_path / "runs")), [], NOW)
+    assert run_directory(TrainConfig(name="other", dir=str(tmp_path / "runs")), [], NOW) == tmp_path / "runs" / "other"
+
+
+def test_the_default_name_is_the_stem_and_the_time_in_utc() -> None:
+    assert default_run_name([Path("a/base.yaml"), Path("b/config.yaml")], NOW) == "config-20260131-235958"
+    assert default_run_name([], NOW) == "run-20260131-235958"
+    assert default_run_name([Path("a/ü x!.yaml")], NOW) == "x-20260131-235958"
+    elsewhere = NOW.astimezone(timezone(timedelta(hours=5)))
+    assert run_directory(TrainConfig(), [Path("c.yaml")], elsewhere) == Path("runs/c-20260131-235958")
+
+
+def test_every_default_name_is_a_valid_one() -> None:
+    for stem in ("x" * 300, "..", "-", "ü", "a b"):
+        assert run_directory(TrainConfig(), [Path(f"{stem}.yaml")], NOW).parent == Path("runs")
