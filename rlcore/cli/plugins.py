@@ -1,7 +1,6 @@
 """`rlcore plugins`: what is installed, what is enabled, what it offers, and what is wrong with it."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -9,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlcore.cli.arguments import Parser, Settings, settings_of
+from rlcore.cluster.fresh import run_fresh
 from rlcore.errors import RlcoreError
 
 if TYPE_CHECKING:
@@ -112,16 +112,13 @@ def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
 def _checked(row: Row) -> Row:
     """The row with what a fresh process finds wrong with the plugin."""
     code = f"from rlcore.cli.plugins import report; report({row.source!r})"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_CHECK_LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
+    done = run_fresh(code, _CHECK_LIMIT_S)
+    if done is None:
         return replace(row, problems=(f"plugin '{row.name}': checking it took more than {_CHECK_LIMIT_S:g} s",))
-    if done.returncode != 0 or not done.stdout.strip():
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        return replace(row, problems=(f"plugin '{row.name}': checking it ended with {done.returncode}: {last}",))
-    found = json.loads(done.stdout.splitlines()[-1])
+    if done.code != 0 or not done.output.strip():
+        last = (done.errors.strip().splitlines() or ["it said nothing"])[-1]
+        return replace(row, problems=(f"plugin '{row.name}': checking it ended with {done.code}: {last}",))
+    found = json.loads(done.output.splitlines()[-1])
     return replace(
         row,
         hooks=None if found["hooks"] is None else tuple(found["hooks"]),

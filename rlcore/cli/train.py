@@ -1,8 +1,10 @@
 """`rlcore train`: the whole run, or its plan."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rlcore.cli.arguments import Parser, settings_of
 
@@ -37,5 +39,12 @@ def run(arguments: Sequence[str]) -> int:
         run_training(plan, resume=parsed.resume, resume_from=parsed.resume_from)
     except Stopped as stopped:
         print(f"rlcore: {stopped}", file=sys.stderr)
-        return stopped.exit_code
+        _leave(stopped.exit_code)
     return 0
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process now: a worker's thread may be in the middle of an update, which nothing can interrupt."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

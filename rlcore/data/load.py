@@ -43,6 +43,7 @@ def _load_source(name: str, source: SourceConfig, who: str) -> list[Prompt]:
             answer=_answer(row, answer_column),
             source=name,
             columns=FrozenDict({k: v for k, v in row.values.items() if k not in (prompt_column, answer_column)}),
+            conversational=not isinstance(row.values.get(prompt_column), str),
         )
         for index, row in enumerate(rows)
     ]

@@ -23,7 +23,7 @@ from rlcore.reward.canary import check_canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.terminal import Terminal
 from rlcore.tokens import Tokens
-from rlcore.track import Trackers
+from rlcore.track import Trackers, require_installed
 from rlcore.train.directory import locked, logging_to, open_directory, write_plan
 from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest
@@ -59,6 +59,7 @@ async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Pa
     said = "before the first step"
     with stop.installed(), locked(open_directory(run_dir, resume)), logging_to(run_dir):
         try:
+            require_installed(plan.config.track.to)
             prompts, heldout = load_data(plan.config)
             changes = write_plan(run_dir, plan)
             async with launch(plan, run_dir, DEADLINES) as run:
@@ -143,14 +144,6 @@ class Session:
         heldout = fitting(heldout, run.tokens, plan.config, self._terminal)
         weights = {name: source.weight for name, source in plan.config.data.sources.items()}
         order = PromptOrder(self._prompts, weights, plan.config.train.seed, plan.config.data.shuffle)
-        self._sinks = Sinks(
-            MetricsLog(run_dir),
-            TrajectoryLog(run_dir),
-            Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml),
-            self._terminal,
-        )
-        self._trainer = Trainer(run, Progress(0, order, kl_controller(plan.config.algo.kl)), heldout, self._sinks)
-        self.saver = Saver(self._trainer, run_dir)
         self.total_steps = plan.config.train.max_steps or (
             plan.config.train.epochs * order.num_prompts // plan.config.train.prompts_per_step
         )
@@ -159,16 +152,24 @@ class Session:
                 f"train.prompts_per_step: {plan.config.train.prompts_per_step} prompts a step are needed, the sources "
                 f"hold {order.num_prompts} in train.epochs={plan.config.train.epochs}; lower it or set train.max_steps"
             )
+        self._sinks = Sinks(
+            MetricsLog(run_dir),
+            TrajectoryLog(run_dir),
+            Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml, warn=self._terminal.warn),
+            self._terminal,
+        )
+        self._trainer = Trainer(run, Progress(0, order, kl_controller(plan.config.algo.kl)), heldout, self._sinks)
+        self.saver = Saver(self._trainer, run_dir)
 
     async def train(self, resume: bool, start_from: Path | None, changes: Sequence[str]) -> TrainResult:
         """Take the steps that are left."""
-        _keep_rewards(self._run.plan, self._run_dir)
-        num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
-        await self._trainer.actor.call(ActorWorker.expect, num_updates)
-        await self._continue(resume, start_from, changes)
         trainer, evaluation, saving = self._trainer, self._config.eval, self._config.checkpoint
         with ExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
+            _keep_rewards(self._run.plan, self._run_dir)
+            num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
+            await trainer.actor.call(ActorWorker.expect, num_updates)
+            await self._continue(resume, start_from, changes)
             stack.enter_context(self._terminal.progress(self.total_steps, trainer.progress.step))
             await self._prepare_first_step()
             while trainer.progress.step < self.total_steps and not self._stop.pending:
