@@ -82,15 +82,29 @@ def check_head(model: Any, head: Head) -> None:
 
 
 def token_scores(
-    hidden_NH: Tensor, targets_N: Tensor, head: Head, temperature: float, *, with_entropy: bool
+    hidden_NH: Tensor,
+    targets_N: Tensor,
+    head: Head,
+    temperature: float,
+    *,
+    with_entropy: bool,
+    chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
     """(N,) log-probability of each target and (N,) entropy in nats, of softmax(logits / temperature).
 
     `hidden_NH[i]` is the state *before* target i. Entropy is 0 unless asked for. The forward pass keeps only the
-    log-sum-exp of each position; the backward pass computes the logits again, chunk by chunk.
+    log-sum-exp of each position; the backward pass computes the logits again, chunk by chunk. A chunk has at most
+    `chunk_elements` logits.
     """
     scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, head.linear.weight, head.linear.bias, targets_N, head, temperature, with_entropy
+        hidden_NH,
+        head.linear.weight,
+        head.linear.bias,
+        targets_N,
+        head,
+        temperature,
+        with_entropy,
+        max(1, chunk_elements // head.linear.weight.shape[0]),
     )
     return scores
 
@@ -108,11 +122,12 @@ class _TokenScores(torch.autograd.Function):
         head: Head,
         temperature: float,
         with_entropy: bool,
+        chunk_rows: int,
     ) -> tuple[Tensor, Tensor]:
         num = len(hidden_NH)
         dtype = at_least_float32(hidden_NH[:0]).dtype
         logprobs_N, entropy_N, log_sum_N = (torch.zeros(num, dtype=dtype, device=hidden_NH.device) for _ in range(3))
-        for rows in _chunks(num, weight_VH.shape[0]):
+        for rows in _chunks(num, chunk_rows):
             logits_nV = head.cap(head.raw_logits(hidden_NH[rows], weight_VH, bias_V)) / temperature
             log_sum_N[rows] = torch.logsumexp(logits_nV, dim=-1)
             logprobs_N[rows] = logits_nV.gather(1, targets_N[rows, None])[:, 0] - log_sum_N[rows]
@@ -121,7 +136,7 @@ class _TokenScores(torch.autograd.Function):
                 entropy_N[rows] = log_sum_N[rows] - torch.linalg.vecdot(probs_nV, _finite(logits_nV))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sum_N, entropy_N)
-        ctx.head, ctx.temperature = head, temperature
+        ctx.head, ctx.temperature, ctx.chunk_rows = head, temperature, chunk_rows
         return logprobs_N, entropy_N
 
     @staticmethod
@@ -134,7 +149,7 @@ class _TokenScores(torch.autograd.Function):
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=sum_dtype) if ctx.needs_input_grad[1] else None
         needs_bias = bias_V is not None and ctx.needs_input_grad[2]
         grad_bias_V = torch.zeros_like(bias_V, dtype=sum_dtype) if needs_bias else None
-        for rows in _chunks(len(hidden_NH), weight_VH.shape[0]):
+        for rows in _chunks(len(hidden_NH), ctx.chunk_rows):
             raw_nV = head.raw_logits(hidden_NH[rows], weight_VH, bias_V)
             grad_nV = _grad_of_raw_logits(
                 raw_nV,
@@ -159,7 +174,7 @@ class _TokenScores(torch.autograd.Function):
             grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
         if grad_bias_V is not None:
             grad_bias_V = grad_bias_V.to(weight_VH.dtype)
-        return grad_hidden_NH, grad_weight_VH, grad_bias_V, None, None, None, None
+        return grad_hidden_NH, grad_weight_VH, grad_bias_V, None, None, None, None, None
 
 
 def _grad_of_raw_logits(
@@ -196,10 +211,7 @@ def _finite(values_nV: Tensor) -> Tensor:
     return values_nV.clamp_min(torch.finfo(values_nV.dtype).min)
 
 
-def _chunks(num: int, vocabulary: int) -> list[slice]:
-    """Row slices of at most `CHUNK_ELEMENTS` logits, of nearly equal size."""
-    if num == 0:
-        return []
-    num_chunks = math.ceil(num / max(1, CHUNK_ELEMENTS // vocabulary))
-    size = math.ceil(num / num_chunks)
-    return [slice(start, min(start + size, num)) for start in range(0, num, size)]
+def _chunks(num: int, most: int) -> list[slice]:
+    """Slices of at most `most` rows, of nearly equal size."""
+    size = math.ceil(num / max(1, math.ceil(num / most)))
+    return [slice(start, min(start + size, num)) for start in range(0, num, size)] if num else []

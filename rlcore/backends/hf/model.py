@@ -144,7 +144,7 @@ def load_model(
     transformer = open_transformer(kind, model.path, model.revision, attention=model.attention, dtype=dtype)
     transformer.to(device)
     if gradient_checkpointing:
-        transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _checkpoint_gradients(transformer)
     adapter = _add_adapter(kind, transformer, lora, model.path) if lora is not None and lora.enabled else None
     transformer.eval()
     if kind == ModelKind.VALUE:
@@ -167,6 +167,15 @@ def open_transformer(kind: ModelKind, path: str, revision: str, *, attention: st
         return opener.from_pretrained(
             path, revision=revision, dtype=DTYPES[dtype], attn_implementation=attention, trust_remote_code=False
         )
+
+
+def _checkpoint_gradients(transformer: Any) -> None:
+    """Keep only the inputs of each layer for the backward pass."""
+    settings = {"use_reentrant": False}
+    if hasattr(transformer, "activation_checkpointing_enable"):
+        transformer.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+    else:  # its name in earlier releases of transformers 5
+        transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
 
 def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str) -> Any:
