@@ -145,9 +145,9 @@ def test_keys_that_only_look_like_secrets_are_fine() -> None:
     "name", ["..", ".", "../x", "/tmp/x", "a/b", "a\\b", "~", "' '", "-x", ".hidden", "a\nb", "x y"]
 )
 def test_a_run_name_that_is_no_plain_directory_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="train.name"):
+    with pytest.raises(ConfigError, match=r"train\.name"):
         load(f"train.name={name}")
-    with pytest.raises(ConfigError, match="train.name"):
+    with pytest.raises(ConfigError, match=r"train\.name"):
         run_directory(TrainConfig(name=name), [], NOW)
 
 

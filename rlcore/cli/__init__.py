@@ -29,7 +29,9 @@ ERROR, INTERRUPTED, BUG = 2, 130, 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
-        return _command(list(sys.argv[1:] if arguments is None else arguments))
+        code = _command(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return code
     except RlcoreError as error:
         _say(_one_line(error))
         return ERROR

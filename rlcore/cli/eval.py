@@ -18,9 +18,11 @@ def run(arguments: Sequence[str]) -> int:
 
     from rlcore.cli.console import stdout, table
     from rlcore.launch import plan_run
-    from rlcore.train import run_evaluation
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
+
+    from rlcore.train import run_evaluation
+
     metrics = run_evaluation(plan, parsed.checkpoint)
     if parsed.json:
         print(json.dumps(metrics, indent=1))

@@ -111,7 +111,7 @@ def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
 
 def _checked(row: Row) -> Row:
     """The row with what a fresh process finds wrong with the plugin."""
-    code = f"from rlcore.cli.plugins import report; report({row.source!r})"
+    code = f"import sys; sys.path[:] = {sys.path!r}; from rlcore.cli.plugins import report; report({row.source!r})"
     done = run_fresh(code, _CHECK_LIMIT_S)
     if done is None:
         return replace(row, problems=(f"plugin '{row.name}': checking it took more than {_CHECK_LIMIT_S:g} s",))

@@ -1,0 +1,312 @@
+"""The command line, as a user calls it."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlcore
+from rlcore import checkpoint
+from rlcore.cli import COMMANDS, main
+from rlcore.testing import write_prompts
+from rlcore.testing.packages import importable, write_package
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A run of the null model; two steps."""
+    prompts, heldout = write_prompts(tmp_path / "p.jsonl", 8), write_prompts(tmp_path / "h.jsonl", 2, "Other {index}.")
+    file = tmp_path / "tiny.yaml"
+    file.write_text(
+        f"""
+        model: {{path: none, tokenizer: bytes}}
+        data: {{sources: {{all: {{path: {prompts}}}}}}}
+        eval: {{sources: {{heldout: {{path: {heldout}}}}}, at_start: false}}
+        rollout: {{backend: 'null', samples_per_prompt: 2, max_tokens: 4}}
+        reward: {{functions: {{letters: {{fn: count_letter, children: 1}}}}}}
+        actor: {{backend: 'null'}}
+        train: {{prompts_per_step: 2, max_steps: 2, dir: {tmp_path / "runs"}}}
+        plugins: {{'null': {{}}}}
+        """
+    )
+    return file
+
+
+def failing(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr that a command fails with."""
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    assert (code, out) == (2, "")
+    assert err.startswith("rlcore: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command prints."""
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    return out
+
+
+def in_a_process(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "rlcore", *arguments]
+    env = os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT, env=env, check=False)
+
+
+def test_help_names_every_command_and_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "--help")
+    assert printed(capsys) == text
+    for name in COMMANDS:
+        assert f"\n  {name}" in text
+        with pytest.raises(SystemExit) as stopped:
+            main([name, "--help"])
+        assert stopped.value.code == 0
+        assert f"usage: rlcore {name}" in capsys.readouterr().out
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "--version") == f"rlcore {rlcore.__version__}\n"
+
+
+def test_an_unknown_command_or_option_is_one_line_that_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean 'train'?" in failing(capsys, "trian")
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--resum"])
+    assert stopped.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("rlcore: unrecognized arguments: --resum")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "config", "eval"])
+def test_a_wrong_configuration_is_one_line_and_exit_code_2(
+    command: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "did you mean 'actor.lr'?" in failing(capsys, command, str(config), "lr=1")
+    assert "no such configuration file" in failing(capsys, command, "nowhere.yaml")
+    assert not (config.parent / "runs").exists()
+
+
+def test_files_overrides_and_options_stand_in_any_order(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = str(config)
+    orders = [
+        (text, "--origins", "actor.lr=0.5", "--plugin", "null", "train.seed=3"),
+        ("actor.lr=0.5", "--plugin", "null", text, "train.seed=3", "--origins"),
+        ("--plugin=null", "train.seed=3", "--origins", "actor.lr=0.5", text),
+    ]
+    plans = [printed(capsys, "plan", *order) for order in orders]
+    assert "override 'actor.lr=0.5'" in plans[0]
+    assert len({tuple(sorted(plan.splitlines())) for plan in plans}) == 1
+
+
+def test_the_plan_shows_roles_pools_arithmetic_rewards_and_algorithms(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, "plan", str(config), "reward.functions.letters.weight=0.25")
+    rows = [line.split() for line in text.splitlines()]
+    assert ["actor", "NullActor", "plugin", "'null'"] in [row[:4] for row in rows]
+    assert ["rollout", "NullRollout"] in [row[:2] for row in rows]
+    assert ["samples", "4"] in rows
+    assert ["updates", "1"] in rows
+    assert ["letters", "0.25", "sample"] in [row[:3] for row in rows]
+    assert ["advantage", "grpo", "group"] in [row[:3] for row in rows]
+    assert "note: no canary" in text
+    assert "origins" not in text
+
+
+def test_the_plan_as_json_is_the_plan(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = json.loads(printed(capsys, "plan", str(config), "--json"))
+    assert plan["workers"]["actor"]["class"].endswith("NullActor")
+    assert plan["arithmetic"]["samples"] == 4
+    assert plan["config"]["train"]["max_steps"] == 2
+
+
+def test_config_prints_every_value_with_its_origin(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "config", str(config), "actor.lr=0.5").splitlines()
+    assert "actor.lr=0.5  # override 'actor.lr=0.5'" in lines
+    assert f"train.max_steps=2  # {config}" in lines
+    assert "actor.beta1=0.9  # default" in lines
+    assert 'algo.advantage="grpo"  # preset grpo' in lines
+
+
+def test_config_prints_the_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "config", "--reference") == (ROOT / "examples" / "reference.yaml").read_text("utf-8")
+
+
+@pytest.fixture
+def secret() -> Iterator[str]:
+    os.environ["RLCORE_TEST_TOKEN"] = "very-secret-value"
+    yield "very-secret-value"
+    del os.environ["RLCORE_TEST_TOKEN"]
+
+
+def test_no_command_prints_a_secret(config: Path, secret: str, capsys: pytest.CaptureFixture[str]) -> None:
+    override = "reward.functions.letters.kwargs.token=${oc.env:RLCORE_TEST_TOKEN}"
+    for arguments in (["config"], ["plan", "--origins"], ["plan", "--json"], ["train", "--dry-run"]):
+        text = printed(capsys, *arguments, str(config), override)
+        assert secret not in text
+        assert ("${oc.env:RLCORE_TEST_TOKEN}" in text) is (arguments != ["train", "--dry-run"])
+    error = failing(capsys, "plan", str(config), "train.name=${oc.env:RLCORE_TEST_TOKEN}/x")
+    assert secret not in error
+
+
+def test_a_dry_run_shows_the_plan_and_starts_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "train", str(config), "--dry-run")
+    assert text == printed(capsys, "plan", str(config))
+    assert not (config.parent / "runs").exists()
+
+
+def test_train_eval_resume_and_export_work_together(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, runs = str(config), config.parent / "runs"
+    assert "trained 2 steps" in printed(capsys, "train", text)
+    [run] = runs.iterdir()
+    assert run.name.startswith("tiny-2")
+    assert (run / "config.yaml").is_file()
+    assert "trained 3 steps" in printed(capsys, "train", text, "--resume", "train.max_steps=3")
+    assert "trained 3 steps" in printed(
+        capsys, "train", text, "--resume-from", str(run), "train.max_steps=3", "train.name=other"
+    )
+    assert [path.name for path in sorted(runs.iterdir())] == ["other", run.name]
+    metrics = json.loads(printed(capsys, "eval", text, "--checkpoint", str(run), "--json"))
+    assert "eval/heldout/mean" in metrics
+    assert "eval/heldout/mean" in printed(capsys, "eval", text)
+    assert "in use" in failing(capsys, "train", text, "train.name=other")
+    assert "no checkpoint is there" in failing(capsys, "export", str(config.parent), str(config.parent / "out"))
+
+
+def test_export_writes_the_model_of_a_checkpoint_that_verifies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    staged = checkpoint.staging(run, 4)
+    (staged / "model").mkdir()
+    (staged / "model" / "config.json").write_text("{}")
+    published = checkpoint.publish(staged, run, 4, {}, keep=1)
+    assert "the model of step 4" in printed(capsys, "export", str(run), str(out))
+    assert (out / "config.json").read_text() == "{}"
+    assert "is not empty" in failing(capsys, "export", str(run), str(out))
+    assert "needs a LoRA checkpoint" in failing(capsys, "export", str(published), str(tmp_path / "x"), "--form=adapter")
+    (published / "model" / "config.json").write_text("[]")
+    assert "config.json" in failing(capsys, "export", str(published), str(tmp_path / "y"))
+    assert not (tmp_path / "y").exists()
+
+
+def test_what_a_run_saved_can_be_planned_again(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "train", str(config), "train.name=run")
+    saved = config.parent / "runs" / "run" / "config.yaml"
+    again = json.loads(printed(capsys, "plan", str(saved), "--json"))
+    assert again == json.loads((saved.parent / "plan.json").read_text())
+
+
+def test_plugins_lists_what_is_installed_and_loads_only_what_is_enabled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with importable(tmp_path / "site") as site:
+        write_package(site, "never_imported", "raise RuntimeError('imported')", version="2.5")
+        rows = {row["name"]: row for row in json.loads(printed(capsys, "plugins", "--json", "--plugin", "null"))}
+    assert rows["null"]["enabled"]
+    assert "rlcore_worker_classes" in rows["null"]["hooks"]
+    assert "ActorWorker for backend null" in rows["null"]["offers"]
+    assert rows["never_imported"] | {"problems": []} == {
+        "name": "never_imported",
+        "distribution": "never-imported",
+        "version": "2.5",
+        "enabled": False,
+        "source": "never_imported",
+        "hooks": None,
+        "offers": None,
+        "problems": [],
+        "warnings": [],
+    }
+    assert "not loaded" in printed(capsys, "plugins")
+
+
+def test_checking_plugins_reports_every_problem_and_heavy_import(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with importable(tmp_path / "site") as site:
+        write_package(site, "broken_one", "raise RuntimeError('no luck')")
+        write_package(site, "leaving_one", "import os\nos._exit(7)")
+        write_package(site, "heavy_one", "print('hello')\nimport ray\n")
+        (site / "ray.py").write_text("")
+        code = main(["plugins", "--check", "--json"])
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert code == 2
+    assert "no luck" in rows["broken_one"]["problems"][0]
+    assert "broken-one 1.0" in rows["broken_one"]["problems"][0]
+    assert "ended with 7" in rows["leaving_one"]["problems"][0]
+    assert any("imports ray" in warning for warning in rows["heavy_one"]["warnings"])
+    assert rows["null"]["problems"] == []
+
+
+def test_a_plugin_in_a_plain_file_is_listed_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("RLCORE_API = '0'")
+    assert "RLCORE_API is '0'" in failing(capsys, "plugins", "--plugin", str(file))
+    assert main(["plugins", "--check", "--plugin", str(file)]) == 2
+    assert "RLCORE_API is '0'" in capsys.readouterr().out
+
+
+def test_ctrl_c_is_130_and_a_bug_is_a_traceback_without_secrets(
+    config: Path, secret: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken:
+        def write(self, text: str) -> int:
+            raise RuntimeError(f"cannot write {secret}")
+
+        def flush(self) -> None:
+            return None
+
+    class Interrupted(Broken):
+        def write(self, text: str) -> int:
+            raise KeyboardInterrupt
+
+    settings = ["config", str(config), "reward.functions.letters.kwargs.a=${oc.env:RLCORE_TEST_TOKEN}"]
+    with contextlib.redirect_stdout(Interrupted()):  # type: ignore[type-var]
+        assert main(settings) == 130
+    with contextlib.redirect_stdout(Broken()):  # type: ignore[type-var]
+        assert main(settings) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "cannot write ${oc.env:RLCORE_TEST_TOKEN}" in err
+    assert secret not in err
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"set -o pipefail; {sys.executable} -m rlcore config --reference | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_is_immediate_and_plans_are_fast() -> None:
+    def seconds(*arguments: str) -> float:
+        start = time.perf_counter()
+        assert in_a_process(*arguments).returncode == 0
+        return time.perf_counter() - start
+
+    # Ten times the targets of 0.3 s and 1 s, because the machine may be busy.
+    assert min(seconds("--help") for _ in range(2)) < 3
+    needed = ("model.path=none", "data.sources.all.path=p.jsonl", "reward.functions.letters.fn=count_letter")
+    assert seconds("plan", *needed, "--plugin", "null") < 10
+
+
+def test_help_imports_only_the_standard_library_and_the_errors() -> None:
+    code = (
+        "import sys; from rlcore.cli import main; main(['--help']);"
+        "print(sorted(m for m in sys.modules if m.partition('.')[0] not in sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.splitlines()[-1]
+    assert loaded == "['__main__', 'rlcore', 'rlcore.cli', 'rlcore.errors']"
