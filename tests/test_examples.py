@@ -1,0 +1,171 @@
+"""Examples run, and what the documents show is what is in the tree."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.data import load_prompts, refuse_overlap
+from rlcore.launch import plan_run
+
+ROOT = Path(__file__).parent.parent
+ARITHMETIC = ROOT / "examples" / "arithmetic"
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "writing-a-plugin.md"]
+# Without torch: the policy is a unigram over bytes. It replaces what is named before it on the command line.
+NULL = (
+    "--plugin null model.path= model.tokenizer=bytes actor.backend='null' rollout.backend='null' train.max_steps=1 "
+    "train.prompts_per_step=2 rollout.samples_per_prompt=2 eval.sources.heldout.limit=2"
+)
+
+
+def rlcore(arguments: str, directory: Path) -> str:
+    """What the command printed, stderr included; it must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rlcore", *shlex.split(arguments)],
+        cwd=directory,
+        env={**os.environ, "COLUMNS": "200"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"rlcore {arguments}\n{done.stdout}"
+    return done.stdout
+
+
+def shown_files(document: Path) -> list[tuple[str, str]]:
+    """(path, text) of every file that the document shows: '<!-- file: path -->' and a fenced block."""
+    return re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", document.read_text(), re.DOTALL)
+
+
+def commands(document: Path) -> list[str]:
+    """The lines that begin with 'rlcore ' in the document's fenced blocks of shell, without that word."""
+    blocks = re.findall(r"```sh\n(.*?)```", document.read_text(), re.DOTALL)
+    return [
+        line.removeprefix("rlcore ") for block in blocks for line in block.splitlines() if line.startswith("rlcore ")
+    ]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
+def test_a_file_in_a_document_is_the_file_in_the_tree(document: Path) -> None:
+    shown = shown_files(document)
+    assert shown
+    for path, text in shown:
+        assert text == (ROOT / path).read_text(), f"{document.name} shows another {path}"
+
+
+def test_the_readme_shows_a_plugin_of_ten_lines() -> None:
+    [(_, text)] = shown_files(ROOT / "README.md")
+    code = re.sub(r'""".*?"""', "", text, flags=re.DOTALL)
+    body = [line for line in code.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
+    assert len(body) <= 10
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)", document.read_text())
+    assert [each for each in links if "://" not in each and not (document.parent / each).exists()] == []
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A directory with the examples and with the reward file that the README shows."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    [reward] = re.findall(r"Save this as `my_rewards.py`:\n\n```python\n(.*?)```", DOCUMENTS[0].read_text(), re.DOTALL)
+    (tmp_path / "my_rewards.py").write_text(reward)
+    return tmp_path
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
+def test_every_command_of_a_document_runs(document: Path, workplace: Path) -> None:
+    found = commands(document)
+    assert found
+    for command in found:
+        output = rlcore(f"{command} {NULL}" if command.startswith("train ") else command, workplace)
+        assert output.strip(), command
+    if document.name == "README.md":
+        log = (workplace / "runs" / "sums" / "log.txt").read_text()
+        assert (workplace / "runs" / "sums" / "checkpoints" / "step_1").is_dir(), log
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*/ci.yaml")), ids=lambda each: each.parent.name)
+def test_the_ci_configuration_of_an_example_runs_as_its_first_lines_say(example: Path, tmp_path: Path) -> None:
+    [command] = re.findall(r"^# +rlcore (train .*)$", example.read_text(), re.MULTILINE)
+    output = rlcore(f"{command} train.dir={tmp_path} train.name=run", ROOT)
+    assert "held-out" in output
+    assert (tmp_path / "run" / "checkpoints" / "step_2" / "manifest.json").is_file()
+
+
+def test_the_plan_of_the_arithmetic_example_takes_the_reward_from_the_plugin() -> None:
+    plan = plan_run([ARITHMETIC / "config.yaml"], [], ["digit_sum"])
+    [reward] = plan.rewards
+    assert (reward.name, reward.reference) == ("accuracy", "rlcore_example_arithmetic:last_number")
+    assert "digit_sum" in reward.provided_by
+    assert [each.distribution for each in plan.plugins] == ["rlcore-example-arithmetic"]
+    assert plan.arithmetic["samples"] == 64
+
+
+def test_the_arithmetic_example_holds_out_a_quarter_of_the_additions_and_nothing_else() -> None:
+    config = plan_run([ARITHMETIC / "config.yaml"], [], ["digit_sum"]).config
+    train = load_prompts(config.data.sources, config.data)
+    heldout = load_prompts(config.eval.sources, config.data)
+    refuse_overlap(train, heldout)
+    questions = {
+        which: {str(prompt.messages[-1]["content"]) for each in prompts.values() for prompt in each}
+        for which, prompts in (("train", train), ("heldout", heldout))
+    }
+    assert len(questions["train"]) + len(questions["heldout"]) == 100
+    assert 20 <= len(questions["heldout"]) <= 35
+    pattern = re.compile(r"State the final answer to the following arithmetic problem: \d \+ \d =")
+    assert all(pattern.fullmatch(each) for each in questions["train"] | questions["heldout"])
+
+
+def get_model(target: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(ARITHMETIC / "get_model.py"), str(target)]
+    return subprocess.run(command, text=True, capture_output=True, timeout=300, check=False)
+
+
+def test_a_model_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    done = get_model(tmp_path / "model")
+    assert (done.returncode, list((tmp_path / "model").iterdir())) == (0, [])
+    assert "is there already" in done.stdout
+
+
+@pytest.mark.real
+def test_the_model_of_the_demo_is_an_ordinary_model_directory(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    directory = ROOT / ".models" / "smollm2-135m-instruct"
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    assert not hasattr(model.config, "quantization_config")
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    conversation = [{"role": "user", "content": "What is the capital of France?"}]
+    ids = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    with torch.no_grad():
+        answer = model.generate(**ids, max_new_tokens=16, do_sample=False)
+    assert "Paris" in tokenizer.decode(answer[0, ids["input_ids"].shape[1] :])
+
+
+@pytest.mark.real
+@pytest.mark.timeout(600)
+def test_the_arithmetic_example_trains_the_real_model_for_two_steps(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    rlcore(
+        f"train examples/arithmetic/config.yaml --plugin digit_sum train.dir={tmp_path} train.name=run "
+        "train.max_steps=2 train.prompts_per_step=2 rollout.samples_per_prompt=4 eval.sources.heldout.limit=4",
+        ROOT,
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoints" / "step_2" / "model")
+    assert sum(each.numel() for each in model.parameters()) > 130_000_000

@@ -1,0 +1,134 @@
+"""Distributions, constraints, Makefile and CI say the same thing as each other and as the tree."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+PLUGINS = sorted(each.parent for each in (ROOT / "plugins").glob("*/pyproject.toml"))
+EXAMPLES = sorted(each.parent for each in (ROOT / "examples").glob("*/plugin/pyproject.toml"))
+OTHERS = [*PLUGINS, *EXAMPLES]
+MAKEFILE = (ROOT / "Makefile").read_text()
+CI = (ROOT / ".ci" / "run").read_text()
+CI_MINUTES = 90
+
+
+def project(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((directory / "pyproject.toml").read_text())
+    return found
+
+
+def name_of(directory: Path) -> str:
+    return str(directory.relative_to(ROOT))
+
+
+def pinned() -> dict[str, Version]:
+    lines = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonical(name): Version(version) for name, version in pins}
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirements() -> Iterator[Requirement]:
+    """What every distribution needs or may need, but for what no machine without a GPU or cluster installs."""
+    for directory in [ROOT, *OTHERS]:
+        data = project(directory)["project"]
+        extras = data.get("optional-dependencies", {})
+        lists = [each for name, each in extras.items() if name not in ("ray", "vllm")]
+        for text in [*data["dependencies"], *(text for each in lists for text in each)]:
+            requirement = Requirement(text)
+            if not requirement.name.startswith("rlcore"):
+                yield requirement
+
+
+def test_there_are_three_plugins_and_an_example() -> None:
+    assert [each.name for each in PLUGINS] == ["agent_loop", "critic_engine", "reward_loop"]
+    assert [name_of(each) for each in EXAMPLES] == ["examples/arithmetic/plugin"]
+
+
+@pytest.mark.parametrize("directory", OTHERS, ids=name_of)
+def test_a_plugin_is_a_distribution_of_its_own(directory: Path) -> None:
+    data = project(directory)
+    [package] = data["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    [entry] = data["project"]["entry-points"]["rlcore"].items()
+    assert entry[1] == package
+    assert data["project"]["name"] == package.replace("_", "-")
+    if directory in PLUGINS:
+        assert entry[0] == directory.name
+    assert (directory / package / "py.typed").is_file()
+    assert (directory / "README.md").is_file()
+    assert list((directory / "tests").glob("test_*.py"))
+
+
+@pytest.mark.parametrize("directory", OTHERS, ids=name_of)
+def test_a_plugin_says_which_versions_of_the_core_it_is_for(directory: Path) -> None:
+    data, core = project(directory)["project"], project(ROOT)["project"]
+    [needed] = [each for each in map(Requirement, data["dependencies"]) if each.name == "rlcore"]
+    assert needed.specifier == SpecifierSet(">=0.1,<0.2")
+    assert Version(core["version"]) in needed.specifier
+    assert data["requires-python"] == core["requires-python"]
+    assert data["license"] == core["license"] == "Apache-2.0"
+
+
+@pytest.mark.parametrize("directory", PLUGINS, ids=name_of)
+def test_a_plugin_imports_no_other_plugin_and_no_private_name_of_the_core(directory: Path) -> None:
+    others = [f"rlcore_{each.name}" for each in PLUGINS if each != directory]
+    for file in directory.rglob("*.py"):
+        text = file.read_text()
+        assert not [each for each in others if re.search(rf"\b{each}\b", text)], file
+        imports = re.findall(r"^\s*(?:from|import) (rlcore(?:\.\w+)*)(?: import (.*))?$", text, re.MULTILINE)
+        assert not [each for each in imports if re.search(r"(^|[\s.,])_", " ".join(each))], file
+
+
+def test_everything_that_is_needed_is_pinned_to_a_version_that_will_do() -> None:
+    pins = pinned()
+    for requirement in requirements():
+        version = pins[canonical(requirement.name)]
+        assert version in requirement.specifier, requirement
+
+
+def test_the_pins_are_final_releases_and_torch_is_for_every_machine() -> None:
+    pins = pinned()
+    assert [name for name, version in pins.items() if version.is_prerelease] == []
+    # A local version such as 2.13.0+cpu exists in one index only; without it the constraint holds for all of them.
+    assert [name for name, version in pins.items() if version.local] == []
+    assert pins["torch"] == Version("2.13.0")
+
+
+def test_make_test_runs_the_tests_of_every_distribution() -> None:
+    [plugins] = re.findall(r"^PLUGINS := (.*)$", MAKEFILE, re.MULTILINE)
+    assert sorted(plugins.split()) == [name_of(each) for each in PLUGINS]
+    assert "TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(EXAMPLE)/plugin/tests" in MAKEFILE
+    assert "EXAMPLE := examples/arithmetic\n" in MAKEFILE
+
+
+def test_ci_calls_targets_that_exist_and_fits_into_its_time() -> None:
+    steps = re.findall(r"^step (\S+) (\d+) make (\S+)$", CI, re.MULTILINE)
+    assert [name for name, _, _ in steps] == ["test", "test-optimized", "fault", "real", "lint", "types", "outsider"]
+    for name, _, target in steps:
+        assert name == target
+        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
+    assert sum(int(seconds) for _, seconds, _ in steps) <= CI_MINUTES * 60
+
+
+def test_what_agents_and_contributors_are_told_to_type_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
+    for name in ("AGENTS.md", "CONTRIBUTING.md", "README.md"):
+        told = re.findall(r"(?:^|`)make ([a-z-]+(?: [a-z-]+)*)", (ROOT / name).read_text(), re.MULTILINE)
+        assert {each for words in told for each in words.split()} <= targets, name
+
+
+def test_the_versions_agree_and_the_changelog_has_the_current_one() -> None:
+    version = project(ROOT)["project"]["version"]
+    assert f'__version__ = "{version}"' in (ROOT / "rlcore" / "__init__.py").read_text()
+    assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
