@@ -186,6 +186,12 @@ def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str)
         raise ConfigError(
             "actor.lora.enabled=true: the package peft is not installed; pip install 'rlcore[lora]'"
         ) from missing
+    outputs = [name for name, each in transformer.named_modules() if each is transformer.get_output_embeddings()]
+    if any(f".{name}".endswith(f".{target}") for name in outputs for target in lora.target_modules):
+        raise ConfigError(
+            f"lora.target_modules={list(lora.target_modules)}: the output layer '{outputs[0]}' cannot carry an "
+            "adapter; leave it out"
+        )
     alpha: Any = lora.alpha  # peft's annotation says int; it divides, and takes any number
     targets: Any = lora.target_modules[0] if lora.target_modules == ("all-linear",) else list(lora.target_modules)
     config = peft.LoraConfig(

@@ -1,0 +1,251 @@
+"""Saving and restoring the training engine, and exporting what was saved."""
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tqdm import tqdm
+
+from rlcore.algo.loss import clip
+from rlcore.backends.hf import LossTerms, MicroBatch, Predictions, TrainEngine, export_model
+from rlcore.backends.hf.policy_loss import PolicyLoss
+from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
+from rlcore.errors import CheckpointError, ConfigError
+from rlcore.testing.tiny import random_batch, write_tiny_model
+from rlcore.types import Ref
+
+torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
+
+tqdm.monitor_interval = 0  # peft merges under a progress bar, whose watching thread would outlive the test
+# peft 0.21 reads an attribute that transformers 5.23 has renamed.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+
+LORA = LoraConfig(enabled=True, rank=4, alpha=8.0)
+VARIANTS: list[dict[str, Any]] = [{}, {"dtype": "bfloat16"}, {"lora": LORA}, {"lr_schedule": "linear"}]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["untied", "tied"])
+def llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "llama"
+    return write_tiny_model(directory, num_key_value_heads=2, tie_word_embeddings=request.param)
+
+
+def engine_of(path: Path, **settings: Any) -> TrainEngine:
+    config = EngineConfig(**{"lr": 1e-3, "warmup_steps": 2, "micro_batch_tokens": 100, **settings})
+    model = ModelConfig(path=str(path))
+    return TrainEngine("causal_lm", model, config, PolicyLoss(clip, AlgoConfig()), num_updates=8)
+
+
+def weights_of(engine: TrainEngine) -> dict[str, torch.Tensor]:
+    return {name: each.detach().clone() for name, each in engine.model.named_parameters()}
+
+
+def assert_same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    assert mine.keys() == theirs.keys()
+    assert [name for name, each in mine.items() if not torch.equal(each, theirs[name])] == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: next(iter(variant), "plain"))
+def test_three_updates_equal_two_a_restart_and_one_bit_for_bit(
+    llama: Path, tmp_path: Path, variant: dict[str, Any]
+) -> None:
+    batches = [random_batch(seed=seed) for seed in range(3)]
+    torch.manual_seed(0)
+    unbroken = engine_of(llama, **variant)
+    torch.manual_seed(1)  # a new adapter is random, and the saved one must win
+    first = engine_of(llama, **variant)
+    first.model.load_state_dict(unbroken.model.state_dict())
+    torch.manual_seed(2)
+    second = engine_of(llama, **variant)
+    start = weights_of(unbroken)
+    expected = [unbroken.update(batch) for batch in batches]
+    metrics = [first.update(batch) for batch in batches[:2]]
+    first.save(tmp_path)
+    second.restore(tmp_path)
+    assert_same(weights_of(second), weights_of(first))
+    metrics.append(second.update(batches[2]))
+    assert metrics == expected
+    assert_same(weights_of(second), weights_of(unbroken))
+    assert any(not torch.equal(each, start[name]) for name, each in weights_of(second).items())
+
+
+def test_the_random_states_come_back(llama: Path, tmp_path: Path) -> None:
+    engine = engine_of(llama)
+
+    def draws() -> tuple[float, float, float]:
+        return float(torch.rand(())), float(np.random.random()), random.random()
+
+    draws()
+    engine.save(tmp_path)
+    expected = draws()
+    draws()
+    engine.restore(tmp_path)
+    assert draws() == expected
+
+
+def test_a_saved_model_directory_opens_with_from_pretrained_and_gives_the_same_logits(
+    llama: Path, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    engine = engine_of(llama)
+    engine.update(random_batch())
+    engine.save(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    token_ids_BT = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        assert torch.equal(opened(token_ids_BT).logits, engine.model.transformer(token_ids_BT).logits)
+    before, after = (json.loads((each / "config.json").read_text()) for each in (llama, tmp_path / "model"))
+    assert after == before
+
+
+def test_a_checkpoint_holds_no_pickle(llama: Path, tmp_path: Path) -> None:
+    engine_of(llama).save(tmp_path)
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".json", ".safetensors"}
+
+
+def test_saving_twice_writes_the_same_bytes(llama: Path, tmp_path: Path) -> None:
+    engine = engine_of(llama)
+    engine.update(random_batch())
+    for name in ("a", "b"):
+        engine.save(tmp_path / name)
+    files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
+    assert files
+    assert all((tmp_path / "a" / each).read_bytes() == (tmp_path / "b" / each).read_bytes() for each in files)
+
+
+def test_a_missing_or_foreign_checkpoint_is_refused(llama: Path, tmp_path: Path) -> None:
+    engine = engine_of(llama)
+    with pytest.raises(CheckpointError, match="it has no 'model/', and a full model is to be restored"):
+        engine.restore(tmp_path / "nothing")
+    other = engine_of(write_tiny_model(tmp_path / "other", num_key_value_heads=4))
+    other.save(tmp_path / "saved")
+    with pytest.raises(CheckpointError, match="holds another model"):
+        engine.restore(tmp_path / "saved")
+
+
+def test_damaged_training_state_is_a_checkpoint_error(llama: Path, tmp_path: Path) -> None:
+    engine = engine_of(llama)
+    engine.save(tmp_path)
+    state = tmp_path / "trainer_state.safetensors"
+    state.write_bytes(state.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"reading trainer_state") as caught:
+        engine.restore(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def value_loss(micro: MicroBatch, predictions: Predictions) -> LossTerms:
+    assert micro.batch.returns is not None
+    return LossTerms((predictions.scores_BT - micro.per_token(micro.batch.returns)) ** 2)
+
+
+@pytest.mark.parametrize("lora", [LoraConfig(), LORA], ids=["full", "lora"])
+def test_a_value_model_is_restored_with_its_head_and_can_be_started_from(
+    llama: Path, tmp_path: Path, lora: LoraConfig
+) -> None:
+    batch = random_batch()
+    batch = replace(batch, returns=Ref(np.ones(batch.tokens.get().token_ids_BT.shape, dtype=np.float32)))
+
+    def value_engine(path: Path) -> TrainEngine:
+        config = EngineConfig(lr=1e-2, lora=lora)
+        return TrainEngine("value", ModelConfig(path=str(path)), config, value_loss, name="critic")
+
+    engine = value_engine(llama)
+    for _ in range(2):
+        engine.update(batch)
+    engine.save(tmp_path)
+    restored = value_engine(llama)
+    restored.restore(tmp_path)
+    assert engine.values(batch).any()
+    np.testing.assert_array_equal(restored.values(batch), engine.values(batch))
+    if not lora.enabled:
+        np.testing.assert_array_equal(value_engine(tmp_path / "model").values(batch), engine.values(batch))
+
+
+def test_lora_trains_the_adapter_only_and_is_off_for_the_reference(llama: Path) -> None:
+    batch = random_batch()
+    engine, full = engine_of(llama, lora=LORA, warmup_steps=0), engine_of(llama)
+    start = weights_of(engine)
+    engine.update(batch)
+    changed = [name for name, each in weights_of(engine).items() if not torch.equal(each, start[name])]
+    assert changed
+    assert all("lora_" in name for name in changed)
+    assert engine.facts()["num_trainable"] == sum(start[name].numel() for name in start if "lora_" in name)
+    with engine.model.without_adapter():
+        np.testing.assert_array_equal(engine.logprobs(batch), full.logprobs(batch))
+    assert (engine.logprobs(batch) != full.logprobs(batch)).any()
+
+
+def test_lora_dropout_is_on_in_updates_only(llama: Path) -> None:
+    batch = random_batch()
+    engine = engine_of(llama, lora=replace(LORA, dropout=0.5), warmup_steps=0, lr=1e-1)
+    engine.update(batch)  # the adapter starts as a no-op; now it has an effect
+    scored_BT = engine.logprobs(batch)
+    np.testing.assert_array_equal(engine.logprobs(batch), scored_BT)
+    metrics = engine.update(replace(batch, old_logprobs=Ref(scored_BT)))
+    assert metrics["policy/ratio_max"] > 1.001
+
+
+def test_adapting_the_output_layer_is_refused(llama: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lora\.target_modules=.*output layer 'lm_head' cannot carry"):
+        engine_of(llama, lora=replace(LORA, target_modules=("lm_head", "q_proj")))
+
+
+def logits_of(directory: Path, peft: bool = False) -> torch.Tensor:
+    from peft import AutoPeftModelForCausalLM
+    from transformers import AutoModelForCausalLM
+
+    opener: Any = AutoPeftModelForCausalLM if peft else AutoModelForCausalLM
+    with torch.no_grad():
+        logits: torch.Tensor = opener.from_pretrained(directory).eval()(input_ids=torch.tensor([[1, 2, 3, 4]])).logits
+    return logits
+
+
+def test_a_lora_checkpoint_is_exported_as_adapter_and_merged(llama: Path, tmp_path: Path) -> None:
+    engine = engine_of(llama, lora=LORA, warmup_steps=0, lr=1e-2)
+    engine.update(random_batch())
+    engine.save(tmp_path / "checkpoint")
+    with torch.no_grad():
+        expected = engine.model.transformer(torch.tensor([[1, 2, 3, 4]])).logits
+    adapter = export_model(tmp_path / "checkpoint", tmp_path / "adapter", "adapter")
+    torch.testing.assert_close(logits_of(adapter, peft=True), expected)
+    assert (logits_of(llama) - expected).abs().max() > 1e-3
+    for form in ("merged", "hf"):
+        merged = export_model(tmp_path / "checkpoint", tmp_path / form, form)  # type: ignore[arg-type]
+        assert not (merged / "adapter_config.json").exists()
+        torch.testing.assert_close(logits_of(merged), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_full_checkpoint_is_exported_as_a_model_directory_only(llama: Path, tmp_path: Path) -> None:
+    engine_of(llama).save(tmp_path / "checkpoint")
+    exported = export_model(tmp_path / "checkpoint", tmp_path / "out", "hf")
+    torch.testing.assert_close(logits_of(exported), logits_of(llama))
+    with pytest.raises(ConfigError, match="form 'adapter' needs a LoRA checkpoint"):
+        export_model(tmp_path / "checkpoint", tmp_path / "other", "adapter")
+    with pytest.raises(ConfigError, match="is not empty"):
+        export_model(tmp_path / "checkpoint", tmp_path / "out", "hf")
+    with pytest.raises(CheckpointError, match="holds neither 'model/' nor 'adapter/'"):
+        export_model(tmp_path / "nothing", tmp_path / "other", "hf")
+
+
+def test_lora_without_peft_says_what_to_install(llama: Path) -> None:
+    script = f"""
+import sys
+sys.modules["peft"] = None
+from rlcore.backends.hf import TrainEngine
+from rlcore.config import EngineConfig, LoraConfig, ModelConfig
+from rlcore.errors import ConfigError
+try:
+    TrainEngine("causal_lm", ModelConfig(path={str(llama)!r}), EngineConfig(lora=LoraConfig(enabled=True)), None)
+except ConfigError as error:
+    sys.exit(0 if "pip install 'rlcore[lora]'" in str(error) else 1)
+sys.exit(2)
+"""
+    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=False).returncode == 0
