@@ -52,7 +52,7 @@ class EmbeddedSampler:
         self.check_architecture()
 
     def check_architecture(self) -> None:
-        """ConfigError for a model whose state is more than keys and values, such as a recurrent one."""
+        """ConfigError for a model whose state is more than keys and values, or whose attention cannot mask padding."""
         config = self._model.transformer.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or [])
         if kinds - {"full_attention", "sliding_attention"} or getattr(self._model.transformer, "_is_stateful", False):
@@ -60,6 +60,13 @@ class EmbeddedSampler:
                 f"rollout.backend=hf: {type(self._model.transformer).__name__} has layers other than attention "
                 f"({', '.join(sorted(kinds)) or 'recurrent'}), which the embedded rollout cannot decode; choose a "
                 "model with attention layers only, or another rollout backend"
+            )
+        transformer = self._model.transformer
+        if transformer.config._attn_implementation == "eager" and transformer.dtype == torch.float64:
+            # Its softmax runs in float32, where float64's masking value is -inf: padding becomes NaN and spreads.
+            raise ConfigError(
+                "rollout.backend=hf: model.attention=eager cannot mask padding in actor.dtype=float64; choose sdpa, or "
+                "float32"
             )
 
     async def generate(self, requests: Sequence[GenerateRequest], version: int) -> AsyncIterator[Completion]:

@@ -1,0 +1,380 @@
+"""The embedded rollout: transformers' own greedy tokens, exact log-probs, and no dependence on order or time."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlcore.algo.loss import clip
+from rlcore.backends.hf import TrainEngine
+from rlcore.backends.hf.policy_loss import PolicyLoss
+from rlcore.backends.hf.rollout import EmbeddedSampler
+from rlcore.backends.hf.sampling import RowSampling, draw, row_stream
+from rlcore.batch import collate
+from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
+from rlcore.errors import ConfigError, WorkerError
+from rlcore.testing.tiny import END, VOCABULARY, write_tiny_model
+from rlcore.tokens import ByteTokens
+from rlcore.types import (
+    Completion,
+    Finish,
+    GenerateRequest,
+    Prompt,
+    Reward,
+    Sampling,
+    Scored,
+    Trajectory,
+    TrajectoryId,
+)
+
+torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
+
+CPU = torch.device("cpu")
+GREEDY = Sampling(temperature=0.0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "llama", num_key_value_heads=2)
+
+
+def engine_of(path: Path, **settings: Any) -> TrainEngine:
+    attention = settings.pop("attention", "sdpa")
+    temperature = settings.pop("temperature", 1.0)
+    return TrainEngine(
+        "causal_lm",
+        ModelConfig(path=str(path), attention=attention),
+        EngineConfig(**settings),
+        PolicyLoss(clip, AlgoConfig()),
+        temperature=temperature,
+    )
+
+
+def sampler_of(engine: TrainEngine, max_rows: int = 64) -> EmbeddedSampler:
+    return EmbeddedSampler(engine.policy, ByteTokens(), max_rows=max_rows, device=CPU)
+
+
+def requests_of(sampling: Sampling, num: int = 4, n: int = 2) -> list[GenerateRequest]:
+    """Prompts of different lengths."""
+    return [GenerateRequest(f"r{i}", tuple(range(40 + i, 45 + 3 * i)), sampling, n, seed=i) for i in range(num)]
+
+
+def generated(sampler: EmbeddedSampler, requests: Sequence[GenerateRequest]) -> dict[tuple[str, int], Completion]:
+    async def run() -> list[Completion]:
+        return [each async for each in sampler.generate(requests, version=3)]
+
+    completions = asyncio.run(run())
+    found = {(each.request_id, each.sample): each for each in completions}
+    assert len(found) == len(completions)
+    return found
+
+
+def ids_of(completions: dict[tuple[str, int], Completion]) -> dict[tuple[str, int], list[int]]:
+    return {key: each.token_ids.tolist() for key, each in completions.items()}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"),
+    [
+        ("Llama", {"num_key_value_heads": 2}),
+        ("Qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+        ("GPTNeoX", {}),
+        ("Mistral", {"num_key_value_heads": 2, "sliding_window": 8}),
+        ("Gemma2", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 4.0}),
+    ],
+)
+@pytest.mark.parametrize("max_rows", [3, 64])
+def test_greedy_tokens_are_those_of_transformers(
+    tmp_path: Path, architecture: str, settings: dict[str, Any], max_rows: int
+) -> None:
+    path = write_tiny_model(tmp_path, architecture, **settings)
+    # Gemma 2 caps its attention's logits, which sdpa cannot do.
+    special = {"attention": "eager", "dtype": "float32"} if architecture == "Gemma2" else {"dtype": "float64"}
+    engine = engine_of(path, **special)
+    requests = requests_of(GREEDY)
+    ours = generated(sampler_of(engine, max_rows), requests)
+    for request in requests:
+        prompt_BT = torch.tensor([request.token_ids])
+        theirs_BT = engine.policy.transformer.generate(
+            prompt_BT, attention_mask=torch.ones_like(prompt_BT), max_new_tokens=24, do_sample=False, pad_token_id=END
+        )
+        expected = theirs_BT[0, prompt_BT.shape[1] :].tolist()
+        for sample in range(request.n):
+            assert ours[request.id, sample].token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_recorded_logprobs_are_those_of_the_trainer(llama: Path, temperature: float) -> None:
+    engine = engine_of(llama, temperature=temperature)
+    requests = requests_of(Sampling(temperature=temperature, max_tokens=16), num=6, n=3)
+    completions = generated(sampler_of(engine), requests)
+    batch = collate(
+        [[scored(request, completions[request.id, i]) for i in range(request.n)] for request in requests], END
+    )
+    arrays = batch.tokens.get()
+    difference = (engine.logprobs(batch) - arrays.rollout_logprobs_BT)[arrays.loss_mask_BT]
+    assert np.abs(difference).max() < 1e-4
+    assert np.exp(difference).mean() == pytest.approx(1.0, abs=1e-5)
+
+
+def scored(request: GenerateRequest, completion: Completion) -> Scored:
+    num_prompt = len(request.token_ids)
+    token_ids = np.concatenate([np.array(request.token_ids, dtype=np.int32), completion.token_ids])
+    trajectory = Trajectory(
+        id=TrajectoryId(request.id, 0, completion.sample),
+        prompt=Prompt(request.id, (), None, ""),
+        token_ids=token_ids,
+        loss_mask=np.arange(len(token_ids)) >= num_prompt,
+        logprobs=np.concatenate([np.zeros(num_prompt, dtype=np.float32), completion.logprobs]),
+        completion="",
+        finish=completion.finish,
+        versions=((num_prompt, completion.version),),
+    )
+    return Scored(trajectory, Reward(0.0))
+
+
+def test_recorded_logprobs_are_untruncated_and_those_of_a_greedy_row_have_temperature_one(llama: Path) -> None:
+    engine = engine_of(llama)
+    sampler = sampler_of(engine)
+    truncated = Sampling(temperature=0.5, top_k=2, max_tokens=1)
+    for sampling, temperature in ((truncated, 0.5), (replace(GREEDY, max_tokens=1), 1.0)):
+        (request,) = requests_of(sampling, num=1, n=1)
+        (completion,) = generated(sampler, [request]).values()
+        with torch.no_grad():
+            logits_V = engine.policy.transformer(torch.tensor([request.token_ids])).logits[0, -1] / temperature
+        expected = torch.log_softmax(logits_V, dim=-1)[int(completion.token_ids[0])]
+        assert completion.logprobs[0] == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_the_order_of_submission_changes_nothing(llama: Path) -> None:
+    sampler = sampler_of(engine_of(llama), max_rows=5)
+    requests = requests_of(Sampling(max_tokens=20), num=5, n=3)
+    expected = generated(sampler, requests)
+    shuffled = generated(sampler, [requests[i] for i in (3, 0, 4, 2, 1)])
+    assert ids_of(shuffled) == ids_of(expected)
+    assert all(np.array_equal(shuffled[key].logprobs, each.logprobs) for key, each in expected.items())
+    assert len({tuple(each) for each in ids_of(expected).values()}) == 15
+
+
+def test_a_seed_decides_what_a_sample_draws(llama: Path) -> None:
+    sampler = sampler_of(engine_of(llama))
+    (request,) = requests_of(Sampling(max_tokens=20), num=1, n=2)
+    first = ids_of(generated(sampler, [request]))
+    assert ids_of(generated(sampler, [request])) == first
+    assert ids_of(generated(sampler, [replace(request, seed=99)])) != first
+    assert first["r0", 0] != first["r0", 1]
+    assert row_stream(-5, 0).random() == row_stream(-5, 0).random() != row_stream(-5, 1).random()
+
+
+def test_rows_of_different_budgets_end_on_their_own_and_others_go_on_unharmed(llama: Path) -> None:
+    engine = engine_of(llama, dtype="float64")
+    long = requests_of(Sampling(max_tokens=40), num=6, n=2)
+    expected = ids_of(generated(sampler_of(engine), long))
+    budgets = [3, 40, 1, 17, 2, 40]
+    mixed = [replace(each, sampling=Sampling(max_tokens=budget)) for each, budget in zip(long, budgets, strict=True)]
+    completions = generated(sampler_of(engine), mixed)
+    for request, budget in zip(mixed, budgets, strict=True):
+        for sample in range(2):
+            found, whole = completions[request.id, sample], expected[request.id, sample]
+            assert found.token_ids.tolist() == whole[:budget]
+            ended = found.token_ids[-1] == END
+            assert found.finish == (Finish.STOP if ended else Finish.LENGTH)
+            assert len(found.token_ids) == len(found.logprobs)
+            assert found.version == 3
+
+
+def make_end_likely(engine: TrainEngine) -> None:
+    """Give the end token a fixed, high logit: copy the row of the output layer that wins most often."""
+    with torch.no_grad():
+        head = engine.policy.head.linear
+        head.weight[END] = head.weight[:END].mean(dim=0) + 0.3 * torch.ones(32)
+
+
+def test_the_end_token_is_kept_and_nothing_follows_it(llama: Path) -> None:
+    engine = engine_of(llama)
+    make_end_likely(engine)
+    completions = generated(sampler_of(engine), requests_of(Sampling(max_tokens=200, temperature=2.0), num=4, n=8))
+    ended = [each for each in completions.values() if each.finish is Finish.STOP]
+    assert ended
+    assert all(each.token_ids[-1] == END and END not in each.token_ids[:-1] for each in ended)
+
+
+def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(llama: Path) -> None:
+    engine = engine_of(llama, dtype="float64")
+    requests = requests_of(Sampling(max_tokens=60), num=3, n=4)
+    free = generated(sampler_of(engine), requests)
+    tokens = ByteTokens()
+    key, target = next(
+        (key, text) for key, each in free.items() if len(text := tokens.decode(each.token_ids.tolist()[10:13])) == 3
+    )
+    stopped = generated(
+        sampler_of(engine), [replace(r, sampling=replace(r.sampling, stop=("never!", target))) for r in requests]
+    )
+    found = stopped[key]
+    assert found.finish is Finish.STOP
+    assert tokens.decode(found.token_ids.tolist()).endswith(target)
+    assert len(found.token_ids) <= 13
+    for other, each in stopped.items():
+        ids = each.token_ids.tolist()
+        assert ids == free[other].token_ids.tolist()[: len(ids)]
+
+
+def test_each_prompt_is_computed_once_for_all_its_samples(llama: Path) -> None:
+    engine = engine_of(llama)
+    shapes: list[tuple[int, ...]] = []
+    handle = engine.policy.transformer.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    generated(sampler_of(engine), requests_of(replace(GREEDY, max_tokens=5), num=3, n=8))
+    handle.remove()
+    assert shapes[0] == (3, 9)
+    assert shapes[1] == (24, 1)
+
+
+def test_rows_that_ended_leave_the_batch(llama: Path) -> None:
+    engine = engine_of(llama)
+    rows: list[int] = []
+    requests = [replace(each, sampling=Sampling(max_tokens=4 * i + 2)) for i, each in enumerate(requests_of(GREEDY))]
+    handle = engine.policy.transformer.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    generated(sampler_of(engine), requests)
+    handle.remove()
+    assert rows[1] == 8
+    assert rows[-1] <= 2
+    assert rows[1:] == sorted(rows[1:], reverse=True)
+
+
+def test_each_completion_is_yielded_when_it_ends_and_other_tasks_run_meanwhile(llama: Path) -> None:
+    sampler = sampler_of(engine_of(llama))
+    requests = [replace(each, sampling=Sampling(max_tokens=10 * i + 1)) for i, each in enumerate(requests_of(GREEDY))]
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def run() -> list[int]:
+        other = asyncio.create_task(count())
+        seen = [turns async for _ in sampler.generate(requests, version=0)]
+        other.cancel()
+        return seen
+
+    seen = asyncio.run(run())
+    assert seen[0] < seen[-1]
+    assert seen[-1] >= 20
+
+
+def test_generation_leaves_the_model_as_it_was(llama: Path) -> None:
+    engine = engine_of(llama)
+    before = [each.detach().clone() for each in engine.model.parameters()]
+    state = torch.get_rng_state()
+    generated(sampler_of(engine), requests_of(Sampling(max_tokens=5)))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(engine.model.parameters(), before, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.is_grad_enabled()
+    assert all(each.grad is None for each in engine.model.parameters())
+
+
+@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(250, 7), (300, 1)])
+def test_what_does_not_fit_the_window_is_refused_with_its_numbers(
+    llama: Path, num_prompt: int, max_tokens: int
+) -> None:
+    sampler = sampler_of(engine_of(llama))
+    request = GenerateRequest("long/7", (65,) * num_prompt, Sampling(max_tokens=max_tokens), 1, 0)
+    with pytest.raises(ConfigError, match=rf"'long/7' has {num_prompt} .* {num_prompt + max_tokens}, .* holds 256"):
+        generated(sampler, [request])
+
+
+def test_a_prompt_of_another_vocabulary_is_refused(llama: Path) -> None:
+    sampler = sampler_of(engine_of(llama))
+    with pytest.raises(WorkerError, match=rf"'r' holds the token id 999.*vocabulary has {VOCABULARY}"):
+        generated(sampler, [GenerateRequest("r", (5, 999), GREEDY, 1, 0)])
+    with pytest.raises(WorkerError, match="'r' has 0 prompt tokens"):
+        generated(sampler, [GenerateRequest("r", (), GREEDY, 1, 0)])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(max_tokens=5), Sampling(max_tokens=5, top_p=0.5)])
+def test_weights_that_are_no_numbers_are_named(llama: Path, sampling: Sampling) -> None:
+    engine = engine_of(llama)
+    with torch.no_grad():
+        engine.policy.head.linear.weight[7, 3] = float("nan")
+    with pytest.raises(WorkerError, match="request 'r0', sample 0: the logits after 5 tokens are not finite"):
+        generated(sampler_of(engine), requests_of(sampling, num=2))
+
+
+def test_a_model_with_recurrent_state_is_refused(llama: Path) -> None:
+    engine = engine_of(llama)
+    engine.policy.transformer.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(ConfigError, match=r"linear_attention.*another rollout backend"):
+        sampler_of(engine)
+
+
+def test_an_attention_that_cannot_mask_padding_is_refused(llama: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.attention=eager cannot mask padding in actor\.dtype=float64"):
+        sampler_of(engine_of(llama, attention="eager", dtype="float64"))
+
+
+def settings_of(sampling: Sampling, num: int, vocabulary: int) -> RowSampling:
+    return RowSampling.of([sampling] * num, vocabulary, CPU)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(temperature=0.5),
+        Sampling(top_k=3),
+        Sampling(top_p=0.7),
+        Sampling(min_p=0.2),
+        Sampling(temperature=1.5, top_k=6, top_p=0.8, min_p=0.05),
+    ],
+)
+def test_tokens_are_drawn_as_often_as_transformers_filters_say(sampling: Sampling) -> None:
+    from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits_1V = torch.randn((1, 12), generator=torch.Generator().manual_seed(1)) * 1.5
+    kept_1V = logits_1V / sampling.temperature
+    unused = torch.zeros((1, 0), dtype=torch.int64)
+    if sampling.top_k:
+        kept_1V = TopKLogitsWarper(sampling.top_k)(unused, kept_1V)
+    if sampling.top_p < 1.0:
+        kept_1V = TopPLogitsWarper(sampling.top_p)(unused, kept_1V)
+    if sampling.min_p:
+        kept_1V = MinPLogitsWarper(sampling.min_p)(unused, kept_1V)
+    expected_V = torch.softmax(kept_1V[0], dim=-1)
+    num = 20_000
+    # Evenly spaced numbers instead of random ones: frequencies are exact to one in `num`.
+    uniforms = (np.arange(num) + 0.5) / num
+    token_R, logprob_R = draw(logits_1V.expand(num, -1), settings_of(sampling, num, 12), uniforms)
+    frequency_V = torch.bincount(token_R, minlength=12) / num
+    torch.testing.assert_close(frequency_V, expected_V, atol=2.0 / num, rtol=0.0)
+    logprobs_V = torch.log_softmax(logits_1V[0] / sampling.temperature, dim=-1)
+    torch.testing.assert_close(logprob_R, logprobs_V[token_R])
+
+
+def test_rows_with_different_settings_do_not_disturb_each_other() -> None:
+    logits_RV = torch.randn((4, 30), generator=torch.Generator().manual_seed(2))
+    each = [Sampling(temperature=0.0), Sampling(top_k=2), Sampling(top_p=0.4, temperature=2.0), Sampling()]
+    uniforms = np.array([0.9, 0.8, 0.7, 0.999999])
+    token_R, logprob_R = draw(logits_RV, RowSampling.of(each, 30, CPU), uniforms)
+    for row, sampling in enumerate(each):
+        alone = draw(logits_RV[row : row + 1], settings_of(sampling, 1, 30), uniforms[row : row + 1])
+        assert token_R[row] == alone[0][0]
+        assert logprob_R[row] == pytest.approx(float(alone[1][0]), abs=1e-6)
+    assert token_R[0] == logits_RV[0].argmax()
+
+
+@pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])
+def test_the_ends_of_the_unit_interval_draw_a_token_with_probability(uniform: float) -> None:
+    logits_RV = torch.full((1, 6), -torch.inf)
+    logits_RV[0, 2:4] = 0.0
+    token_R, _ = draw(logits_RV, settings_of(Sampling(), 1, 6), np.array([uniform]))
+    assert int(token_R) == (2 if uniform == 0.0 else 3)
