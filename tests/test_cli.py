@@ -273,9 +273,9 @@ def test_ctrl_c_is_130_and_a_bug_is_a_traceback_without_secrets(
             raise KeyboardInterrupt
 
     settings = ["config", str(config), "reward.functions.letters.kwargs.a=${oc.env:RLCORE_TEST_TOKEN}"]
-    with contextlib.redirect_stdout(Interrupted()):  # type: ignore[type-var]
+    with contextlib.redirect_stdout(Interrupted()):
         assert main(settings) == 130
-    with contextlib.redirect_stdout(Broken()):  # type: ignore[type-var]
+    with contextlib.redirect_stdout(Broken()):
         assert main(settings) == 1
     err = capsys.readouterr().err
     assert "Traceback" in err

@@ -37,7 +37,7 @@ def test_train_is_the_function_also_after_its_package_was_imported() -> None:
 
     assert callable(run_training)
     assert callable(rlcore.train)
-    assert rlcore.train is sys.modules["rlcore.train"].train  # type: ignore[comparison-overlap]
+    assert rlcore.train is sys.modules["rlcore.train"].train
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

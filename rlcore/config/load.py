@@ -191,13 +191,12 @@ def _fit_plugin(name: str, section: Mapping[str, Any], type_: type[Any] | None, 
 
 def _merge(layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> DictConfig:
     """All layers over the dataclasses' defaults; ConfigError naming the value of the wrong type."""
-    schema = OmegaConf.merge(
-        OmegaConf.structured(RunConfig), {"plugins": {name: OmegaConf.structured(each) for name, each in types.items()}}
-    )
+    schema = OmegaConf.structured(RunConfig)
+    sections = {"plugins": {name: OmegaConf.structured(each) for name, each in types.items()}}
     try:
-        merged = OmegaConf.merge(schema, *(without_paths(layer.values, types) for layer in layers))
+        merged = OmegaConf.merge(schema, sections, *(without_paths(layer.values, types) for layer in layers))
     except OmegaConfBaseException as cause:
-        raise _wrong_type(schema, layers, types, cause) from cause
+        raise _wrong_type(OmegaConf.merge(schema, sections), layers, types, cause) from cause
     if not isinstance(merged, DictConfig):
         raise TypeError("merging mappings gives a mapping")
     return merged
