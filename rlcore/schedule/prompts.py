@@ -37,6 +37,7 @@ def evaluation_sampling(evaluation: EvalConfig, rollout: RolloutConfig) -> Sampl
         temperature=evaluation.temperature,
         top_p=evaluation.top_p,
         top_k=evaluation.top_k,
+        min_p=evaluation.min_p,
         max_tokens=evaluation.max_tokens or rollout.max_tokens,
         stop=rollout.stop,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
+from rlcore.config.redaction import RedactingFormatter
 from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan, plan_to_json
 
@@ -61,7 +62,7 @@ def locked(directory: Path) -> Iterator[None]:
 def logging_to(directory: Path) -> Iterator[None]:
     """Append what the loggers of rlcore say to log.txt."""
     logger, handler = logging.getLogger("rlcore"), logging.FileHandler(directory / "log.txt")
-    handler.setFormatter(logging.Formatter(LOG_FORMAT))
+    handler.setFormatter(RedactingFormatter(LOG_FORMAT))
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
