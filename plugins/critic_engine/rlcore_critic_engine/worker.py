@@ -28,6 +28,8 @@ class HfCritic(CriticWorker):
         context, settings = self.context, self._settings()
         if context.threads > 0:
             torch.set_num_threads(context.threads)
+        # A checkpoint keeps torch's random state, so it must not depend on what this process did before the run.
+        torch.manual_seed(context.seed)
         model = context.config.model
         self.engine = TrainEngine(
             "value",

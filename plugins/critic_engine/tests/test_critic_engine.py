@@ -15,13 +15,16 @@ from rlcore_critic_engine.loss import ValueLoss
 from rlcore_critic_engine.settings import CriticSettings
 from rlcore_critic_engine.worker import HfCritic
 
+from rlcore import metrics
 from rlcore.algo.aggregation import row_weights
 from rlcore.backends.hf import MicroBatch, Predictions
 from rlcore.batch import select
 from rlcore.config import ClusterConfig, ModelConfig, RunConfig
 from rlcore.critic import CriticEngine, CriticWorker
-from rlcore.testing import check_component
+from rlcore.testing import check_component, write_prompts
+from rlcore.testing.runs import differing
 from rlcore.testing.tiny import random_batch, write_tiny_model
+from rlcore.train import train
 from rlcore.types import Batch, Ref
 from rlcore.workers import WorkerContext
 
@@ -208,3 +211,28 @@ def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_model_is_the_p
     assert request.bytes_per_parameter == 16.0
     [other] = requests(RunConfig(), CriticSettings(path="another/model"))
     assert other.bytes_per_parameter == 0.0
+
+
+def test_a_ppo_run_trains_both_and_goes_on_bit_for_bit(model_directory: Path, tmp_path: Path) -> None:
+    def run(name: str, steps: int, resume: bool = False) -> Path:
+        config = {
+            "model": {"path": str(model_directory), "tokenizer": "bytes"},
+            "data": {"sources": {"train": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 12))}}},
+            "rollout": {"samples_per_prompt": 2, "max_tokens": 6},
+            "reward": {"functions": {"letters": {"fn": "count_letter", "children": 1}}},
+            "algo": {"preset": "ppo"},
+            "actor": {"lr": 1e-3},
+            "cluster": {"threads": 1},
+            "plugins": {"critic_engine": {"lr": 1e-3, "actor_starts_after": 1}, "null": {}},
+            "train": {"prompts_per_step": 2, "max_steps": steps, "dir": str(tmp_path), "name": name},
+        }
+        return train(config, resume=resume).run_dir
+
+    whole = run("whole", 4)
+    run("halves", 2)
+    halves = run("halves", 4, resume=True)
+    steps = [row for row in metrics.read(whole) if "reward/mean" in row]
+    assert [row["critic/warming_up"] for row in steps] == [1.0, 0.0, 0.0, 0.0]
+    assert ["actor/grad_norm" in row for row in steps] == [False, True, True, True]
+    assert all(row["critic/grad_norm"] > 0 for row in steps)
+    assert differing(whole, halves) == []

@@ -16,9 +16,12 @@ from rlcore_reward_loop.manager import RewardLoop
 from rlcore_reward_loop.service import pause_s, seconds
 from rlcore_reward_loop.settings import RewardLoopSettings
 
+from rlcore import metrics
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
+from rlcore.testing import write_prompts
 from rlcore.testing.rewards import check_reward_manager, make_trajectory, reward_context, score_all
+from rlcore.train import train
 from rlcore.types import FrozenDict, RewardStatus, Scored, Trajectory
 
 Answer = Callable[[dict[str, Any], int], Awaitable[web.StreamResponse]]
@@ -293,3 +296,22 @@ def test_pauses_double_with_jitter_unless_the_service_says_how_long() -> None:
         pauses = [pause_s(tried, None) for _ in range(50)]
         assert all(longest / 2 <= pause <= longest for pause in pauses)
         assert len(set(pauses)) > 1
+
+
+def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
+    config = {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(prompts)}}},
+        "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
+        "actor": {"backend": "null"},
+        "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
+    }
+    with serving(scored) as server:
+        result = train(config, f"plugins.reward_loop.url={server.url}", plugins=["null", "reward_loop"])
+    steps = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    texts = [question["completion"] for question in server.questions]
+    assert len(texts) == 2 * 8
+    total = sum(row["reward/mean"] for row in steps) * 8
+    assert total == pytest.approx(sum(score_of(text) for text in texts))
+    assert steps[0]["reward/length/mean"] == 2.0
