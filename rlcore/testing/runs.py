@@ -56,7 +56,7 @@ def _differing_checkpoints(one: Path, other: Path) -> Iterator[str]:
 
 
 def _digests(path: Path) -> Iterator[tuple[str, str]]:
-    """SHA-256 by file; the manifest repeats them, configuration and plan name the run, state.json is compared parsed."""
+    """SHA-256 by file; the manifest repeats them, configuration and plan name the run, the state is compared parsed."""
     for file in sorted(path.rglob("*")):
         name = file.relative_to(path).as_posix()
         if name == "state.json":
