@@ -4,6 +4,8 @@ One engine serves every role that trains: the actor here, a critic in a plugin. 
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -45,12 +47,14 @@ class TrainEngine:
         temperature: float = 1.0,
         num_updates: int = 0,
         device: str = "cpu",
+        seed: int = 0,
     ) -> None:
         """Load the model of `model.path`.
 
         `loss` gives each token's loss; None: the engine only scores. `name` is the prefix of the engine's metrics and
         of its errors, `loss_name` the metric of the weighted loss. `temperature` is the rollout's: log-probs are those
         of softmax(logits / temperature). `num_updates`: optimizer steps of the whole run, 0 while unknown.
+        A new adapter and its dropout are functions of `seed` and the number of the update, of nothing else.
         """
         self.kind = ModelKind(kind)
         self.config = config
@@ -63,14 +67,16 @@ class TrainEngine:
         self._loss_name = loss_name
         self._skipped_in_a_row = 0
         self._accelerator = process_accelerator(self.device.type == "cpu")
-        self.model = load_model(
-            self.kind,
-            model,
-            dtype=config.dtype,
-            device=device,
-            lora=config.lora,
-            gradient_checkpointing=config.gradient_checkpointing,
-        )
+        self._seed = seed
+        with self._seeded():
+            self.model = load_model(
+                self.kind,
+                model,
+                dtype=config.dtype,
+                device=device,
+                lora=config.lora,
+                gradient_checkpointing=config.gradient_checkpointing,
+            )
         self._forward = self._accelerator.prepare_model(self.model, device_placement=False)
         self._optimizer = MasterAdamW(self.model, config)
 
@@ -153,7 +159,7 @@ class TrainEngine:
         if self._loss is None or minibatch.weights_B is None:
             raise ValueError(f"{self.name}: an update needs a loss function and the batch's weights_B")
         loss, sums = 0.0, MetricSums()
-        with self.model.training_mode():
+        with self.model.training_mode(), self._seeded():
             for rows in split(minibatch, self.config.micro_batch_tokens):
                 micro = MicroBatch(select(minibatch, rows), self.device)
                 scores_N, entropy_N = self._forward(micro.token_ids_BT, micro.flat_N, self.temperature, True)
@@ -164,6 +170,13 @@ class TrainEngine:
                 loss += float(partial.detach())
                 sums.add(terms.metrics, micro.mask_BT)
         return loss, sums
+
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Random numbers of torch are those of this engine and update; the process's own go on afterwards unchanged."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed((self._seed * 1_000_003 + self.updates_done) % 2**63)
+            yield
 
     @staticmethod
     def _weighted(loss_BT: Tensor, micro: MicroBatch) -> Tensor:

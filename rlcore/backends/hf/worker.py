@@ -41,6 +41,7 @@ class HfActor(ActorWorker):
             PolicyLoss(resolve(context.references["policy_loss"]), config.algo),
             temperature=config.rollout.temperature,
             device=context.device,
+            seed=context.seed,
         )
 
     def logprobs(self, batch: Batch) -> Ref[Float32s]:
