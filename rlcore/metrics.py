@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.checkpoint import write_atomically
+from rlcore.config import redact
 from rlcore.errors import CheckpointError
 from rlcore.types import Lane, Metrics, Scored
 
@@ -118,16 +119,18 @@ def _describe(scored: Scored, advantage: float | None, lane: Lane) -> dict[str, 
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON; what JSON has no word for as its text."""
-    if value is None or isinstance(value, (bool, int, str)):
+    """The value as JSON, without secrets; what JSON has no word for as its text."""
+    if value is None or isinstance(value, (bool, int)):
         return value
+    if isinstance(value, str):
+        return redact(value)
     if isinstance(value, float):
         return _finite(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
-    return str(value)
+    return redact(str(value))
 
 
 def _finite(value: float) -> float | None:

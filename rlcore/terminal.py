@@ -8,6 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from rlcore.config import redact
 from rlcore.types import Metrics, Scored
 
 COLUMNS_OF_TEXT = 400
@@ -15,7 +16,7 @@ COLUMNS_OF_TEXT = 400
 
 
 class Terminal:
-    """The display of one run; on anything but a terminal it prints one line a step instead of a bar."""
+    """The display of one run, without secrets; on anything but a terminal one line a step instead of a bar."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -81,12 +82,13 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """One line of its own, never taken for markup."""
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(redact(text)), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """A line that should not be missed."""
-        self._console.print(Text(f"warning: {text}", style="bold yellow"), soft_wrap=True)
+        self._console.print(Text(redact(f"warning: {text}"), style="bold yellow"), soft_wrap=True)
 
 
 def _clip(text: str) -> Text:
+    text = redact(text)
     return Text(text if len(text) <= COLUMNS_OF_TEXT else text[:COLUMNS_OF_TEXT] + " ...")

@@ -128,6 +128,8 @@ def test_the_plan_shows_roles_pools_arithmetic_rewards_and_algorithms(
 def test_the_plan_as_json_is_the_plan(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = json.loads(printed(capsys, "plan", str(config), "--json"))
     assert plan["workers"]["actor"]["class"].endswith("NullActor")
+    origins = json.loads(printed(capsys, "plan", str(config), "actor.lr=0.5", "--json", "--origins"))["origins"]
+    assert (origins["actor.lr"], origins["actor.backend"]) == ("override 'actor.lr=0.5'", str(config))
     assert plan["arithmetic"]["samples"] == 4
     assert plan["config"]["train"]["max_steps"] == 2
 

@@ -8,9 +8,10 @@ import pytest
 
 from rlcore import checkpoint, metrics
 from rlcore.errors import CheckpointError, ConfigError, RewardError, WorkerError
+from rlcore.launch import plan_run
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
-from rlcore.train import TrainResult, train
+from rlcore.train import Stopped, TrainResult, run_training, train
 
 REWARDS = """
 def fails_for_two(completions, **columns):
@@ -21,6 +22,26 @@ def constant(completions, **columns):
 
 def vowels(completions, **columns):
     return [float(sum(letter in "aeiou" for letter in each)) for each in completions]
+"""
+STOPS_THE_RUN = """
+import os, signal
+from pathlib import Path
+
+async def length(completions, calls, stop_at, block="", **columns):
+    with Path(calls).open("a") as file:
+        file.write(".")
+    if Path(calls).stat().st_size == stop_at:
+        if block:
+            Path(block).write_text("no directory")
+        os.kill(os.getpid(), signal.SIGTERM)
+    return [float(len(each)) for each in completions]
+"""
+TELLS_ITS_KEY = """
+import logging
+
+async def score(completions, api_key, **columns):
+    logging.getLogger("rlcore.mine").warning("calling with %s", api_key)
+    raise ConnectionError(f"401 for {api_key}")
 """
 
 
@@ -85,6 +106,70 @@ def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(config: dict[s
     result = run(config, "train.name=broken", *evaluation, resume=True)
     assert result.steps == 4
     assert differing(whole, result.run_dir) == []
+
+
+def stopping(config: dict[str, Any], tmp_path: Path, at: int, **kwargs: str) -> None:
+    """Let the reward's call number `at` send SIGTERM."""
+    (tmp_path / "stops.py").write_text(STOPS_THE_RUN)
+    kwargs["calls"] = str(tmp_path / f"calls-{at}")
+    config["reward"]["functions"] = {
+        "length": {"fn": f"{tmp_path}/stops.py:length", "kwargs": kwargs | {"stop_at": at}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "step"), [(2, 0), (3 + 5, 0), (3 + 16 + 5, 1), (3 + 2 * 16 + 2, 2), (3 + 2 * 16 + 3 + 5, 2)]
+)
+def test_a_run_that_a_signal_ended_in_an_evaluation_or_between_goes_on_bit_for_bit(
+    config: dict[str, Any], tmp_path: Path, call: int, step: int
+) -> None:
+    settings = (heldout(tmp_path), "eval.every_steps=2", "checkpoint.every_steps=3")
+    stopping(config, tmp_path, 10**6)
+    whole = run(config, *settings).run_dir
+    stopping(config, tmp_path, call)
+    with pytest.raises(Stopped, match="signal 15: saved; the last checkpoint is") as stopped:
+        run(config, "train.name=stopped", *settings)
+    assert stopped.value.exit_code == 143
+    newest = checkpoint.latest(tmp_path / "runs" / "stopped")
+    assert newest is not None
+    assert checkpoint.step_of(newest) == step
+    assert differing(whole, run(config, "train.name=stopped", *settings, resume=True).run_dir) == []
+
+
+def test_a_signal_ends_the_run_also_when_the_save_fails(config: dict[str, Any], tmp_path: Path) -> None:
+    stopping(config, tmp_path, 20, block=str(tmp_path / "runs" / "run" / "checkpoints"))
+    with pytest.raises(Stopped, match=r"the save failed: .*; there is no checkpoint yet; go on with --resume"):
+        run(config)
+
+
+def test_a_secret_from_the_environment_is_in_nothing_that_a_run_shows_or_saves(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RLCORE_TEST_KEY", "a-very-secret-value")
+    (tmp_path / "mine.py").write_text(TELLS_ITS_KEY)
+    config["reward"]["functions"]["mine"] = {
+        "fn": f"{tmp_path}/mine.py:score",
+        "kwargs": {"api_key": "${oc.env:RLCORE_TEST_KEY}"},
+    }
+    run_dir = run(config, heldout(tmp_path), "reward.error_budget_frac=1", "train.log_completions_every=1").run_dir
+    files = [path for path in run_dir.rglob("*") if path.is_file()]
+    assert [path for path in files if b"a-very-secret-value" in path.read_bytes()] == []
+    assert "401 for ${oc.env:RLCORE_TEST_KEY}" in (run_dir / "trajectories" / "step_000001.jsonl").read_text()
+    assert "calling with ${oc.env:RLCORE_TEST_KEY}" in (run_dir / "log.txt").read_text()
+    with pytest.raises(RewardError):
+        run(config, "train.name=strict")
+    shown = capfd.readouterr()
+    assert "a-very-secret-value" not in shown.out + shown.err
+
+
+def test_a_run_that_begins_with_a_checkpoint_says_what_differs_from_it(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run(config, "train.max_steps=2").run_dir
+    plan = plan_run([config], ["actor.lr=0.2", "train.name=next"], ["null"])
+    result = run_training(plan, resume_from=first)
+    assert (result.run_dir.name, result.steps) == ("next", 4)
+    assert "actor.lr: 0.1 -> 0.2" in capsys.readouterr().out
 
 
 def test_resume_says_what_changed_since(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

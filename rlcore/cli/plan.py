@@ -17,7 +17,7 @@ def run(arguments: Sequence[str]) -> int:
     parser = Parser("plan", "Show the plan of a run: roles, pools, batches, rewards, algorithms. Starts nothing.")
     parser.add_settings()
     parser.add_argument("--json", action="store_true", help="print JSON, as plan.json is saved with a run")
-    parser.add_argument("--origins", action="store_true", help="show what set every value that is not a default")
+    parser.add_argument("--origins", action="store_true", help="also what set every value that is not a default")
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)
 
@@ -27,7 +27,8 @@ def run(arguments: Sequence[str]) -> int:
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
     if parsed.json:
-        print(redact(json.dumps(plan_to_json(plan), indent=1)))
+        origins = {"origins": {key: by for key, _, by in _origins(plan)}} if parsed.origins else {}
+        print(redact(json.dumps(plan_to_json(plan) | origins, indent=1)))
     else:
         show(plan, parsed.origins)
     return 0

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rlcore.checkpoint import write_atomically
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
 from rlcore.config.redaction import RedactingFormatter
@@ -60,7 +61,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def logging_to(directory: Path) -> Iterator[None]:
-    """Append what the loggers of rlcore say to log.txt."""
+    """Append what the loggers of rlcore say to log.txt, without secrets."""
     logger, handler = logging.getLogger("rlcore"), logging.FileHandler(directory / "log.txt")
     handler.setFormatter(RedactingFormatter(LOG_FORMAT))
     level = logger.level
@@ -74,14 +75,17 @@ def logging_to(directory: Path) -> Iterator[None]:
         handler.close()
 
 
-def write_plan(directory: Path, plan: RunPlan) -> list[str]:
-    """Save config.yaml and plan.json; what differs from the plan saved there before, one line a value."""
-    path = directory / "plan.json"
-    before = json.loads(path.read_text()) if path.exists() else None
-    now = json.loads(json.dumps(plan_to_json(plan)))
-    (directory / "config.yaml").write_text(plan.loaded.yaml)
-    path.write_text(json.dumps(now, indent=1) + "\n")
-    return [] if before is None else list(differences(before, now))
+def write_plan(directory: Path, plan: RunPlan, start_from: Path | None = None) -> list[str]:
+    """Save config.yaml and plan.json; what differs from the plan saved before, one line a value.
+
+    That is the plan of the checkpoint `start_from`, or else the one that stood in the directory.
+    """
+    earlier = (start_from or directory) / "plan.json"
+    before = json.loads(earlier.read_text()) if earlier.exists() else None
+    text = json.dumps(plan_to_json(plan), indent=1) + "\n"
+    write_atomically(directory / "config.yaml", plan.loaded.yaml.encode())
+    write_atomically(directory / "plan.json", text.encode())
+    return [] if before is None else list(differences(before, json.loads(text)))
 
 
 def differences(before: object, now: object, path: str = "") -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rlcore import checkpoint
 from rlcore.actor import ActorWorker
 from rlcore.config import CheckpointConfig
+from rlcore.errors import RlcoreError
 from rlcore.train.trainer import Trainer
 
 BYTES_PER_PARAMETER = 16
@@ -62,21 +63,22 @@ class Saver:
             return self._stands("already saved")
         if trainer.updating:
             return self._stands("the step under way is lost")
-        expected = await self._expected_s()
-        if expected > limit:
-            return self._stands(f"a save takes about {expected:.0f} s, checkpoint.shutdown_s is {limit:g}")
         try:
             async with asyncio.timeout(limit):
+                expected = await self._expected_s()
+                if expected > limit:
+                    return self._stands(f"a save takes about {expected:.0f} s, checkpoint.shutdown_s is {limit:g}")
                 await self.save()
         except TimeoutError:
             return self._stands(f"the save did not end within checkpoint.shutdown_s={limit:g}")
+        except RlcoreError as error:
+            return self._stands(f"the save failed: {error}")
         return self._stands("saved")
 
     async def _expected_s(self) -> float:
         if self._save_s is not None:
             return self._save_s
-        async with asyncio.timeout(self._config.shutdown_s):
-            facts = await self._trainer.actor.call(ActorWorker.facts)
+        facts = await self._trainer.actor.call(ActorWorker.facts)
         return float(facts["num_parameters"]) * BYTES_PER_PARAMETER / BYTES_PER_SECOND
 
     def _stands(self, why: str) -> str:

@@ -61,12 +61,14 @@ async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Pa
         try:
             require_installed(plan.config.track.to)
             prompts, heldout = load_data(plan.config)
-            changes = write_plan(run_dir, plan)
+            changes = write_plan(run_dir, plan, start_from)
             async with launch(plan, run_dir, DEADLINES) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
                 session = Session(plan, run_dir, run, prompts, heldout, stop)
                 try:
-                    return await session.train(resume, start_from, changes)
+                    result = await session.train(resume, start_from, changes)
+                    said = "every step was taken"
+                    return result
                 except asyncio.CancelledError:
                     if stop.signum is None:
                         raise
@@ -163,7 +165,7 @@ class Session:
 
     async def train(self, resume: bool, start_from: Path | None, changes: Sequence[str]) -> TrainResult:
         """Take the steps that are left."""
-        trainer, evaluation, saving = self._trainer, self._config.eval, self._config.checkpoint
+        trainer = self._trainer
         with ExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
             _keep_rewards(self._run.plan, self._run_dir)
@@ -172,22 +174,30 @@ class Session:
             await self._continue(resume, start_from, changes)
             stack.enter_context(self._terminal.progress(self.total_steps, trainer.progress.step))
             await self._prepare_first_step()
+            await self._finish_step()
             while trainer.progress.step < self.total_steps and not self._stop.pending:
                 await trainer.step()
-                step = trainer.progress.step
-                if evaluation.every_steps and step % evaluation.every_steps == 0 and step < self.total_steps:
-                    await trainer.evaluate()
-                if saving.every_steps and step % saving.every_steps == 0 and step < self.total_steps:
-                    await self.saver.save()
+                await self._finish_step()
             if self._stop.pending:
                 raise asyncio.CancelledError
-            if trainer.heldout and evaluation.at_end and not trainer.evaluated(self.total_steps):
+            if trainer.heldout and self._config.eval.at_end and not trainer.evaluated(self.total_steps):
                 await trainer.evaluate()
-            if saving.at_end and self.saver.saved_step != self.total_steps:
+            if self._config.checkpoint.at_end and self.saver.saved_step != self.total_steps:
                 await self.saver.save()
         result = TrainResult(self._run_dir, trainer.progress.step, self.saver.last, tuple(trainer.evaluations))
         self._last_words(result)
         return result
+
+    async def _finish_step(self) -> None:
+        """The evaluation and the checkpoint that are due after the last step, also those that a signal prevented."""
+        trainer, evaluation, saving = self._trainer, self._config.eval, self._config.checkpoint
+        step = trainer.progress.step
+        if not 0 < step < self.total_steps or self._stop.pending:
+            return
+        if evaluation.every_steps and step % evaluation.every_steps == 0 and not trainer.evaluated(step):
+            await trainer.evaluate()
+        if saving.every_steps and step % saving.every_steps == 0 and self.saver.saved_step != step:
+            await self.saver.save()
 
     async def _continue(self, resume: bool, start_from: Path | None, changes: Sequence[str]) -> None:
         """Restore what there is to continue from; without a checkpoint the run begins anew."""
@@ -210,7 +220,7 @@ class Session:
         if self._config.reward.canary:
             await check_canary(self._run.reward, examples, self._config.reward, self._run.tokens)
             self._run.take_metrics()
-        if self._trainer.heldout and self._config.eval.at_start:
+        if self._trainer.heldout and self._config.eval.at_start and not self._trainer.evaluated(0):
             await self._trainer.evaluate()
 
     def _last_words(self, result: TrainResult) -> None:
