@@ -2,9 +2,7 @@
 
 import re
 
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import RewardFunction
-from rlcore.types import FrozenDict, Reward, Trajectory
+from rlcore import FrozenDict, Reward, RewardFunction, Trajectory, hookimpl
 
 
 def last_number(trajectory: Trajectory) -> Reward:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rlcore_example_arithmetic import last_number, rlcore_reward_functions
 
-from rlcore.types import Finish, Prompt, Trajectory, TrajectoryId
+from rlcore import Finish, Prompt, Trajectory, TrajectoryId
 
 
 def answered(response: str, answer: str = "7") -> Trajectory:
