@@ -1,0 +1,125 @@
+"""Whole runs on the hf backend with a tiny random transformers model."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcore import metrics
+from rlcore.errors import RewardError, RlcoreError
+from rlcore.launch import plan_run
+from rlcore.testing import write_prompts
+from rlcore.testing.runs import differing
+from rlcore.testing.tiny import write_tiny_model
+from rlcore.train import TrainResult, run_evaluation, train
+
+REWARDS = '''
+async def vowels(trajectory):
+    return sum(letter in "aeiou" for letter in trajectory.text()) / 12
+
+class StopsOnce:
+    """Raises in its n-th call, unless the mark exists."""
+    def __init__(self, mark, calls):
+        self.mark, self.left = mark, calls
+
+    async def score(self, trajectory):
+        import pathlib
+        self.left -= 1
+        mark = pathlib.Path(self.mark)
+        if self.left <= 0 and not mark.exists():
+            mark.touch()
+            raise RuntimeError("as asked")
+        return 0.0
+'''
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    return {
+        "model": {"path": str(write_tiny_model(tmp_path / "tiny")), "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 20, "{index}"))}}},
+        "eval": {"sources": {"heldout": {"path": str(write_prompts(tmp_path / "heldout.jsonl", 2, "held {index}"))}}},
+        "rollout": {"samples_per_prompt": 3, "max_tokens": 12},
+        "reward": {"functions": {"vowels": {"fn": f"{tmp_path / 'rewards.py'}:vowels"}}},
+        "actor": {"lr": 0.003, "minibatch_prompts": 2, "micro_batch_tokens": 200},
+        "train": {"prompts_per_step": 4, "max_steps": 4, "dir": str(tmp_path / "runs"), "name": "run"},
+        "checkpoint": {"every_steps": 2},
+        "cluster": {"threads": 1},
+    }
+
+
+def step_rows(result: TrainResult) -> list[dict[str, float]]:
+    return [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+
+
+VARIANTS = {
+    "plain": (),
+    "schedule": ("actor.lr_schedule=cosine", "actor.warmup_steps=2", "actor.epochs=2"),
+    "kl in the reward": ("algo.kl.placement=reward", "algo.kl.controller=adaptive", "algo.preset=reinforce_pp"),
+    "lora": ("actor.lora.enabled=true", "actor.lora.rank=2", "algo.kl.placement=loss"),
+    "bfloat16": ("actor.dtype=bfloat16",),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(
+    config: dict[str, Any], tmp_path: Path, variant: str
+) -> None:
+    mark = tmp_path / "mark"
+    stops = {"fn": f"{tmp_path / 'rewards.py'}:StopsOnce", "kwargs": {"mark": str(mark), "calls": 36}}
+    config["reward"]["functions"]["stops"] = {**stops, "on_failure": "abort", "weight": 0.0}
+    mark.touch()
+    whole = train(config, *VARIANTS[variant]).run_dir
+    mark.unlink()
+    with pytest.raises(RewardError, match="as asked"):
+        train(config, "train.name=broken", *VARIANTS[variant])
+    assert [row["step"] for row in metrics.read(tmp_path / "runs" / "broken")][-1] == 2, "stopped in the third step"
+    result = train(config, "train.name=broken", *VARIANTS[variant], resume=True)
+    assert result.steps == 4
+    assert differing(whole, result.run_dir) == []
+
+
+def test_the_metrics_of_an_update_are_those_the_documentation_names(config: dict[str, Any]) -> None:
+    rows = step_rows(train(config, "algo.kl.placement=loss", "algo.entropy_coef=0.01", "actor.lr=1e-9"))
+    needed = {"policy/loss", "policy/entropy", "policy/kl", "policy/clip_frac_low", "policy/clip_frac_high"}
+    assert needed | {"policy/ratio_max", "actor/grad_norm", "actor/lr", "actor/skipped"} <= rows[0].keys()
+    assert rows[0]["policy/kl"] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_with_two_minibatches_the_recorded_logprobs_serve_as_those_of_the_old_policy(config: dict[str, Any]) -> None:
+    result = train(config, "train.max_steps=1", "actor.lr=1e-9")
+    assert step_rows(result)[0]["policy/ratio_max"] == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("preset", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp"])
+def test_every_preset_without_a_critic_trains(config: dict[str, Any], preset: str) -> None:
+    more = ("algo.overlong_buffer=4",) if preset == "dapo" else ()
+    rows = step_rows(train(config, f"algo.preset={preset}", "train.max_steps=2", *more))
+    assert len(rows) == 2
+    assert all(np.isfinite(row["policy/loss"]) and row["actor/grad_norm"] > 0 for row in rows)
+
+
+def test_a_checkpoint_is_evaluated_with_its_weights(config: dict[str, Any]) -> None:
+    result = train(config)
+    step, expected = result.evaluations[-1]
+    assert step == 4
+    config["train"]["name"] = "other"
+    plan = plan_run([config], [], [])
+    assert run_evaluation(plan, result.run_dir) == expected
+    assert run_evaluation(plan, None) == result.evaluations[0][1]
+
+
+def test_a_checkpoint_opens_with_transformers(config: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    result = train(config, "train.max_steps=1")
+    assert result.checkpoint is not None
+    model = AutoModelForCausalLM.from_pretrained(result.checkpoint / "model")
+    assert model.config.vocab_size == 264
+
+
+def test_a_prompt_that_leaves_no_room_for_a_response_is_an_error_with_the_numbers(config: dict[str, Any]) -> None:
+    with pytest.raises(RlcoreError, match="256"):
+        train(config, "rollout.max_tokens=250")
