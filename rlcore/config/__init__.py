@@ -2,23 +2,20 @@
 
 from rlcore.config.load import LoadedConfig, enabled_plugins, load_config
 from rlcore.config.names import default_run_name, run_directory
+from rlcore.config.objective import AlgoConfig, KlConfig, RewardConfig, RewardFunctionConfig
 from rlcore.config.options import option
 from rlcore.config.redaction import redact
 from rlcore.config.sections import (
-    AlgoConfig,
     CheckpointConfig,
     ClusterConfig,
     CriticConfig,
     DataConfig,
     EngineConfig,
     EvalConfig,
-    KlConfig,
     LoraConfig,
     ModelConfig,
     PoolConfig,
     ReferenceConfig,
-    RewardConfig,
-    RewardFunctionConfig,
     RolloutConfig,
     RunConfig,
     SourceConfig,

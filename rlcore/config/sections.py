@@ -7,6 +7,7 @@ Bounds of numbers stand with their fields too: `rlcore.config.options`.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlcore.config.objective import AlgoConfig, RewardConfig
 from rlcore.config.options import option
 
 
@@ -100,110 +101,6 @@ class RolloutConfig:
     """Rows that are decoded at once."""
     deadline_s: float = option(3600.0, above=0)
     """Seconds the generation of one step may take before the run stops and says so."""
-
-
-@dataclass(frozen=True)
-class RewardFunctionConfig:
-    """One reward function."""
-
-    fn: str = "???"
-    """file.py:name, module:name, an entry point of the group rlcore.rewards, or a plugin's offer."""
-    weight: float = 1.0
-    """Factor of its score in the sum."""
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the function, or of the class's constructor."""
-    scope: Literal["declared", "sample", "group", "batch"] = "declared"
-    """What a call sees; declared: what its offer says, sample for anything else."""
-    isolation: Literal["main", "threads"] = "main"
-    """Of sync functions. main: one call at a time on a child's main thread; threads: many in a child, for I/O."""
-    threads: int = option(64, used_when="isolation == 'threads'", at_least=1)
-    """Calls at a time in one child."""
-    children: int = option(2, at_least=1)
-    """Child processes."""
-    deadline_s: float = option(60.0, above=0)
-    """Seconds a call may take, its retries included."""
-    on_failure: Literal["retry", "drop_sample", "drop_group", "value", "abort"] = "drop_sample"
-    """What follows when there is no score: docs/rewards.md."""
-    tries: int = option(3, used_when="on_failure == 'retry'", at_least=1)
-    """Calls at most, within the deadline; a sample that still failed is dropped."""
-    failure_value: float = option(0.0, used_when="on_failure == 'value'")
-    """The score of a failed call."""
-
-
-@dataclass(frozen=True)
-class RewardConfig:
-    """What is rewarded, and what happens when a reward fails."""
-
-    manager: str = "functions"
-    """The reward manager, by name."""
-    functions: dict[str, RewardFunctionConfig] = field(default_factory=dict)
-    """Named reward functions; a sample's reward is their weighted sum."""
-    error_budget_frac: float = option(0.1, at_least=0, at_most=1)
-    """The run stops when more than this share of a step's samples failed."""
-    canary: str = ""
-    """A response that must score well, with {answer} in it; empty: no check at start."""
-    canary_min: float = option(0.5, used_when="canary != ''")
-    """The least score of the canary."""
-
-
-@dataclass(frozen=True)
-class KlConfig:
-    """A KL term against the reference policy."""
-
-    placement: Literal["none", "loss", "reward"] = "none"
-    """Where the term stands: nowhere (no reference is loaded), in the loss, or subtracted from each token's reward."""
-    estimator: Literal["k1", "k2", "k3"] = option("k3", used_when="placement != 'none'")
-    """http://joschu.net/blog/kl-approx.html"""
-    coef: float = option(0.001, used_when="placement != 'none'", at_least=0)
-    """Factor of the term; where the adaptive controller starts."""
-    controller: Literal["fixed", "adaptive"] = option("fixed", used_when="placement == 'reward'")
-    """adaptive: Ziegler et al., arXiv 1909.08593, section 2.2."""
-    target: float = option(6.0, used_when="controller == 'adaptive'", above=0)
-    """KL in nats a sample that the adaptive controller aims at."""
-    horizon: int = option(10000, used_when="controller == 'adaptive'", at_least=1)
-    """Samples over which the controller adapts."""
-
-
-@dataclass(frozen=True)
-class AlgoConfig:
-    """The algorithm. A preset sets defaults below files and overrides."""
-
-    preset: Literal["none", "grpo", "dr_grpo", "dapo", "ppo", "rloo", "reinforce_pp"] = "grpo"
-    """Sets advantage, policy_loss, aggregation, clipping and KL together: docs/algorithms.md."""
-    advantage: str = "grpo"
-    """The advantage estimator, by name."""
-    policy_loss: str = "clip"
-    """The policy loss, by name."""
-    aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"] = "token_mean"
-    """How token losses become the loss of a mini-batch."""
-    aggregation_constant: float = option(1024.0, used_when="aggregation == 'token_sum_constant'", above=0)
-    """Tokens a sample that the sum is divided by."""
-    clip_low: float = option(0.2, at_least=0, at_most=1)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = option(0.28, at_least=0)
-    """The ratio is clipped above at 1 + clip_high."""
-    dual_clip: float = option(0.0, at_least=0)
-    """Bound c of the dual clip for negative advantages (arXiv 1912.09729); 0: off."""
-    entropy_coef: float = 0.0
-    """Factor of the entropy bonus in the loss; 0: off."""
-    gamma: float = option(1.0, at_least=0, at_most=1)
-    """Discount a token."""
-    lam: float = option(1.0, at_least=0, at_most=1)
-    """GAE's lambda, for estimators that use values."""
-    kl: KlConfig = field(default_factory=KlConfig)
-    """A KL term against the reference policy."""
-    overlong: Literal["none", "mask", "penalty"] = "none"
-    """Truncated responses. mask: left out of the loss; penalty: soft length penalty (DAPO, arXiv 2503.14476)."""
-    overlong_buffer: int = option(64, used_when="overlong == 'penalty'", at_least=1)
-    """Tokens before max_tokens over which the penalty grows from 0 to its full size."""
-    overlong_penalty: float = option(1.0, used_when="overlong == 'penalty'", at_least=0)
-    """The full penalty, subtracted from the reward."""
-    dynamic_sampling: bool = False
-    """Replace groups whose rewards are all equal (arXiv 2503.14476)."""
-    max_resample_rounds: int = option(3, used_when="dynamic_sampling == True", at_least=1)
-    """Rounds of replacement in a step at most."""
-    equal_rewards_warn_steps: int = option(3, at_least=1)
-    """Warn loudly after this many steps in which every group's rewards were equal."""
 
 
 @dataclass(frozen=True)
