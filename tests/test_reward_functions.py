@@ -24,6 +24,7 @@ from rlcore.config import (
 )
 from rlcore.errors import ConfigError, PluginError, RewardError
 from rlcore.reward import FunctionRewards, build_function_rewards
+from rlcore.reward.canary import check_canary
 from rlcore.testing.rewards import (
     check_reward_manager,
     make_prompt,
@@ -31,6 +32,7 @@ from rlcore.testing.rewards import (
     reward_context,
     score_all,
 )
+from rlcore.tokens import ByteTokens
 from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, Scored, Trajectory
 
 REWARDS = """
@@ -529,12 +531,10 @@ def test_the_canary_lets_a_right_reward_pass_and_refuses_a_wrong_one(rewards: st
 
     def check(name: str, template: str, least: float = 0.5) -> None:
         functions = {"acc": RewardFunctionConfig(f"{rewards}:{name}")}
-        with_rewards(
-            functions, lambda manager: manager.canary(prompts), RewardConfig(canary=template, canary_min=least)
-        )
+        config = RewardConfig(canary=template, canary_min=least)
+        with_rewards(functions, lambda manager: check_canary(manager, prompts, config, ByteTokens()), config)
 
     check("trl", "the answer is \\boxed{{answer}}")
-    check("trl", "")
     with pytest.raises(RewardError, match=r"known-good response 'is .' .* scored 0 \(acc=0\); needs at least"):
         check("never", "is {answer}")
     with pytest.raises(RewardError, match="ValueError: this one is bad"):

@@ -162,6 +162,15 @@ def test_a_secret_from_the_environment_is_in_nothing_that_a_run_shows_or_saves(
     assert "a-very-secret-value" not in shown.out + shown.err
 
 
+def test_a_canary_that_scores_badly_refuses_to_train(config: dict[str, Any], tmp_path: Path) -> None:
+    config["reward"]["functions"] = {"vowels": {"fn": f"{tmp_path}/rewards.py:vowels"}}
+    with pytest.raises(
+        RewardError, match=r"the known-good response 'z.*' to prompt .* scored 0 .*so nothing is trained"
+    ):
+        run(config, "reward.canary=z{answer}")
+    assert metrics.read(Path(config["train"]["dir"]) / "run") == []
+
+
 def test_a_run_that_begins_with_a_checkpoint_says_what_differs_from_it(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,14 +8,13 @@ from rlcore.config import RewardConfig
 from rlcore.errors import RewardError
 from rlcore.plan import BuildContext
 from rlcore.reward.calls import FunctionCalls, all_or_none
-from rlcore.reward.canary import check_canary
 from rlcore.reward.manager import RewardManager
 from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
 from rlcore.reward.seats import Stopwatch
 from rlcore.reward.served import FunctionSpec
 from rlcore.reward.stream import RewardStream, rows
 from rlcore.reward.watchdog import LoopWatch
-from rlcore.types import Lane, Metrics, Prompt, Reward, RewardStatus, Scored, Trajectory
+from rlcore.types import Lane, Metrics, Reward, RewardStatus, Scored, Trajectory
 
 BOUND_FRAC = 0.5
 """Rewards bound the run when calls queued for at least this share of the time in which rewards were asked for."""
@@ -75,15 +74,6 @@ class FunctionRewards(RewardManager):
         num_samples = max(num_scored, config.train.prompts_per_step * config.rollout.samples_per_prompt)
         if lane is Lane.TRAIN and len(failures) > allowed_failures(num_samples, self._config):
             raise over_budget(failures, num_samples, self._config)
-
-    async def canary(self, prompts: Sequence[Prompt]) -> None:
-        """Score the known-good response to each prompt; RewardError when one is below `reward.canary_min`.
-
-        Does nothing without `reward.canary`.
-        """
-        if self._config.canary:
-            await check_canary(self, prompts, self._config, self._context.tokens)
-            self.metrics()
 
     def metrics(self) -> Metrics:
         """reward/service_bound is 1.0 when, for most of the time, calls waited for a free child.

@@ -11,7 +11,7 @@ class RewardManager(ABC):
     """Turns a stream of trajectories into a stream of scored ones, matched by id, in the order rewards arrive."""
 
     async def start(self) -> None:
-        """Make ready: start children, connect, run the canary. RewardError or ConfigError if that fails."""
+        """Make ready: start children, connect. RewardError or ConfigError if that fails."""
 
     async def close(self) -> None:
         """Let go of everything; also after a failure, and more than once."""
