@@ -14,6 +14,8 @@ EXAMPLE := examples/arithmetic
 MODEL := .models/smollm2-135m-instruct
 TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(EXAMPLE)/plugin/tests
 PYPROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS)) $(EXAMPLE)/plugin/pyproject.toml
+# The default suite is many small tests: two processes, one compute thread each.
+PARALLEL := -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet
 # Further arguments of the recipe's program: make test ARGS='-k reward', make demo ARGS='train.max_steps=3'
 ARGS ?=
@@ -36,10 +38,10 @@ demo: $(STAMPS)/demo $(MODEL)  ## teach SmolLM2-135M one-digit addition: install
 model: $(MODEL)  ## convert the model of the demo and of the `real` tests
 
 test: $(STAMPS)/dev  ## the default suite: core, plugins, example
-	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 test-optimized: $(STAMPS)/dev  ## the default suite under python -O, where no assert of ours may matter
-	$(BIN)/python -O -m pytest $(TESTS) $(ARGS)
+	OMP_NUM_THREADS=1 PYTHONOPTIMIZE=1 $(BIN)/python -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 fault: $(STAMPS)/dev  ## the fault scorecard's slow cases
 	$(BIN)/python -m pytest -m fault $(TESTS) $(ARGS)

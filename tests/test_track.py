@@ -65,6 +65,7 @@ def test_tensorboard_has_every_metric_under_its_step(tmp_path: Path) -> None:
     from accelerate import PartialState
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+    state_before = dict(PartialState._shared_state)
     trackers = Trackers(TrackConfig(to=("tensorboard",)), tmp_path, "my-run", RUN_CONFIG, warn=pytest.fail)
     trackers.log(1, {"reward/mean": 0.25, "actor/loss": -1.5})
     trackers.log(2, {"reward/mean": 0.5, "actor/loss": math.nan})
@@ -78,7 +79,7 @@ def test_tensorboard_has_every_metric_under_its_step(tmp_path: Path) -> None:
     assert events.Scalars("actor/loss")[0].value == -1.5
     (settings,) = (tmp_path / "tensorboard").glob("*/hparams.yml")
     assert "actor.lr: 1.0e-05" in settings.read_text()
-    assert not PartialState._shared_state
+    assert PartialState._shared_state == state_before, "accelerate's process state is given back"
 
 
 def test_without_trackers_nothing_is_imported_and_no_thread_runs(tmp_path: Path) -> None:
