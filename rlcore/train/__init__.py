@@ -68,9 +68,7 @@ def find_checkpoint(path: Path) -> Path:
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
     """The coroutine's result; where this thread runs an event loop already (a notebook), in a thread of its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _loop_is_running():
         return asyncio.run(work)
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[T]]] = []
 
@@ -87,3 +85,11 @@ def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
             for loop, task in running:
                 loop.call_soon_threadsafe(task.cancel)
             raise
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
