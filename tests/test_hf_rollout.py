@@ -14,7 +14,7 @@ from rlcore.algo.loss import clip
 from rlcore.backends.hf import TrainEngine
 from rlcore.backends.hf.policy_loss import PolicyLoss
 from rlcore.backends.hf.rollout import EmbeddedSampler
-from rlcore.backends.hf.sampling import RowSampling, draw, row_stream
+from rlcore.backends.hf.sampling import row_stream
 from rlcore.batch import collate
 from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
 from rlcore.errors import ConfigError, WorkerError
@@ -320,61 +320,3 @@ def test_a_model_with_recurrent_state_is_refused(llama: Path) -> None:
 def test_an_attention_that_cannot_mask_padding_is_refused(llama: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.attention=eager cannot mask padding in actor\.dtype=float64"):
         sampler_of(engine_of(llama, attention="eager", dtype="float64"))
-
-
-def settings_of(sampling: Sampling, num: int, vocabulary: int) -> RowSampling:
-    return RowSampling.of([sampling] * num, vocabulary, CPU)
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(),
-        Sampling(temperature=0.5),
-        Sampling(top_k=3),
-        Sampling(top_p=0.7),
-        Sampling(min_p=0.2),
-        Sampling(temperature=1.5, top_k=6, top_p=0.8, min_p=0.05),
-    ],
-)
-def test_tokens_are_drawn_as_often_as_transformers_filters_say(sampling: Sampling) -> None:
-    from transformers.generation.logits_process import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    logits_1V = torch.randn((1, 12), generator=torch.Generator().manual_seed(1)) * 1.5
-    kept_1V = logits_1V / sampling.temperature
-    unused = torch.zeros((1, 0), dtype=torch.int64)
-    if sampling.top_k:
-        kept_1V = TopKLogitsWarper(sampling.top_k)(unused, kept_1V)
-    if sampling.top_p < 1.0:
-        kept_1V = TopPLogitsWarper(sampling.top_p)(unused, kept_1V)
-    if sampling.min_p:
-        kept_1V = MinPLogitsWarper(sampling.min_p)(unused, kept_1V)
-    expected_V = torch.softmax(kept_1V[0], dim=-1)
-    num = 20_000
-    # Evenly spaced numbers instead of random ones: frequencies are exact to one in `num`.
-    uniforms = (np.arange(num) + 0.5) / num
-    token_R, logprob_R = draw(logits_1V.expand(num, -1), settings_of(sampling, num, 12), uniforms)
-    frequency_V = torch.bincount(token_R, minlength=12) / num
-    torch.testing.assert_close(frequency_V, expected_V, atol=2.0 / num, rtol=0.0)
-    logprobs_V = torch.log_softmax(logits_1V[0] / sampling.temperature, dim=-1)
-    torch.testing.assert_close(logprob_R, logprobs_V[token_R])
-
-
-def test_rows_with_different_settings_do_not_disturb_each_other() -> None:
-    logits_RV = torch.randn((4, 30), generator=torch.Generator().manual_seed(2))
-    each = [Sampling(temperature=0.0), Sampling(top_k=2), Sampling(top_p=0.4, temperature=2.0), Sampling()]
-    uniforms = np.array([0.9, 0.8, 0.7, 0.999999])
-    token_R, logprob_R = draw(logits_RV, RowSampling.of(each, 30, CPU), uniforms)
-    for row, sampling in enumerate(each):
-        alone = draw(logits_RV[row : row + 1], settings_of(sampling, 1, 30), uniforms[row : row + 1])
-        assert token_R[row] == alone[0][0]
-        assert logprob_R[row] == pytest.approx(float(alone[1][0]), abs=1e-6)
-    assert token_R[0] == logits_RV[0].argmax()
-
-
-@pytest.mark.parametrize("uniform", [0.0, np.nextafter(1.0, 0.0)])
-def test_the_ends_of_the_unit_interval_draw_a_token_with_probability(uniform: float) -> None:
-    logits_RV = torch.full((1, 6), -torch.inf)
-    logits_RV[0, 2:4] = 0.0
-    token_R, _ = draw(logits_RV, settings_of(Sampling(), 1, 6), np.array([uniform]))
-    assert int(token_R) == (2 if uniform == 0.0 else 3)
