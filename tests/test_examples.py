@@ -82,6 +82,7 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.real
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
 def test_every_command_of_a_document_runs(document: Path, workplace: Path) -> None:
