@@ -31,6 +31,7 @@ class Terminal:
             disable=not self._console.is_terminal,
         )
         self._task = self._bar.add_task("train", line="")
+        self._last_step = ""
 
     @contextmanager
     def progress(self, total_steps: int, done_steps: int) -> Iterator[None]:
@@ -53,19 +54,21 @@ class Terminal:
             f"  length {metrics.get('completion/length_mean', 0):.0f}"
             f"  {metrics['time/step_s']:.1f} s/step"
         )
+        self._last_step = line
         self._bar.update(self._task, completed=step, line=line)
         if not self._console.is_terminal:
             self.say(f"step {step}/{self._total}  {line}")
 
     def evaluated(self, step: int, metrics: Metrics) -> None:
         """One line for each source that was evaluated."""
+        self._bar.update(self._task, line=self._last_step)
         for name in sorted(name for name in metrics if name.endswith("/mean") and name.startswith("eval/")):
             source = name.removeprefix("eval/").removesuffix("/mean")
             count = int(metrics.get(f"eval/{source}/num", 0))
             self.say(f"step {step}  held-out '{source}': mean reward {metrics[name]:.3f} over {count} prompts")
 
-    def completions(self, step: int, rows: Sequence[tuple[Scored, float]]) -> None:
-        """A table of (prompt, completion, reward parts, advantage)."""
+    def completions(self, step: int, rows: Sequence[tuple[Scored, float | None]]) -> None:
+        """A table of (prompt, completion, reward parts, advantage or None for a sample that is not trained on)."""
         table = Table(title=f"completions of step {step}", title_justify="left", show_lines=True)
         parts = sorted({name for scored, _ in rows for name in scored.reward.parts})
         for name in ("prompt", "completion"):
@@ -77,7 +80,8 @@ class Terminal:
             cells = [_clip(prompt), _clip(scored.trajectory.text())]
             scores = [scored.reward.parts.get(name) for name in parts]
             numbers = ["-" if score is None else f"{score:.2f}" for score in scores]
-            table.add_row(*cells, *numbers, f"{scored.reward.score:.2f}", f"{advantage:+.2f}")
+            gained = "-" if advantage is None else f"{advantage:+.2f}"
+            table.add_row(*cells, *numbers, f"{scored.reward.score:.2f}", gained)
         self._console.print(table)
 
     def say(self, text: str) -> None:
@@ -90,5 +94,6 @@ class Terminal:
 
 
 def _clip(text: str) -> Text:
-    text = redact(text)
+    """What somebody wrote, as it may be shown: no secrets, no control characters that would steer the terminal."""
+    text = "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in redact(text))
     return Text(text if len(text) <= COLUMNS_OF_TEXT else text[:COLUMNS_OF_TEXT] + " ...")

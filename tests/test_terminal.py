@@ -27,10 +27,12 @@ def scored(completion: str) -> Scored:
 def test_completions_are_shown_as_text_with_their_parts_reward_and_advantage() -> None:
     out = io.StringIO()
     terminal = Terminal(Console(file=out, width=100))
-    terminal.completions(10, [(scored("[red]7"), 0.5), (scored("x" * 1000), -0.5)])
+    terminal.completions(10, [(scored("[red]7\x1b[2J\r"), 0.5), (scored("x" * 1000), -0.5)])
     text = out.getvalue()
     assert all(part in text for part in ("[bold]?", "[red]7")), "what a model writes is never taken for markup"
     assert all(part in text for part in ("accuracy", "+0.50", "-0.50", "completions of step 10"))
+    assert "\x1b" not in text, "nor for a command to the terminal"
+    assert "\r" not in text
     assert text.count("x") < 500, "long completions are cut"
 
 

@@ -106,8 +106,7 @@ class Trainer:
         self.sinks.terminal.step(step, metrics)
         if train.log_completions_every and (step == 1 or step % train.log_completions_every == 0):
             stride = max(1, len(rows) // max(1, train.log_completions))  # of different prompts, where there are several
-            shown = [(scored, advantage or 0.0) for scored, advantage in rows[::stride]]
-            self.sinks.terminal.completions(step, shown[: train.log_completions])
+            self.sinks.terminal.completions(step, rows[::stride][: train.log_completions])
         if algo.equal_rewards_warn_steps and self.progress.equal_steps >= algo.equal_rewards_warn_steps:
             self.sinks.terminal.warn(
                 f"in each of the last {self.progress.equal_steps} steps all rewards of every group were equal: "
