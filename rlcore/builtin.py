@@ -30,6 +30,7 @@ from rlcore.rollout import ROLLOUT, RolloutWorker
 
 PROVIDER = Provider(CORE, "rlcore", __version__)
 MAIN_POOL = WorkerRequest.pool
+SCORERS = ("exact_match", "boxed", "math_verify", "reasoning_gym")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 
@@ -75,7 +76,7 @@ def rlcore_config_sections() -> Sequence[ConfigSection]:
 
 @hookimpl
 def rlcore_reward_functions() -> Sequence[RewardFunction]:
-    return []
+    return [RewardFunction(name, f"rlcore.reward.scorers:{name}") for name in SCORERS]
 
 
 @hookimpl

@@ -67,7 +67,7 @@ def test_a_plugin_is_enabled_by_either_spelling_of_its_name(site: Path) -> None:
     write_package(site, "demo_spelt", GOOD, entry_points={"rlcore": {"demo-spelt": "demo_spelt"}})
     for name in ("demo-spelt", "demo_spelt"):
         offers = load([name]).reward_functions()
-        assert [(offer.value.name, offer.provider.plugin) for offer in offers] == [("half", "demo_spelt")]
+        assert ("half", "demo_spelt") in {(offer.value.name, offer.provider.plugin) for offer in offers}
 
 
 def test_an_unknown_plugin_is_refused_with_the_nearest_name(site: Path) -> None:
@@ -157,7 +157,8 @@ def test_a_plain_file_is_a_plugin_named_by_its_stem(tmp_path: Path) -> None:
     path.write_text("RLCORE_API = '1'\n" + dedent(GOOD))
     hooks = load([str(path)])
     assert [(p.plugin, p.distribution) for p in hooks.providers()] == [("my_plain", str(path))]
-    assert [offer.value.name for offer in hooks.reward_functions()] == ["half"]
+    theirs = [offer for offer in hooks.reward_functions() if offer.provider.plugin != "core"]
+    assert [offer.value.name for offer in theirs] == ["half"]
 
 
 @pytest.mark.parametrize("stated", ["", "RLCORE_API = '2'", "RLCORE_API = 1"])

@@ -1,4 +1,4 @@
-r"""Ready-made reward functions, named in the config as `rlcore.reward.scorers:boxed` and so on.
+r"""Ready-made reward functions, which the core offers by their names: `reward.functions.x.fn=boxed`.
 
 Each extracts an answer from the response and compares it with the prompt's. The answer goes into `info['answer']`,
 from which the evaluation takes majority votes.
