@@ -349,6 +349,15 @@ def test_a_preset_gives_a_configuration_and_stays_below_what_is_set(name: str) -
     assert load(f"algo.preset={name}", "algo.clip_high=0.9").config.algo.clip_high == 0.9
 
 
+def test_adapters_have_a_learning_rate_of_their_own_by_default() -> None:
+    assert load().config.actor.lr == 1e-6
+    adapted = load("actor.lora.enabled=true")
+    assert adapted.config.actor.lr == 1e-5
+    assert adapted.origins["actor.lr"] == "default with actor.lora"
+    assert load("actor.lora.enabled=true", "actor.lr=3e-6").config.actor.lr == 3e-6
+    assert load("actor.lora.enabled=true", "actor.lora.enabled=false").config.actor.lr == 1e-6
+
+
 def test_the_presets_differ_as_their_papers_do() -> None:
     algo = {name: load(f"algo.preset={name}").config.algo for name in PRESETS}
     assert algo["ppo"].advantage == "gae"

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from rlcore.plan import ConfigSection, Offer
 
 
+LORA_LR = 1e-5
+
+
 @dataclass(frozen=True)
 class LoadedConfig:
     """A resolved configuration with where its values came from."""
@@ -75,7 +78,7 @@ def load_config(
     types = plugin_sections(sections)
     user = read_layers(files, overrides)
     below = plugin_layers(sections, user)
-    layers = [_preset([*below, *user]), *below, *user]
+    layers = [_adapter_defaults([*below, *user]), _preset([*below, *user]), *below, *user]
     fitted = [_fit(layer, types) for layer in layers]
     merged = _merge(fitted, types)
     raw = _with_paths(OmegaConf.to_container(merged, resolve=False, enum_to_str=True), fitted)
@@ -146,6 +149,18 @@ def _variables(value: Any) -> list[str]:
         elif isinstance(text, Mapping):
             found += [name for _, child in leaves(text) for name in _variables(child)]
     return found
+
+
+def _adapter_defaults(layers: Sequence[Layer]) -> Layer:
+    """What a LoRA actor has other defaults for: its few new weights take ten times the learning rate."""
+    enabled: Any = False
+    for layer in layers:
+        section: Any = layer.values
+        for key in ("actor", "lora", "enabled"):
+            section = section.get(key) if isinstance(section, Mapping) else None
+        enabled = enabled if section is None else section
+    values = from_mapping({"actor.lr": LORA_LR}).values if enabled in (True, "true", "True") else {}
+    return Layer("default with actor.lora", values, explicit=False)
 
 
 def _preset(layers: Sequence[Layer]) -> Layer:

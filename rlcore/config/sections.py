@@ -126,7 +126,7 @@ class EngineConfig:
     backend: str = "hf"
     """The training engine."""
     lr: float = option(1e-6, above=0)
-    """Learning rate of AdamW; with adapters 1e-5 is a good start."""
+    """Learning rate of AdamW; with `actor.lora.enabled` the default is 1e-5."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up; linear and cosine end at 0 with the last optimizer step."""
     warmup_steps: int = option(0, at_least=0)
