@@ -25,6 +25,8 @@ def test_a_directory_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path: 
     with pytest.raises(ConfigError, match="in use; choose another name, or continue it with --resume"):
         open_directory(directory, resume=False)
     assert open_directory(directory, resume=True) == directory
+    with pytest.raises(ConfigError, match=r"there is no run '.*rnu'; did you mean 'run'\?"):
+        open_directory(tmp_path / "rnu", resume=True)
 
 
 def test_a_second_process_on_a_directory_is_refused_and_a_dead_one_leaves_no_lock(tmp_path: Path) -> None:

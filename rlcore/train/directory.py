@@ -12,7 +12,7 @@ from rlcore.checkpoint import write_atomically
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
 from rlcore.config.redaction import RedactingFormatter
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, nearest
 from rlcore.plan import RunPlan, plan_to_json
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -37,11 +37,14 @@ def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
 
 
 def open_directory(directory: Path, resume: bool) -> Path:
-    """The directory, made if it is new; ConfigError when it holds a run and `resume` was not asked for."""
+    """The directory, made if it is new; ConfigError when it holds a run already, or with `resume` does not exist."""
     if (directory / "config.yaml").exists() and not resume:
         raise ConfigError(
             f"train.name: the run directory '{directory}' is in use; choose another name, or continue it with --resume"
         )
+    if resume and not directory.is_dir():
+        found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
+        raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
