@@ -292,9 +292,10 @@ def test_a_longer_conversation_is_another_question() -> None:
         {"role": "assistant", "content": "yes?"},
         {"role": "user", "content": "1+1?"},
     ]
-    refuse_overlap(
-        {"a": [Prompt("a/0", user("1+1?"), "", "a")]}, {"b": [Prompt("b/0", frozen_messages(turns), "", "b")]}
-    )
+    longer = {"b": [Prompt("b/0", frozen_messages(turns), "", "b")]}
+    refuse_overlap({"a": [Prompt("a/0", user("1+1?"), "", "a")]}, longer)
+    with pytest.raises(ConfigError, match="held-out questions occur in training"):
+        refuse_overlap(longer, longer)
 
 
 def ids(taken: list[tuple[Prompt, int]]) -> list[tuple[str, int]]:

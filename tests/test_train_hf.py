@@ -1,10 +1,12 @@
 """Whole runs on the hf backend with a tiny random transformers model."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlcore import metrics
 from rlcore.errors import RewardError, RlcoreError
@@ -50,6 +52,13 @@ def config(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+def stir() -> None:
+    """Give this process the random states of another one."""
+    random.seed()
+    np.random.seed()
+    torch.seed()
+
+
 def step_rows(result: TrainResult) -> list[dict[str, float]]:
     return [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
 
@@ -70,12 +79,15 @@ def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(
     mark = tmp_path / "mark"
     stops = {"fn": f"{tmp_path / 'rewards.py'}:StopsOnce", "kwargs": {"mark": str(mark), "calls": 36}}
     config["reward"]["functions"]["stops"] = {**stops, "on_failure": "abort", "weight": 0.0}
+    stir()
     mark.touch()
     whole = train(config, *VARIANTS[variant]).run_dir
     mark.unlink()
+    stir()
     with pytest.raises(RewardError, match="as asked"):
         train(config, "train.name=broken", *VARIANTS[variant])
     assert [row["step"] for row in metrics.read(tmp_path / "runs" / "broken")][-1] == 2, "stopped in the third step"
+    stir()
     result = train(config, "train.name=broken", *VARIANTS[variant], resume=True)
     assert result.steps == 4
     assert differing(whole, result.run_dir) == []

@@ -34,6 +34,7 @@ class HfActor(ActorWorker):
 
         context, config = self.context, self.context.config
         use_threads(context)
+        seed_process(context.seed)
         self.engine = TrainEngine(
             "causal_lm",
             config.model,
@@ -153,6 +154,18 @@ def use_threads(context: WorkerContext) -> None:
 
     if context.threads > 0:
         torch.set_num_threads(context.threads)
+
+
+def seed_process(seed: int) -> None:
+    """Make the random states of Python, numpy and torch functions of the run's seed: checkpoints hold all three."""
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def _host(context: WorkerContext) -> HfActor:
