@@ -15,6 +15,9 @@ class CriticWorker(Worker):
     def values(self, batch: Batch) -> Ref[Float32s]:
         """(B, T) value of the state before token t is sampled, where the loss mask is True, else 0."""
 
+    def expect(self, num_updates: int) -> None:
+        """Told once before the first update how many the whole run makes; schedules of lr end there."""
+
     @abstractmethod
     def update(self, minibatch: Batch) -> Metrics:
         """Exactly one optimizer step."""
@@ -36,6 +39,10 @@ class CriticEngine(ABC):
 
     async def close(self) -> None:
         """Let go of everything."""
+
+    async def expect(self, num_updates: int) -> int:
+        """Told once before the first update how many the whole run makes; in how many of them the actor updates too."""
+        return num_updates
 
     @abstractmethod
     async def values(self, batch: Batch) -> Ref[Float32s] | None:

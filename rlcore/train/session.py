@@ -170,6 +170,7 @@ class Session:
             stack.callback(self._sinks.trackers.close)
             _keep_rewards(self._run.plan, self._run_dir)
             num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
+            num_updates = await self._run.critic.expect(num_updates)
             await trainer.actor.call(ActorWorker.expect, num_updates)
             await self._continue(resume, start_from, changes)
             stack.enter_context(self._terminal.progress(self.total_steps, trainer.progress.step))

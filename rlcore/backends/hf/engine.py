@@ -38,7 +38,7 @@ class TrainEngine:
     def __init__(
         self,
         kind: ModelKind | str,
-        model: ModelConfig,
+        model: ModelConfig | PolicyModel | ValueModel,
         config: EngineConfig,
         loss: Loss | None,
         *,
@@ -48,17 +48,20 @@ class TrainEngine:
         num_updates: int = 0,
         device: str = "cpu",
         seed: int = 0,
+        section: str = "",
     ) -> None:
-        """Load the model of `model.path`.
+        """Load the model of `model.path`, or take one that is there already.
 
         `loss` gives each token's loss; None: the engine only scores. `name` is the prefix of the engine's metrics and
         of its errors, `loss_name` the metric of the weighted loss. `temperature` is the rollout's: log-probs are those
         of softmax(logits / temperature). `num_updates`: optimizer steps of the whole run, 0 while unknown.
+        `section`: where the settings stand in the configuration, for errors; empty: as `name`.
         A new adapter and its dropout are functions of `seed` and the number of the update, of nothing else.
         """
         self.kind = ModelKind(kind)
         self.config = config
         self.name = name
+        self._section = section or name
         self.device = torch.device(device)
         self.temperature = temperature
         self.num_updates = num_updates
@@ -69,16 +72,19 @@ class TrainEngine:
         self._accelerator = process_accelerator(self.device.type == "cpu")
         self._seed = seed
         with self._seeded():
-            self.model = load_model(
-                self.kind,
-                model,
-                dtype=config.dtype,
-                device=device,
-                lora=config.lora,
-                gradient_checkpointing=config.gradient_checkpointing,
-            )
+            self.model = model if not isinstance(model, ModelConfig) else self._load(model)
         self._forward = self._accelerator.prepare_model(self.model, device_placement=False)
         self._optimizer = MasterAdamW(self.model, config)
+
+    def _load(self, model: ModelConfig) -> PolicyModel | ValueModel:
+        return load_model(
+            self.kind,
+            model,
+            dtype=self.config.dtype,
+            device=str(self.device),
+            lora=self.config.lora,
+            gradient_checkpointing=self.config.gradient_checkpointing,
+        )
 
     @property
     def policy(self) -> PolicyModel:
@@ -109,7 +115,7 @@ class TrainEngine:
         gradient that is not finite weights and optimizer stay as they are and '<name>/skipped' is 1; WorkerError when
         that happened `max_skipped_updates` times in a row.
         """
-        check_schedule(self.config, self.num_updates, self.name)
+        check_schedule(self.config, self.num_updates, self._section)
         if self.config.offload:
             self._optimizer.to(self.device)
         try:
@@ -205,7 +211,7 @@ class TrainEngine:
         if self._skipped_in_a_row >= self.config.max_skipped_updates:
             raise WorkerError(
                 f"{self.name}: {self._skipped_in_a_row} updates in a row had a loss ({loss}) or gradient norm ({norm}) "
-                f"that is not finite, and were skipped; {self.name}.max_skipped_updates="
-                f"{self.config.max_skipped_updates}; look at rewards and advantages, lower {self.name}.lr, or start "
+                f"that is not finite, and were skipped; {self._section}.max_skipped_updates="
+                f"{self.config.max_skipped_updates}; look at rewards and advantages, lower {self._section}.lr, or start "
                 "from the last checkpoint"
             )
