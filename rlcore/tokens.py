@@ -3,6 +3,7 @@
 `load_tokens` reads what `model` and `data.system_prompt` say. Everybody else gets a `Tokens` from the build context.
 """
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ BYTES = "bytes"
 """The value of `model.tokenizer` that picks `ByteTokens`."""
 _END_PROBE = "rlcore0end0probe"
 """A text that no chat template contains, put where a response stands to see what follows it."""
+_ASKED = {"role": "user", "content": "x"}
+_THOUGHT = f"<think>\nx\n</think>\n\n{_END_PROBE}"
+"""A response of the kind that some templates shorten once others follow it."""
 
 
 class Tokens(ABC):
@@ -33,20 +37,80 @@ class Tokens(ABC):
 
     def __init__(self, system_prompt: str = "") -> None:
         self._system_prompt = system_prompt
+        self._num_end: int | None = None
 
-    def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The ids of the conversation and the opening of the next assistant turn.
 
-        The system prompt is put first when the conversation has no system message.
+        The system prompt is put first when the conversation has no system message. `tools` are schemas in the form of
+        OpenAI, for templates that tell the model about them.
         """
         plain = [_plain(message) for message in messages]
         if self._system_prompt and not any(message.get("role") == "system" for message in plain):
             plain.insert(0, {"role": "system", "content": self._system_prompt})
-        return self._encode_conversation(plain)
+        return self._encode_text(self._render(plain, [_plain(tool) for tool in tools], opening=True))
+
+    def continuation(self, messages: Sequence[Message], last_id: int) -> tuple[int, ...]:
+        """The ids to put behind an assistant turn whose last sampled id is `last_id`.
+
+        They are the end of that turn, unless `last_id` ended it, then `messages`, and the opening of the next assistant
+        turn, with the separators of the chat template. Nothing that was there before is tokenised: the template is
+        asked for a short conversation with the same messages, and what follows the response in it is what follows here.
+        ConfigError when the template leaves responses out; `check_continuation` finds the other ways to be wrong.
+        """
+        said = {"role": "assistant", "content": _END_PROBE}
+        text = self._render([_ASKED, said, *(_plain(message) for message in messages)], (), opening=True)
+        ids = self._encode_text(_after_probe(text))
+        return ids[self._end_of_turn_length() :] if last_id in self.eos_ids else ids
+
+    def _end_of_turn_length(self) -> int:
+        """How many ids the template puts behind a response up to the token that ends it; 0 if it has no such token."""
+        if self._num_end is None:
+            said = {"role": "assistant", "content": _END_PROBE}
+            ids = self._encode_text(_after_probe(self._render([_ASKED, said], (), opening=False)))
+            ends = [place for place, each in enumerate(ids) if each in self.eos_ids]
+            self._num_end = ends[0] + 1 if ends else 0
+        return self._num_end
+
+    def check_continuation(self, roles: Sequence[str]) -> None:
+        """ConfigError naming the first role of `roles`, or `assistant`, that makes the template rewrite what was there.
+
+        A template is prefix-stable if a conversation with one more message begins with the conversation without it, and
+        an assistant's message with the opening of its turn. With any other, what the policy sees in training is not
+        what the template would show it elsewhere.
+        """
+        way_out = "needs a chat template that only appends (model.chat_template names a file with one)"
+        opened = self._render([_ASKED], (), opening=True)
+        for said in (_END_PROBE, _THOUGHT):
+            answered = [_ASKED, {"role": "assistant", "content": said}]
+            before = self._render(answered, (), opening=False)
+            if said == _END_PROBE and not (before.startswith(opened) and said in before):
+                raise ConfigError(
+                    "chat template: the role 'assistant' breaks it: a response does not stand behind the opening of "
+                    f"its turn as it was sampled; {way_out}"
+                )
+            for role in roles:
+                after = self._render([*answered, {"role": role, "name": "x", "content": "y"}], (), opening=True)
+                if not after.startswith(before.rstrip()):
+                    raise ConfigError(
+                        f"chat template: the role '{role}' breaks it: a message of this role changes how the turns "
+                        f"before it are written; {way_out}"
+                    )
+
+    def tells_tools(self) -> bool:
+        """Whether the chat template tells the model about tools."""
+        tool = {"type": "function", "function": {"name": _END_PROBE, "description": "", "parameters": {}}}
+        return _END_PROBE in self._render([_ASKED], [tool], opening=True)
 
     @abstractmethod
-    def _encode_conversation(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
-        """The ids of exactly these messages and the opening of the next assistant turn."""
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, opening: bool
+    ) -> str:
+        """The text of exactly these messages and, with `opening`, the beginning of the next assistant turn."""
+
+    @abstractmethod
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        """The ids of a text of the template, special tokens recognised and none added."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
@@ -69,9 +133,15 @@ class ByteTokens(Tokens):
         self.pad_id = self.EOS
         self.context_length = None
 
-    def _encode_conversation(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
-        lines = [f"{message.get('role')}: {message.get('content') or ''}\n" for message in messages]
-        return tuple("".join([*lines, "assistant: "]).encode())
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, opening: bool
+    ) -> str:
+        lines = [f"tool: {json.dumps(tool)}\n" for tool in tools]
+        lines += [f"{message.get('role')}: {message.get('content') or ''}\n" for message in messages]
+        return "".join([*lines, "assistant: " if opening else ""])
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode(errors="replace"))
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(int(i) for i in ids if i < self.EOS).decode(errors="replace")
@@ -107,13 +177,22 @@ class TemplateTokens(Tokens):
         self.eos_ids = frozenset(ends)
         self.pad_id = int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else min(ends)
 
-    def _encode_conversation(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, opening: bool
+    ) -> str:
         with boundary("the chat template (model.chat_template, model.chat_template_kwargs)", ConfigError):
-            # return_dict=False: without it transformers 5 returns a BatchEncoding, over whose keys tuple() would run
-            ids = self._tokenizer.apply_chat_template(
-                messages, tokenize=True, add_generation_prompt=True, return_dict=False, **self._template_kwargs
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=list(tools) or None,
+                    tokenize=False,
+                    add_generation_prompt=opening,
+                    **self._template_kwargs,
+                )
             )
-        return tuple(int(i) for i in ids)
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(int(i) for i in self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
@@ -180,6 +259,16 @@ def _model_facts(model: ModelConfig) -> tuple[frozenset[int], int | None]:
     ids = stated if isinstance(stated, list) else [stated]
     window = getattr(config.get_text_config(), "max_position_embeddings", None)
     return frozenset(int(i) for i in ids if i is not None), int(window) if window else None
+
+
+def _after_probe(text: str) -> str:
+    """What the template wrote behind the response."""
+    _, found, rest = text.partition(_END_PROBE)
+    if not found:
+        raise ConfigError(
+            "chat template: it leaves out the assistant's turn; needs one that keeps it (model.chat_template)"
+        )
+    return rest
 
 
 def _plain(value: Any) -> Any:

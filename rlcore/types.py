@@ -95,6 +95,17 @@ class RewardStatus(StrEnum):
     """No usable score; the failure policy decides what follows."""
 
 
+class SharedPrefix(StrEnum):
+    """How the prompt of a group is computed once, forward and backward, for all samples of it."""
+
+    NONE = "none"
+    """Not at all: once for each sample."""
+    TREE = "tree"
+    """One packed sequence of prompts and samples, without padding, and an attention that knows the tree."""
+    CACHE = "cache"
+    """The prompts first; their keys and values, with their graph, are the cache of the samples."""
+
+
 @dataclass(frozen=True, eq=False)
 class Prompt:
     """One row of a data source."""
@@ -153,6 +164,8 @@ class Trajectory(ReadOnlyArrays):
     """Seconds by phase, such as generate_s."""
     num_parts: int = 1
     """How many parts the sample has; its reward is asked for when all are in. 0: the end of the stream decides."""
+    info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
+    """What the agent loop states of the sample, for rewards and the trajectories on disk; plain values that pickle."""
 
     @property
     def num_sampled(self) -> int:
@@ -288,6 +301,8 @@ class GenerateRequest:
     n: int
     seed: int
     """Sample i draws from a random stream of its own, seeded by (seed, i)."""
+    conversation: str = ""
+    """Requests of one conversation go to the same replica, whose cache may hold its earlier turns; empty: to any."""
 
 
 @dataclass(frozen=True, eq=False)

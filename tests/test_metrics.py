@@ -141,6 +141,7 @@ def test_trajectories_hold_what_a_reader_asks_for(tmp_path: Path) -> None:
         "finish": "length",
         "versions": [[2, 7]],
         "turns": 1,
+        "agent": {},
         "status": "ok",
         "score": 0.5,
         "parts": {"accuracy": 1.0, "format": 0.0},
