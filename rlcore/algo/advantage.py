@@ -7,7 +7,9 @@ in float64 and the result has the dtype of `rewards_B`. A row left out of the lo
 Shape letters beyond those of `rlcore.types`: S samples, G groups, L as in `rlcore.algo.episodes`.
 """
 
+import math
 from dataclasses import dataclass
+from math import comb
 
 import torch
 from torch import Tensor
@@ -37,6 +39,10 @@ class AdvantageInputs:
     """Value of the state before token t is sampled."""
     gamma: float = 1.0
     lam: float = 1.0
+    baseline_B: Tensor | None = None
+    """The reward of a greedy sample of the row's prompt, for estimators that ask for one."""
+    pass_k: int = 1
+    """k of pass@k."""
 
 
 def grpo(inputs: AdvantageInputs) -> Tensor:
@@ -67,6 +73,76 @@ def rloo(inputs: AdvantageInputs) -> Tensor:
     groups = _Groups(inputs)
     scale_G = groups.num_samples_G / (groups.num_samples_G - 1).clamp(min=1)
     return groups.spread(groups.centred_S * scale_G[groups.group_S])
+
+
+def opo(inputs: AdvantageInputs) -> Tensor:
+    """(B,) reward less the mean reward of the group, weighted by length (OPO, arXiv 2505.23585, eq. 9).
+
+    The length of a sample is the number of its sampled tokens over all its parts. Exactly 0 in a group with fewer than
+    two samples or with equal rewards.
+    """
+    groups = _Groups(inputs)
+    lengths_S = groups.sum_parts(inputs.lengths_B)
+    baseline_G = groups.sum(lengths_S * groups.centred_S) / groups.sum(lengths_S).clamp(min=1.0)
+    return groups.spread(groups.centred_S - baseline_G[groups.group_S])
+
+
+def gpg(inputs: AdvantageInputs) -> Tensor:
+    """(B,) reward less the group's mean, times samples of the batch over samples of groups that say something.
+
+    GPG, arXiv 2504.02546, eq. 9 and section 3.3: groups of equal rewards have no gradient but count in the loss's
+    denominator, and the factor puts that right. Exactly 0 in a group with fewer than two samples or with equal rewards.
+    """
+    groups = _Groups(inputs)
+    telling = torch.where(groups.equal_G, 0.0, groups.num_samples_G).sum()
+    return groups.spread(groups.centred_S * groups.num_samples_G.sum() / telling.clamp(min=1.0))
+
+
+def pass_at_k(inputs: AdvantageInputs) -> Tensor:
+    """(B,) what a sample adds to pass@k: how much better a set of k of its group is for having it.
+
+    With the best reward of a set of k samples drawn from the group: its mean over the sets that hold the sample, less
+    its mean over all sets, over its standard deviation over all sets. For rewards 0 and 1 this is arXiv 2508.10751,
+    eq. 14 and 15; the best of k makes it one formula for any reward. k is at most the group's size less 1, so that a
+    group from which a sample was dropped still compares. Exactly 0 in a group with fewer than two samples, with equal
+    rewards, or in which every set has the same best reward.
+    """
+    groups = _Groups(inputs)
+    advantages_S = torch.zeros_like(groups.centred_S)
+    for group in range(groups.num_groups):
+        members_N = (groups.group_S == group).nonzero()[:, 0]
+        if len(members_N) > 1:
+            k = min(inputs.pass_k, len(members_N) - 1)
+            advantages_S[members_N] = _best_of_k(groups.rewards_S[members_N], k)
+    return groups.spread(advantages_S)
+
+
+def remax(inputs: AdvantageInputs) -> Tensor:
+    """(B,) reward less the reward of a greedy sample of the same prompt (ReMax, arXiv 2310.10505, eq. 6).
+
+    Nothing is compared within the group, which may be a single sample. ValueError without baselines.
+    """
+    if inputs.baseline_B is None:
+        raise ValueError("remax: needs baseline_B, the rewards of greedy samples")
+    return (inputs.rewards_B.double() - inputs.baseline_B.double()).to(inputs.rewards_B.dtype)
+
+
+def reinforce_pp_baseline(inputs: AdvantageInputs) -> Tensor:
+    """(B,) reward less the group's mean, normalised over the batch (REINFORCE++-baseline, arXiv 2501.03262).
+
+    Mean and standard deviation are over all sampled tokens of the batch, so a sample counts as often as it has tokens;
+    the latter with denominator N (not N - 1) and 1e-6 added. Exactly 0 when all rewards less their means are equal.
+    """
+    groups = _Groups(inputs)
+    centred_S = torch.where(groups.equal_G[groups.group_S], 0.0, groups.centred_S)
+    lengths_S = groups.sum_parts(inputs.lengths_B)
+    counted_S = centred_S[lengths_S > 0]
+    if not len(counted_S) or bool(counted_S.min() == counted_S.max()):
+        return torch.zeros_like(inputs.rewards_B)
+    mean = (lengths_S * centred_S).sum() / lengths_S.sum()
+    variance = (lengths_S * (centred_S - mean).square()).sum() / lengths_S.sum()
+    advantages_S = (centred_S - mean) / (variance.sqrt() + STD_EPSILON)
+    return advantages_S[groups.sample_B].to(groups.dtype)
 
 
 def reinforce_pp(inputs: AdvantageInputs) -> Tensor:
@@ -101,6 +177,21 @@ def gae(inputs: AdvantageInputs) -> Tensor:
     return advantages_BT.to(inputs.rewards_B.dtype)
 
 
+def whitened(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """(B, T) advantages less their mean, over their standard deviation plus 1e-6; 0 outside the mask.
+
+    Both are over the masked tokens of the whole batch, the latter with denominator N. Exactly 0 when all are equal.
+    The critic's targets are made of the advantages as they were before.
+    """
+    chosen_N = advantages_BT[mask_BT].double()
+    whitened_BT = torch.zeros_like(advantages_BT)
+    if len(chosen_N) and bool(chosen_N.min() < chosen_N.max()):
+        centred_N = chosen_N - chosen_N.mean()
+        scaled_N = centred_N / (centred_N.square().mean().sqrt() + STD_EPSILON)
+        whitened_BT[mask_BT] = scaled_N.to(advantages_BT.dtype)
+    return whitened_BT
+
+
 class _Groups:
     """Rewards of samples, centred by group; the one place where rows become samples."""
 
@@ -110,7 +201,7 @@ class _Groups:
         rows_B = torch.arange(len(self.sample_B), device=self.sample_B.device)
         first_row_S = rows_B.new_full((len(samples),), len(rows_B))
         first_row_S.scatter_reduce_(0, self.sample_B, rows_B, reduce="amin")
-        rewards_S = inputs.rewards_B.double()[first_row_S]
+        rewards_S = self.rewards_S = inputs.rewards_B.double()[first_row_S]
         groups, self.group_S = torch.unique(inputs.group_B[first_row_S], return_inverse=True)
         self.num_groups = len(groups)
         self.num_samples_G = self.sum(torch.ones_like(rewards_S))
@@ -129,10 +220,37 @@ class _Groups:
         """(G,) sum over the samples of each group."""
         return values_S.new_zeros(self.num_groups).index_add_(0, self.group_S, values_S)
 
+    def sum_parts(self, counts_B: Tensor) -> Tensor:
+        """(S,) float64 sum over the rows of each sample."""
+        return self.centred_S.new_zeros(len(self.centred_S)).index_add_(0, self.sample_B, counts_B.double())
+
     def spread(self, advantages_S: Tensor) -> Tensor:
         """(B,) the advantage of each row's sample, 0 in groups that say nothing."""
         advantages_S = torch.where(self.equal_G[self.group_S], 0.0, advantages_S)
         return advantages_S[self.sample_B].to(self.dtype)
+
+
+def _best_of_k(rewards_N: Tensor, k: int) -> Tensor:
+    """(N,) how many standard deviations the expected best reward of k of N lies higher for the sets with sample i."""
+    sorted_N, order_N = rewards_N.sort()
+    num, ordered = len(sorted_N), sorted_N.tolist()
+    # Of the samples in ascending order, i is the best of comb(i, k - 1) sets.
+    chances = [comb(i, k - 1) / comb(num, k) for i in range(num)]
+    mean = math.fsum(chance * reward for chance, reward in zip(chances, ordered, strict=True))
+    spread = math.sqrt(math.fsum(c * (r - mean) ** 2 for c, r in zip(chances, ordered, strict=True)))
+    if spread <= STD_EPSILON * max(1.0, abs(mean)):
+        return torch.zeros_like(rewards_N)
+    sets = comb(num - 1, k - 1)
+    with_sample = [
+        math.fsum(
+            (comb(i, k - 1) * ordered[i], *(comb(j - 1, k - 2) * ordered[j] for j in range(i + 1, num) if k > 1))
+        )
+        / sets
+        for i in range(num)
+    ]
+    advantages_N = torch.empty_like(rewards_N)
+    advantages_N[order_N] = (rewards_N.new_tensor(with_sample) - mean) / spread
+    return advantages_N
 
 
 def _discounted(inputs: AdvantageInputs, mask_BT: Tensor, values_BT: Tensor, lam: float) -> Tensor:

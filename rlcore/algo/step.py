@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rlcore.algo.advantage import AdvantageInputs
+from rlcore.algo.advantage import AdvantageInputs, whitened
 from rlcore.algo.aggregation import row_weights
 from rlcore.algo.kl import FixedKl, kl_penalty
 from rlcore.algo.reward_shaping import keeps_loss, length_penalty
@@ -49,11 +49,15 @@ def with_advantages(
         gamma=algo.gamma,
         lam=algo.lam,
     )
-    advantages = estimator(inputs).float().numpy()
+    advantages = estimator(inputs).float()
     if not per_token:
-        return replace(batch, advantages_B=advantages), metrics
-    returns = None if values_BT is None else Ref(advantages + values_BT.numpy())
-    return replace(batch, advantages=Ref(advantages), returns=returns), metrics
+        return replace(batch, advantages_B=advantages.numpy()), metrics
+    if values_BT is None:
+        return replace(batch, advantages=Ref(advantages.numpy())), metrics
+    returns = Ref((advantages + values_BT).numpy())
+    if algo.whiten_advantages:
+        advantages = whitened(advantages, loss_mask_BT)
+    return replace(batch, advantages=Ref(advantages.numpy()), returns=returns), metrics
 
 
 def weigh(minibatch: Batch, algo: AlgoConfig) -> Batch:

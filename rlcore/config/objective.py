@@ -94,6 +94,8 @@ class AlgoConfig:
     """Discount a token."""
     lam: float = option(1.0, at_least=0, at_most=1)
     """GAE's lambda, for estimators that use values."""
+    whiten_advantages: bool = option(False, used_when="critic.engine != 'none'")
+    """Shift and scale a step's token advantages to mean 0 and standard deviation 1; the critic's targets stay."""
     kl: KlConfig = field(default_factory=KlConfig)
     """A KL term against the reference policy."""
     overlong: Literal["none", "mask", "penalty"] = "none"

@@ -31,7 +31,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "overlong": "penalty",
     },
     # arXiv 1707.06347; gamma and lambda as for language models (arXiv 2203.02155, which has k1 in the reward).
-    "ppo": {**_CLIP, "advantage": "gae", "aggregation": "token_mean", "gamma": 1.0, "lam": 0.95},
+    "ppo": {**_CLIP, "advantage": "gae", "aggregation": "token_mean", "gamma": 1.0, "lam": 0.95, "whiten_advantages": True},
     # arXiv 2402.14740: the whole response is one action, so its log-probs are summed (the paper: k1 in the reward).
     "rloo": {**_CLIP, "advantage": "rloo", "aggregation": "seq_mean_token_sum"},
     # arXiv 2501.03262: advantages normalised over the batch (the paper: k1 in the reward).
