@@ -2,12 +2,16 @@
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 
 from rlcore.errors import RlcoreError, WorkerError
 from rlcore.rollout import RolloutWorker
 from rlcore.types import Completion, GenerateRequest, Lane
 from rlcore.workers import ReplicaHandle, WorkerGroup
+
+REMEMBERED_CONVERSATIONS = 65536
+"""Conversations whose replica is kept in mind; of an older one the next turn goes to any replica."""
 
 
 class RolloutService:
@@ -16,18 +20,29 @@ class RolloutService:
     def __init__(self, replicas: WorkerGroup[RolloutWorker], deadline_s: float) -> None:
         self._replicas = replicas
         self._deadline_s = deadline_s
+        self._routes = Routes(len(replicas.replicas))
+
+    @property
+    def outstanding(self) -> tuple[int, ...]:
+        """Samples that each replica has not finished."""
+        return tuple(self._routes.outstanding)
 
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes.
 
-        Requests are dealt out by their canonical order, so a replica's share does not depend on timing. WorkerError
-        when a replica fails, answers wrongly, or the deadline passes; the replicas are then told to stop.
+        A request goes where its conversation has been before, else to the replica with the fewest samples outstanding;
+        requests are dealt out in canonical order, so that what one call alone sends to each replica does not depend on
+        timing. WorkerError when a replica fails, answers wrongly, or the deadline passes. However the call ends, also
+        because whoever asked lost interest (`aclose`), the replicas are told to stop what is left of it.
         """
         ordered = sorted(requests, key=lambda request: request.id)
         missing = _Missing(ordered)
         finished: asyncio.Queue[Completion | RlcoreError | None] = asyncio.Queue()
-        num = len(self._replicas.replicas)
-        shares = [(replica, ordered[index::num]) for index, replica in enumerate(self._replicas.replicas)]
+        places = {request.id: self._routes.take(request) for request in ordered}
+        shares = [
+            (replica, [request for request in ordered if places[request.id] == index])
+            for index, replica in enumerate(self._replicas.replicas)
+        ]
         tasks = [asyncio.create_task(_feed(replica, share, finished)) for replica, share in shares if share]
         ends_at = asyncio.get_running_loop().time() + self._deadline_s
         running = len(tasks)
@@ -46,13 +61,42 @@ class RolloutService:
                     running -= 1
                     continue
                 missing.arrived(item)
+                self._routes.give_back(places[item.request_id], 1)
                 yield item
             if missing.left:
                 raise WorkerError(f"rollout: {missing}, but every replica says it is done")
         finally:
+            for name, _ in missing.left:
+                self._routes.give_back(places[name], 1)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Routes:
+    """Which replica gets a request: sticky for each conversation, else the least loaded."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.outstanding = [0] * num_replicas
+        """Samples that each replica owes."""
+        self._homes: OrderedDict[str, int] = OrderedDict()
+
+    def take(self, request: GenerateRequest) -> int:
+        """The replica for a request, whose samples count there from now on; of equals the first."""
+        place = self._homes.get(request.conversation) if request.conversation else None
+        if place is None:
+            place = min(range(len(self.outstanding)), key=self.outstanding.__getitem__)
+        if request.conversation:
+            self._homes[request.conversation] = place
+            self._homes.move_to_end(request.conversation)
+            if len(self._homes) > REMEMBERED_CONVERSATIONS:
+                self._homes.popitem(last=False)
+        self.outstanding[place] += request.n
+        return place
+
+    def give_back(self, place: int, num_samples: int) -> None:
+        """Samples are finished, or nobody wants them any more."""
+        self.outstanding[place] -= num_samples
 
 
 async def _feed(
