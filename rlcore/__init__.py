@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         WorkerRequest,
     )
     from rlcore.reference import REFERENCE, ReferenceWorker
-    from rlcore.reward import RewardManager
+    from rlcore.reward import RawScore, RewardManager, RewardReplica, ScoreRequest
     from rlcore.rollout import ROLLOUT, Generator, RolloutWorker
     from rlcore.tokens import Tokens
     from rlcore.train import TrainResult, train
@@ -118,7 +118,12 @@ _MODULES = {
         "REFERENCE",
         "ReferenceWorker",
     ),
-    "rlcore.reward": ("RewardManager",),
+    "rlcore.reward": (
+        "RawScore",
+        "RewardManager",
+        "RewardReplica",
+        "ScoreRequest",
+    ),
     "rlcore.rollout": (
         "ROLLOUT",
         "Generator",

@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from rlcore.reward.manager import RewardManager
+from rlcore.reward.replica import RawScore, RewardReplica, ScoreRequest
 
 if TYPE_CHECKING:
     from rlcore.reward.functions import FunctionRewards, build_function_rewards
 
-__all__ = ["FunctionRewards", "RewardManager", "build_function_rewards"]
+__all__ = ["FunctionRewards", "RawScore", "RewardManager", "RewardReplica", "ScoreRequest", "build_function_rewards"]
 
 
 def __getattr__(name: str) -> Any:

@@ -203,6 +203,26 @@ class FunctionCalls:
         self._num_traces = 0
 
     @property
+    def name(self) -> str:
+        """The function's name in `reward.functions`."""
+        return self.spec.name
+
+    @property
+    def scope(self) -> str:
+        """How many samples a call sees."""
+        return self.spec.scope
+
+    @property
+    def on_failure(self) -> str:
+        """Empty: `reward.functions` says it."""
+        return ""
+
+    @property
+    def post_processes(self) -> bool:
+        """A function that looks at a group has the scope of one."""
+        return False
+
+    @property
     def is_async(self) -> bool:
         """Whether it runs on the run's loop; known after `start`."""
         return isinstance(self._caller, LoopCaller)
@@ -246,6 +266,12 @@ class FunctionCalls:
             await asyncio.sleep(wait)
             allowance.left_s -= wait
             pause *= 2
+
+    async def post_process(
+        self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
+    ) -> list[Outcome]:
+        """The outcomes as they are."""
+        return list(outcomes)
 
     async def _try(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
         if self._caller is None:

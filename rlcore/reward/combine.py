@@ -9,12 +9,19 @@ from rlcore.reward.outcome import Outcome
 from rlcore.types import Float32s, FrozenDict, Reward, RewardStatus
 
 
-def combine(outcomes: Mapping[str, Outcome], weights: Mapping[str, float], latency_s: float) -> Reward:
+def combine(
+    outcomes: Mapping[str, Outcome],
+    weights: Mapping[str, float],
+    latency_s: float,
+    policies: Mapping[str, str] | None = None,
+) -> Reward:
     """The weighted sum over the functions that had an opinion.
 
     FAILED when a function failed or all skipped; then `info['failed']` maps each failed function to its error, the
     score is 0.0, and the parts that did come are kept. `info['skipped']` lists functions without an opinion. With
     several functions their info is found as '<name>/<key>'; 'answer' is that of the first that extracted one.
+    `policies` are the failure policies of parts that `reward.functions` does not know: a failed reward keeps those of
+    the parts that failed in `info['on_failure']`, and the weighted sum of the others in `info['others_score']`.
     """
     opinions = {name: each for name, each in outcomes.items() if each.status is RewardStatus.OK}
     errors = {name: each.error for name, each in outcomes.items() if each.status is RewardStatus.FAILED}
@@ -26,6 +33,11 @@ def combine(outcomes: Mapping[str, Outcome], weights: Mapping[str, float], laten
     if errors or not opinions:
         info["error"] = "; ".join(f"{name}: {error}" for name, error in errors.items()) or "every function skipped it"
         info["failed"] = errors
+        if policies:
+            info["on_failure"] = {name: policy for name, policy in policies.items() if name in errors}
+            info["others_score"] = sum(
+                weights[name] * each.score for name, each in opinions.items() if name in policies
+            )
         return Reward(0.0, FrozenDict(parts), RewardStatus.FAILED, None, latency_s, FrozenDict(info))
     score = sum(weights[name] * each.score for name, each in opinions.items())
     total: Float32s | None = None

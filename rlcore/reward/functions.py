@@ -1,8 +1,9 @@
 """The core's reward manager: reward functions, weighed and summed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from rlcore.config import RewardConfig
 from rlcore.errors import RewardError
@@ -12,7 +13,7 @@ from rlcore.reward.manager import RewardManager
 from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
 from rlcore.reward.seats import Stopwatch
 from rlcore.reward.served import FunctionSpec
-from rlcore.reward.stream import RewardStream, rows
+from rlcore.reward.stream import RewardStream, Scorer, rows
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.types import Lane, Metrics, Reward, RewardStatus, Scored, Trajectory
 
@@ -26,12 +27,21 @@ def build_function_rewards(context: BuildContext) -> "FunctionRewards":
 
 
 class FunctionRewards(RewardManager):
-    """Scores each sample the moment it is complete, with every function of `reward.functions`."""
+    """Scores each sample the moment it is complete, with every function of `reward.functions`.
 
-    def __init__(self, context: BuildContext) -> None:
+    A plugin's manager may hold one, and give it `others` that are weighed and summed with the functions; their life
+    cycle stays with the plugin.
+    """
+
+    def __init__(self, context: BuildContext, others: Sequence[Scorer] = ()) -> None:
         self._context = context
         self._config: RewardConfig = context.config.reward
         self._functions = _calls(context)
+        self._scorers: list[Scorer] = [*self._functions, *others]
+        if not self._scorers:
+            raise RewardError(
+                "reward.functions is empty; needs at least one, such as reward.functions.x.fn=file.py:name"
+            )
         self._watch = LoopWatch()
         self._queued, self._asked = Stopwatch(), Stopwatch()
         self._restarts_told = 0
@@ -56,7 +66,7 @@ class FunctionRewards(RewardManager):
         num_scored = 0
         self._asked.start()
         try:
-            async with aclosing(RewardStream(self._functions, lane, group_size).results(stream)) as results:  # type: ignore[type-var]
+            async with aclosing(RewardStream(self._scorers, lane, group_size).results(stream)) as results:  # type: ignore[type-var]
                 async for parts, reward in results:
                     num_scored += 1
                     if reward.status is not RewardStatus.OK:
@@ -94,18 +104,21 @@ class FunctionRewards(RewardManager):
         return metrics
 
 
-def _calls(context: BuildContext) -> list[FunctionCalls]:
-    if not context.reward_functions:
-        raise RewardError("reward.functions is empty; needs at least one, such as reward.functions.x.fn=file.py:name")
+def function_spec(
+    context: BuildContext, name: str, reference: str, scope: str, kwargs: Mapping[str, Any]
+) -> FunctionSpec:
+    """What a child of this run is told to load and call a function."""
     config = context.config
     sources = {**config.eval.sources, **config.data.sources}
-    answer_columns = {name: each.answer_column for name, each in sources.items() if each.answer_column}
+    answer_columns = {source: each.answer_column for source, each in sources.items() if each.answer_column}
+    return FunctionSpec(name, reference, dict(kwargs), scope, answer_columns, config.train.max_steps)
+
+
+def _calls(context: BuildContext) -> list[FunctionCalls]:
     return [
         FunctionCalls(
-            FunctionSpec(
-                name, each.reference, dict(each.kwargs), each.scope.value, answer_columns, config.train.max_steps
-            ),
-            config.reward.functions[name],
+            function_spec(context, name, each.reference, each.scope.value, each.kwargs),
+            context.config.reward.functions[name],
             each.weight,
             each.deadline_s,
         )

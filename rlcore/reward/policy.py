@@ -1,8 +1,9 @@
 """What follows from a failed reward: pure decisions, taken when the groups of a step are complete.
 
 A sample whose reward FAILED carries the errors by function in `info['failed']`; each function's `on_failure` says what
-follows, and the strongest one counts: abort, drop_group, drop_sample (also what `retry` ends in), value. A failure
-that names no configured function counts as drop_sample.
+follows, and the strongest one counts: abort, drop_group, drop_sample (also what `retry` ends in), value. Parts of the
+reward that are no configured function bring their policy in `info['on_failure']`; a failure that names neither counts
+as drop_sample.
 """
 
 from collections import Counter
@@ -55,6 +56,7 @@ def failure_policy(reward: Reward, config: RewardConfig) -> str:
         return ""
     names = [name for name in reward.info.get("failed", {}) if name in config.functions]
     policies = [config.functions[name].on_failure for name in names]
+    policies += reward.info.get("on_failure", {}).values()
     return max(policies, key=STRENGTH.__getitem__, default="drop_sample")
 
 
@@ -108,4 +110,5 @@ def _valued(scored: Scored, decisions: dict[TrajectoryId, str], config: RewardCo
     scores = {name: score for name, score in reward.parts.items() if name in config.functions}
     scores |= {name: config.functions[name].failure_value for name in reward.info["failed"]}
     total = sum(config.functions[name].weight * score for name, score in scores.items())
+    total += reward.info.get("others_score", 0.0)
     return replace(scored, reward=replace(reward, score=total, status=RewardStatus.OK))

@@ -4,12 +4,47 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from rlcore.errors import PluginError
-from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.combine import combine
 from rlcore.reward.outcome import Outcome
 from rlcore.types import Lane, Reward, Scored, Trajectory, TrajectoryId
+
+
+class Scorer(Protocol):
+    """One named part of the reward; `FunctionCalls` is one, a plugin may bring others."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def scope(self) -> str:
+        """'sample', 'group' or 'batch': how many samples `score` is given at once."""
+        ...
+
+    @property
+    def weight(self) -> float: ...
+
+    @property
+    def on_failure(self) -> str:
+        """'drop_sample', 'drop_group' or 'abort'; empty where `reward.functions` says it."""
+        ...
+
+    @property
+    def post_processes(self) -> bool:
+        """Whether `post_process` is to be called with the outcomes of a whole group; for scope 'sample'."""
+        ...
+
+    async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
+        """An outcome for each trajectory; a failure is one, too."""
+        ...
+
+    async def post_process(
+        self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
+    ) -> list[Outcome]:
+        """The outcomes of a group's samples, in the order of their ids, after the group was looked at."""
+        ...
 
 
 class Units:
@@ -55,13 +90,17 @@ class _Gathering:
 
     trajectories: list[Trajectory] = field(default_factory=list)
     opinions: list["asyncio.Future[Outcome]"] = field(default_factory=list)
+    first: list["asyncio.Task[Outcome]"] = field(default_factory=list)
+    """What was said of each sample alone, for a scorer that looks at the whole group afterwards."""
 
 
 class RewardStream:
-    """Scores each sample of a stream as it completes; a group's functions when the group has."""
+    """Scores each sample of a stream as it completes; what has the scope of a group when the group has."""
 
-    def __init__(self, functions: Sequence[FunctionCalls], lane: Lane, group_size: int) -> None:
-        self._functions, self._lane, self._group_size = functions, lane, group_size
+    def __init__(self, scorers: Sequence[Scorer], lane: Lane, group_size: int) -> None:
+        self._scorers, self._lane, self._group_size = scorers, lane, group_size
+        self._weights = {each.name: each.weight for each in scorers}
+        self._policies = {each.name: each.on_failure for each in scorers if each.on_failure}
         self._scored: asyncio.Queue[tuple[list[Trajectory], Reward] | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking: set[asyncio.Task[Outcome]] = set()
@@ -98,7 +137,7 @@ class RewardStream:
             await asyncio.wait(self._tasks)
 
     def _spawn(self, parts: list[Trajectory]) -> None:
-        opinions = [self._opinion(function, parts[-1]) for function in self._functions]
+        opinions = [self._opinion(scorer, parts[-1]) for scorer in self._scorers]
         self._keep(asyncio.create_task(self._score(parts, opinions), name=f"reward of {parts[-1].id}"))
 
     def _keep(self, task: "asyncio.Task[None]") -> None:
@@ -114,36 +153,46 @@ class RewardStream:
     async def _score(self, parts: list[Trajectory], opinions: "list[asyncio.Future[Outcome]]") -> None:
         began = time.monotonic()
         outcomes = await asyncio.gather(*opinions)
-        by_name = {function.spec.name: each for function, each in zip(self._functions, outcomes, strict=True)}
-        weights = {function.spec.name: function.weight for function in self._functions}
-        self._scored.put_nowait((parts, combine(by_name, weights, time.monotonic() - began)))
+        by_name = {scorer.name: each for scorer, each in zip(self._scorers, outcomes, strict=True)}
+        reward = combine(by_name, self._weights, time.monotonic() - began, self._policies)
+        self._scored.put_nowait((parts, reward))
 
-    def _opinion(self, function: FunctionCalls, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
-        if function.spec.scope == "sample":
-            asking = asyncio.create_task(self._score_one(function, trajectory))
-            self._asking.add(asking)
-            asking.add_done_callback(self._asking.discard)
-            return asking
-        group = ("", 0) if function.spec.scope == "batch" else (trajectory.id.prompt, trajectory.id.epoch)
-        key = (function.spec.name, *group)
+    def _opinion(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
+        if scorer.scope == "sample" and not scorer.post_processes:
+            return self._ask(scorer, trajectory)
+        group = ("", 0) if scorer.scope == "batch" else (trajectory.id.prompt, trajectory.id.epoch)
+        key = (scorer.name, *group)
         gathering = self._gatherings.setdefault(key, _Gathering())
         opinion: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         gathering.trajectories.append(trajectory)
         gathering.opinions.append(opinion)
-        if function.spec.scope == "group" and len(gathering.trajectories) == self._group_size:
+        if scorer.scope == "sample":
+            gathering.first.append(self._ask(scorer, trajectory))
+        if scorer.scope != "batch" and len(gathering.trajectories) == self._group_size:
             self._call_gathering(key)
         return opinion
 
-    async def _score_one(self, function: FunctionCalls, trajectory: Trajectory) -> Outcome:
-        return (await function.score([trajectory], self._lane))[0]
+    def _ask(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Task[Outcome]":
+        asking = asyncio.create_task(self._score_one(scorer, trajectory))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        return asking
+
+    async def _score_one(self, scorer: Scorer, trajectory: Trajectory) -> Outcome:
+        return (await scorer.score([trajectory], self._lane))[0]
 
     def _call_gathering(self, key: tuple[str, str, int]) -> None:
-        function = next(each for each in self._functions if each.spec.name == key[0])
-        self._keep(asyncio.create_task(self._score_gathering(function, self._gatherings.pop(key))))
+        scorer = next(each for each in self._scorers if each.name == key[0])
+        self._keep(asyncio.create_task(self._score_gathering(scorer, self._gatherings.pop(key))))
 
-    async def _score_gathering(self, function: FunctionCalls, gathering: _Gathering) -> None:
+    async def _score_gathering(self, scorer: Scorer, gathering: _Gathering) -> None:
         order = sorted(range(len(gathering.trajectories)), key=lambda index: gathering.trajectories[index].id)
-        outcomes = await function.score([gathering.trajectories[index] for index in order], self._lane)
+        trajectories = [gathering.trajectories[index] for index in order]
+        if gathering.first:
+            said = await asyncio.gather(*(gathering.first[index] for index in order))
+            outcomes = await scorer.post_process(trajectories, said, self._lane)
+        else:
+            outcomes = await scorer.score(trajectories, self._lane)
         for index, outcome in zip(order, outcomes, strict=True):
             if not gathering.opinions[index].done():
                 gathering.opinions[index].set_result(outcome)
