@@ -62,6 +62,7 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
     )
     yield table("pools", ("pool", "devices", "roles", "from"), (_pool(plan, each) for each in plan.pools))
     yield table("a step", ("what", "how many"), ((name.replace("_", " "), n) for name, n in plan.arithmetic.items()))
+    yield table("schedule", ("what", "how"), _schedule(plan))
     yield table(
         "rewards",
         ("reward", "weight", "sees", "deadline", "function", "from"),
@@ -86,6 +87,16 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
     )
     if origins:
         yield table("origins", ("key", "value", "set by"), _origins(plan))
+
+
+def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
+    schedule = plan.schedule
+    yield "name", schedule.name
+    yield "samples are trained on", f"at most {schedule.max_staleness} versions after they were sampled"
+    if schedule.max_staleness:
+        yield "too old ones", "are given up" if schedule.drop else "are waited for"
+    yield "log-probs of pi_old", schedule.old_logprobs.value
+    yield "forward passes while rewards are pending", ", ".join(schedule.passes) or "none"
 
 
 def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from rlcore.config.load import LoadedConfig, enabled_plugins, load_config
 from rlcore.config.names import default_run_name, run_directory
-from rlcore.config.objective import AlgoConfig, KlConfig, RewardConfig, RewardFunctionConfig
+from rlcore.config.objective import AlgoConfig, ImportanceConfig, KlConfig, RewardConfig, RewardFunctionConfig
 from rlcore.config.options import option
 from rlcore.config.redaction import redact
 from rlcore.config.sections import (
@@ -18,6 +18,7 @@ from rlcore.config.sections import (
     ReferenceConfig,
     RolloutConfig,
     RunConfig,
+    ScheduleConfig,
     SourceConfig,
     TrackConfig,
     TrainConfig,
@@ -31,6 +32,7 @@ __all__ = [
     "DataConfig",
     "EngineConfig",
     "EvalConfig",
+    "ImportanceConfig",
     "KlConfig",
     "LoadedConfig",
     "LoraConfig",
@@ -41,6 +43,7 @@ __all__ = [
     "RewardFunctionConfig",
     "RolloutConfig",
     "RunConfig",
+    "ScheduleConfig",
     "SourceConfig",
     "TrackConfig",
     "TrainConfig",

@@ -178,6 +178,20 @@ class CriticConfig:
 
 
 @dataclass(frozen=True)
+class ScheduleConfig:
+    """What goes on at the same time: docs/schedules.md."""
+
+    max_staleness: int = option(0, at_least=0)
+    """How many versions old a sample may be when it is trained on; 0: on-policy."""
+    stream_minibatches: bool = False
+    """Update on groups whose rewards are in while others are pending; else when all of the step's are."""
+    on_stale: Literal["wait", "drop"] = option("wait", used_when="max_staleness != 0")
+    """Rewards that are too late. wait: the step waits for them; drop: it goes on, their prompts are given up."""
+    old_logprobs: Literal["recompute", "behaviour"] = "recompute"
+    """pi_old of the loss. recompute: the weights at the start of the step; behaviour: the policy that sampled."""
+
+
+@dataclass(frozen=True)
 class PoolConfig:
     """A pool of devices."""
 
@@ -197,6 +211,10 @@ class ClusterConfig:
     """What workers compute on."""
     threads: int = option(0, at_least=0)
     """Compute threads of a worker; 0: one a core."""
+    in_process: bool = option(False, used_when="backend == 'local'")
+    """For debugging: workers that ask for processes of their own run as threads, too."""
+    max_restarts: int = option(3, at_least=0)
+    """How often a replica that may die alone (an `isolated` one) is started anew in the run."""
     pools: dict[str, PoolConfig] = field(default_factory=dict)
     """Pools by name; wins over what plugins offer."""
 
@@ -297,6 +315,8 @@ class RunConfig:
     """The frozen policy of the KL term."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """What goes on at the same time."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     """Where workers run."""
     train: TrainConfig = field(default_factory=TrainConfig)

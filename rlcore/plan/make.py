@@ -10,6 +10,7 @@ from rlcore.plan.offers import Offers
 from rlcore.plan.pools import make_pools
 from rlcore.plan.requests import choose_classes, gather
 from rlcore.plan.rewards import resolve_rewards
+from rlcore.plan.schedule import plan_schedule
 from rlcore.plan.types import Facts, Provider, RunPlan, WorkerPlan
 
 
@@ -28,6 +29,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
     workers = choose_classes(config, offers, gather(config, offers, components, references))
     pools = make_pools(config, offers, workers, facts)
+    schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(workers, facts)
     check_memory(workers, memory, facts)
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
@@ -43,6 +45,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         pools=pools,
         algorithms=algorithms,
         rewards=rewards,
+        schedule=schedule,
         arithmetic=arithmetic,
         memory_bytes=memory,
         notes=notes,

@@ -34,6 +34,14 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
             }
             for each in plan.rewards
         },
+        "schedule": {
+            "name": plan.schedule.name,
+            "max_staleness": plan.schedule.max_staleness,
+            "stream": plan.schedule.stream,
+            "on_stale": "drop" if plan.schedule.drop else "wait",
+            "old_logprobs": plan.schedule.old_logprobs.value,
+            "passes": list(plan.schedule.passes),
+        },
         "arithmetic": dict(plan.arithmetic),
         "memory_bytes": dict(plan.memory_bytes),
         "facts": {

@@ -140,6 +140,9 @@ class Algorithm:
     needs: frozenset[Need] = frozenset()
     per_token: bool = False
     """An estimator that returns (B, T) advantages instead of (B,)."""
+    selection: str = ""
+    """Reference of a function that picks tokens out of a whole mini-batch for a policy loss that treats them
+    differently: `rlcore.algo.covariance`. Such a loss needs MINIBATCH_STATISTICS."""
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,40 @@ class AlgorithmPlan:
     provided_by: str
 
 
+class OldLogprobs(StrEnum):
+    """Where the log-probs of pi_old come from."""
+
+    DETACHED = "the update itself"
+    """A step is one update: pi_old is the policy that is being updated, detached."""
+    SAMPLED = "as sampled"
+    """Those that were recorded when the tokens were sampled."""
+    PASS = "a forward pass"
+    """A pass with the weights at the start of the step, before its first update."""
+
+
+@dataclass(frozen=True)
+class SchedulePlan:
+    """What goes on at the same time, decided."""
+
+    name: str
+    """In words, such as 'one-step off-policy'."""
+    max_staleness: int
+    stream: bool
+    """Mini-batches are formed of groups as their rewards arrive."""
+    drop: bool
+    """Prompts that are too old are given up, instead of waited for."""
+    old_logprobs: OldLogprobs
+    passes: tuple[str, ...]
+    """Forward passes of a step that need no reward, beside sampling: 'reference', 'old log-probs', 'values'."""
+    embedded: bool
+    """Generation reads the very weights that updates change."""
+
+    @property
+    def sample_before_update(self) -> bool:
+        """Whatever was issued is sampled to its end before a step's first update."""
+        return self.embedded and self.max_staleness <= 1
+
+
 @dataclass(frozen=True)
 class Facts:
     """What the machine or the user declares; the planner looks up nothing by itself."""
@@ -285,6 +322,8 @@ class RunPlan:
     algorithms: Mapping[str, AlgorithmPlan]
     """By purpose: 'advantage', 'policy_loss'."""
     rewards: tuple[ResolvedReward, ...]
+    schedule: SchedulePlan
+    """What goes on at the same time."""
     arithmetic: Mapping[str, int]
     """Batch arithmetic: prompts, samples, minibatches and updates a step."""
     memory_bytes: Mapping[str, int]

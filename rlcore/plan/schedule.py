@@ -1,0 +1,106 @@
+"""The schedule of a run: what goes on at the same time, and what the algorithm and the rewards forbid."""
+
+from collections.abc import Mapping, Sequence
+
+from rlcore.config import RunConfig
+from rlcore.errors import PlanError
+from rlcore.plan.types import AlgorithmPlan, OldLogprobs, ResolvedReward, SchedulePlan, Scope, WorkerPlan
+
+
+def plan_schedule(
+    config: RunConfig,
+    algorithms: Mapping[str, AlgorithmPlan],
+    rewards: Sequence[ResolvedReward],
+    workers: Sequence[WorkerPlan],
+    arithmetic: Mapping[str, int],
+) -> SchedulePlan:
+    """The schedule; PlanError naming the estimator, reward or setting that it cannot be combined with."""
+    schedule = config.schedule
+    drop = schedule.on_stale == "drop" and schedule.max_staleness > 0
+    inside = next((plan.request.inside for plan in workers if plan.request.role.name == "rollout"), None)
+    embedded = inside is not None and inside.name == "actor"
+    old = _old_logprobs(config, arithmetic["updates"], embedded)
+    passes = []
+    if any(plan.request.role.name == "reference" for plan in workers):
+        passes.append("reference")
+    if old is OldLogprobs.PASS:
+        passes.append("old log-probs")
+    if config.critic.engine != "none":
+        passes.append("values")
+    if schedule.stream_minibatches:
+        _check_streaming(config, algorithms, rewards)
+    if drop:
+        _check_drop(config, rewards, passes)
+    return SchedulePlan(
+        name=schedule_name(schedule.max_staleness, schedule.stream_minibatches),
+        max_staleness=schedule.max_staleness,
+        stream=schedule.stream_minibatches,
+        drop=drop,
+        old_logprobs=old,
+        passes=tuple(passes),
+        embedded=embedded,
+    )
+
+
+def schedule_name(max_staleness: int, stream: bool) -> str:
+    """What the combination is called."""
+    if max_staleness == 0:
+        return "mini-batch pipeline" if stream else "synchronous"
+    name = "one-step off-policy" if max_staleness == 1 else f"asynchronous, at most {max_staleness} versions old"
+    return name + (", mini-batch pipeline" if stream else "")
+
+
+def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLogprobs:
+    """Where pi_old comes from; no pass where it is known to be another policy that is at hand.
+
+    The embedded sampler draws from the very weights that are trained, in their dtype: on-policy, what it recorded are
+    the log-probs of pi_old. With a single update a step, pi_old is the detached pi.
+    """
+    if config.schedule.old_logprobs == "behaviour":
+        return OldLogprobs.SAMPLED
+    if num_updates == 1:
+        return OldLogprobs.DETACHED
+    return OldLogprobs.SAMPLED if embedded and config.schedule.max_staleness == 0 else OldLogprobs.PASS
+
+
+def _check_streaming(
+    config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], rewards: Sequence[ResolvedReward]
+) -> None:
+    what = "schedule.stream_minibatches=true: updates begin before all rewards of a step are in"
+    for plan in algorithms.values():
+        if plan.algorithm.scope is Scope.BATCH:
+            raise PlanError(
+                f"{what}, but {plan.algorithm.kind.value} '{plan.algorithm.name}' of {plan.provided_by} needs the "
+                "whole batch; choose an estimator that needs a sample or a group, or schedule.stream_minibatches=false"
+            )
+    for reward in rewards:
+        if reward.scope is Scope.BATCH:
+            raise PlanError(
+                f"{what}, but reward '{reward.name}' of {reward.provided_by} scores the whole batch at once; set "
+                f"reward.functions.{reward.name}.scope=sample or group, or schedule.stream_minibatches=false"
+            )
+    if config.algo.whiten_advantages:
+        raise PlanError(
+            f"{what}, but algo.whiten_advantages=true needs those of the whole step; choose one of the two"
+        )
+    if config.algo.dynamic_sampling:
+        raise PlanError(
+            f"{what}, but algo.dynamic_sampling=true chooses by all of them which prompts to replace; choose one of "
+            "the two"
+        )
+
+
+def _check_drop(config: RunConfig, rewards: Sequence[ResolvedReward], passes: Sequence[str]) -> None:
+    for reward in rewards:
+        if reward.scope is Scope.BATCH:
+            raise PlanError(
+                f"schedule.on_stale=drop: a step takes the prompts whose rewards are in first, but reward "
+                f"'{reward.name}' of {reward.provided_by} scores the whole batch at once; choose on_stale=wait"
+            )
+    late = [each for each in passes if each != "reference"]
+    if config.schedule.stream_minibatches and late:
+        raise PlanError(
+            f"schedule.on_stale=drop with stream_minibatches=true: {' and '.join(late)} need a pass over a step's "
+            "samples before its first update, when it is not known which they are; choose on_stale=wait, "
+            "stream_minibatches=false or, for old log-probs, old_logprobs=behaviour"
+        )
