@@ -76,7 +76,7 @@ def gemm_peak_gflops(threads: int, seconds: float = 2.0, size: int = 2048, dtype
 
 
 def reset_peak_rss() -> bool:
-    """Begin a new peak for this process; False where the kernel does not let it (the peak is then of the whole life)."""
+    """Begin a new peak for this process; False where the kernel forbids it: then the peak is of its whole life."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -90,6 +90,12 @@ def peak_rss_bytes(pid: int | str = "self") -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise OSError(f"/proc/{pid}/status has no VmHWM: peak memory is measured on Linux")
+
+
+def peak_rss_of_tree(pid: int) -> int:
+    """The peaks of a process and of every process that it has started and that still lives, added up."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return peak_rss_bytes(pid) + sum(peak_rss_of_tree(int(child)) for child in children)
 
 
 def machine(threads: int | None = None, python: Path | None = None) -> dict[str, Any]:

@@ -1,0 +1,26 @@
+"""Rewards that both sides of a comparison load: cheap, deterministic, standard library only."""
+
+import random
+from collections.abc import Sequence
+from string import ascii_lowercase
+from typing import Any
+
+
+def letter_share(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
+    """The share of each completion's characters that are lower-case letters; 0 of an empty completion."""
+    return [_share(_text(completion)) for completion in completions]
+
+
+def permuted_letter_share(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
+    """`letter_share`, dealt out among the batch at random: a control that must learn nothing."""
+    rewards = letter_share(prompts, completions)
+    random.Random("".join(map(_text, completions))).shuffle(rewards)
+    return rewards
+
+
+def _share(text: str) -> float:
+    return sum(each in ascii_lowercase for each in text) / max(1, len(text))
+
+
+def _text(completion: Any) -> str:
+    return completion if isinstance(completion, str) else "".join(str(part["content"]) for part in completion)

@@ -1,0 +1,182 @@
+"""Our side of a comparison: the production plan, launch and trainer, one step when asked. See `benchmarks/channel.py`.
+
+The spec: `config` (as in a configuration file), `overrides`, `plugins`, `run_dir`.
+"""
+
+import asyncio
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from channel import Channel
+
+from rlcore.actor import ActorWorker
+from rlcore.algo.kl import kl_controller
+from rlcore.algo.step import weigh
+from rlcore.batch import collate
+from rlcore.data import PromptOrder
+from rlcore.launch import Run, launch, plan_run
+from rlcore.metrics import MetricsLog, TrajectoryLog, read
+from rlcore.terminal import Terminal
+from rlcore.track import Trackers
+from rlcore.train.session import load_data
+from rlcore.train.trainer import Progress, Sinks, Trainer
+from rlcore.types import (
+    Batch,
+    Finish,
+    GenerateRequest,
+    Lane,
+    Prompt,
+    Ref,
+    Reward,
+    Sampling,
+    Scored,
+    Trajectory,
+    TrajectoryId,
+)
+
+
+async def serve(channel: Channel, spec: dict[str, Any]) -> None:
+    """Launch what the spec describes and answer questions until the channel is closed."""
+    plan = plan_run([spec["config"]], spec.get("overrides", []), spec.get("plugins", []))
+    run_dir = Path(spec["run_dir"])
+    run_dir.mkdir(parents=True, exist_ok=True)
+    prompts, heldout = load_data(plan.config)
+    async with launch(plan, run_dir) as run:
+        order = PromptOrder(prompts, dict.fromkeys(prompts, 1.0), plan.config.train.seed, plan.config.data.shuffle)
+        sinks = Sinks(
+            MetricsLog(run_dir),
+            TrajectoryLog(run_dir),
+            Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml),
+            Terminal(),
+        )
+        trainer = Trainer(run, Progress(0, order, kl_controller(plan.config.algo.kl)), heldout, sinks)
+        facts = await trainer.actor.call(ActorWorker.facts)
+        encoded = [list(run.tokens.encode_prompt(each.messages)) for source in prompts.values() for each in source]
+        memory = dict(getattr(plan, "memory_bytes", None) or {})
+        channel.send({"facts": facts, "prompt_ids": encoded, "memory_bytes": memory})
+        while (question := await asyncio.to_thread(channel.receive)) is not None:
+            channel.send(await answer(run, trainer, run_dir, question))
+
+
+async def answer(run: Run, trainer: Trainer, run_dir: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """One question: step, evaluate, warm, logprobs or gate."""
+    match question["do"]:
+        case "step":
+            return await step(trainer, run_dir)
+        case "evaluate":
+            await trainer.evaluate()
+            return trainer.evaluations[-1][1]
+        case "warm":
+            return await warm(run, trainer, question)
+        case "logprobs":
+            logprobs = (await trainer.actor.call(ActorWorker.logprobs, fixed_batch(run, question))).get()
+            rows = [fixed_span(question, row) for row in range(len(question["prompt_ids"]))]
+            return {"logprobs": [logprobs[row, span].tolist() for row, span in enumerate(rows)]}
+        case "gate":
+            metrics = await trainer.actor.call(ActorWorker.update, fixed_batch(run, question))
+            return {"loss": metrics["policy/loss"], "grad_norm": metrics["actor/grad_norm"]}
+        case unknown:
+            raise ValueError(f"rlcore_side: the question '{unknown}' is unknown")
+
+
+async def step(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
+    """One training step, and its times as the trainer logs them."""
+    began = time.perf_counter()
+    await trainer.step()
+    step_s = time.perf_counter() - began
+    metrics = read(run_dir)[-1]
+    rows = trainer.config.train.prompts_per_step * trainer.config.rollout.samples_per_prompt
+    return {
+        "step_s": step_s,
+        "generate_s": metrics["time/generate_s"],
+        "reward_wait_s": metrics["time/reward_wait_s"],
+        "update_s": metrics["time/update_s"],
+        "new_tokens": round(metrics["completion/length_mean"] * rows),
+        "reward": metrics["reward/mean"],
+    }
+
+
+async def warm(run: Run, trainer: Trainer, question: dict[str, Any]) -> dict[str, Any]:
+    """Two tokens for every prompt and one forward pass: what is allocated and compiled once is not timed."""
+    sampling = Sampling(max_tokens=2)
+    requests = [
+        GenerateRequest(f"warm/{index:06d}", tuple(ids), sampling, n=run.plan.config.rollout.samples_per_prompt, seed=0)
+        for index, ids in enumerate(question["distinct_prompt_ids"])
+    ]
+    async for _ in run.generator.generate(requests, Lane.TRAIN):
+        pass
+    await trainer.actor.call(ActorWorker.logprobs, fixed_batch(run, question))
+    return {}
+
+
+def fixed_span(question: dict[str, Any], row: int) -> slice:
+    """Where the completion of a row stands."""
+    start = len(question["prompt_ids"][row])
+    return slice(start, start + len(question["completion_ids"][row]))
+
+
+def fixed_batch(run: Run, question: dict[str, Any]) -> Batch:
+    """The question's rows as the trainer would have collated and weighed them; groups are runs of equal prompts."""
+    groups: list[list[Scored]] = []
+    previous = None
+    for prompt_ids, completion_ids in zip(question["prompt_ids"], question["completion_ids"], strict=True):
+        if prompt_ids != previous:
+            groups.append([])
+        previous = prompt_ids
+        groups[-1].append(fixed_row(len(groups), len(groups[-1]), prompt_ids, completion_ids))
+    batch = collate(groups, run.tokens.pad_id)
+    batch = replace(batch, advantages_B=as_float32(question["advantages"]))
+    if "old_logprobs" in question:
+        old_BT = batch.tokens.get().rollout_logprobs_BT.copy()
+        for row, logprobs in enumerate(question["old_logprobs"]):
+            old_BT[row, fixed_span(question, row)] = logprobs
+        batch = replace(batch, old_logprobs=Ref(old_BT))
+    return weigh(batch, run.plan.config.algo)
+
+
+def fixed_row(group: int, sample: int, prompt_ids: list[int], completion_ids: list[int]) -> Scored:
+    """One row of a fixed batch."""
+    token_ids = as_int32([*prompt_ids, *completion_ids])
+    mask = as_int32(range(len(token_ids))) >= len(prompt_ids)
+    prompt = Prompt(f"fixed/{group}", ({"role": "user", "content": ""},), None, "fixed")
+    trajectory = Trajectory(
+        id=TrajectoryId(prompt.id, 0, sample),
+        prompt=prompt,
+        token_ids=token_ids,
+        loss_mask=mask,
+        logprobs=as_float32([0.0] * len(token_ids)),
+        completion="",
+        finish=Finish.STOP,
+        versions=((len(prompt_ids), 0),),
+    )
+    return Scored(trajectory, Reward(0.0))
+
+
+def as_int32(values: Any) -> Any:
+    """As a numpy array."""
+    import numpy as np
+
+    return np.array(list(values), dtype=np.int32)
+
+
+def as_float32(values: Any) -> Any:
+    """As a numpy array."""
+    import numpy as np
+
+    return np.array(list(values), dtype=np.float32)
+
+
+def main() -> None:
+    """Serve the parent of this process."""
+    channel = Channel()
+    spec = channel.receive()
+    if spec is None:
+        sys.exit("rlcore_side: it is started by a benchmark, which tells it what to do")
+    asyncio.run(serve(channel, spec))
+
+
+if __name__ == "__main__":
+    main()

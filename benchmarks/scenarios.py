@@ -1,0 +1,178 @@
+"""What is compared: prompts, lengths, and the arithmetic that a step of them needs."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NEVER = "<|never|>"
+"""An end-of-sequence token whose id lies beyond the vocabulary, so that no model can sample it."""
+WORDS = [
+    "river",
+    "stone",
+    "market",
+    "window",
+    "letter",
+    "garden",
+    "engine",
+    "winter",
+    "paper",
+    "bridge",
+    "simple",
+    "yellow",
+    "morning",
+    "silver",
+    "music",
+    "number",
+    "forest",
+    "kitchen",
+    "travel",
+    "ocean",
+    "summer",
+    "doctor",
+    "pencil",
+    "mountain",
+    "village",
+    "history",
+    "ticket",
+    "corner",
+    "button",
+    "island",
+]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The sizes of a step."""
+
+    name: str
+    prompt_tokens: int
+    new_tokens: int
+    """Of the longest row."""
+    varying: bool = False
+    """Lengths are drawn once for each row, with a mean of about a third of `new_tokens`."""
+    prompts: int = 8
+    samples: int = 8
+    rounds: int = 3
+
+    @property
+    def rows(self) -> int:
+        """Samples of a step."""
+        return self.prompts * self.samples
+
+    def lengths(self) -> list[int]:
+        """The number of new tokens of each row, prompt by prompt: the same in every call."""
+        if not self.varying:
+            return [self.new_tokens] * self.rows
+        drawn = np.random.default_rng(20).exponential(0.36 * self.new_tokens, self.rows)
+        return [int(value) for value in np.clip(np.ceil(drawn), 1, self.new_tokens)]
+
+    def facts(self) -> dict[str, Any]:
+        """The sizes, for the JSON line."""
+        return {**asdict(self), "new_tokens_total": sum(self.lengths())}
+
+
+SCENARIOS = {
+    "E1": Scenario("E1", prompt_tokens=45, new_tokens=64),
+    "E2": Scenario("E2", prompt_tokens=45, new_tokens=64, varying=True),
+    "E3": Scenario("E3", prompt_tokens=512, new_tokens=64, rounds=2),
+}
+
+
+def conversations(tokenizer: Any, num: int, num_tokens: int) -> list[list[dict[str, str]]]:
+    """Different one-message conversations of exactly `num_tokens` tokens each, template and opening included.
+
+    ValueError when there is none, as when the template alone is longer.
+    """
+    return [_conversation(tokenizer, np.random.default_rng((7, index)), num_tokens) for index in range(num)]
+
+
+def prompt_ids(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
+    """The conversation as a prompt."""
+    return list(
+        tokenizer.apply_chat_template(list(messages), tokenize=True, add_generation_prompt=True, return_dict=False)
+    )
+
+
+def _conversation(tokenizer: Any, rng: np.random.Generator, num_tokens: int) -> list[dict[str, str]]:
+    """Random words while they fit, then single letters, with or without spaces, until the number is exact."""
+
+    def tried(text: str) -> tuple[int, list[dict[str, str]]]:
+        messages = [{"role": "user", "content": text}]
+        return len(prompt_ids(tokenizer, messages)), messages
+
+    text = str(rng.choice(WORDS))
+    while tried(longer := f"{text} {rng.choice(WORDS)}")[0] <= num_tokens:
+        text = longer
+    for ending in (filler * count for filler in (" a", "a") for count in range(16)):
+        length, messages = tried(text + ending)
+        if length == num_tokens:
+            return messages
+    raise ValueError(f"no prompt of exactly {num_tokens} tokens was found; the template may be longer than that")
+
+
+def write_endless_model(model: Path, directory: Path) -> Path:
+    """The same model, by links, with an end-of-sequence token that is never sampled; the directory.
+
+    For engines that have no switch to ignore the end: each row then has exactly the length it is allowed. Prompts are
+    encoded as by the model's own tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    directory.mkdir(parents=True)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    template = str(tokenizer.chat_template)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    tokenizer.add_special_tokens({"eos_token": NEVER})
+    # After an assistant's message nothing: what the template puts there is taken for an end, too.
+    tokenizer.chat_template = (
+        "{% if messages[-1]['role'] == 'assistant' %}{{ messages[-1]['content'] }}{% else %}" + template + "{% endif %}"
+    )
+    tokenizer.save_pretrained(directory)
+    for file in model.iterdir():
+        if file.name in ("config.json", "generation_config.json"):
+            settings = json.loads(file.read_text()) | {"eos_token_id": tokenizer.eos_token_id}
+            (directory / file.name).write_text(json.dumps(settings))
+        elif file.suffix == ".safetensors" or file.name.endswith(".index.json"):
+            (directory / file.name).symlink_to(file.resolve())
+    if not (directory / "generation_config.json").exists():
+        shutil.copy(directory / "config.json", directory / "generation_config.json")
+    return directory
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Parameters of a model, for counting FLOPs."""
+
+    body: int
+    """All but embedding and output layer."""
+    head: int
+    """The output layer: vocabulary times hidden size."""
+
+    @classmethod
+    def of(cls, model: Path, num_parameters: int) -> "Sizes":
+        """From the model's configuration and its number of parameters (a tied embedding counted once)."""
+        config = json.loads((model / "config.json").read_text())
+        head = config["vocab_size"] * config["hidden_size"]
+        tied = config.get("tie_word_embeddings", True)
+        return cls(num_parameters - head * (1 if tied else 2), head)
+
+
+def update_flops(scenario: Scenario, sizes: Sizes) -> float:
+    """FLOPs of an update that computes each prompt once for its group: forward and backward, 6 a parameter and token.
+
+    The body for prompts and samples, the output layer for sampled tokens only; attention scores are left out, so a
+    rate computed from it is a little too low.
+    """
+    sampled, prompts = sum(scenario.lengths()), scenario.prompts * scenario.prompt_tokens
+    return 6.0 * (sizes.body * (prompts + sampled) + sizes.head * sampled)
+
+
+def generation_flops(scenario: Scenario, sizes: Sizes) -> float:
+    """FLOPs of sampling with each prompt computed once for its group: 2 a parameter and token."""
+    sampled, prompts = sum(scenario.lengths()), scenario.prompts * scenario.prompt_tokens
+    return 2.0 * (sizes.body * (prompts + sampled) + sizes.head * sampled)
