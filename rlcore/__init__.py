@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         Trajectory,
         TrajectoryId,
     )
-    from rlcore.workers import Child, Children, ReplicaHandle, Worker, WorkerContext, WorkerGroup
+    from rlcore.workers import Child, Children, ReplicaEvent, ReplicaHandle, Worker, WorkerContext, WorkerGroup
 
 __version__ = "0.1.0"
 
@@ -155,6 +155,7 @@ _MODULES = {
     "rlcore.workers": (
         "Child",
         "Children",
+        "ReplicaEvent",
         "ReplicaHandle",
         "Worker",
         "WorkerContext",
@@ -201,6 +202,7 @@ __all__ = [
     "RawScore",
     "Ref",
     "ReferenceWorker",
+    "ReplicaEvent",
     "ReplicaHandle",
     "Reward",
     "RewardError",

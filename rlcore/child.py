@@ -1,8 +1,9 @@
 """The entry of a killable child process: `python -m rlcore.child`, spoken to over pipes by `rlcore.cluster.child`.
 
-The child is told the *reference* of something callable, calls it, and serves the methods of the object it gets. It
-imports the standard library and `rlcore.errors`, and what the reference needs. Frames are a length and a call's number
-followed by a pickle; the pipes are private to parent and child, so both ends of the pickles are ours.
+The child is told the *reference* of something callable, calls it, and serves the methods of the object it gets, or
+leaves the serving to that object's `serve_calls(pipe, calls)`. It imports the standard library and `rlcore.errors`, and
+what the reference needs. Frames are a length and a call's number followed by a pickle; the pipes are private to parent
+and child, so both ends of the pickles are ours.
 
 A child never outlives its parent. Three things see to it, each where the one before may fail: the end of the request
 pipe; a lifeline pipe on which nothing is ever sent and whose end makes the *kernel* kill the child's process group,
@@ -223,7 +224,10 @@ def main(arguments: list[str]) -> None:
     served: list[Any] = []
     if answered(pipe, SETUP, lambda: served.append(load_reference(start["reference"])(*pickle.loads(start["args"])))):
         threads = start["threads"]
-        if threads == 1:
+        serve_calls = getattr(served[0], "serve_calls", None)
+        if callable(serve_calls):
+            serve_calls(pipe, calls)
+        elif threads == 1:
             serve_on_main_thread(pipe, served[0], calls)
         else:
             serve_on_threads(pipe, served[0], calls, threads)

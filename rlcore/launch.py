@@ -12,8 +12,9 @@ from rlcore.actor import ACTOR, ActorWorker
 from rlcore.agents import AgentLoop
 from rlcore.algo.registry import resolve
 from rlcore.cluster.child import ChildProcesses
+from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.generator import RolloutService
-from rlcore.cluster.local import Deadlines, LocalCluster
+from rlcore.cluster.local import LocalCluster
 from rlcore.critic import CriticEngine
 from rlcore.errors import PlanError, PluginError, WorkerError, boundary
 from rlcore.machine import gather_facts
@@ -75,6 +76,8 @@ class Run:
     """The advantage estimator."""
     advantage_algorithm: Algorithm
     """What the estimator declares."""
+    selection: Callable[..., Any] | None = None
+    """The selection that the policy loss names: `rlcore.algo.covariance`; None for one that has none."""
     sink: MetricsSink = field(default_factory=MetricsSink)
 
     def take_metrics(self) -> Metrics:
@@ -118,6 +121,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         )
         built = {slot: await _start_component(plan, slot, context, groups, limits, stack) for slot in SLOT_INTERFACES}
         algorithm = plan.algorithms["advantage"].algorithm
+        selection = plan.algorithms["policy_loss"].algorithm.selection
         yield Run(
             plan=plan,
             run_dir=run_dir,
@@ -130,6 +134,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
             critic=built["critic"],
             advantage=await asyncio.to_thread(resolve, algorithm.reference),
             advantage_algorithm=algorithm,
+            selection=await asyncio.to_thread(resolve, selection) if selection else None,
             sink=sink,
         )
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 W_co = TypeVar("W_co", bound="Worker", covariant=True)
 P = ParamSpec("P")
@@ -38,6 +38,8 @@ class WorkerContext:
     """'cpu', or 'cuda:3'."""
     host: "Worker | None" = None
     """The worker this one is served `inside` of, set up already."""
+    rendezvous: str = ""
+    """Where the ranks of this replica meet: `init_method` of torch.distributed; empty with one rank."""
 
     def __str__(self) -> str:
         return f"{self.role}[{self.replica}.{self.rank}]"
@@ -57,11 +59,28 @@ class Worker(ABC):
         """Let go of what `setup` acquired; called once, also after a failure."""
 
 
+@dataclass(frozen=True)
+class ReplicaEvent:
+    """A replica that may be restarted has died, or serves again."""
+
+    kind: Literal["lost", "restored"]
+    index: int
+    """Of the replica in `WorkerGroup.replicas`."""
+    name: str
+    reason: str = ""
+    """Of the loss."""
+
+
 class ReplicaHandle(Protocol[W_co]):
     """One replica of a role, as the controller sees it."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def alive(self) -> bool:
+        """False while a replica that died is not back; its calls raise WorkerError at once."""
+        ...
 
     @overload
     def call(
@@ -100,6 +119,17 @@ class WorkerGroup(Protocol[W_co]):
 
     def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[list[Any]]:
         """The method's result on every replica, in order."""
+        ...
+
+    def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
+        """Call back, on the controller's loop, when a replica is lost and when it serves again.
+
+        Only replicas whose request says `isolated` are restarted, at most `cluster.max_restarts` times each.
+        """
+        ...
+
+    def before_return(self, prepare: "Callable[[ReplicaHandle[Any]], Awaitable[None]]") -> None:
+        """Await this for a restarted replica before it is `alive` again: the place to give it the current weights."""
         ...
 
 

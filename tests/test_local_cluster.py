@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.cluster.local import Deadlines, LocalCluster, LocalGroup
+from rlcore.cluster.deadlines import Deadlines
+from rlcore.cluster.local import LocalCluster
+from rlcore.cluster.replica import Group
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
@@ -115,7 +117,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPlan]
 
 
 @contextlib.asynccontextmanager
-async def started(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> AsyncIterator[dict[str, LocalGroup[Probe]]]:
+async def started(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> AsyncIterator[dict[str, Group[Probe]]]:
     """The probes of the plan, closed at the end."""
     cluster = LocalCluster(plan, run_dir, deadlines)
     try:

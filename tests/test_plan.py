@@ -300,12 +300,12 @@ def test_a_union_pool_has_the_devices_of_its_members(site: Path) -> None:
         ),
         (
             "@hookimpl\ndef rlcore_agent_loops():\n"
-            "    ask = lambda config, section: [WorkerRequest(Role('tool', Judge), 'x', isolated=True)]\n"
+            "    ask = lambda config, section: [WorkerRequest(Role('tool', Judge), 'x', ranks=2)]\n"
             "    return [Component('apart', lambda context: None, ask)]\n"
             "@hookimpl\ndef rlcore_worker_classes(): return [WorkerClass(Judge, 'x', Judge)]",
             ("rollout.agent=apart",),
             PlanError,
-            ("role 'tool'", "isolated", "cluster.backend=local"),
+            ("role 'tool'", "2 ranks", "cluster.backend=local"),
         ),
     ],
 )

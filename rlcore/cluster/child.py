@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -33,20 +34,26 @@ POLL_S = 0.005
 
 
 @dataclass
-class _Call:
+class PendingCall:
+    """A call that a child has not answered."""
+
     future: "asyncio.Future[Any]"
     due: float
     deadline_s: float
+    where: str
 
 
 class ChildProcess(Child):
     """One child: its process, the calls under way, and what it printed last."""
 
-    def __init__(self, name: str, threads: int, max_message_bytes: int) -> None:
+    def __init__(
+        self, name: str, threads: int, max_message_bytes: int, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         self._max_bytes = max_message_bytes
         self._slots = asyncio.Semaphore(threads)
-        self._calls: dict[int, _Call] = {}
+        self._environment = environment or {}
+        self._calls: dict[int, PendingCall] = {}
         self._numbers = itertools.count(SETUP)
         self._last_words: deque[str] = deque(maxlen=3)
         self._reason = ""
@@ -61,6 +68,15 @@ class ChildProcess(Child):
     def ended(self) -> bool:
         """True when nothing of it is left."""
         return self._serving.done()
+
+    @property
+    def busy(self) -> bool:
+        """True while calls are under way."""
+        return bool(self._calls)
+
+    async def wait(self) -> None:
+        """Return when nothing of it is left."""
+        await asyncio.shield(self._serving)
 
     @property
     def pid(self) -> int:
@@ -83,7 +99,7 @@ class ChildProcess(Child):
                 stderr=subprocess.STDOUT,
                 pass_fds=theirs,
                 start_new_session=True,
-                env=_environment(),
+                env={**_inherited(), **self._environment},
             )
         except OSError as cause:
             for descriptor in (self._requests_fd, answers_fd, self._lifeline_fd):
@@ -125,28 +141,44 @@ class ChildProcess(Child):
 
     async def _exchange(self, payload: bytes, deadline_s: float) -> Any:
         if not self._alive:
-            raise WorkerError(self._why_ended())
-        loop = asyncio.get_running_loop()
-        number = next(self._numbers)
-        call = _Call(loop.create_future(), loop.time() + deadline_s, deadline_s)
-        self._calls[number] = call
+            raise WorkerError(self.why_ended())
+        number, call = self._expect(deadline_s)
         try:
             async with asyncio.timeout(deadline_s):
-                self._writer.write(FRAME.pack(len(payload), number) + payload)
-                with contextlib.suppress(ConnectionError):
-                    await self._writer.drain()
+                self._post(number, payload)
+                await self._drained()
                 return await call.future
         except TimeoutError:
             if call.future.cancelled():  # by the timeout; otherwise its result came in the same turn of the loop
-                self._expire(loop.time())
+                self._expire(asyncio.get_running_loop().time())
             raise TimeoutError(f"no result within {deadline_s:g} s") from None
         except asyncio.CancelledError:
             self._kill("a call was cancelled")
             raise
         finally:
-            del self._calls[number]
-            if call.future.done() and not call.future.cancelled():
-                call.future.exception()
+            self._forget(number, call)
+
+    def _expect(self, deadline_s: float, where: str = "") -> tuple[int, PendingCall]:
+        """A new call, whose future the child's answer or end will resolve."""
+        loop = asyncio.get_running_loop()
+        number = next(self._numbers)
+        self._calls[number] = PendingCall(loop.create_future(), loop.time() + deadline_s, deadline_s, where)
+        return number, self._calls[number]
+
+    def _post(self, number: int, payload: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(FRAME.pack(len(payload), number))
+            self._writer.write(payload)
+
+    async def _drained(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            await self._writer.drain()
+
+    def _forget(self, number: int, call: PendingCall) -> None:
+        """The call is over; an error that nobody waited for is nobody's."""
+        del self._calls[number]
+        if call.future.done() and not call.future.cancelled():
+            call.future.exception()
 
     def _expire(self, now: float) -> None:
         """Kill the child; calls that are as good as due end with it, the others learn that the child died."""
@@ -191,6 +223,9 @@ class ChildProcess(Child):
         except ChildError as error:
             call.future.set_exception(error)
             return
+        self._settle(number, call, kind, value)
+
+    def _settle(self, number: int, call: PendingCall, kind: str, value: Any) -> None:
         if kind == OK:
             call.future.set_result(value)
         elif kind == OURS:
@@ -219,11 +254,13 @@ class ChildProcess(Child):
         self._output_transport.close()
         for call in self._calls.values():
             if not call.future.done():
-                call.future.set_exception(WorkerError(self._why_ended()))
+                whose = f"{call.where}: " if call.where else ""
+                call.future.set_exception(WorkerError(whose + self.why_ended()))
         # Closed transports let go of their descriptors in a later turn of the loop.
         await asyncio.sleep(0)
 
-    def _why_ended(self) -> str:
+    def why_ended(self) -> str:
+        """How it ended, with its last words."""
         code = self._process.returncode
         how = self._reason or (f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}")
         words = f"; its last words: {' | '.join(self._last_words)}" if self._last_words and not self._reason else ""
@@ -285,18 +322,9 @@ class ChildProcesses:
         child = ChildProcess(name, threads, self._max_bytes)
         await child.spawn()
         self._children = {each for each in self._children if not each.ended} | {child}
-        start = {
-            "name": name,
-            "reference": reference,
-            "args": pickle.dumps(args),
-            "threads": threads,
-            "max_bytes": self._max_bytes,
-            "path": [entry or str(Path.cwd()) for entry in sys.path],
-            "environment": {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ},
-        }
         ready = False
         try:
-            await child.setup(start, deadline_s)
+            await child.setup(start_message(name, reference, args, threads, self._max_bytes), deadline_s)
             ready = True
         finally:
             if not ready:
@@ -309,7 +337,20 @@ class ChildProcesses:
         self._children.clear()
 
 
-def _environment() -> dict[str, str]:
+def start_message(name: str, reference: str, args: Sequence[Any], threads: int, max_bytes: int) -> dict[str, Any]:
+    """What a child is told first: what to make, and the search path with which to find it."""
+    return {
+        "name": name,
+        "reference": reference,
+        "args": pickle.dumps(tuple(args)),
+        "threads": threads,
+        "max_bytes": max_bytes,
+        "path": [entry or str(Path.cwd()) for entry in sys.path],
+        "environment": {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ},
+    }
+
+
+def _inherited() -> dict[str, str]:
     """The parent's environment, in which the child finds the rlcore that we are; it puts PYTHONPATH back itself."""
     here = str(Path(rlcore.errors.__file__).parent.parent)
     before = os.environ.get("PYTHONPATH")

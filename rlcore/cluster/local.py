@@ -1,37 +1,37 @@
-"""Workers as threads of this process: one thread with an event loop for each, shared by those served inside it."""
+"""Workers on this machine: a thread with an event loop for each, or processes of their own.
+
+A worker that asks to be isolated, or has several ranks, runs in child processes; any other in a thread of this process.
+Those served inside a worker share its thread or process.
+"""
 
 import asyncio
 import contextlib
 import inspect
+import itertools
 import logging
+import os
+import shutil
+import tempfile
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rlcore.errors import RlcoreError, WorkerError, boundary
+from rlcore.cluster.contexts import context_of, devices_of, threads_of
+from rlcore.cluster.deadlines import Deadlines
+from rlcore.cluster.host import Shipment, named, pack, thread_environment
+from rlcore.cluster.process import ProcessBody, WorkerProcess, arrived, first_error
+from rlcore.cluster.replica import Group, Replica, Seat, where
+from rlcore.cluster.serve import STREAM_ITEMS
+from rlcore.errors import WorkerError
 from rlcore.plan import RunPlan, WorkerPlan
-from rlcore.workers import Worker, WorkerContext
+from rlcore.workers import Worker
 
 W = TypeVar("W", bound=Worker)
 R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
-
-STREAM_ITEMS = 64
-"""Items of a stream that wait for the controller before the worker waits for it."""
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """Seconds that the controller waits for a worker before it gives up, by what it waits for."""
-
-    setup_s: float = 1800.0
-    call_s: float = 21600.0
-    close_s: float = 10.0
 
 
 class WorkerThread:
@@ -94,20 +94,6 @@ class WorkerThread:
             logger.warning("%s: still busy %g s after it was asked to end; left behind", self.name, deadline_s)
 
 
-@contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
-    """What a worker raises becomes a WorkerError that says where; an RlcoreError keeps its class."""
-    try:
-        with boundary(where, WorkerError):
-            yield
-    except SystemExit as cause:
-        raise WorkerError(f"{where}: it called sys.exit({cause.code!r})") from cause
-    except RlcoreError as error:
-        if str(error).startswith(f"{where}: "):
-            raise
-        raise type(error)(f"{where}: {error}") from error
-
-
 class LocalReplica(Generic[W]):
     """A worker on its thread, as the controller sees it."""
 
@@ -118,33 +104,35 @@ class LocalReplica(Generic[W]):
         self._interface = interface
         self._deadlines = deadlines
 
+    @property
+    def alive(self) -> bool:
+        """A worker of this process lives until it is closed."""
+        return not self.thread.closed
+
     def _where(self, method: Callable[..., Any]) -> str:
-        name = method.__name__
-        if not callable(getattr(self._interface, name, None)):
-            raise WorkerError(f"{self.name} is called through {self._interface.__name__}, which has no {name}()")
-        return f"{self.name}.{name}()"
+        return where(self.name, self._interface, method)
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The method's result; WorkerError naming worker, method and cause."""
-        where = self._where(method)
+        whose = self._where(method)
 
         async def work() -> Any:
-            with _named(where):
+            with named(whose):
                 result = getattr(self.worker, method.__name__)(*args, **kwargs)
                 return await result if inspect.isawaitable(result) else result
 
-        return await self.thread.run(work(), where, self._deadlines.call_s)
+        return await self.thread.run(work(), whose, self._deadlines.call_s)
 
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method; the generator is closed with this one, wherever that happens."""
-        where = self._where(method)
+        whose = self._where(method)
         controller = asyncio.get_running_loop()
         queue: asyncio.Queue[Any] = asyncio.Queue(STREAM_ITEMS)
         ended: Future[None] = Future()
 
         async def pump() -> None:
             try:
-                with _named(where):
+                with named(whose):
                     async with contextlib.aclosing(getattr(self.worker, method.__name__)(*args, **kwargs)) as items:
                         async for item in items:
                             put = asyncio.run_coroutine_threadsafe(queue.put(item), controller)
@@ -156,10 +144,10 @@ class LocalReplica(Generic[W]):
         done = asyncio.wrap_future(pumping)
         try:
             while not (done.done() and queue.empty()):
-                for item in await _arrived(queue, done):
+                for item in await arrived(queue, done):
                     yield item
             if done.cancelled():
-                raise WorkerError(f"{self.name}: closed during {where}")
+                raise WorkerError(f"{self.name}: closed during {whose}")
             await done
         finally:
             if not done.done():
@@ -169,57 +157,95 @@ class LocalReplica(Generic[W]):
                 done.exception()  # seen here, so that nobody logs it as never retrieved
 
 
-async def _arrived(queue: "asyncio.Queue[Any]", done: "asyncio.Future[None]") -> list[Any]:
-    """The queue's next item, or nothing if `done` comes first."""
-    if not queue.empty():
-        return [queue.get_nowait()]
-    getter = asyncio.ensure_future(queue.get())
-    try:
-        await asyncio.wait({getter, done}, return_when=asyncio.FIRST_COMPLETED)
-        return [getter.result()] if getter.done() else []
-    finally:
-        getter.cancel()
-
-
-class LocalGroup(Generic[W]):
-    """All replicas of a role."""
-
-    def __init__(self, replicas: Sequence[LocalReplica[W]]) -> None:
-        self.replicas = tuple(replicas)
-
-    async def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """The method's result on every replica, in order; all are waited for before the first error is raised."""
-        calls = [replica.call(method, *args, **kwargs) for replica in self.replicas]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return results
-
-
 class LocalCluster:
-    """Starts the workers of a plan in this process, and ends those it started."""
+    """Starts the workers of a plan on this machine, and ends those it started."""
 
     def __init__(self, plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> None:
         self._plan, self._run_dir, self._deadlines = plan, run_dir, deadlines
         self._started: list[LocalReplica[Any]] = []
         self._threads: list[WorkerThread] = []
+        self._seats: dict[str, Seat] = {}
+        self._scratch = ""
+        self._numbers = itertools.count()
 
-    async def start(self, plan: WorkerPlan) -> LocalGroup[Any]:
+    async def start(self, plan: WorkerPlan) -> Group[Any]:
         """The replicas of one role, set up; WorkerError naming the one that failed."""
-        return LocalGroup([await self._start(plan, index) for index in range(plan.request.replicas)])
+        indices = range(plan.request.replicas)
+        if self._in_processes(plan):
+            return Group(await first_error([self._start_process(plan, index) for index in indices]))
+        return Group([await self._start_thread(plan, index) for index in indices])
 
-    async def _start(self, plan: WorkerPlan, index: int) -> LocalReplica[Any]:
+    def _in_processes(self, plan: WorkerPlan) -> bool:
+        request = plan.request
+        if request.inside is not None:
+            return f"{request.inside.name}[0]" in self._seats
+        return request.ranks > 1 or (request.isolated and not self._plan.config.cluster.in_process)
+
+    async def _start_process(self, plan: WorkerPlan, index: int) -> Replica[Any]:
+        role, inside = plan.request.role, plan.request.inside
+        name = f"{role.name}[{index}]"
+        seat = self._seats.get(f"{inside.name}[{index}]") if inside else None
+        if seat is None:
+            restarts = self._plan.config.cluster.max_restarts if plan.request.isolated else 0
+
+            async def launch() -> ProcessBody:
+                return await self._launch(plan, index)
+
+            seat = self._seats[name] = Seat(name, index, launch, restarts, self._deadlines)
+            await seat.start()
+
+        def ranks(rendezvous: str) -> list[Shipment]:
+            return [self._shipment(name, plan, index, rank, rendezvous) for rank in range(plan.request.ranks)]
+
+        await seat.build(ranks)
+        return Replica(name, role.name, role.interface, seat, self._deadlines)
+
+    def _shipment(self, name: str, plan: WorkerPlan, index: int, rank: int, rendezvous: str) -> Shipment:
+        # The process sees its own devices only, so they begin with 0 there.
+        device = "cuda:0" if self._devices(plan, index, rank) else "cpu"
+        context = context_of(plan, self._plan, self._run_dir, index, device=device, rank=rank, rendezvous=rendezvous)
+        return pack(name, plan, context, self._plan)
+
+    def _devices(self, plan: WorkerPlan, index: int, rank: int = 0) -> tuple[int, ...]:
+        """Of the host, when it is served inside another."""
+        inside = plan.request.inside
+        where = next(each for each in self._plan.workers if each.request.role == inside) if inside else plan
+        return devices_of(where, self._plan, index, rank)
+
+    async def _launch(self, plan: WorkerPlan, index: int) -> ProcessBody:
+        """The processes of a replica, with nothing in them yet."""
+        ranks = plan.request.ranks
+        processes = []
+        for rank in range(ranks):
+            environment = thread_environment(threads_of(plan, self._plan))
+            devices = self._devices(plan, index, rank)
+            if devices:
+                environment["CUDA_VISIBLE_DEVICES"] = visible(devices)
+            if ranks > 1:
+                environment["GLOO_SOCKET_IFNAME"] = "lo"
+            name = f"{plan.request.role.name}[{index}.{rank}]" if ranks > 1 else f"{plan.request.role.name}[{index}]"
+            processes.append(WorkerProcess(name, environment))
+        body = ProcessBody(processes, self._rendezvous() if ranks > 1 else "")
+        await body.start()
+        return body
+
+    def _rendezvous(self) -> str:
+        self._scratch = self._scratch or tempfile.mkdtemp(prefix="rlcore-ranks-")
+        return f"file://{self._scratch}/{next(self._numbers)}"
+
+    async def _start_thread(self, plan: WorkerPlan, index: int) -> LocalReplica[Any]:
         role, inside = plan.request.role, plan.request.inside
         name = f"{role.name}[{index}]"
         host = next((each for each in self._started if inside and each.name == f"{inside.name}[{index}]"), None)
         if host is None:
             self._threads.append(WorkerThread(name))
         thread = host.thread if host else self._threads[-1]
-        context = self._context(plan, index, host.worker if host else None)
+        devices = self._devices(plan, index)
+        device = f"cuda:{devices[0]}" if devices else "cpu"
+        context = context_of(plan, self._plan, self._run_dir, index, device=device, host=host.worker if host else None)
 
         async def build() -> Worker:
-            with _named(f"{name}.setup()"):
+            with named(f"{name}.setup()"):
                 worker = plan.cls(context)
                 self._started.append(LocalReplica(worker, role.interface, thread, name, self._deadlines))
                 worker.setup()
@@ -228,45 +254,32 @@ class LocalCluster:
         await thread.run(build(), "setup()", self._deadlines.setup_s)
         return self._started[-1]
 
-    def _context(self, plan: WorkerPlan, index: int, host: Worker | None) -> WorkerContext:
-        request, config = plan.request, self._plan.config
-        return WorkerContext(
-            role=request.role.name,
-            replica=index,
-            rank=0,
-            num_ranks=request.ranks,
-            config=config,
-            section=plan.section,
-            references=dict(request.references),
-            run_dir=self._run_dir,
-            seed=config.train.seed,
-            threads=request.threads or config.cluster.threads or self._plan.facts.cpus,
-            device=host.context.device if host else self._device(plan, index),
-            host=host,
-        )
-
-    def _device(self, plan: WorkerPlan, index: int) -> str:
-        gpus = next(pool.gpus for pool in self._plan.pools if pool.name == plan.request.pool)
-        if not gpus or not plan.request.gpus:
-            return "cpu"
-        return f"cuda:{gpus[index * ceil(plan.request.gpus) % len(gpus)]}"
-
     async def close(self) -> None:
-        """Close every worker, the last one first, and end its thread."""
+        """Close every worker, the last one first, and end its thread or processes."""
+        await asyncio.gather(*(seat.close() for seat in self._seats.values()))
         for replica in reversed(self._started):
             if replica.thread.closed:
                 continue
-            where = f"{replica.name}.close()"
+            whose = f"{replica.name}.close()"
 
-            async def work(replica: LocalReplica[Any] = replica, where: str = where) -> None:
-                with _named(where):
+            async def work(replica: LocalReplica[Any] = replica, whose: str = whose) -> None:
+                with named(whose):
                     replica.worker.close()
 
             try:
-                await replica.thread.run(work(), where, self._deadlines.close_s)
+                await replica.thread.run(work(), whose, self._deadlines.close_s)
             except WorkerError as error:
                 logger.warning("%s", error)
         for thread in reversed(self._threads):
             await thread.stop(self._deadlines.close_s)
         self._started.clear()
         self._threads.clear()
+        self._seats.clear()
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def visible(devices: Sequence[int]) -> str:
+    """CUDA_VISIBLE_DEVICES of a process that may use these of the devices that this one sees."""
+    ours = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    return ",".join(ours[each] if each < len(ours) else str(each) for each in devices)

@@ -165,14 +165,12 @@ def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan]) -> WorkerPla
 
 
 def _check_local(config: RunConfig, plan: WorkerPlan) -> None:
-    """What one process with threads cannot do."""
+    """What a cluster of one machine cannot do."""
     request, who = plan.request, f"role '{plan.request.role.name}' of {plan.asked_by}"
     if request.ranks > 1:
         raise PlanError(
             f"{who}: {request.ranks} ranks a replica; cluster.backend={config.cluster.backend} runs one rank a replica"
         )
-    if request.isolated:
-        raise PlanError(f"{who} asks to be isolated; cluster.backend={config.cluster.backend} runs workers as threads")
 
 
 def _who(asked: Asked) -> str:

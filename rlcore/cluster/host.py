@@ -1,0 +1,138 @@
+"""The workers of one process that is not the controller's: built, called, streamed from and closed by name of role.
+
+A child process of the local cluster and an actor of Ray hold one `WorkerHost` each. Everything happens on the loop of
+that process: plain methods run one at a time, async ones together, as in a thread of the local cluster.
+"""
+
+import contextlib
+import importlib.util
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import PluginError, RlcoreError, WorkerError, boundary
+from rlcore.plan import RunPlan, WorkerPlan
+from rlcore.workers import Worker, WorkerContext
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What a process needs to build a worker; pickles without importing anything of the worker's."""
+
+    name: str
+    """Role and replica, as errors name them."""
+    role: str
+    inside: str
+    """The role in this process that hosts it; empty: none."""
+    files: tuple[tuple[str, str], ...]
+    """Modules of plugins in plain files, by name and path, which exist under these names in the controller only."""
+    payload: bytes
+    """The pickled class and context."""
+
+
+def pack(name: str, plan: WorkerPlan, context: WorkerContext, run: RunPlan) -> Shipment:
+    """What builds this worker elsewhere; WorkerError for a class or setting that cannot be sent there."""
+    with boundary(f"{name}: its class or its settings cannot be sent to another process", WorkerError):
+        payload = pickle.dumps((plan.cls, replace(context, host=None)), protocol=pickle.HIGHEST_PROTOCOL)
+    inside = plan.request.inside.name if plan.request.inside else ""
+    return Shipment(name, plan.request.role.name, inside, tuple(_plugin_files(run)), payload)
+
+
+def _plugin_files(run: RunPlan) -> Iterator[tuple[str, str]]:
+    paths = {each.distribution for each in run.plugins if each.distribution.endswith(".py")}
+    for name, module in list(sys.modules.items()):
+        if paths and getattr(module, "__file__", None) in paths:
+            yield name, str(module.__file__)
+
+
+@contextlib.contextmanager
+def named(where: str) -> Iterator[None]:
+    """What a worker raises becomes a WorkerError that says where; an RlcoreError keeps its class."""
+    try:
+        with boundary(where, WorkerError):
+            yield
+    except SystemExit as cause:
+        raise WorkerError(f"{where}: it called sys.exit({cause.code!r})") from cause
+    except RlcoreError as error:
+        if str(error).startswith(f"{where}: "):
+            raise
+        raise type(error)(f"{where}: {error}") from error
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """What makes numerical libraries compute with this many threads; read by them when they are imported."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
+
+
+class WorkerHost:
+    """Serves the workers of one process."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, tuple[str, Worker]] = {}
+
+    def build(self, shipment: Shipment) -> None:
+        """Make a worker and set it up."""
+        _import_files(shipment.files)
+        where = f"{shipment.name}.setup()"
+        with named(where):
+            cls, context = pickle.loads(shipment.payload)
+            host = self._workers[shipment.inside][1] if shipment.inside else None
+            worker: Worker = cls(replace(context, host=host))
+            self._workers[shipment.role] = (shipment.name, worker)
+            worker.setup()
+        _use_threads(context.threads)
+
+    async def call(self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The method's result."""
+        name, worker = self._workers[role]
+        with named(f"{name}.{method}()"):
+            result = getattr(worker, method)(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+
+    async def stream(
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        """The items of an async-generator method, which is closed with this one."""
+        name, worker = self._workers[role]
+        with named(f"{name}.{method}()"):
+            async with contextlib.aclosing(getattr(worker, method)(*args, **kwargs)) as items:
+                async for item in items:
+                    yield item
+
+    def close(self) -> list[str]:
+        """Close every worker, the last one first; what went wrong, in words."""
+        problems = []
+        for name, worker in reversed(list(self._workers.values())):
+            try:
+                with named(f"{name}.close()"):
+                    worker.close()
+            except RlcoreError as error:
+                problems.append(str(error))
+        self._workers.clear()
+        return problems
+
+
+def _import_files(files: Sequence[tuple[str, str]]) -> None:
+    """Import plugins in plain files under the names that pickles know them by."""
+    for name, path in files:
+        if name in sys.modules:
+            continue
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None or not Path(path).is_file():
+            raise PluginError(f"plugin file {path}: it is not on this machine ({os.uname().nodename})")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        with boundary(f"plugin file {path}: importing it", PluginError):
+            spec.loader.exec_module(module)
+
+
+def _use_threads(threads: int) -> None:
+    """The environment decides for what is imported later; a torch that is here already is told, without importing."""
+    torch = sys.modules.get("torch")
+    if torch is not None and threads > 0:
+        torch.set_num_threads(threads)

@@ -1,0 +1,211 @@
+"""The controller's side of a worker in a child process of its own: see `rlcore.cluster.serve` for what runs in one."""
+
+import asyncio
+import logging
+import pickle
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+import rlcore.errors
+from rlcore.child import OK, OURS
+from rlcore.cluster.child import ChildProcess, PendingCall, start_message
+from rlcore.cluster.host import Shipment
+from rlcore.cluster.serve import BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
+from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 1 << 34
+"""Batches are large; the limit only keeps a broken frame from being waited for."""
+START_S = 60.0
+"""Until the process has started and answers; importing what a worker needs is part of its setup."""
+
+
+class WorkerProcess(ChildProcess):
+    """One process that serves workers."""
+
+    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
+        super().__init__(name, 1, MAX_MESSAGE_BYTES, environment)
+        self._items: dict[int, asyncio.Queue[Any]] = {}
+
+    async def start(self) -> None:
+        """Spawn it; WorkerError when that fails."""
+        await self.spawn()
+        ready = False
+        try:
+            reference = "rlcore.cluster.serve:ServedHost"
+            await self.setup(start_message(self.name, reference, (), 1, MAX_MESSAGE_BYTES), START_S)
+            ready = True
+        finally:
+            if not ready:
+                await self.close()
+
+    async def request(self, message: tuple[Any, ...], where: str, deadline_s: float) -> Any:
+        """The answer to a message. WorkerError naming `where`: when the process ends, and when the deadline passes,
+        after which the process is killed: its loop may be stuck."""
+        number, call = self._open(message, where, deadline_s)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._drained()
+                return await call.future
+        except TimeoutError:
+            self._kill(f"{where} took longer than {deadline_s:g} s")
+            raise WorkerError(f"{where} took longer than {deadline_s:g} s; its process was killed") from None
+        except asyncio.CancelledError:
+            self._post(number, pickle.dumps((CANCEL,)))
+            raise
+        finally:
+            self._forget(number, call)
+
+    async def items(self, message: tuple[Any, ...], where: str, close_s: float) -> AsyncGenerator[Any, None]:
+        """The items of a stream; closing it early ends the worker's generator, which is waited for up to `close_s`."""
+        number, call = self._open(message, where, float("inf"))
+        queue = self._items[number] = asyncio.Queue()
+        taken = 0
+        try:
+            await self._drained()
+            while not (call.future.done() and queue.empty()):
+                for item in await arrived(queue, call.future):
+                    taken += 1
+                    if taken % (STREAM_ITEMS // 2) == 0:
+                        self._post(number, pickle.dumps((MORE, STREAM_ITEMS // 2)))
+                    yield item
+            await call.future
+        finally:
+            if not call.future.done():
+                self._post(number, pickle.dumps((CANCEL,)))
+                await asyncio.wait({call.future}, timeout=close_s)
+            del self._items[number]
+            self._forget(number, call)
+
+    def _open(self, message: tuple[Any, ...], where: str, deadline_s: float) -> tuple[int, PendingCall]:
+        if not self.alive:
+            raise WorkerError(f"{where}: {self.why_ended()}")
+        with boundary(f"{where}: its arguments cannot be sent", WorkerError):
+            payload = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        number, call = self._expect(deadline_s, where)
+        self._post(number, payload)
+        return number, call
+
+    def _settle(self, number: int, call: PendingCall, kind: str, value: Any) -> None:
+        if kind == ITEM and number in self._items:
+            self._items[number].put_nowait(value)
+        elif kind == OK:
+            call.future.set_result(value)
+        elif kind == OURS:
+            name, message, *trace = value
+            known: type[RlcoreError] = getattr(rlcore.errors, name, WorkerError)
+            error = known(message)
+            error.__cause__ = ChildError(message, trace[0]) if trace and trace[0] else None
+            if trace:
+                logger.debug("%s", trace[0])
+            call.future.set_exception(error)
+        else:
+            call.future.set_exception(WorkerError(f"{call.where}: {value[0]}"))
+
+
+async def arrived(queue: "asyncio.Queue[Any]", done: "asyncio.Future[Any]") -> list[Any]:
+    """The queue's next item, or nothing if `done` comes first."""
+    if not queue.empty():
+        return [queue.get_nowait()]
+    getter = asyncio.ensure_future(queue.get())
+    try:
+        await asyncio.wait({getter, done}, return_when=asyncio.FIRST_COMPLETED)
+        return [getter.result()] if getter.done() else []
+    finally:
+        getter.cancel()
+
+
+class ProcessBody:
+    """The processes of one replica on this machine. Implements `rlcore.cluster.replica.Body`."""
+
+    def __init__(self, processes: Sequence[WorkerProcess], rendezvous: str = "") -> None:
+        self.rendezvous = rendezvous
+        self._processes = tuple(processes)
+
+    @property
+    def alive(self) -> bool:
+        """False when any rank has ended."""
+        return all(process.alive for process in self._processes)
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of its processes by rank."""
+        return [process.pid for process in self._processes]
+
+    async def start(self) -> None:
+        """Start every process, or none."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for process in self._processes:
+                    group.create_task(process.start())
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
+        """See `Body.build`."""
+        where = f"{ranks[0].name}.setup()"
+        messages = [(BUILD, shipment) for shipment in ranks]
+        await self._all(messages, where, deadline_s)
+
+    async def call(
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
+    ) -> Any:
+        """See `Body.call`."""
+        return (await self._all([(CALL, role, method, args, kwargs)] * len(self._processes), where, deadline_s))[0]
+
+    async def _all(self, messages: Sequence[tuple[Any, ...]], where: str, deadline_s: float) -> list[Any]:
+        """The answers of all ranks; the first error ends the wait: the other ranks may be waiting for that one."""
+        return await first_error(
+            [
+                process.request(message, where, deadline_s)
+                for process, message in zip(self._processes, messages, strict=True)
+            ]
+        )
+
+    async def stream(
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, close_s: float
+    ) -> AsyncGenerator[Any, None]:
+        """See `Body.stream`."""
+        if len(self._processes) > 1:
+            raise WorkerError(f"{where}: it streams, which needs a replica of one rank, not {len(self._processes)}")
+        items = self._processes[0].items((STREAM, role, method, args, kwargs), where, close_s)
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await items.aclose()
+
+    async def ended(self) -> str:
+        """See `Body.ended`."""
+        waits = {asyncio.ensure_future(process.wait()): process for process in self._processes}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return waits[done.pop()].why_ended()
+
+    async def close(self, deadline_s: float) -> None:
+        """See `Body.close`."""
+        await asyncio.gather(*(self._close(process, deadline_s) for process in self._processes))
+
+    async def _close(self, process: WorkerProcess, deadline_s: float) -> None:
+        if process.alive and not process.busy:
+            try:
+                for problem in await process.request((CLOSE,), f"{process.name}.close()", deadline_s):
+                    logger.warning("%s", problem)
+            except RlcoreError as error:
+                logger.warning("%s", error)
+        await process.close()
+
+
+async def first_error(works: Sequence[Any]) -> list[Any]:
+    """The results in order; when one raises, the others are cancelled and its error is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,220 @@
+"""A replica whose worker lives in other processes: called by name of method, watched, and started anew when it dies."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from rlcore.cluster.deadlines import Deadlines
+from rlcore.cluster.host import Shipment
+from rlcore.errors import RlcoreError, WorkerError
+from rlcore.workers import ReplicaEvent, ReplicaHandle, Worker
+
+W = TypeVar("W", bound=Worker)
+
+logger = logging.getLogger(__name__)
+
+MAX_PAUSE_S = 30.0
+"""Longest pause before a restart; the first restart is at once, then 1, 2, 4, ... seconds."""
+
+Launch = Callable[[], Awaitable["Body"]]
+
+
+class Body(Protocol):
+    """The processes of one replica, one for each rank."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def rendezvous(self) -> str:
+        """Where its ranks meet: `WorkerContext.rendezvous`."""
+        ...
+
+    async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
+        """Make the worker of each rank; WorkerError when one fails or is not ready in time."""
+        ...
+
+    async def call(
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
+    ) -> Any:
+        """The method's result on rank 0, after all ranks have returned."""
+        ...
+
+    def stream(
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, close_s: float
+    ) -> AsyncGenerator[Any, None]:
+        """The items of an async-generator method."""
+        ...
+
+    async def ended(self) -> str:
+        """Why a process of it has ended, once one has."""
+        ...
+
+    async def close(self, deadline_s: float) -> None:
+        """Close the workers, then end the processes, by force when the deadline passes."""
+        ...
+
+
+class Seat:
+    """Where one replica runs, with those served inside it; `launch` gives it a new body, also after a death."""
+
+    def __init__(self, name: str, index: int, launch: Launch, max_restarts: int, deadlines: Deadlines) -> None:
+        self.name = name
+        self.index = index
+        self.on_event: list[Callable[[ReplicaEvent], None]] = []
+        self.before_return: list[Callable[[], Awaitable[None]]] = []
+        self._launch, self._max_restarts, self._deadlines = launch, max_restarts, deadlines
+        self._built: list[Callable[[str], Sequence[Shipment]]] = []
+        self._body: Body | None = None
+        self._reachable = self._ready = False
+        self._state = "it was not started"
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """True when it serves calls."""
+        return self._ready and self._body is not None and self._body.alive
+
+    @property
+    def body(self) -> Body:
+        """The processes that serve now; WorkerError when there are none."""
+        if self._body is None or not self._reachable:
+            raise WorkerError(f"{self.name}: {self._state}")
+        return self._body
+
+    async def start(self) -> None:
+        """Give it its first body and watch that."""
+        self._body = await self._launch()
+        self._reachable = self._ready = True
+        self._state = "it is closed"
+        self._watching = asyncio.create_task(self._watch(self._body), name=f"watching {self.name}")
+
+    async def build(self, ranks: Callable[[str], Sequence[Shipment]]) -> None:
+        """Make a worker here, now and after every restart; `ranks` says for a rendezvous what each rank is told."""
+        self._built.append(ranks)
+        await self.body.build(ranks(self.body.rendezvous), self._deadlines.setup_s)
+
+    async def close(self) -> None:
+        """End it; nothing is left of it."""
+        self._reachable = self._ready = False
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._body is not None:
+            await self._body.close(self._deadlines.close_s)
+
+    async def _watch(self, body: Body) -> None:
+        for attempt in range(self._max_restarts + 1):
+            reason = await body.ended()
+            self._reachable = self._ready = False
+            left = self._max_restarts - attempt
+            self._state = f"lost ({reason})" + ("; it is being restarted" if left else self._no_more())
+            logger.warning("%s: %s", self.name, self._state)
+            self._tell(ReplicaEvent("lost", self.index, self.name, reason))
+            await body.close(self._deadlines.close_s)
+            if not left:
+                return
+            await asyncio.sleep(min(MAX_PAUSE_S, 2.0 ** (attempt - 1)) if attempt else 0.0)
+            body = await self._reborn(body)
+
+    async def _reborn(self, dead: Body) -> Body:
+        """A new body that serves, or the one that failed to, which has ended then."""
+        try:
+            self._body = await self._launch()
+            for ranks in self._built:
+                await self._body.build(ranks(self._body.rendezvous), self._deadlines.setup_s)
+            self._reachable = True
+            for prepare in self.before_return:
+                async with asyncio.timeout(self._deadlines.setup_s):
+                    await prepare()
+            self._ready = True
+        except (RlcoreError, TimeoutError) as error:
+            self._reachable = False
+            logger.warning("%s: restart failed: %s", self.name, error)
+            failed = self._body or dead
+            await failed.close(self._deadlines.close_s)
+            return failed
+        logger.warning("%s: restarted", self.name)
+        self._tell(ReplicaEvent("restored", self.index, self.name))
+        return self._body
+
+    def _no_more(self) -> str:
+        if self._max_restarts:
+            return f"; it was restarted cluster.max_restarts={self._max_restarts} times and is not restarted again"
+        return "; only isolated workers are restarted"
+
+    def _tell(self, event: ReplicaEvent) -> None:
+        for callback in self.on_event:
+            callback(event)
+
+
+class Replica(Generic[W]):
+    """One replica of a role, as the controller sees it."""
+
+    def __init__(self, name: str, role: str, interface: type[W], seat: Seat, deadlines: Deadlines) -> None:
+        self.name = name
+        self.seat = seat
+        self._role, self._interface, self._deadlines = role, interface, deadlines
+
+    @property
+    def alive(self) -> bool:
+        """False while a replica that died is not back."""
+        return self.seat.alive
+
+    def _where(self, method: Callable[..., Any]) -> str:
+        return where(self.name, self._interface, method)
+
+    async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The method's result on rank 0; WorkerError naming worker, method and cause."""
+        whose = self._where(method)
+        return await self.seat.body.call(self._role, method.__name__, args, kwargs, whose, self._deadlines.call_s)
+
+    async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """The items of an async-generator method; the generator is closed with this one."""
+        whose = self._where(method)
+        body = self.seat.body
+        async with contextlib.aclosing(
+            body.stream(self._role, method.__name__, args, kwargs, whose, self._deadlines.close_s)
+        ) as items:
+            async for item in items:
+                yield item
+
+
+def where(name: str, interface: type[Worker], method: Callable[..., Any]) -> str:
+    """How errors name a call; WorkerError when the interface has no such method."""
+    if not callable(getattr(interface, method.__name__, None)):
+        raise WorkerError(f"{name} is called through {interface.__name__}, which has no {method.__name__}()")
+    return f"{name}.{method.__name__}()"
+
+
+class Group(Generic[W]):
+    """All replicas of a role, wherever they run."""
+
+    def __init__(self, replicas: Sequence[Any]) -> None:
+        self.replicas = tuple(replicas)
+
+    async def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """The method's result on every replica, in order; all are waited for before the first error is raised."""
+        calls = [replica.call(method, *args, **kwargs) for replica in self.replicas]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+    def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
+        """See `rlcore.workers.WorkerGroup.on_event`."""
+        for seat in self._seats():
+            seat.on_event.append(callback)
+
+    def before_return(self, prepare: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
+        """See `rlcore.workers.WorkerGroup.before_return`."""
+        for replica in self.replicas:
+            if isinstance(replica, Replica):
+                replica.seat.before_return.append(partial(prepare, replica))
+
+    def _seats(self) -> list[Seat]:
+        return [replica.seat for replica in self.replicas if isinstance(replica, Replica)]

@@ -1,0 +1,108 @@
+"""What runs in a worker's own process under the local cluster: `rlcore.child` serves one `ServedHost`.
+
+A message is a pickled tuple, (BUILD, shipment), (CALL | STREAM, role, method, args, kwargs) or (CLOSE,). An answer is
+one of `rlcore.child`; a stream's items come before it. Under the number of a call that is not over, (CANCEL,) ends it
+and (MORE, n) says that n items of the stream were taken.
+"""
+
+import asyncio
+import pickle
+import queue
+import threading
+import traceback
+from typing import Any
+
+from rlcore.child import OK, OURS, Pipe
+from rlcore.cluster.host import WorkerHost
+from rlcore.errors import RlcoreError, WorkerError, boundary
+
+BUILD, CALL, STREAM, CLOSE, CANCEL, MORE = "build", "call", "stream", "close", "cancel", "more"
+ITEM = "item"
+"""Kind of answer: an item of a stream."""
+STREAM_ITEMS = 64
+"""Items of a stream that wait for the controller before the worker waits for it."""
+
+
+class ServedHost:
+    """The workers of this process, spoken to over its pipe."""
+
+    def __init__(self) -> None:
+        self._host = WorkerHost()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._room: dict[int, asyncio.Semaphore] = {}
+
+    def serve_calls(self, pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
+        """Serve until the pipe ends, on the loop of this, the main, thread."""
+        asyncio.run(self._serve(pipe, calls))
+
+    async def _serve(self, pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
+        loop = asyncio.get_running_loop()
+        inbox: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()
+
+        def feed() -> None:
+            while (call := calls.get()) is not None:
+                loop.call_soon_threadsafe(inbox.put_nowait, call)
+            loop.call_soon_threadsafe(inbox.put_nowait, None)
+
+        threading.Thread(target=feed, name="feed", daemon=True).start()
+        while (call := await inbox.get()) is not None:
+            number, payload = call
+            try:
+                with boundary("the arguments cannot be read in the worker's process", WorkerError):
+                    message = pickle.loads(payload)
+            except WorkerError as error:
+                pipe.answer(number, OURS, _told(error))
+                continue
+            self._receive(pipe, number, message)
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._host.close()
+
+    def _receive(self, pipe: Pipe, number: int, message: tuple[Any, ...]) -> None:
+        kind, *rest = message
+        if kind == CANCEL:
+            if number in self._tasks:
+                self._tasks[number].cancel()
+        elif kind == MORE:
+            for _ in range(rest[0] if number in self._room else 0):
+                self._room[number].release()
+        else:
+            task = asyncio.create_task(self._answer(pipe, number, kind, rest))
+            self._tasks[number] = task
+            task.add_done_callback(lambda _: self._tasks.pop(number))
+
+    async def _answer(self, pipe: Pipe, number: int, kind: str, rest: list[Any]) -> None:
+        try:
+            with boundary("the worker's process", WorkerError):
+                value = await self._run(pipe, number, kind, rest)
+        except RlcoreError as error:
+            pipe.answer(number, OURS, _told(error))
+        except asyncio.CancelledError:
+            pipe.answer(number, OURS, ("WorkerError", "cancelled", ""))
+        else:
+            pipe.answer(number, OK, value)
+
+    async def _run(self, pipe: Pipe, number: int, kind: str, rest: list[Any]) -> Any:
+        if kind == BUILD:
+            return self._host.build(*rest)
+        if kind == CLOSE:
+            return self._host.close()
+        if kind == CALL:
+            return await self._host.call(*rest)
+        room = self._room[number] = asyncio.Semaphore(STREAM_ITEMS)
+        items = self._host.stream(*rest)
+        try:
+            async for item in items:
+                await room.acquire()
+                pipe.answer(number, ITEM, item)
+        finally:
+            await items.aclose()
+            del self._room[number]
+        return None
+
+
+def _told(error: RlcoreError) -> tuple[str, str, str]:
+    """Class, message and traceback of what a worker raised."""
+    trace = "".join(traceback.format_exception(error.__cause__ or error, limit=-20))
+    return type(error).__name__, str(error), trace
