@@ -2,31 +2,59 @@
 
 from collections.abc import Sequence
 
+from rlcore.actor import ACTOR
 from rlcore.config import RunConfig
 from rlcore.critic import CriticEngine, CriticWorker
+from rlcore.errors import ConfigError
 from rlcore.hookspecs import hookimpl
-from rlcore.plan import BuildContext, Component, ConfigSection, WorkerClass, WorkerRequest
+from rlcore.plan import BuildContext, Component, ConfigSection, PoolSpec, WorkerClass, WorkerRequest
 from rlcore_critic_engine.critic import CRITIC, ValueCritic
 from rlcore_critic_engine.settings import CriticSettings
 from rlcore_critic_engine.worker import HfCritic
 
 BYTES_PER_PARAMETER = {"float64": 32.0, "float32": 16.0, "bfloat16": 16.0}
 """Weights, gradients and Adam's two moments; half-precision weights have float32 masters."""
+BYTES_OF_WEIGHTS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0}
+POOL = CRITIC.name
+"""The pool of a critic with devices of its own."""
 
 
 def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerRequest]:
-    """One worker beside the actor."""
+    """One worker: beside the actor, in a pool of its own, or inside the actor; ConfigError when settings clash."""
+    _check(section)
+    table = BYTES_OF_WEIGHTS if section.lora.enabled else BYTES_PER_PARAMETER
     same = section.path in ("", config.model.path)
+    on_actor = section.trunk == "actor"
     return [
         WorkerRequest(
             CRITIC,
             section.backend,
-            gpus=1.0 if config.cluster.device == "cuda" else 0.0,
+            pool=POOL if section.own_pool else WorkerRequest.pool,
+            gpus=1.0 if config.cluster.device == "cuda" and not on_actor else 0.0,
             threads=config.cluster.threads,
+            inside=ACTOR if on_actor else None,
             references={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
-            bytes_per_parameter=BYTES_PER_PARAMETER[section.dtype] if same else 0.0,
+            bytes_per_parameter=table[section.dtype] if same and not on_actor else 0.0,
         )
     ]
+
+
+def _check(section: CriticSettings) -> None:
+    if section.head == "saved" and not section.path:
+        raise ConfigError(
+            "plugins.critic_engine.head=saved: plugins.critic_engine.path is empty; needs the directory of a saved "
+            "critic, such as runs/NAME/checkpoints/step_N/critic/model, or head=new"
+        )
+    if section.trunk == "actor" and section.own_pool:
+        raise ConfigError(
+            "plugins.critic_engine.own_pool=true: the critic lives inside the actor (trunk=actor) and shares its "
+            "devices; set own_pool=false or trunk=own"
+        )
+    if section.trunk == "actor" and section.path and section.head == "new":
+        raise ConfigError(
+            f"plugins.critic_engine.path='{section.path}' has no effect: with trunk=actor and head=new nothing is "
+            "read from it; leave it out, or set head=saved or trunk=own"
+        )
 
 
 def build(context: BuildContext) -> CriticEngine:
@@ -41,6 +69,13 @@ def rlcore_config_sections() -> Sequence[ConfigSection]:
 @hookimpl
 def rlcore_critic_engines() -> Sequence[Component[CriticEngine]]:
     return [Component("critic_engine", build, requests)]
+
+
+@hookimpl
+def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
+    """The critic's own pool, if it asked for one; its size follows from the request."""
+    own = any(request.role == CRITIC and request.pool == POOL for request in requests)
+    return [PoolSpec(POOL)] if own else []
 
 
 @hookimpl

@@ -20,18 +20,25 @@ class ValueCritic(CriticEngine):
     def __init__(self, workers: WorkerGroup[CriticWorker], settings: CriticSettings) -> None:
         self._worker = workers.replicas[0]
         self._settings = settings
-        self._steps = 0
+        self._updates = 0
+
+    async def expect(self, num_updates: int) -> int:
+        await self._worker.call(CriticWorker.expect, num_updates)
+        return max(0, num_updates - self._settings.actor_waits_updates)
 
     async def values(self, batch: Batch) -> Ref[Float32s]:
-        """(B, T) values before the first update of a step; the loop asks once a step, which counts the steps."""
-        self._steps += 1
+        """(B, T) values before the first update of a step."""
         return await self._worker.call(CriticWorker.values, batch)
 
     async def update(self, minibatch: Batch) -> Metrics:
-        return await self._worker.call(CriticWorker.update, minibatch)
+        """One optimizer step of the critic; the actor's, if it may update, follows on the same mini-batch."""
+        metrics = await self._worker.call(CriticWorker.update, minibatch)
+        self._updates += 1
+        return metrics | {"critic/warming_up": float(not self.actor_may_update())}
 
     def actor_may_update(self) -> bool:
-        return self._steps > self._settings.actor_starts_after
+        """False in the first `actor_waits_updates` updates, asked after the critic's own."""
+        return self._updates > self._settings.actor_waits_updates
 
     async def save(self, directory: Path) -> None:
         await self._worker.call(CriticWorker.save, directory / DIRECTORY)
@@ -39,12 +46,8 @@ class ValueCritic(CriticEngine):
     async def restore(self, directory: Path) -> None:
         await self._worker.call(CriticWorker.restore, directory / DIRECTORY)
 
-    def metrics(self) -> Metrics:
-        """critic/warming_up: 1.0 in a step in which only the critic learnt."""
-        return {"critic/warming_up": float(not self.actor_may_update())}
-
     def state(self) -> dict[str, Any]:
-        return {"steps": self._steps}
+        return {"updates": self._updates}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        self._steps = int(state["steps"])
+        self._updates = int(state["updates"])

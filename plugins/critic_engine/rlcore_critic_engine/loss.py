@@ -9,21 +9,25 @@ class ValueLoss:
     """Half the squared distance of a token's value from its return, the larger of two: of the value, and of the value
     kept within `clip` of the one at the step's start (PPO's value clipping; arXiv 1707.06347 and its code).
 
-    The engine masks, weighs and sums, so mini-batches have the denominator of the actor's loss.
+    The engine masks, weighs and sums, so the denominator is that of the actor's loss, over the whole global mini-batch.
     """
 
     def __init__(self, clip: float) -> None:
         self._clip = clip
 
     def __call__(self, micro: MicroBatch, predictions: Predictions) -> LossTerms:
-        """The loss of each token; ValueError when the batch has no returns or values yet."""
+        """The loss of each token; ValueError when the batch has no returns or values yet.
+
+        Metrics are averaged over loss tokens: critic/squared_error, and critic/clip_frac, the share of tokens whose
+        loss is that of the value held back.
+        """
         if micro.batch.returns is None or micro.batch.values is None:
             raise ValueError("the mini-batch has no returns or no values of the step's start")
         values_BT = predictions.scores_BT
         returns_BT = micro.per_token(micro.batch.returns)
         old_BT = micro.per_token(micro.batch.values)
         plain_BT = (values_BT - returns_BT) ** 2
-        metrics = {"critic/value": values_BT, "critic/return": returns_BT, "critic/squared_error": plain_BT}
+        metrics = {"critic/squared_error": plain_BT}
         if not self._clip:
             return LossTerms(0.5 * plain_BT, metrics)
         kept_BT = old_BT + torch.clamp(values_BT - old_BT, -self._clip, self._clip)

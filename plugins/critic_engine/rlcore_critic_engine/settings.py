@@ -1,9 +1,9 @@
 """The plugin's settings."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from rlcore.config import EngineConfig
+from rlcore.config import EngineConfig, LoraConfig
 from rlcore.config.options import option
 
 
@@ -12,28 +12,60 @@ class CriticSettings:
     """The critic and how it learns; `plugins.critic_engine`. Mini-batches and epochs are those of `actor`."""
 
     path: str = ""
-    """Model directory or hub name to start from; empty: `model.path`."""
+    """Model directory or hub name to start from; empty: `model.path`. Its tokenizer must be the policy's."""
+    head: Literal["new", "saved"] = "new"
+    """new: the value head starts at zero. saved: `path` is a saved critic, `critic/model` of a checkpoint."""
+    trunk: Literal["own", "actor"] = "own"
+    """own: a second model. actor: the policy's own weights serve, frozen, and only a head (and `lora`) is trained."""
+    own_pool: bool = False
+    """Devices of the critic's own, the pool critic; otherwise it takes turns with the actor on the pool main."""
     backend: str = "hf"
     """How the critic's work is done."""
     lr: float = option(1e-5, at_least=0)
+    """Learning rate of AdamW; 0: the critic stays as it is."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up of lr; linear and cosine end at 0 with the run's last update."""
+    warmup_steps: int = option(0, at_least=0)
+    """Updates over which lr grows from 0."""
     max_grad_norm: float = option(1.0, above=0)
+    """The gradient is scaled down to this norm."""
     weight_decay: float = option(0.0, at_least=0)
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    gradient_checkpointing: bool = False
+    """Decoupled weight decay of AdamW."""
+    beta1: float = option(0.9, at_least=0, below=1)
+    """Decay of AdamW's first moment."""
+    beta2: float = option(0.999, at_least=0, below=1)
+    """Decay of AdamW's second moment."""
+    dtype: Literal["float32", "bfloat16", "float64"] = option("float32", used_when="trunk == 'own'")
+    """Number format of weights and activations."""
+    gradient_checkpointing: bool = option(False, used_when="trunk == 'own'")
+    """Compute activations again in the backward pass; on the actor's trunk `actor.gradient_checkpointing` decides."""
+    offload: bool = option(False, used_when="cluster.device == 'cuda'")
+    """Keep optimizer state in host memory between updates."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Low-rank adapters instead of all weights; on the actor's trunk beside the actor's own."""
     micro_batch_tokens: int = option(4096, at_least=1)
     """Tokens, padding included, of one forward and backward pass."""
+    max_skipped_updates: int = option(3, at_least=1)
+    """The run stops when this many updates in a row had a gradient that is not finite."""
     value_clip: float = option(0.2, at_least=0)
     """How far a value may move from that of the step's start before its loss stops counting; 0: no clip."""
-    actor_starts_after: int = option(0, at_least=0)
-    """Steps at the start in which only the critic learns."""
+    actor_waits_updates: int = option(0, at_least=0)
+    """Updates at the start of the run in which only the critic learns."""
 
     def engine(self) -> EngineConfig:
         """The settings as the training engine takes them."""
         return EngineConfig(
             lr=self.lr,
+            lr_schedule=self.lr_schedule,
+            warmup_steps=self.warmup_steps,
             max_grad_norm=self.max_grad_norm,
             weight_decay=self.weight_decay,
+            beta1=self.beta1,
+            beta2=self.beta2,
             dtype=self.dtype,
             gradient_checkpointing=self.gradient_checkpointing,
+            offload=self.offload,
+            lora=self.lora,
             micro_batch_tokens=self.micro_batch_tokens,
+            max_skipped_updates=self.max_skipped_updates,
         )

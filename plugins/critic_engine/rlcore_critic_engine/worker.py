@@ -2,57 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcore.critic import CriticWorker
+from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Float32s, Metrics, Ref
 
 if TYPE_CHECKING:
     from rlcore.backends.hf import TrainEngine
-    from rlcore_critic_engine.settings import CriticSettings
 
 
 class HfCritic(CriticWorker):
-    """A transformers backbone with one output, trained by a `TrainEngine` of kind value."""
+    """A transformers model with one output, trained by a `TrainEngine` of kind value."""
 
     engine: TrainEngine
 
     def setup(self) -> None:
-        import torch
+        from rlcore_critic_engine.start import start_engine
 
-        from rlcore.algo.registry import resolve
-        from rlcore.backends.hf import TrainEngine
+        self.engine = start_engine(self.context)
 
-        context, settings = self.context, self._settings()
-        if context.threads > 0:
-            torch.set_num_threads(context.threads)
-        # A checkpoint keeps torch's random state, so it must not depend on what this process did before the run.
-        torch.manual_seed(context.seed)
-        model = context.config.model
-        self.engine = TrainEngine(
-            "value",
-            replace(model, path=settings.path or model.path),
-            settings.engine(),
-            resolve(context.references["value_loss"])(settings.value_clip),
-            name="critic",
-            loss_name="critic/loss",
-            device=context.device,
-        )
-
-    def _settings(self) -> CriticSettings:
-        settings: CriticSettings = self.context.section
-        return settings
+    def expect(self, num_updates: int) -> None:
+        self.engine.expect(num_updates)
 
     def values(self, batch: Batch) -> Ref[Float32s]:
-        return Ref(self.engine.values(batch))
+        """(B, T) values, 0 outside the loss mask.
+
+        ConfigError when a row does not fit the critic's window, WorkerError when a value is not a number; both before
+        anything is updated.
+        """
+        import numpy as np
+
+        window, longest = self.engine.model.context_length, int(batch.lengths_B.max(initial=0))
+        if window is not None and longest > window:
+            raise ConfigError(
+                f"plugins.critic_engine.path: a row has {longest} tokens, and the critic's window holds {window}; "
+                "choose a model with a longer one, or lower data.max_prompt_tokens or rollout.max_tokens"
+            )
+        values_BT = self.engine.values(batch)
+        if not np.isfinite(values_BT).all():
+            num = int((~np.isfinite(values_BT)).sum())
+            raise WorkerError(
+                f"{self.context}: {num} of the values of {int(batch.num_sampled_B.sum())} tokens are not finite; the "
+                "critic has diverged, and nothing was updated: lower plugins.critic_engine.lr, or go on from an "
+                "earlier checkpoint"
+            )
+        return Ref(values_BT)
 
     def update(self, minibatch: Batch) -> Metrics:
-        return self.engine.update(minibatch)
+        """One optimizer step; WorkerError for a mini-batch without a sampled token.
+
+        A mini-batch whose every row is left out of the loss (truncated, with `algo.overlong=mask`) changes nothing and
+        counts as skipped: a step on a zero gradient would still move the weights by the optimizer's momentum.
+        """
+        if not minibatch.num_sampled_B.any():
+            raise WorkerError(
+                f"{self.context}: none of the {len(minibatch)} rows of the mini-batch has a token that the policy "
+                "sampled, so there is nothing to learn and nothing was updated; look at the loss masks that the "
+                "agent loop makes"
+            )
+        if minibatch.weights_B is not None and not minibatch.weights_B.any():
+            return {"critic/skipped": 1.0}
+        return self.engine.update(minibatch) | explained(minibatch)
 
     def save(self, directory: Path) -> None:
         self.engine.save(directory)
 
     def restore(self, directory: Path) -> None:
         self.engine.restore(directory)
+
+
+def explained(minibatch: Batch) -> Metrics:
+    """Means of the step-start values and of the returns over loss tokens, and how much the former explain the latter.
+
+    critic/explained_variance is 1 - Var(returns - values) / Var(returns); left out when all returns are equal.
+    """
+    import numpy as np
+
+    if minibatch.values is None or minibatch.returns is None:
+        raise ValueError("the mini-batch has no returns or no values of the step's start")
+    mask_BT = minibatch.tokens.get().loss_mask_BT
+    values_N = minibatch.values.get()[mask_BT].astype(np.float64)
+    returns_N = minibatch.returns.get()[mask_BT].astype(np.float64)
+    metrics = {"critic/value_mean": float(values_N.mean()), "critic/return_mean": float(returns_N.mean())}
+    if returns_N.min() < returns_N.max():
+        metrics["critic/explained_variance"] = float(1.0 - np.var(returns_N - values_N) / np.var(returns_N))
+    return metrics

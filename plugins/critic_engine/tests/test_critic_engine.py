@@ -1,4 +1,4 @@
-"""The loss against a plain loop, the worker with a tiny real model, the engine with a fake worker."""
+"""The loss against a plain loop, what the plugin asks for, and the engine with a fake worker."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,24 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rlcore_critic_engine import requests
+from rlcore_critic_engine import requests, rlcore_resource_pools
 from rlcore_critic_engine.critic import ValueCritic
 from rlcore_critic_engine.loss import ValueLoss
 from rlcore_critic_engine.settings import CriticSettings
-from rlcore_critic_engine.worker import HfCritic
 
-from rlcore import metrics
-from rlcore.algo.aggregation import row_weights
+from rlcore.actor import ACTOR
 from rlcore.backends.hf import MicroBatch, Predictions
 from rlcore.batch import select
-from rlcore.config import ClusterConfig, ModelConfig, RunConfig
+from rlcore.config import ClusterConfig, LoraConfig, RunConfig
 from rlcore.critic import CriticEngine, CriticWorker
-from rlcore.testing import check_component, write_prompts
-from rlcore.testing.runs import differing
-from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.train import train
+from rlcore.errors import ConfigError
+from rlcore.plan import PoolSpec
+from rlcore.testing import check_component
+from rlcore.testing.tiny import random_batch
 from rlcore.types import Batch, Ref
-from rlcore.workers import WorkerContext
 
 
 def with_targets(batch: Batch, seed: int = 0) -> Batch:
@@ -91,66 +88,6 @@ def test_a_batch_without_returns_is_refused() -> None:
         loss_of(batch, np.zeros(batch.tokens.get().loss_mask_BT.shape, dtype=np.float32), 0.2)
 
 
-@pytest.fixture(scope="module")
-def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def critic(model_directory: Path, **settings: Any) -> HfCritic:
-    settings = {"lr": 1e-2, "value_clip": 0.0} | settings
-    worker = HfCritic(
-        WorkerContext(
-            role="critic",
-            replica=0,
-            rank=0,
-            num_ranks=1,
-            config=RunConfig(model=ModelConfig(path=str(model_directory), tokenizer="bytes")),
-            section=CriticSettings(**settings),
-            references={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
-            run_dir=model_directory,
-            seed=0,
-            threads=1,
-            device="cpu",
-        )
-    )
-    worker.setup()
-    return worker
-
-
-def test_values_begin_at_zero_and_updates_bring_them_to_the_returns(model_directory: Path) -> None:
-    worker = critic(model_directory)
-    batch = random_batch(num_groups=2)
-    mask_BT = batch.tokens.get().loss_mask_BT
-    start_BT = worker.values(batch).get()
-    assert not start_BT.any()
-    batch = replace(batch, values=Ref(start_BT), returns=Ref(np.where(mask_BT, 0.7, 0).astype(np.float32)))
-    errors = [worker.update(batch)["critic/squared_error"] for _ in range(30)]
-    assert errors[0] == pytest.approx(0.49)
-    assert errors[-1] < 0.1
-    assert not worker.values(batch).get()[~mask_BT].any()
-
-
-def test_any_split_into_micro_batches_is_the_same_step(model_directory: Path) -> None:
-    batch = with_targets(random_batch(num_groups=4))
-    batch = replace(batch, weights_B=row_weights("token_mean", batch.num_sampled_B, batch.sample_B))
-    one, many = (critic(model_directory, dtype="float64", micro_batch_tokens=tokens) for tokens in (4096, 24))
-    first, second = one.update(batch), many.update(batch)
-    assert first["critic/loss"] == pytest.approx(second["critic/loss"], rel=1e-9)
-    assert first["critic/grad_norm"] == pytest.approx(second["critic/grad_norm"], rel=1e-6)
-    assert np.allclose(one.values(batch).get(), many.values(batch).get(), atol=1e-6)
-
-
-def test_a_restored_critic_goes_on_bit_for_bit(model_directory: Path, tmp_path: Path) -> None:
-    batch = with_targets(random_batch())
-    worker, other = critic(model_directory), critic(model_directory)
-    worker.update(batch)
-    worker.save(tmp_path / "saved")
-    other.restore(tmp_path / "saved")
-    for each in (worker, other):
-        each.update(batch)
-    assert np.array_equal(worker.values(batch).get(), other.values(batch).get())
-
-
 @dataclass
 class FakeWorker:
     """Remembers the calls."""
@@ -174,20 +111,28 @@ def engine(**settings: Any) -> tuple[ValueCritic, list[tuple[str, tuple[Any, ...
     return ValueCritic(group, CriticSettings(**settings)), calls
 
 
-def test_only_the_critic_learns_in_the_first_steps() -> None:
-    async def steps() -> list[tuple[bool, float]]:
+def test_only_the_critic_learns_in_the_first_updates() -> None:
+    async def updates() -> list[tuple[bool, float]]:
         found = []
         for _ in range(4):
-            await critic.values(random_batch())
-            found.append((critic.actor_may_update(), critic.metrics()["critic/warming_up"]))
+            metrics = await critic.update(random_batch())
+            found.append((critic.actor_may_update(), metrics["critic/warming_up"]))
         return found
 
-    critic, calls = engine(actor_starts_after=2)
-    assert asyncio.run(steps()) == [(False, 1.0), (False, 1.0), (True, 0.0), (True, 0.0)]
-    other, _ = engine(actor_starts_after=2)
+    critic, calls = engine(actor_waits_updates=2)
+    assert asyncio.run(updates()) == [(False, 1.0), (False, 1.0), (True, 0.0), (True, 0.0)]
+    other, _ = engine(actor_waits_updates=2)
+    assert not other.actor_may_update()
     other.restore_state(critic.state())
     assert other.actor_may_update()
-    assert [name for name, _ in calls] == ["values"] * 4
+    assert [name for name, _ in calls] == ["update"] * 4
+
+
+@pytest.mark.parametrize(("waits", "expected"), [(0, 10), (3, 7), (12, 0)])
+def test_both_schedules_end_with_the_run(waits: int, expected: int) -> None:
+    critic, calls = engine(actor_waits_updates=waits)
+    assert asyncio.run(critic.expect(10)) == expected
+    assert calls == [("expect", (10,))]
 
 
 def test_a_checkpoint_has_the_critic_in_a_directory_of_its_own(tmp_path: Path) -> None:
@@ -208,31 +153,33 @@ def test_the_engine_keeps_the_contract_of_components() -> None:
 def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_model_is_the_policys() -> None:
     [request] = requests(RunConfig(cluster=ClusterConfig(threads=3)), CriticSettings())
     assert (request.role.interface, request.backend, request.threads) == (CriticWorker, "hf", 3)
-    assert request.bytes_per_parameter == 16.0
+    assert (request.bytes_per_parameter, request.pool, request.inside) == (16.0, "main", None)
     [other] = requests(RunConfig(), CriticSettings(path="another/model"))
     assert other.bytes_per_parameter == 0.0
+    [lora] = requests(RunConfig(), CriticSettings(lora=LoraConfig(enabled=True)))
+    assert lora.bytes_per_parameter == 4.0
 
 
-def test_a_ppo_run_trains_both_and_goes_on_bit_for_bit(model_directory: Path, tmp_path: Path) -> None:
-    def run(name: str, steps: int, resume: bool = False) -> Path:
-        config = {
-            "model": {"path": str(model_directory), "tokenizer": "bytes"},
-            "data": {"sources": {"train": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 12))}}},
-            "rollout": {"samples_per_prompt": 2, "max_tokens": 6},
-            "reward": {"functions": {"letters": {"fn": "count_letter", "children": 1}}},
-            "algo": {"preset": "ppo"},
-            "actor": {"lr": 1e-3},
-            "cluster": {"threads": 1},
-            "plugins": {"critic_engine": {"lr": 1e-3, "actor_starts_after": 1}, "null": {}},
-            "train": {"prompts_per_step": 2, "max_steps": steps, "dir": str(tmp_path), "name": name},
-        }
-        return train(config, resume=resume).run_dir
+def test_a_critic_inside_the_actor_has_neither_devices_nor_memory_of_its_own() -> None:
+    [request] = requests(RunConfig(cluster=ClusterConfig(device="cuda")), CriticSettings(trunk="actor"))
+    assert (request.inside, request.gpus, request.bytes_per_parameter) == (ACTOR, 0.0, 0.0)
 
-    whole = run("whole", 4)
-    run("halves", 2)
-    halves = run("halves", 4, resume=True)
-    steps = [row for row in metrics.read(whole) if "reward/mean" in row]
-    assert [row["critic/warming_up"] for row in steps] == [1.0, 0.0, 0.0, 0.0]
-    assert ["actor/grad_norm" in row for row in steps] == [False, True, True, True]
-    assert all(row["critic/grad_norm"] > 0 for row in steps)
-    assert differing(whole, halves) == []
+
+def test_a_pool_of_its_own_is_offered_only_when_the_critic_asks_for_it() -> None:
+    config = RunConfig(cluster=ClusterConfig(device="cuda"))
+    own, shared = (tuple(requests(config, CriticSettings(own_pool=own))) for own in (True, False))
+    assert rlcore_resource_pools(config, own) == [PoolSpec("critic")]
+    assert rlcore_resource_pools(config, shared) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"head": "saved"}, "path is empty"),
+        ({"trunk": "actor", "own_pool": True}, "own_pool=true"),
+        ({"trunk": "actor", "path": "model"}, "has no effect"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        requests(RunConfig(), CriticSettings(**settings))

@@ -2,22 +2,29 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rlcore.backends.hf.worker import HfActor, HfReference, HfRollout
+from rlcore.backends.hf.worker import HfActor, HfReference, HfRollout, seed_process, use_threads
 
 if TYPE_CHECKING:
     from rlcore.backends.hf.engine import TrainEngine
     from rlcore.backends.hf.export import export_model
     from rlcore.backends.hf.microbatch import LossTerms, MicroBatch, Predictions
+    from rlcore.backends.hf.model import VALUE_HEAD_FILE, PolicyModel, ValueModel, load_value_head
 
 __all__ = [
+    "VALUE_HEAD_FILE",
     "HfActor",
     "HfReference",
     "HfRollout",
     "LossTerms",
     "MicroBatch",
+    "PolicyModel",
     "Predictions",
     "TrainEngine",
+    "ValueModel",
     "export_model",
+    "load_value_head",
+    "seed_process",
+    "use_threads",
 ]
 
 _LAZY = {
@@ -26,6 +33,10 @@ _LAZY = {
     "LossTerms": "microbatch",
     "MicroBatch": "microbatch",
     "Predictions": "microbatch",
+    "VALUE_HEAD_FILE": "model",
+    "PolicyModel": "model",
+    "ValueModel": "model",
+    "load_value_head": "model",
 }
 
 

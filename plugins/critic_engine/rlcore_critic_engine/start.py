@@ -1,0 +1,119 @@
+"""What a critic starts from: a model, a saved critic, or the trunk of the actor."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlcore.algo.registry import resolve
+from rlcore.backends.hf import (
+    VALUE_HEAD_FILE,
+    HfActor,
+    PolicyModel,
+    TrainEngine,
+    ValueModel,
+    load_value_head,
+    seed_process,
+    use_threads,
+)
+from rlcore.config import ModelConfig
+from rlcore.errors import CheckpointError, ConfigError, WorkerError, boundary
+from rlcore.workers import WorkerContext
+from rlcore_critic_engine.settings import CriticSettings
+from rlcore_critic_engine.trunk import TrunkValueModel
+
+SECTION = "plugins.critic_engine"
+
+
+def start_engine(context: WorkerContext) -> TrainEngine:
+    """The critic's training engine; CheckpointError or ConfigError when what it is to start from does not serve."""
+    settings: CriticSettings = context.section
+    model: ModelConfig = context.config.model
+    if settings.head == "saved":
+        _check_saved(Path(settings.path), settings)
+    start: ModelConfig | ValueModel
+    if settings.trunk == "actor":
+        start = _on_trunk(context, settings)
+    else:
+        use_threads(context)
+        seed_process(context.seed)
+        start = replace(model, path=settings.path or model.path)
+        _check_model(start, model, settings)
+    engine = TrainEngine(
+        "value",
+        start,
+        settings.engine(),
+        resolve(context.references["value_loss"])(settings.value_clip),
+        name="critic",
+        loss_name="critic/loss",
+        device=context.device,
+        seed=context.seed,
+        section=SECTION,
+    )
+    return engine
+
+
+def _on_trunk(context: WorkerContext, settings: CriticSettings) -> ValueModel:
+    policy = _policy(context)
+    value_model = TrunkValueModel(policy, settings.lora, context.seed)
+    if settings.head == "saved":
+        load_value_head(value_model, Path(settings.path))
+    return value_model
+
+
+def _policy(context: WorkerContext) -> PolicyModel:
+    if not isinstance(context.host, HfActor):
+        found = type(context.host).__name__ if context.host is not None else "nothing"
+        raise WorkerError(f"{context}: trunk=actor needs an actor of backend 'hf' around it, and it is inside {found}")
+    return context.host.engine.policy
+
+
+def _check_saved(directory: Path, settings: CriticSettings) -> None:
+    """CheckpointError unless the directory is a saved critic that can be opened again."""
+    if not (directory / VALUE_HEAD_FILE).is_file():
+        raise CheckpointError(
+            f"{SECTION}.path='{directory}': {SECTION}.head=saved, but it holds no {VALUE_HEAD_FILE}, so it is no value "
+            f"model or was saved without its head; needs critic/model of a checkpoint, or {SECTION}.head=new"
+        )
+    if settings.trunk == "own" and not (directory / "config.json").is_file():
+        raise CheckpointError(
+            f"{SECTION}.path='{directory}': it holds a value head without a model, as a critic with LoRA or on the "
+            f"actor's trunk leaves it; needs a critic that was trained whole, or {SECTION}.trunk=actor for a head alone"
+        )
+
+
+def _check_model(start: ModelConfig, policy: ModelConfig, settings: CriticSettings) -> None:
+    """ConfigError for a model that cannot read the policy's tokens, or a value head that would be left out."""
+    if settings.head == "new" and (Path(start.path) / VALUE_HEAD_FILE).is_file():
+        raise ConfigError(
+            f"{SECTION}.path='{start.path}' is a saved critic, and {SECTION}.head=new would leave its head out; set "
+            f"{SECTION}.head=saved, or name a model without {VALUE_HEAD_FILE}"
+        )
+    if start.path == policy.path:
+        return
+    sizes = [_vocabulary_size(each) for each in (start, policy)]
+    if sizes[0] < sizes[1]:
+        raise ConfigError(
+            f"{SECTION}.path='{start.path}': its vocabulary has {sizes[0]} tokens, that of model.path={policy.path} "
+            f"{sizes[1]}; a critic reads the policy's tokens, so it needs a model with the same tokenizer"
+        )
+    tokens = [_tokens(Path(each.path)) for each in (start, policy)]
+    if all(tokens) and tokens[0] != tokens[1]:
+        raise ConfigError(
+            f"{SECTION}.path='{start.path}': its tokenizer is another than that of model.path={policy.path}; a critic "
+            "reads the policy's tokens, so it needs a model with the same tokenizer"
+        )
+
+
+def _vocabulary_size(model: ModelConfig) -> int:
+    from transformers import AutoConfig
+
+    with boundary(f"{SECTION}.path or model.path '{model.path}'", ConfigError):
+        config: Any = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=False)
+        return int(config.get_text_config().vocab_size)
+
+
+def _tokens(directory: Path) -> Any:
+    """The vocabulary of the directory's tokenizer; None if it has no tokenizer.json."""
+    file = directory / "tokenizer.json"
+    return json.loads(file.read_text("utf-8"))["model"].get("vocab") if file.is_file() else None
