@@ -27,6 +27,7 @@ class PromptOrder:
         if not prompts:
             raise ConfigError("data.sources: there is none, needed is at least one source of prompts")
         self._seed, self._shuffle = seed, shuffle
+        self._by_id: dict[str, Prompt] | None = None
         self._sources = [
             _Source(name, prompts[name], weights.get(name, 1.0), seed, shuffle) for name in sorted(prompts)
         ]
@@ -36,6 +37,14 @@ class PromptOrder:
     def take(self, n: int) -> list[tuple[Prompt, int]]:
         """The next `n` prompts, each with its epoch: how often it had been issued before."""
         return [min(self._sources, key=_Source.due).take() for _ in range(n)]
+
+    def prompt(self, name: str) -> Prompt:
+        """The prompt of that id; CheckpointError when no source has it."""
+        if self._by_id is None:
+            self._by_id = {prompt.id: prompt for each in self._sources for prompt in each.prompts}
+        if name not in self._by_id:
+            raise _other_run(f"there is no prompt '{name}'")
+        return self._by_id[name]
 
     def state(self) -> dict[str, Any]:
         """The exact position, as JSON."""

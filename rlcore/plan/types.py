@@ -293,6 +293,11 @@ class SchedulePlan:
         """Whatever was issued is sampled to its end before a step's first update."""
         return self.embedded and self.max_staleness <= 1
 
+    @property
+    def sample_before_publish(self) -> bool:
+        """Whatever was issued is sampled to its end before weights are handed over: no sample has two versions."""
+        return self.max_staleness <= 1
+
 
 @dataclass(frozen=True)
 class Facts:

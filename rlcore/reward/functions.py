@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcore.config import RewardConfig
 from rlcore.errors import RewardError
-from rlcore.plan import BuildContext
+from rlcore.plan import BuildContext, Scope
 from rlcore.reward.calls import FunctionCalls, all_or_none
 from rlcore.reward.manager import RewardManager
 from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
@@ -45,6 +45,11 @@ class FunctionRewards(RewardManager):
         self._watch = LoopWatch()
         self._queued, self._asked = Stopwatch(), Stopwatch()
         self._restarts_told = 0
+
+    @property
+    def scope(self) -> Scope:
+        scopes = {each.scope for each in self._context.reward_functions.values()}
+        return next(each for each in (Scope.BATCH, Scope.GROUP, Scope.SAMPLE) if each in scopes)
 
     async def start(self) -> None:
         """Start the children and make every function ready. PluginError or ConfigError naming the function."""

@@ -4,11 +4,20 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from typing import Any
 
+from rlcore.plan import Scope
 from rlcore.types import Lane, Metrics, Scored, Trajectory
 
 
 class RewardManager(ABC):
-    """Turns a stream of trajectories into a stream of scored ones, matched by id, in the order rewards arrive."""
+    """Turns a stream of trajectories into a stream of scored ones, matched by id, in the order rewards arrive.
+
+    Several streams may be under way at a time: one of each batch that the schedule has in flight, and an evaluation's.
+    """
+
+    @property
+    def scope(self) -> Scope:
+        """How much must be scored together. Of a group that is not scored whole, rewards outlive the run for SAMPLE."""
+        return Scope.SAMPLE
 
     async def start(self) -> None:
         """Make ready: start children, connect. RewardError or ConfigError if that fails."""

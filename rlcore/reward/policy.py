@@ -26,6 +26,11 @@ def apply_failures(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> 
     under the policy abort.
     """
     check_budget(groups, config)
+    return apply_policies(groups, config)
+
+
+def apply_policies(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> tuple[list[list[Scored]], Metrics]:
+    """What `apply_failures` does, without the budget."""
     counts = dict.fromkeys(
         ("dropped_samples", "dropped_groups", "dropped_siblings", "valued_samples", "small_groups"), 0.0
     )
@@ -72,6 +77,24 @@ def check_budget(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> No
     failures = [reward for reward in rewards.values() if reward.status is not RewardStatus.OK]
     if len(failures) > allowed_failures(len(rewards), config):
         raise over_budget(failures, len(rewards), config)
+
+
+class Budget:
+    """The error budget of a step whose groups come one by one."""
+
+    def __init__(self, num_samples: int, config: RewardConfig) -> None:
+        self._num_samples, self._config = num_samples, config
+        self._failures: list[Reward] = []
+
+    def spend(self, group: Sequence[Scored]) -> None:
+        """Count the group's failures; RewardError as `check_budget` has it, with those of earlier groups."""
+        for unit, reward in {each.trajectory.id.unit(): each.reward for each in group}.items():
+            if failure_policy(reward, self._config) == "abort":
+                raise aborted(unit, reward)
+            if reward.status is not RewardStatus.OK:
+                self._failures.append(reward)
+        if len(self._failures) > allowed_failures(self._num_samples, self._config):
+            raise over_budget(self._failures, self._num_samples, self._config)
 
 
 def allowed_failures(num_samples: int, config: RewardConfig) -> int:

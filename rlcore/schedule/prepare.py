@@ -1,40 +1,49 @@
-"""Groups become a batch with everything the update needs, and the batch mini-batches."""
+"""Mini-batches of a step, and what is said of its rows."""
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rlcore.algo.kl import FixedKl
-from rlcore.algo.step import weigh, with_advantages
-from rlcore.batch import collate, minibatches
+from rlcore.algo.step import weigh
+from rlcore.batch import minibatches
 from rlcore.launch import Run
-from rlcore.reference import ReferenceWorker
-from rlcore.schedule.collector import Group
-from rlcore.types import Batch, Metrics, Ref
-
-
-async def prepare(run: Run, groups: list[Group], kl: FixedKl) -> tuple[Batch, Metrics]:
-    """The groups as a batch with old log-probs, reference log-probs, values and advantages, as the plan needs them.
-
-    The embedded sampler draws from the very weights that are trained, in the same dtype, so the recorded log-probs are
-    those of pi_old: no pass of their own. With a single update, pi_old is the detached pi and they are not used either.
-    """
-    config = run.plan.config
-    batch = collate(groups, run.tokens.pad_id)
-    if run.plan.arithmetic["updates"] > 1:
-        batch = replace(batch, old_logprobs=Ref(batch.tokens.get().rollout_logprobs_BT))
-    if run.reference is not None:
-        reference = await run.reference.replicas[0].call(ReferenceWorker.logprobs, batch)
-        batch = replace(batch, reference_logprobs=reference)
-    values = await run.critic.values(batch)
-    if values is not None:
-        batch = replace(batch, values=values)
-    per_token = run.advantage_algorithm.per_token
-    return with_advantages(batch, run.advantage, per_token, config.algo, config.rollout.max_tokens, kl)
+from rlcore.types import Batch, Finish, Metrics, Scored
 
 
 def epoch_minibatches(run: Run, batch: Batch, step: int, epoch: int) -> list[Batch]:
     """The mini-batches of one pass over the batch, weighed; their order depends on (run seed, step, epoch) alone."""
     config = run.plan.config
     order = np.random.default_rng((config.train.seed, step, epoch))
-    return [weigh(each, config.algo) for each in minibatches(batch, config.actor.minibatch_prompts, order)]
+    parts = minibatches(batch, config.actor.minibatch_prompts, order)
+    return [weigh(each, config.algo, run.selection) for each in parts]
+
+
+def later_epoch(streamed: Sequence[Batch], seed: int, step: int, epoch: int) -> Iterator[Batch]:
+    """The mini-batches that the first epoch was made of, as they are, in an order of the epoch's own."""
+    for index in np.random.default_rng((seed, step, epoch)).permutation(len(streamed)):
+        yield streamed[index]
+
+
+def row_advantages(batch: Batch) -> list[float]:
+    """One advantage a row: the estimator's, or the mean over the row's sampled tokens if it gives one a token."""
+    if batch.advantages_B is not None:
+        return [float(value) for value in batch.advantages_B]
+    if batch.advantages is None:
+        return [0.0] * len(batch)
+    sums = (batch.advantages.get() * batch.tokens.get().loss_mask_BT).sum(axis=1)
+    return [float(value) for value in sums / np.maximum(batch.num_sampled_B, 1)]
+
+
+def completion_metrics(scored: Sequence[Scored]) -> Metrics:
+    """Lengths, in sampled tokens, and how many completions were cut off by the token budget."""
+    if not scored:
+        return {}
+    lengths = [each.trajectory.num_sampled for each in scored]
+    cut = [each.trajectory.finish is Finish.LENGTH for each in scored]
+    return {
+        "completion/length_mean": sum(lengths) / len(lengths),
+        "completion/length_max": float(max(lengths)),
+        "completion/length_min": float(min(lengths)),
+        "completion/clipped_frac": sum(cut) / len(cut),
+        "data/num_tokens": float(sum(len(each.trajectory.token_ids) for each in scored)),
+    }

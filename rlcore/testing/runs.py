@@ -8,7 +8,17 @@ from typing import Any
 
 VARYING = ("time/", "perf/", "schedule/")
 """Metrics that no two runs share, and no comparison includes."""
-VARYING_KEYS = frozenset({"latency_s", "timing", "reward/latency_p50", "reward/latency_p95", "reward/service_bound"})
+VARYING_KEYS = frozenset(
+    {
+        "latency_s",
+        "timing",
+        "reward/latency_p50",
+        "reward/latency_p95",
+        "reward/service_bound",
+        "reward/wait_exposed_s",
+        "reward/hidden_frac",
+    }
+)
 
 
 def differing(one: Path, other: Path) -> list[str]:

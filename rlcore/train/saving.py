@@ -9,8 +9,11 @@ from rlcore import checkpoint
 from rlcore.actor import ActorWorker
 from rlcore.config import CheckpointConfig
 from rlcore.errors import RlcoreError
+from rlcore.schedule.saved import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
+IN_FLIGHT = "in_flight"
+"""Directory of the scored trajectories that no step was trained on yet."""
 BYTES_PER_PARAMETER = 16
 """Weights and two Adam moments in fp32, and the model directory."""
 BYTES_PER_SECOND = 200e6
@@ -42,12 +45,13 @@ class Saver:
 
     async def _save(self) -> Path:
         began, trainer = time.monotonic(), self._trainer
-        step, state = trainer.progress.step, trainer.published
+        step, (state, in_flight) = trainer.progress.step, trainer.snapshot()
         logger.info("saving step %d", step)
         staging = await asyncio.to_thread(checkpoint.staging, self._run_dir, step)
         await trainer.actor.call(ActorWorker.save, staging)
         await trainer.run.critic.save(staging)
         await asyncio.to_thread(trainer.run.tokens.save, staging / "model")
+        await asyncio.to_thread(write_scored, staging / IN_FLIGHT, in_flight)
         for name in ("config.yaml", "plan.json"):
             (staging / name).write_bytes((self._run_dir / name).read_bytes())
         keep = self._config.keep
@@ -91,7 +95,9 @@ class Saver:
         loaded = await asyncio.to_thread(checkpoint.load, path)
         await self._trainer.actor.call(ActorWorker.restore, loaded.path)
         await self._trainer.run.critic.restore(loaded.path)
-        self._trainer.restore(dict(loaded.state))
+        prompt = self._trainer.progress.order.prompt
+        in_flight = await asyncio.to_thread(read_scored, loaded.path / IN_FLIGHT, prompt)
+        self._trainer.restore(dict(loaded.state), in_flight)
         await self._trainer.actor.call(ActorWorker.publish, loaded.step)
         self._trainer.sinks.metrics.cut_back(loaded.step)
         self._trainer.sinks.trajectories.cut_back(loaded.step)

@@ -5,7 +5,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,14 +160,16 @@ class Session:
             Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml, warn=self._terminal.warn),
             self._terminal,
         )
-        self._trainer = Trainer(run, Progress(0, order, kl_controller(plan.config.algo.kl)), heldout, self._sinks)
+        progress = Progress(0, order, kl_controller(plan.config.algo.kl))
+        self._trainer = Trainer(run, progress, self.total_steps, heldout, self._sinks)
         self.saver = Saver(self._trainer, run_dir)
 
     async def train(self, resume: bool, start_from: Path | None, changes: Sequence[str]) -> TrainResult:
         """Take the steps that are left."""
         trainer = self._trainer
-        with ExitStack() as stack:
+        async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
+            stack.push_async_callback(trainer.flight.close)
             _keep_rewards(self._run.plan, self._run_dir)
             num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
             num_updates = await self._run.critic.expect(num_updates)

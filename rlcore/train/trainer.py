@@ -1,12 +1,10 @@
 """The training loop: `Trainer.step` is one step, `Trainer.train` the run."""
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from rlcore.actor import ActorWorker
 from rlcore.algo.kl import FixedKl
@@ -14,11 +12,12 @@ from rlcore.data import PromptOrder
 from rlcore.evaluate import evaluate
 from rlcore.launch import Run
 from rlcore.metrics import MetricsLog, TrajectoryLog, average
-from rlcore.schedule.prepare import epoch_minibatches, prepare
-from rlcore.schedule.sample import Sampled, sample_groups
+from rlcore.schedule.flight import Flight, issuing
+from rlcore.schedule.timing import Timeline
+from rlcore.schedule.work import StepWork
 from rlcore.terminal import Terminal
 from rlcore.track import Trackers
-from rlcore.types import Batch, Lane, Metrics, Prompt
+from rlcore.types import Batch, Lane, Metrics, Prompt, Scored
 
 logger = logging.getLogger(__name__)
 
@@ -53,54 +52,70 @@ class Progress:
 class Trainer:
     """Takes training steps and keeps where the run stands."""
 
-    def __init__(self, run: Run, progress: Progress, heldout: Mapping[str, Sequence[Prompt]], sinks: Sinks) -> None:
+    def __init__(
+        self,
+        run: Run,
+        progress: Progress,
+        last_step: int,
+        heldout: Mapping[str, Sequence[Prompt]],
+        sinks: Sinks,
+    ) -> None:
         self.run, self.progress, self.heldout, self.sinks = run, progress, heldout, sinks
-        self.config = run.plan.config
+        self.config, self.last_step = run.plan.config, last_step
         self.actor = run.actor.replicas[0]
+        self.flight = Flight(run.agent, run.reward, progress.order, issuing(run))
         self.updating = False
         """True from a step's first update until its weights are published: the weights belong to no step."""
+        self.history: list[Metrics] = []
+        """What the steps of this process say of the schedule."""
         self.evaluations: list[tuple[int, Metrics]] = []
         self.published = self.state()
 
     async def step(self) -> None:
         """One training step; every arrow of the data flow is one line."""
-        clock = Clock()
-        sampled = await sample_groups(self.run, self.progress.order)
-        batch, prepared = await prepare(self.run, sampled.groups, self.progress.kl)
-        clock.mark("time/sample_s")
-        updated = await self.update(batch)
-        await self.publish(sampled)
-        clock.mark("time/update_s")
-        self.record(sampled, batch, sampled.metrics | prepared | updated | self.run.take_metrics() | clock.seconds)
+        work = StepWork(self.run, self.flight, self.progress.kl, self.progress.step + 1, self.last_step)
+        await work.sampled()  # trajectories go to their rewards the moment they are finished
+        await work.prepare()  # while rewards are pending
+        updated = Metrics()
+        async with aclosing(work.minibatches()) as minibatches:  # type: ignore[type-var]
+            updated = average([await self.update(minibatch, work.timeline) async for minibatch in minibatches])
+        measured = await self.publish(work)
+        self.record(work, measured | updated | self.run.take_metrics())
 
-    async def update(self, batch: Batch) -> Metrics:
-        """Train on every mini-batch of every epoch, actor and critic alike; metrics are means over the updates."""
+    async def update(self, minibatch: Batch, timeline: Timeline) -> Metrics:
+        """One optimizer step, of actor and critic alike."""
+        if not self.updating:
+            logger.info("step %d: updating on %d rows first", self.progress.step + 1, len(minibatch))
         self.updating = True
-        logger.info("step %d: updating on %d rows", self.progress.step + 1, len(batch))
-        updates: list[Metrics] = []
-        for epoch in range(self.config.actor.epochs):
-            for minibatch in epoch_minibatches(self.run, batch, self.progress.step, epoch):
-                updates.append(await self.run.critic.update(minibatch))
-                if self.run.critic.actor_may_update():
-                    updates[-1] |= await self.actor.call(ActorWorker.update, minibatch)
-        return average(updates)
+        with timeline.updating():
+            metrics = await self.run.critic.update(minibatch)
+            if self.run.critic.actor_may_update():
+                metrics |= await self.actor.call(ActorWorker.update, minibatch)
+        return metrics
 
-    async def publish(self, sampled: Sampled) -> None:
-        """Name the new weights: from here on the step has been taken."""
+    async def publish(self, work: StepWork) -> Metrics:
+        """Name the new weights: from here on the step has been taken. Returns the metrics of what was sampled."""
         progress = self.progress
+        if self.run.plan.schedule.sample_before_publish:
+            await self.flight.sampled()
         await self.actor.call(ActorWorker.publish, progress.step + 1)
         progress.step += 1
-        all_equal = sampled.metrics.get("reward/zero_std_frac") == 1.0
+        self.flight.published(progress.step, work.taken)
+        measured = work.end()
+        all_equal = measured.get("reward/zero_std_frac") == 1.0
         progress.equal_steps = progress.equal_steps + 1 if all_equal else 0
         self.published = self.state()
         self.updating = False
+        return measured
 
-    def record(self, sampled: Sampled, batch: Batch, metrics: Metrics) -> None:
+    def record(self, work: StepWork, metrics: Metrics) -> None:
         """Metrics, trajectories and what the terminal shows of the step just taken."""
         step, algo, train = self.progress.step, self.config.algo, self.config.train
         metrics["reward/equal_steps"] = float(self.progress.equal_steps)
-        advantages = dict(zip(sampled.rows(), row_advantages(batch), strict=True))
-        rows = [(scored, advantages.get(scored.trajectory.id)) for scored in sampled.everything]
+        if self.run.plan.schedule.drop:
+            metrics["data/given_up"] = float(self.flight.num_given_up)
+        self.history.append(metrics)
+        rows = [(scored, work.advantages.get(scored.trajectory.id)) for scored in work.everything]
         self.sinks.trajectories.append(step, rows, Lane.TRAIN)
         self.sinks.record(step, metrics)
         self.sinks.terminal.step(step, metrics)
@@ -133,45 +148,39 @@ class Trainer:
         return {
             "step": self.progress.step,
             "equal_steps": self.progress.equal_steps,
-            "order": self.progress.order.state(),
             "kl": self.progress.kl.state(),
-            "agent": self.run.agent.state(),
-            "reward": self.run.reward.state(),
             "critic": self.run.critic.state(),
             "evaluations": self.evaluations,
+            **self._flight_state(),
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned."""
+    def _flight_state(self) -> dict[str, Any]:
+        return {
+            "order": self.progress.order.state(),
+            "in_flight": self.flight.state(),
+            "retired": self.flight.num_retired,
+            "agent": self.run.agent.state(),
+            "reward": self.run.reward.state(),
+        }
+
+    def snapshot(self) -> tuple[dict[str, Any], list[Scored]]:
+        """What a checkpoint keeps while no update goes on: the published step, and what is in flight by now.
+
+        On-policy, what is in flight belongs to the step under way, which begins anew.
+        """
+        if self.run.plan.schedule.max_staleness == 0:
+            return self.published, []
+        return self.published | self._flight_state(), self.flight.scored()
+
+    def restore(self, state: dict[str, Any], scored: Sequence[Scored]) -> None:
+        """Take up what `snapshot` returned."""
         self.progress.step, self.progress.equal_steps = state["step"], state["equal_steps"]
         self.progress.order.restore(state["order"])
         self.progress.kl.restore(state["kl"])
+        self.flight.restore(self.progress.step, state["in_flight"], scored)
+        self.flight.num_retired = state["retired"]
         self.run.agent.restore(state["agent"])
         self.run.reward.restore(state["reward"])
         self.run.critic.restore_state(state["critic"])
         self.evaluations = [(step, metrics) for step, metrics in state["evaluations"]]
         self.published = self.state()
-
-
-@dataclass
-class Clock:
-    """Seconds of the phases of a step, wall time, by metric name."""
-
-    began: float = field(default_factory=time.monotonic)
-    seconds: Metrics = field(default_factory=dict)
-
-    def mark(self, name: str) -> None:
-        """The phase `name` ends now; it began when the one before it ended."""
-        now = time.monotonic()
-        self.seconds[name] = now - self.began - sum(v for k, v in self.seconds.items() if k != "time/step_s")
-        self.seconds["time/step_s"] = now - self.began
-
-
-def row_advantages(batch: Batch) -> list[float]:
-    """One advantage a row: the estimator's, or the mean over the row's sampled tokens if it gives one a token."""
-    if batch.advantages_B is not None:
-        return [float(value) for value in batch.advantages_B]
-    if batch.advantages is None:
-        return [0.0] * len(batch)
-    sums = (batch.advantages.get() * batch.tokens.get().loss_mask_BT).sum(axis=1)
-    return [float(value) for value in sums / np.maximum(batch.num_sampled_B, 1)]

@@ -1,0 +1,128 @@
+"""How fast steps could have been: the replay of what happened under a scheduler that loses no time.
+
+One device works on one thing at a time, on what was released earliest; rewards are served first come, first served, by
+a number of slots. `step_ideal_s` replays one step from when its groups were ready, `replay` a whole run from when its
+samples were finished and how long each reward took.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What a step consisted of, in seconds; moments count from its beginning and may be negative."""
+
+    sampled_s: float
+    """When the sampling that must come before the first update had ended."""
+    prepare_s: float
+    """Duration of the forward passes that need no reward."""
+    ready_s: Sequence[float]
+    """When each group that was trained on had all its rewards, in any order."""
+    update_s: Sequence[float]
+    """Duration of each update, in order; all epochs."""
+    minibatch_groups: int
+    """Groups of an update; 0: all."""
+    stream: bool
+    """An update waits for its own groups only, the first ones that are ready; else for all."""
+
+
+def step_ideal_s(step: StepTimes) -> float:
+    """The least duration of the step."""
+    now = max(0.0, step.sampled_s) + step.prepare_s
+    releases = _releases(step)
+    for number, duration in enumerate(step.update_s):
+        if number < len(releases):
+            now = max(now, releases[number])
+        now += duration
+    return now
+
+
+def _releases(step: StepTimes) -> list[float]:
+    """When each mini-batch of the first epoch could begin, as far as rewards are concerned."""
+    ready = sorted(step.ready_s)
+    if not ready:
+        return []
+    if not step.stream:
+        return [ready[-1]]
+    size = step.minibatch_groups or len(ready)
+    return [ready[min(start + size, len(ready)) - 1] for start in range(0, len(ready), size)]
+
+
+class Service:
+    """Calls served first come, first served, by `slots` servers; None: as many as there are calls."""
+
+    def __init__(self, slots: int | None) -> None:
+        self._free = [float("-inf")] * (slots or 0)
+        self.busy_s = 0.0
+
+    def serve(self, asked_s: float, duration_s: float) -> float:
+        """When a call that is made at `asked_s`, not earlier than any before, has its answer."""
+        self.busy_s += duration_s
+        if not self._free:
+            return asked_s + duration_s
+        ends = max(asked_s, self._free[0]) + duration_s
+        heapq.heapreplace(self._free, ends)
+        return ends
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What chance and the machine gave a step."""
+
+    finished_s: Sequence[float]
+    """When each sample was finished, counted from when the generation of its step's prompts began."""
+    reward_s: Sequence[float]
+    """How long the reward of each sample takes once it is served."""
+    group: Sequence[int]
+    """Which group each sample belongs to."""
+    prepare_s: float
+    update_s: Sequence[float]
+    minibatch_groups: int = 0
+
+
+@dataclass
+class Replay:
+    """A run as the oracle would have had it."""
+
+    published_s: list[float] = field(default_factory=list)
+    """When each step had ended, counted from the beginning of the run."""
+
+    @property
+    def step_s(self) -> list[float]:
+        """How long each step took."""
+        return [end - begin for begin, end in zip([0.0, *self.published_s], self.published_s, strict=False)]
+
+
+def replay(steps: Sequence[Draws], *, max_staleness: int, stream: bool, slots: int | None) -> Replay:
+    """The run: prompts of a step and of `max_staleness` further ones are sampled before the step is trained."""
+    service, result = Service(slots), Replay()
+    ready: list[list[float]] = []
+    now = 0.0
+    for number, step in enumerate(steps):
+        began = now
+        while len(ready) <= min(number + max_staleness, len(steps) - 1):
+            draws = steps[len(ready)]
+            ready.append(_served(draws, now, service))
+            now += max(draws.finished_s)
+        times = StepTimes(
+            sampled_s=now - began,
+            prepare_s=step.prepare_s,
+            ready_s=[each - began for each in ready[number]],
+            update_s=step.update_s,
+            minibatch_groups=step.minibatch_groups,
+            stream=stream,
+        )
+        now = began + step_ideal_s(times)
+        result.published_s.append(now)
+    return result
+
+
+def _served(draws: Draws, began_s: float, service: Service) -> list[float]:
+    """When each group has all its rewards."""
+    ready: dict[int, float] = {}
+    for index in sorted(range(len(draws.finished_s)), key=lambda index: draws.finished_s[index]):
+        ends = service.serve(began_s + draws.finished_s[index], draws.reward_s[index])
+        ready[draws.group[index]] = max(ends, ready.get(draws.group[index], ends))
+    return list(ready.values())

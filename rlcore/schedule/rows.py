@@ -1,0 +1,83 @@
+"""What the update needs of each trajectory beside its reward: log-probs of the reference and of pi_old, values.
+
+They need no reward, so they are computed while rewards are pending, with the weights as they are before the first
+update of the step; and they are kept by trajectory, so that it does not matter which rows become which mini-batch.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rlcore.actor import ActorWorker
+from rlcore.batch import collate
+from rlcore.launch import Run
+from rlcore.plan import OldLogprobs
+from rlcore.reference import ReferenceWorker
+from rlcore.types import Batch, Float32s, Ref, Reward, Scored, Trajectory, TrajectoryId
+
+FIELDS = ("reference_logprobs", "old_logprobs", "values")
+"""Of a `Batch`."""
+
+
+class RowArrays:
+    """Arrays of (T,) by trajectory, for one step."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._old = run.plan.schedule.old_logprobs
+        self._arrays: dict[TrajectoryId, dict[str, Float32s]] = {}
+
+    async def ensure(self, trajectories: Iterable[Trajectory]) -> None:
+        """Compute what the plan needs for the trajectories that have it not yet, in one pass of each model."""
+        missing = [each for each in trajectories if each.id not in self._arrays]
+        if not missing or not self._run.plan.schedule.passes:
+            return
+        groups: dict[tuple[str, int], list[Scored]] = {}
+        for each in missing:
+            groups.setdefault((each.id.prompt, each.id.epoch), []).append(Scored(each, Reward(0.0)))
+        batch = collate(list(groups.values()), self._run.tokens.pad_id)
+        found = await self._passes(batch)
+        rows = [row.trajectory for group in groups.values() for row in sorted(group, key=_place)]
+        for index, each in enumerate(rows):
+            length = len(each.token_ids)
+            self._arrays[each.id] = {name: array_BT[index, :length].copy() for name, array_BT in found.items()}
+
+    async def _passes(self, batch: Batch) -> dict[str, Float32s]:
+        run, found = self._run, dict[str, Ref[Float32s] | None]()
+        if run.reference is not None:
+            found["reference_logprobs"] = await run.reference.replicas[0].call(ReferenceWorker.logprobs, batch)
+        if self._old is OldLogprobs.PASS:
+            found["old_logprobs"] = await run.actor.replicas[0].call(ActorWorker.logprobs, batch)
+        found["values"] = await run.critic.values(batch)
+        return {name: each.get() for name, each in found.items() if each is not None}
+
+    def attach(self, batch: Batch, rows: Sequence[TrajectoryId]) -> Batch:
+        """The batch, whose rows are `rows`, with its arrays; 0 at padding."""
+        if self._old is OldLogprobs.SAMPLED:
+            batch = replace(batch, old_logprobs=Ref(batch.tokens.get().rollout_logprobs_BT))
+        arrays = [self._arrays.get(each, {}) for each in rows]
+        shape = batch.tokens.get().token_ids_BT.shape
+        for name in FIELDS:
+            if arrays and name in arrays[0]:
+                batch = _FILL[name](batch, Ref(_padded([each[name] for each in arrays], shape)))
+        return batch
+
+
+_FILL: dict[str, Callable[[Batch, Ref[Float32s]], Batch]] = {
+    "reference_logprobs": lambda batch, value: replace(batch, reference_logprobs=value),
+    "old_logprobs": lambda batch, value: replace(batch, old_logprobs=value),
+    "values": lambda batch, value: replace(batch, values=value),
+}
+
+
+def _padded(arrays: Sequence[Float32s], shape: tuple[int, ...]) -> Float32s:
+    padded_BT = np.zeros(shape, dtype=np.float32)
+    for index, array_T in enumerate(arrays):
+        padded_BT[index, : len(array_T)] = array_T
+    padded_BT.flags.writeable = False
+    return padded_BT
+
+
+def _place(scored: Scored) -> tuple[int, int]:
+    return scored.trajectory.id.sample, scored.trajectory.id.part

@@ -1,0 +1,141 @@
+"""Scored trajectories on disk: rewards that were given and not trained on yet outlive the run that paid for them.
+
+Plain arrays and JSON, no pickle. What JSON has no word for (in `info`, and in messages) comes back as its text, tuples
+as lists.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlcore.errors import CheckpointError, describe
+from rlcore.types import (
+    Finish,
+    FrozenDict,
+    Prompt,
+    Reward,
+    RewardStatus,
+    Scored,
+    Trajectory,
+    TrajectoryId,
+    frozen_messages,
+)
+
+ROWS = "rows.json"
+ARRAYS: Mapping[str, type[np.generic]] = {
+    "token_ids": np.int32,
+    "loss_mask": np.bool_,
+    "logprobs": np.float32,
+    "token_scores": np.float32,
+}
+"""Files of one array each, that of all rows one after another; rows without token scores have none in that file."""
+
+
+def write_scored(directory: Path, rows: Sequence[Scored]) -> None:
+    """Write the rows into a new directory; nothing when there are none."""
+    if not rows:
+        return
+    directory.mkdir(parents=True)
+    arrays: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in ARRAYS}
+    for row in rows:
+        for name in ("token_ids", "loss_mask", "logprobs"):
+            arrays[name].append(getattr(row.trajectory, name))
+        if row.reward.token_scores is not None:
+            arrays["token_scores"].append(row.reward.token_scores)
+    for name, dtype in ARRAYS.items():
+        np.save(directory / f"{name}.npy", np.concatenate([np.zeros(0, dtype), *arrays[name]]).astype(dtype))
+    text = json.dumps([_describe(row) for row in rows], allow_nan=False)
+    (directory / ROWS).write_text(text, "utf-8", errors="backslashreplace")
+
+
+def read_scored(directory: Path, prompt: Callable[[str], Prompt]) -> list[Scored]:
+    """What `write_scored` wrote, in its order; `prompt` finds a prompt by its id. CheckpointError when it is no such."""
+    if not directory.exists():
+        return []
+    try:
+        arrays = {name: np.load(directory / f"{name}.npy", allow_pickle=False) for name in ARRAYS}
+        described = json.loads((directory / ROWS).read_text("utf-8"))
+        offset = scores_offset = 0
+        rows = []
+        for each in described:
+            end, scores_end = offset + each["length"], scores_offset + each["length"] * each["has_token_scores"]
+            tokens = {name: arrays[name][offset:end].copy() for name in ("token_ids", "loss_mask", "logprobs")}
+            scores = arrays["token_scores"][scores_offset:scores_end].copy() if each["has_token_scores"] else None
+            rows.append(_restored(each, tokens, scores, prompt))
+            offset, scores_offset = end, scores_end
+        return rows
+    except (OSError, ValueError, KeyError, TypeError) as cause:
+        raise CheckpointError(f"'{directory}': no scored trajectories can be read: {describe(cause)}") from cause
+
+
+def _describe(row: Scored) -> dict[str, Any]:
+    trajectory, reward = row.trajectory, row.reward
+    text = trajectory.completion
+    return {
+        "id": asdict(trajectory.id),
+        "length": len(trajectory.token_ids),
+        "has_token_scores": reward.token_scores is not None,
+        "completion": text if isinstance(text, str) else [_plain(message) for message in text],
+        "finish": trajectory.finish.value,
+        "versions": [list(each) for each in trajectory.versions],
+        "turns": trajectory.turns,
+        "num_parts": trajectory.num_parts,
+        "timing": _plain(trajectory.timing),
+        "trajectory_info": _plain(trajectory.info),
+        "score": reward.score,
+        "parts": _plain(reward.parts),
+        "status": reward.status.value,
+        "latency_s": reward.latency_s,
+        "reward_info": _plain(reward.info),
+    }
+
+
+def _restored(
+    each: Mapping[str, Any],
+    tokens: Mapping[str, npt.NDArray[Any]],
+    token_scores: npt.NDArray[np.float32] | None,
+    prompt: Callable[[str], Prompt],
+) -> Scored:
+    text = each["completion"]
+    trajectory = Trajectory(
+        id=TrajectoryId(**each["id"]),
+        prompt=prompt(each["id"]["prompt"]),
+        token_ids=tokens["token_ids"],
+        loss_mask=tokens["loss_mask"],
+        logprobs=tokens["logprobs"],
+        completion=text if isinstance(text, str) else frozen_messages(text),
+        finish=Finish(each["finish"]),
+        versions=tuple((int(start), int(version)) for start, version in each["versions"]),
+        turns=each["turns"],
+        num_parts=each["num_parts"],
+        timing=FrozenDict(each["timing"]),
+        info=FrozenDict(each["trajectory_info"]),
+    )
+    reward = Reward(
+        score=each["score"],
+        parts=FrozenDict(each["parts"]),
+        status=RewardStatus(each["status"]),
+        token_scores=token_scores,
+        latency_s=each["latency_s"],
+        info=FrozenDict(each["reward_info"]),
+    )
+    return Scored(trajectory, reward)
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON; what JSON has no word for as its text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return str(value)

@@ -1,0 +1,194 @@
+"""A step's share of what is in flight: sampled, prepared while rewards are pending, and handed out as mini-batches.
+
+The four schedules differ here and in `Flight.refill` only: how far ahead prompts are issued, and whether mini-batches
+are cut from a whole step in canonical order or formed of the groups whose rewards are in first.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+
+from rlcore.algo.kl import FixedKl
+from rlcore.algo.reward_shaping import rewards_all_equal
+from rlcore.algo.step import weigh, with_advantages
+from rlcore.batch import collate
+from rlcore.errors import WorkerError
+from rlcore.launch import Run
+from rlcore.metrics import average
+from rlcore.plan import Need
+from rlcore.reward.metrics import reward_metrics
+from rlcore.reward.policy import Budget, apply_failures, apply_policies
+from rlcore.schedule.collector import Group
+from rlcore.schedule.flight import Flight
+from rlcore.schedule.greedy import with_greedy_baselines
+from rlcore.schedule.issued import Issued
+from rlcore.schedule.prepare import completion_metrics, epoch_minibatches, later_epoch, row_advantages
+from rlcore.schedule.rows import RowArrays
+from rlcore.schedule.timing import Timeline, length_correlation
+from rlcore.types import Batch, Metrics, Scored, Trajectory, TrajectoryId
+
+
+class StepWork:
+    """The work of one step, from the prompts that it needs to the mini-batches that it trains on."""
+
+    def __init__(self, run: Run, flight: Flight, kl: FixedKl, step: int, last_step: int) -> None:
+        """Issue what the schedule allows at the beginning of `step`, which will publish the version of that number."""
+        self._run, self._flight, self._kl, self._step = run, flight, kl, step
+        self._config, self._schedule = run.plan.config, run.plan.schedule
+        self.timeline = Timeline()
+        self._members = flight.refill(step, last_step)
+        self._arrays = RowArrays(run)
+        self.taken: list[Issued] = []
+        """Prompts that this step uses up, whatever becomes of them."""
+        self.everything: list[Scored] = []
+        """Every scored trajectory of theirs, also failed and replaced ones."""
+        self.advantages: dict[TrajectoryId, float] = {}
+        """Of the rows that are trained on."""
+        self._metrics: Metrics = {}
+        self._prepared: list[Metrics] = []
+        self._trained: list[tuple[int, Scored]] = []
+        """Rows with the index of their mini-batch in the first epoch; 0 where mini-batches are not streamed."""
+
+    async def sampled(self) -> None:
+        """Wait until nothing is sampled any more that no update may overlap."""
+        await self._flight.sampled(None if self._schedule.sample_before_update else self._members)
+        self.timeline.sample_end()
+
+    async def prepare(self) -> None:
+        """Run the forward passes that need no reward, while rewards are pending.
+
+        Not under dynamic sampling: most of what is replaced would be computed for nothing.
+        """
+        if not self._config.algo.dynamic_sampling:
+            await self._ensure_arrays([row for each in self._members for row in each.trajectories.values()])
+
+    async def minibatches(self) -> AsyncIterator[Batch]:
+        """Every mini-batch of every epoch, weighed: as soon as it may be trained on."""
+        config, number = self._config, self._step - 1
+        if not self._schedule.stream:
+            batch = await self._finish(await self._all_groups(), 0)
+            for epoch in range(config.actor.epochs):
+                for minibatch in epoch_minibatches(self._run, batch, number, epoch):
+                    yield minibatch
+            return
+        streamed: list[Batch] = []
+        async for groups in self._first_ready():
+            batch = await self._finish(groups, len(streamed))
+            streamed.append(weigh(batch, config.algo, self._run.selection))
+            yield streamed[-1]
+        for epoch in range(1, config.actor.epochs):
+            for minibatch in later_epoch(streamed, config.train.seed, number, epoch):
+                yield minibatch
+
+    def end(self) -> Metrics:
+        """The step has been taken: what was sampled, and how the schedule did."""
+        self.timeline.end()
+        return (
+            self._metrics
+            | reward_metrics(self.everything)
+            | completion_metrics(self.everything)
+            | average(self._prepared)
+            | self.timeline.metrics(self.taken, self._schedule.stream, self._config.actor.minibatch_prompts)
+            | self._staleness()
+        )
+
+    async def _all_groups(self) -> list[Group]:
+        """The groups of the step, in the order in which they were issued.
+
+        With `algo.dynamic_sampling`, groups whose rewards are all equal are replaced by groups of further prompts of
+        the same order, for at most `algo.max_resample_rounds` rounds (arXiv 2503.14476, section 3.2); equal groups fill
+        what is then missing, with advantage 0.
+        """
+        algo, wanted = self._config.algo, self._config.train.prompts_per_step
+        groups, spare = list[Group](), list[Group]()
+        kept = await self._round(len(self._members) or wanted)
+        if not algo.dynamic_sampling:
+            return kept
+        rounds = 0
+        while True:
+            equal = rewards_all_equal(kept)
+            groups += [group for group, same in zip(kept, equal, strict=True) if not same]
+            spare += [group for group, same in zip(kept, equal, strict=True) if same]
+            if len(groups) >= wanted or rounds >= algo.max_resample_rounds:
+                break
+            rounds += 1
+            self._flight.issue(wanted - len(groups), self._step)
+            kept = await self._round(wanted - len(groups))
+        self._metrics |= {"data/resample_rounds": float(rounds), "data/equal_groups": float(len(spare))}
+        return groups[:wanted] + spare[: max(0, wanted - len(groups))]
+
+    async def _round(self, num: int) -> list[Group]:
+        """The groups that the failure policies leave of the next `num` prompts."""
+        taken = sorted([await self._next() for _ in range(num)], key=lambda each: each.number)
+        groups = [each.group() for each in taken]
+        kept, counts = apply_failures(groups, self._config.reward)
+        self._take_note(groups, counts)
+        if Need.GREEDY_BASELINE in self._run.advantage_algorithm.needs:
+            kept = await with_greedy_baselines(self._run, [each.task for each in taken], kept, self._metrics)
+        return kept
+
+    async def _first_ready(self) -> AsyncIterator[list[Group]]:
+        """The groups of one mini-batch after another, those first whose rewards are in first."""
+        prompts = len(self._members) or self._config.train.prompts_per_step
+        size = self._config.actor.minibatch_prompts or prompts
+        budget = Budget(prompts * self._config.rollout.samples_per_prompt, self._config.reward)
+        waiting: list[tuple[int, Group]] = []
+        for left in reversed(range(prompts)):
+            issued = await self._next()
+            group = issued.group()
+            budget.spend(group)
+            kept, counts = apply_policies([group], self._config.reward)
+            self._take_note([group], counts)
+            waiting += [(issued.number, each) for each in kept]
+            if waiting and (len(waiting) == size or not left):
+                yield [each for _, each in sorted(waiting, key=lambda pair: pair[0])]
+                waiting.clear()
+
+    async def _next(self) -> Issued:
+        """The next prompt that is ready; refuses one that was sampled with weights that are too old."""
+        with self.timeline.waiting():
+            issued = await self._flight.next_ready(self._step)
+        self.taken.append(issued)
+        for row in issued.trajectories.values():
+            staleness = self._staleness_of(row.versions)
+            if staleness > self._schedule.max_staleness:
+                raise WorkerError(
+                    f"rollout: trajectory {row.id} was sampled with version {self._step - 1 - staleness} of the "
+                    f"weights, the step begins with version {self._step - 1}; schedule.max_staleness="
+                    f"{self._schedule.max_staleness} allows no more; were the new weights handed over?"
+                )
+        return issued
+
+    async def _finish(self, groups: Sequence[Group], index: int) -> Batch:
+        """The groups, of mini-batch `index`, as a batch with everything that the update needs but weights."""
+        run, config = self._run, self._config
+        rows = [row for group in groups for row in group]
+        await self._ensure_arrays([row.trajectory for row in rows])
+        ids = [row.trajectory.id for row in rows]
+        batch = self._arrays.attach(collate(groups, run.tokens.pad_id), ids)
+        per_token, max_tokens = run.advantage_algorithm.per_token, config.rollout.max_tokens
+        batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl)
+        self.advantages |= zip(ids, row_advantages(batch), strict=True)
+        self._prepared.append(metrics)
+        self._trained += [(index, row) for row in rows]
+        return batch
+
+    async def _ensure_arrays(self, trajectories: Sequence[Trajectory]) -> None:
+        with self.timeline.passing():
+            await self._arrays.ensure(trajectories)
+
+    def _take_note(self, groups: Sequence[Group], counts: Metrics) -> None:
+        self.everything += [row for group in groups for row in group]
+        for name, value in counts.items():
+            self._metrics[name] = self._metrics.get(name, 0.0) + value
+
+    def _staleness_of(self, versions: Sequence[tuple[int, int]]) -> int:
+        """Versions between the weights that the step begins with and the oldest that sampled a token."""
+        return self._step - 1 - min((version for _, version in versions), default=self._step - 1)
+
+    def _staleness(self) -> Metrics:
+        stale = [self._staleness_of(row.trajectory.versions) for _, row in self._trained] or [0]
+        metrics = {"schedule/staleness_mean": sum(stale) / len(stale), "schedule/staleness_max": float(max(stale))}
+        if self._schedule.stream:
+            indices = [index for index, _ in self._trained]
+            lengths = [row.trajectory.num_sampled for _, row in self._trained]
+            metrics["schedule/length_correlation"] = length_correlation(indices, lengths)
+        return metrics
