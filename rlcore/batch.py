@@ -55,6 +55,7 @@ def collate(groups: Sequence[Sequence[Scored]], pad_id: int) -> Batch:
         rewards_B=np.array([each.reward.score for each in rows], dtype=np.float32),
         truncated_B=np.array([each.finish is Finish.LENGTH for each in trajectories], dtype=np.bool_),
         token_scores=_token_scores(rows),
+        baselines_B=_baselines(rows),
     )
 
 
@@ -107,6 +108,66 @@ def micro_batches(lengths_B: npt.NDArray[np.integer], max_tokens: int) -> list[I
         result.append(order[start : start + num_rows].astype(np.int64))
         start += num_rows
     return result
+
+
+def shared_prefixes(batch: Batch) -> Int64s:
+    """(B,) how many tokens every row of the row's group begins with alike; none of them was sampled in any row."""
+    token_ids_BT = batch.tokens.get().token_ids_BT
+    prefix_B = np.zeros(len(batch), dtype=np.int64)
+    for group in np.unique(batch.group_B):
+        rows = np.flatnonzero(batch.group_B == group)
+        unsampled = int(batch.prompt_lengths_B[rows].min())
+        starts = token_ids_BT[rows, :unsampled]
+        differs = (starts != starts[0]).any(axis=0)
+        prefix_B[rows] = int(differs.argmax()) if differs.any() else unsampled
+    return prefix_B
+
+
+def shared_micro_batches(batch: Batch, max_tokens: int, *, packed: bool) -> list[Int64s]:
+    """Row indices of micro-batches in which a group's prefix counts once, most costly groups first, every row once.
+
+    `packed`: a micro-batch costs its prefixes and suffixes, without padding; else prefixes and suffixes are padded to
+    the longest of their kind. A group that costs more than `max_tokens` is divided, and its prefix computed once in
+    each part; a row that alone costs more is a micro-batch of its own.
+    """
+    prefix_B = shared_prefixes(batch)
+    suffix_B = batch.lengths_B - prefix_B
+    pieces = [
+        piece
+        for group in np.unique(batch.group_B)
+        for piece in _pieces(np.flatnonzero(batch.group_B == group), prefix_B, suffix_B, max_tokens, packed)
+    ]
+    if packed:
+        pieces.sort(key=lambda piece: -int(prefix_B[piece[0]] + suffix_B[piece].sum()))
+    else:
+        pieces.sort(key=lambda piece: -int(prefix_B[piece[0]] + suffix_B[piece].max()))
+    result: list[list[Int64s]] = []
+    for piece in pieces:
+        if result and _cost([*result[-1], piece], prefix_B, suffix_B, packed) <= max_tokens:
+            result[-1].append(piece)
+        else:
+            result.append([piece])
+    return [np.sort(np.concatenate(each)) for each in result]
+
+
+def _pieces(rows: Int64s, prefix_B: Int64s, suffix_B: Int64s, max_tokens: int, packed: bool) -> list[Int64s]:
+    """The rows of one group, longest first, in runs of at most `max_tokens` each."""
+    ordered = rows[np.argsort(-suffix_B[rows], kind="stable")]
+    pieces, start = [], 0
+    for end in range(1, len(ordered) + 1):
+        if end - start > 1 and _cost([ordered[start:end]], prefix_B, suffix_B, packed) > max_tokens:
+            pieces.append(ordered[start : end - 1])
+            start = end - 1
+    return [*pieces, ordered[start:]]
+
+
+def _cost(pieces: Sequence[Int64s], prefix_B: Int64s, suffix_B: Int64s, packed: bool) -> int:
+    """Tokens of one forward pass over the pieces, each of which is of one group."""
+    prefixes = [int(prefix_B[piece[0]]) for piece in pieces]
+    if packed:
+        return sum(prefixes) + sum(int(suffix_B[piece].sum()) for piece in pieces)
+    longest = max(int(suffix_B[piece].max()) for piece in pieces)
+    return len(pieces) * max(prefixes) + sum(map(len, pieces)) * longest
 
 
 def _place(scored: Scored) -> tuple[int, int]:
@@ -183,6 +244,12 @@ def _token_scores(rows: Sequence[Scored]) -> Ref[Float32s] | None:
             scores_BT[row, : len(each.reward.token_scores)] = each.reward.token_scores
     scores_BT.flags.writeable = False
     return Ref(scores_BT)
+
+
+def _baselines(rows: Sequence[Scored]) -> Float32s | None:
+    """(B,) scores of greedy samples; None when a row has none."""
+    found = [each.baseline for each in rows if each.baseline is not None]
+    return np.array(found, dtype=np.float32) if rows and len(found) == len(rows) else None
 
 
 def _select_tokens(value: Any, rows: Int64s, length: int) -> Any:

@@ -206,6 +206,8 @@ class Scored:
 
     trajectory: Trajectory
     reward: Reward
+    baseline: float | None = None
+    """The score of a greedy sample of the same prompt, for estimators that ask for one."""
 
 
 class Ref(Generic[R]):
@@ -271,6 +273,10 @@ class Batch(ReadOnlyArrays):
     """(B, T) log-probs of pi_old, the weights at the start of the step; None when pi_old is the detached pi."""
     reference_logprobs: Ref[Float32s] | None = None
     """(B, T) log-probs of the reference policy; None without a KL term."""
+    baselines_B: Float32s | None = None
+    """The score of a greedy sample of the row's prompt; None unless the estimator asks for one."""
+    selected: Ref[Bools] | None = None
+    """(B, T) tokens that the policy loss's selection picked out of the whole mini-batch: `Algorithm.selection`."""
 
     def __len__(self) -> int:
         return len(self.sample_B)

@@ -76,7 +76,7 @@ def rloo(inputs: AdvantageInputs) -> Tensor:
 
 
 def opo(inputs: AdvantageInputs) -> Tensor:
-    """(B,) reward less the mean reward of the group, weighted by length (OPO, arXiv 2505.23585, eq. 9).
+    """(B,) reward less the mean reward of the group, weighted by length (OPO, arXiv 2505.23585).
 
     The length of a sample is the number of its sampled tokens over all its parts. Exactly 0 in a group with fewer than
     two samples or with equal rewards.
@@ -90,8 +90,8 @@ def opo(inputs: AdvantageInputs) -> Tensor:
 def gpg(inputs: AdvantageInputs) -> Tensor:
     """(B,) reward less the group's mean, times samples of the batch over samples of groups that say something.
 
-    GPG, arXiv 2504.02546, eq. 9 and section 3.3: groups of equal rewards have no gradient but count in the loss's
-    denominator, and the factor puts that right. Exactly 0 in a group with fewer than two samples or with equal rewards.
+    GPG, arXiv 2504.02546: groups of equal rewards have no gradient but count in the loss's denominator, and the factor
+    puts that right. Exactly 0 in a group with fewer than two samples or with equal rewards.
     """
     groups = _Groups(inputs)
     telling = torch.where(groups.equal_G, 0.0, groups.num_samples_G).sum()
@@ -102,10 +102,10 @@ def pass_at_k(inputs: AdvantageInputs) -> Tensor:
     """(B,) what a sample adds to pass@k: how much better a set of k of its group is for having it.
 
     With the best reward of a set of k samples drawn from the group: its mean over the sets that hold the sample, less
-    its mean over all sets, over its standard deviation over all sets. For rewards 0 and 1 this is arXiv 2508.10751,
-    eq. 14 and 15; the best of k makes it one formula for any reward. k is at most the group's size less 1, so that a
-    group from which a sample was dropped still compares. Exactly 0 in a group with fewer than two samples, with equal
-    rewards, or in which every set has the same best reward.
+    its mean over all sets, over its standard deviation over all sets. For rewards 0 and 1 this is the analytic form of
+    arXiv 2508.10751; the best of k makes it one formula for any reward. k is at most the group's size less 1, so that
+    a group from which a sample was dropped still compares. Exactly 0 in a group with fewer than two samples, with
+    equal rewards, or in which every set has the same best reward.
     """
     groups = _Groups(inputs)
     advantages_S = torch.zeros_like(groups.centred_S)
@@ -118,7 +118,7 @@ def pass_at_k(inputs: AdvantageInputs) -> Tensor:
 
 
 def remax(inputs: AdvantageInputs) -> Tensor:
-    """(B,) reward less the reward of a greedy sample of the same prompt (ReMax, arXiv 2310.10505, eq. 6).
+    """(B,) reward less the reward of a greedy sample of the same prompt (ReMax, arXiv 2310.10505).
 
     Nothing is compared within the group, which may be a single sample. ValueError without baselines.
     """
@@ -234,17 +234,15 @@ def _best_of_k(rewards_N: Tensor, k: int) -> Tensor:
     """(N,) how many standard deviations the expected best reward of k of N lies higher for the sets with sample i."""
     sorted_N, order_N = rewards_N.sort()
     num, ordered = len(sorted_N), sorted_N.tolist()
+    if ordered[k - 1] == ordered[-1]:  # the worst set's best is everybody's best
+        return torch.zeros_like(rewards_N)
     # Of the samples in ascending order, i is the best of comb(i, k - 1) sets.
     chances = [comb(i, k - 1) / comb(num, k) for i in range(num)]
     mean = math.fsum(chance * reward for chance, reward in zip(chances, ordered, strict=True))
     spread = math.sqrt(math.fsum(c * (r - mean) ** 2 for c, r in zip(chances, ordered, strict=True)))
-    if spread <= STD_EPSILON * max(1.0, abs(mean)):
-        return torch.zeros_like(rewards_N)
     sets = comb(num - 1, k - 1)
     with_sample = [
-        math.fsum(
-            (comb(i, k - 1) * ordered[i], *(comb(j - 1, k - 2) * ordered[j] for j in range(i + 1, num) if k > 1))
-        )
+        math.fsum((comb(i, k - 1) * ordered[i], *(comb(j - 1, k - 2) * ordered[j] for j in range(i + 1, num) if k > 1)))
         / sets
         for i in range(num)
     ]

@@ -1,4 +1,11 @@
-"""Policy losses: one number a token, for the engine to weigh and sum (`rlcore.algo.aggregation`)."""
+"""Policy losses: one number a token, for the engine to weigh and sum (`rlcore.algo.aggregation`).
+
+r is the ratio exp(logprobs - old_logprobs) of a token, A its advantage. On policy (r = 1) every loss here has the
+gradient of REINFORCE, -A * grad(logprobs), but for its own constant factors.
+
+Losses that look at a whole sequence look at one row: rows are never split, parts of a sample may be. Of a sample in
+several parts each part is a sequence with a ratio of its own.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +30,9 @@ class PolicyLossInputs:
     mask_BT: Tensor
     """True where the token has a loss."""
     config: AlgoConfig
+    selected_BT: Tensor | None = None
+    """True where the loss's selection picked the token out of the whole mini-batch (`rlcore.algo.covariance`); None
+    for losses that have no selection."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,32 +46,135 @@ class PolicyLossOutput:
 
 
 def clip(inputs: PolicyLossInputs) -> PolicyLossOutput:
-    """PPO's clipped loss max(-r A, -clamp(r, 1 - clip_low, 1 + clip_high) A) with r = exp(logprobs - old_logprobs).
+    """PPO's clipped loss max(-r A, -clamp(r, 1 - clip_low, 1 + clip_high) A).
 
     arXiv 1707.06347, eq. 7; bounds of their own for each side: arXiv 2503.14476, eq. 8. With `dual_clip` = c > 1 a
     token with a negative advantage loses at most -c A (arXiv 1912.09729). Metrics: ratio, clipped_low and
     clipped_high (1 where the bound took the gradient away), dual_clipped when c is set, approx_kl = r - 1 - log r, an
     estimate of KL(old || policy). ConfigError when 0 < c <= 1, which would turn the loss round.
     """
-    config, mask_BT = inputs.config, inputs.mask_BT
+    log_ratio_BT = _log_ratio(inputs)
+    return _clipped(inputs, log_ratio_BT, log_ratio_BT.exp())
+
+
+def gspo(inputs: PolicyLossInputs) -> PolicyLossOutput:
+    """`clip` with one ratio a sequence: s = exp(mean over the row's loss tokens of log r).
+
+    arXiv 2507.18071, in its form GSPO-token: the value of each token's ratio is s, its gradient that of the
+    token's own log-prob. With one advantage a sample the two forms have the same gradient, and this one also takes an
+    advantage a token. Bounds are much narrower than those of `clip` (the paper: 3e-4 and 4e-4). Metrics as of `clip`,
+    ratio being s.
+    """
+    log_ratio_BT = _log_ratio(inputs)
+    mean_B1 = _row_means(log_ratio_BT.detach(), inputs.mask_BT)
+    return _clipped(inputs, log_ratio_BT, (mean_B1 + log_ratio_BT - log_ratio_BT.detach()).exp())
+
+
+def cispo(inputs: PolicyLossInputs) -> PolicyLossOutput:
+    """-w A logprobs with the detached weight w = clamp(r, 1 - clip_low, 1 + clip_high) (arXiv 2506.13585).
+
+    No token loses its gradient; the bounds limit its size. The paper sets no lower bound: clip_low = 1. Metrics:
+    ratio, clipped_low and clipped_high (1 where the weight is at a bound), approx_kl.
+    """
+    config, log_ratio_BT = inputs.config, _log_ratio(inputs)
+    ratios_BT = log_ratio_BT.detach().exp()
+    low, high = 1.0 - config.clip_low, 1.0 + config.clip_high
+    # Masked here too: -inf at a token without a loss would make NaN of a product with 0.
+    logprobs_BT = torch.where(inputs.mask_BT, inputs.logprobs_BT, 0.0)
+    loss_BT = -ratios_BT.clamp(low, high) * _advantages(inputs) * logprobs_BT
+    bounds = {"clipped_low": ratios_BT < low, "clipped_high": ratios_BT > high}
+    return _output(inputs, loss_BT, log_ratio_BT, ratio=ratios_BT, **bounds)
+
+
+def sapo(inputs: PolicyLossInputs) -> PolicyLossOutput:
+    """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: a gate that closes smoothly (arXiv 2511.20347).
+
+    tau is `sapo_tau_positive` for A > 0, else `sapo_tau_negative`; the larger, the faster tokens far from r = 1 lose
+    their gradient. The gate's slope at r = 1 is 1. Metrics: ratio, approx_kl, and gate, the share of the gradient that
+    is left (4 times the slope of the sigmoid).
+    """
+    config, log_ratio_BT, advantages_BT = inputs.config, _log_ratio(inputs), _advantages(inputs)
+    positive, negative = (
+        advantages_BT.new_tensor(each) for each in (config.sapo_tau_positive, config.sapo_tau_negative)
+    )
+    tau_BT = torch.where(advantages_BT > 0, positive, negative)
+    # Above e^20 the gate is shut in any precision, and the exponential's own overflow would make NaN of its gradient.
+    ratio_BT = log_ratio_BT.clamp(max=20.0).exp()
+    gate_BT = torch.sigmoid(tau_BT * (ratio_BT - 1.0))
+    loss_BT = -advantages_BT * gate_BT * 4.0 / tau_BT
+    slope_BT = 4.0 * (gate_BT * (1.0 - gate_BT)).detach()
+    return _output(inputs, loss_BT, log_ratio_BT, ratio=ratio_BT.detach(), gate=slope_BT)
+
+
+def gpg(inputs: PolicyLossInputs) -> PolicyLossOutput:
+    """-A logprobs: the policy gradient itself, no ratio and no bound (GPG, arXiv 2504.02546).
+
+    Its scaling by the share of groups that say something is the estimator `gpg`'s. Metric: approx_kl.
+    """
+    loss_BT = -_advantages(inputs) * torch.where(inputs.mask_BT, inputs.logprobs_BT, 0.0)
+    return _output(inputs, loss_BT, _log_ratio(inputs))
+
+
+def gmpo(inputs: PolicyLossInputs) -> PolicyLossOutput:
+    """-A g with one g a sequence: the geometric mean of its tokens' clipped ratios (arXiv 2507.20673).
+
+    log g is the mean over the row's loss tokens of the smaller of sign(A) log r and sign(A) clamp(log r, -clip_low,
+    clip_high), times sign(A): bounds are those of the *logarithm* (the paper: 0.4 both). A is the mean over the row's
+    loss tokens where the estimator gives one a token. Every token of the row has the loss of the row: with
+    seq_mean_token_mean the mini-batch's loss is the mean over sequences. Metrics: ratio (g), clipped_low,
+    clipped_high, approx_kl.
+    """
+    config, mask_BT, log_ratio_BT = inputs.config, inputs.mask_BT, _log_ratio(inputs)
+    advantage_B1 = _row_means(_advantages(inputs), mask_BT)
+    sign_B1 = advantage_B1.sign()
+    clamped_BT = log_ratio_BT.clamp(-config.clip_low, config.clip_high)
+    bounded_BT = sign_B1 * torch.minimum(sign_B1 * log_ratio_BT, sign_B1 * clamped_BT)
+    mean_ratio_B1 = _row_means(bounded_BT, mask_BT).exp()
+    loss_BT = torch.where(mask_BT, -advantage_B1 * mean_ratio_B1, 0.0)
+    bounds = {
+        "clipped_low": (sign_B1 < 0) & (log_ratio_BT < -config.clip_low),
+        "clipped_high": (sign_B1 > 0) & (log_ratio_BT > config.clip_high),
+    }
+    return _output(inputs, loss_BT, log_ratio_BT, ratio=mean_ratio_B1.detach().expand_as(loss_BT), **bounds)
+
+
+def _clipped(inputs: PolicyLossInputs, log_ratio_BT: Tensor, ratio_BT: Tensor) -> PolicyLossOutput:
+    config, advantages_BT = inputs.config, _advantages(inputs)
     if config.dual_clip != 0.0 and config.dual_clip <= 1.0:
         raise ConfigError(f"algo.dual_clip={config.dual_clip}: needs 0 (off) or a number above 1")
-    # Masked before exp: what stands at other tokens may overflow, and inf * 0 in the backward pass is NaN.
-    log_ratio_BT = torch.where(mask_BT, inputs.logprobs_BT - inputs.old_logprobs_BT, 0.0)
-    advantages_BT = torch.where(mask_BT, inputs.advantages_BT, 0.0)
-    ratio_BT = log_ratio_BT.exp()
     low, high = 1.0 - config.clip_low, 1.0 + config.clip_high
     loss_BT = torch.maximum(-ratio_BT * advantages_BT, -ratio_BT.clamp(low, high) * advantages_BT)
     ratios_BT = ratio_BT.detach()
     metrics = {
-        "ratio": torch.where(mask_BT, ratios_BT, 0.0),
+        "ratio": ratios_BT,
         "clipped_low": (advantages_BT < 0) & (ratios_BT < low),
         "clipped_high": (advantages_BT > 0) & (ratios_BT > high),
-        "approx_kl": ratios_BT - 1.0 - log_ratio_BT.detach(),
     }
     if config.dual_clip:
         bound_BT = -config.dual_clip * advantages_BT
         dual_clipped_BT = (advantages_BT < 0) & (loss_BT.detach() > bound_BT)
         loss_BT = torch.where(dual_clipped_BT, bound_BT, loss_BT)
         metrics["dual_clipped"] = dual_clipped_BT
-    return PolicyLossOutput(loss_BT, {name: value_BT.to(loss_BT.dtype) for name, value_BT in metrics.items()})
+    return _output(inputs, loss_BT, log_ratio_BT, **metrics)
+
+
+def _output(inputs: PolicyLossInputs, loss_BT: Tensor, log_ratio_BT: Tensor, **metrics: Tensor) -> PolicyLossOutput:
+    """The loss with its metrics and approx_kl, all 0 outside the mask."""
+    logs_BT = log_ratio_BT.detach()
+    metrics["approx_kl"] = logs_BT.exp() - 1.0 - logs_BT
+    shown = {name: torch.where(inputs.mask_BT, value_BT.to(loss_BT.dtype), 0.0) for name, value_BT in metrics.items()}
+    return PolicyLossOutput(loss_BT, shown)
+
+
+def _log_ratio(inputs: PolicyLossInputs) -> Tensor:
+    """(B, T) log r, 0 outside the mask; masked before exp, where it may overflow: inf * 0 in a backward pass is NaN."""
+    return torch.where(inputs.mask_BT, inputs.logprobs_BT - inputs.old_logprobs_BT, 0.0)
+
+
+def _advantages(inputs: PolicyLossInputs) -> Tensor:
+    return torch.where(inputs.mask_BT, inputs.advantages_BT, 0.0)
+
+
+def _row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """(B, 1) means over the masked tokens of each row; 0 of a row without one."""
+    return torch.where(mask_BT, values_BT, 0.0).sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)

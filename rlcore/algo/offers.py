@@ -21,6 +21,33 @@ OFFERS: tuple[Algorithm, ...] = (
         needs=frozenset({Need.VALUES}),
         per_token=True,
     ),
-    Algorithm("clip", AlgorithmKind.POLICY_LOSS, "rlcore.algo.loss:clip", Scope.SAMPLE),
+    Algorithm("opo", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:opo", Scope.GROUP),
+    Algorithm("pass_at_k", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:pass_at_k", Scope.GROUP),
+    Algorithm("gpg", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:gpg", Scope.BATCH),
+    Algorithm(
+        "reinforce_pp_baseline", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:reinforce_pp_baseline", Scope.BATCH
+    ),
+    Algorithm(
+        "remax",
+        AlgorithmKind.ADVANTAGE,
+        "rlcore.algo.advantage:remax",
+        Scope.SAMPLE,
+        needs=frozenset({Need.GREEDY_BASELINE}),
+    ),
+    *(
+        Algorithm(name, AlgorithmKind.POLICY_LOSS, f"rlcore.algo.loss:{name}", Scope.SAMPLE)
+        for name in ("clip", "gspo", "cispo", "sapo", "gpg", "gmpo")
+    ),
+    *(
+        Algorithm(
+            name,
+            AlgorithmKind.POLICY_LOSS,
+            f"rlcore.algo.covariance:{name}",
+            Scope.SAMPLE,
+            needs=frozenset({Need.MINIBATCH_STATISTICS}),
+            selection=f"rlcore.algo.covariance:select_{name}",
+        )
+        for name in ("clip_cov", "kl_cov")
+    ),
 )
 """Estimators that are not `per_token` give one advantage a row, and need no tokens."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +12,15 @@ from torch import Tensor
 
 from rlcore.algo.advantage import AdvantageInputs, whitened
 from rlcore.algo.aggregation import row_weights
+from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.kl import FixedKl, kl_penalty
 from rlcore.algo.reward_shaping import keeps_loss, length_penalty
 from rlcore.algo.token_rewards import sample_rewards, token_rewards
 from rlcore.config import AlgoConfig
-from rlcore.types import Batch, Float32s, Metrics, Ref
+from rlcore.types import Batch, Bools, Float32s, Metrics, Ref
 
 Estimator = Callable[[AdvantageInputs], Tensor]
+Selection = Callable[[SelectionInputs], Tensor]
 
 
 def with_advantages(
@@ -48,6 +51,8 @@ def with_advantages(
         values_BT=values_BT,
         gamma=algo.gamma,
         lam=algo.lam,
+        baseline_B=None if batch.baselines_B is None else _tensor(batch.baselines_B),
+        pass_k=algo.pass_k,
     )
     advantages = estimator(inputs).float()
     if not per_token:
@@ -60,13 +65,41 @@ def with_advantages(
     return replace(batch, advantages=Ref(advantages.numpy()), returns=returns), metrics
 
 
-def weigh(minibatch: Batch, algo: AlgoConfig) -> Batch:
-    """The mini-batch with what one token's loss of each row counts; truncated samples count 0 under overlong 'mask'."""
+def weigh(minibatch: Batch, algo: AlgoConfig, selection: Selection | None = None) -> Batch:
+    """The mini-batch with what one token's loss of each row counts; truncated samples count 0 under overlong 'mask'.
+
+    With the policy loss's selection also with the tokens it picks, among those of rows that count.
+    """
     num_loss_tokens_B = minibatch.num_sampled_B
     if algo.overlong == "mask" and minibatch.truncated_B is not None:
         num_loss_tokens_B = np.where(keeps_loss(minibatch.truncated_B, minibatch.sample_B), num_loss_tokens_B, 0)
     weights_B = row_weights(algo.aggregation, num_loss_tokens_B, minibatch.sample_B, algo.aggregation_constant)
-    return replace(minibatch, weights_B=weights_B)
+    weighed = replace(minibatch, weights_B=weights_B)
+    return (
+        weighed if selection is None else replace(weighed, selected=Ref(_select(weighed, weights_B, selection, algo)))
+    )
+
+
+def _select(minibatch: Batch, weights_B: Float32s, selection: Selection, algo: AlgoConfig) -> Bools:
+    """(B, T) the tokens that the selection picks out of the whole mini-batch."""
+    tokens = minibatch.tokens.get()
+    old_logprobs = minibatch.old_logprobs
+    logprobs_BT = tokens.rollout_logprobs_BT if old_logprobs is None else old_logprobs.get()
+    if minibatch.advantages is not None:
+        advantages_BT = minibatch.advantages.get()
+    elif minibatch.advantages_B is not None:
+        advantages_BT = np.broadcast_to(minibatch.advantages_B[:, None], logprobs_BT.shape)
+    else:
+        raise ValueError("a selection looks at advantages, and the mini-batch has none yet")
+    inputs = SelectionInputs(
+        logprobs_BT=_tensor(logprobs_BT),
+        advantages_BT=_tensor(advantages_BT),
+        mask_BT=_tensor(tokens.loss_mask_BT & (weights_B > 0)[:, None]),
+        seed=crc32(np.ascontiguousarray(tokens.token_ids_BT).tobytes()),
+        config=algo,
+    )
+    selected_BT: Bools = selection(inputs).numpy()
+    return selected_BT
 
 
 def _shaped_rewards(batch: Batch, algo: AlgoConfig, max_tokens: int) -> Float32s:

@@ -108,6 +108,11 @@ def check_rules(config: RunConfig) -> None:
         )
     if 0.0 < config.algo.dual_clip <= 1.0:
         raise ConfigError(f"algo.dual_clip: found {config.algo.dual_clip:g}; needs more than 1, or 0 for no dual clip")
+    if config.algo.advantage == "pass_at_k" and config.algo.pass_k >= config.rollout.samples_per_prompt:
+        raise ConfigError(
+            f"algo.pass_k: found {config.algo.pass_k}; needs less than rollout.samples_per_prompt="
+            f"{config.rollout.samples_per_prompt}, for sets of the whole group are all the same"
+        )
     if config.eval.sources and config.eval.samples_per_prompt > 1 and config.eval.temperature == 0:
         raise ConfigError(
             f"eval.samples_per_prompt: {config.eval.samples_per_prompt} greedy samples of a prompt are all the same; "

@@ -69,10 +69,36 @@ class KlConfig:
 
 
 @dataclass(frozen=True)
+class ImportanceConfig:
+    """What is done where sampler (mu) and trainer (pi_old) are not the same: docs/algorithms.md."""
+
+    correction: Literal["truncate", "mask", "none"] = "truncate"
+    """The loss is multiplied by rho = pi_old / mu. truncate: by cap at most; mask: by 0 outside floor to cap."""
+    level: Literal["token", "sequence"] = option("token", used_when="correction != 'none'")
+    """token: each token has its own rho; sequence: the product over the response."""
+    cap: float = option(2.0, used_when="correction != 'none'", at_least=1)
+    """The largest rho."""
+    floor: float = option(0.0, used_when="correction == 'mask'", at_least=0, at_most=1)
+    """The smallest rho."""
+
+
+@dataclass(frozen=True)
 class AlgoConfig:
     """The algorithm. A preset sets defaults below files and overrides."""
 
-    preset: Literal["none", "grpo", "dr_grpo", "dapo", "ppo", "rloo", "reinforce_pp"] = "grpo"
+    preset: Literal[
+        "none",
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "gspo",
+        "cispo",
+        "ppo",
+        "rloo",
+        "remax",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+    ] = "grpo"
     """Sets advantage, policy_loss, aggregation, clipping and KL together: docs/algorithms.md."""
     advantage: str = "grpo"
     """The advantage estimator, by name."""
@@ -88,6 +114,22 @@ class AlgoConfig:
     """The ratio is clipped above at 1 + clip_high."""
     dual_clip: float = option(0.0, at_least=0)
     """Bound c of the dual clip for negative advantages (arXiv 1912.09729); 0: off."""
+    sapo_tau_positive: float = option(1.0, used_when="policy_loss == 'sapo'", above=0)
+    """How fast the gate of tokens with A > 0 closes."""
+    sapo_tau_negative: float = option(1.05, used_when="policy_loss == 'sapo'", above=0)
+    """How fast the gate of tokens with A <= 0 closes."""
+    clip_cov_frac: float = option(2e-4, used_when="policy_loss == 'clip_cov'", above=0, at_most=1)
+    """Share of a mini-batch's tokens that lose their gradient."""
+    clip_cov_low: float = option(1.0, used_when="policy_loss == 'clip_cov'")
+    """They are drawn from tokens whose covariance of log-prob and advantage is above this."""
+    clip_cov_high: float = option(5.0, used_when="policy_loss == 'clip_cov'")
+    """And below this."""
+    kl_cov_frac: float = option(2e-3, used_when="policy_loss == 'kl_cov'", above=0, at_most=1)
+    """Share of a mini-batch's tokens, those of the highest covariances, that get a KL penalty."""
+    kl_cov_coef: float = option(1.0, used_when="policy_loss == 'kl_cov'", at_least=0)
+    """Factor of that penalty."""
+    importance: ImportanceConfig = field(default_factory=ImportanceConfig)
+    """Correction for tokens that another policy than the trainer's drew."""
     entropy_coef: float = 0.0
     """Factor of the entropy bonus in the loss; 0: off."""
     gamma: float = option(1.0, at_least=0, at_most=1)
@@ -96,6 +138,8 @@ class AlgoConfig:
     """GAE's lambda, for estimators that use values."""
     whiten_advantages: bool = option(False, used_when="critic.engine != 'none'")
     """Shift and scale a step's token advantages to mean 0 and standard deviation 1; the critic's targets stay."""
+    pass_k: int = option(4, used_when="advantage == 'pass_at_k'", at_least=1)
+    """k of the estimator pass_at_k, less than `rollout.samples_per_prompt`."""
     kl: KlConfig = field(default_factory=KlConfig)
     """A KL term against the reference policy."""
     overlong: Literal["none", "mask", "penalty"] = "none"

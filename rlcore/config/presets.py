@@ -30,11 +30,40 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "dynamic_sampling": True,
         "overlong": "penalty",
     },
+    # arXiv 2507.18071: a ratio and a bound a sequence; the bounds of its section 5.1.
+    "gspo": {
+        **_CLIP,
+        "policy_loss": "gspo",
+        "advantage": "grpo",
+        "aggregation": "seq_mean_token_mean",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+    },
+    # arXiv 2506.13585, which sets no lower bound and does not say its upper one: 5 is arXiv 2510.13786's.
+    "cispo": {
+        **_CLIP,
+        "policy_loss": "cispo",
+        "advantage": "grpo",
+        "aggregation": "token_mean",
+        "clip_low": 1.0,
+        "clip_high": 4.0,
+    },
     # arXiv 1707.06347; gamma and lambda as for language models (arXiv 2203.02155, which has k1 in the reward).
-    "ppo": {**_CLIP, "advantage": "gae", "aggregation": "token_mean", "gamma": 1.0, "lam": 0.95, "whiten_advantages": True},
+    "ppo": {
+        **_CLIP,
+        "advantage": "gae",
+        "aggregation": "token_mean",
+        "gamma": 1.0,
+        "lam": 0.95,
+        "whiten_advantages": True,
+    },
     # arXiv 2402.14740: the whole response is one action, so its log-probs are summed (the paper: k1 in the reward).
     "rloo": {**_CLIP, "advantage": "rloo", "aggregation": "seq_mean_token_sum"},
+    # arXiv 2310.10505: the baseline is a greedy sample's reward, the response one action.
+    "remax": {**_CLIP, "advantage": "remax", "aggregation": "seq_mean_token_sum"},
     # arXiv 2501.03262: advantages normalised over the batch (the paper: k1 in the reward).
     "reinforce_pp": {**_CLIP, "advantage": "reinforce_pp", "aggregation": "token_mean", "gamma": 1.0},
+    # arXiv 2501.03262: the group's mean is the baseline, the batch gives the scale (the paper: k2 in the loss).
+    "reinforce_pp_baseline": {**_CLIP, "advantage": "reinforce_pp_baseline", "aggregation": "token_mean"},
 }
 """Keys are relative to `algo`."""

@@ -130,8 +130,18 @@ def _check_other_needs(config: RunConfig, algorithm: Algorithm, who: str) -> Non
         raise ConfigError(
             f"algo.kl.placement=none: {who} needs the reference policy; choose from: algo.kl.placement=loss, reward"
         )
-    if Need.GREEDY_BASELINE in algorithm.needs:
-        raise PlanError(f"{who} needs a greedy sample a group, which no rollout of this version draws; choose another")
+    schedule = config.schedule
+    if Need.GREEDY_BASELINE in algorithm.needs and (schedule.stream_minibatches or schedule.max_staleness):
+        raise PlanError(
+            f"{who} needs a greedy sample of each prompt, which is drawn when the step's own samples are in; found "
+            f"schedule.stream_minibatches={schedule.stream_minibatches}, schedule.max_staleness="
+            f"{schedule.max_staleness}; choose schedule.stream_minibatches=false and schedule.max_staleness=0"
+        )
+    if (Need.MINIBATCH_STATISTICS in algorithm.needs) is not bool(algorithm.selection):
+        found = f"selection '{algorithm.selection}'" if algorithm.selection else "no selection"
+        raise PluginError(
+            f"{who}: found {found}; an algorithm needs {Need.MINIBATCH_STATISTICS} if and only if it names a selection"
+        )
     if algorithm.scope is Scope.GROUP and config.rollout.samples_per_prompt < 2:
         raise PlanError(
             f"rollout.samples_per_prompt={config.rollout.samples_per_prompt}: {who} compares the samples of a group, "

@@ -28,6 +28,7 @@ class HfActor(ActorWorker):
     """Names the current weights."""
 
     def setup(self) -> None:
+        from rlcore.algo.importance import sampler_differs
         from rlcore.algo.registry import resolve
         from rlcore.backends.hf.engine import TrainEngine
         from rlcore.backends.hf.policy_loss import PolicyLoss
@@ -39,7 +40,7 @@ class HfActor(ActorWorker):
             "causal_lm",
             config.model,
             config.actor,
-            PolicyLoss(resolve(context.references["policy_loss"]), config.algo),
+            PolicyLoss(resolve(context.references["policy_loss"]), config.algo, sampler_differs(config)),
             temperature=config.rollout.temperature,
             device=context.device,
             seed=context.seed,

@@ -1,0 +1,53 @@
+"""What is done about tokens that were drawn from another policy (mu) than the one the step starts from (pi_old).
+
+The loss measures pi against pi_old; multiplied by the detached pi_old / mu it is again an estimate of what tokens of
+pi_old would have given. Far ratios make that estimate useless, so they are cut down (truncated importance sampling,
+arXiv 1802.01561, section 4.1) or left out (masked importance sampling, arXiv 2510.18855). The split of pi / mu into the
+two factors is that of arXiv 2110.00641.
+"""
+
+import torch
+from torch import Tensor
+
+from rlcore.config import ImportanceConfig, RunConfig
+
+LARGEST = 20.0
+"""Logarithm at which a ratio is taken for infinite: no cap is near it, and means of the metrics stay finite."""
+
+
+def sampler_differs(config: RunConfig) -> bool:
+    """Whether the loss has the factor pi_old / mu: another engine samples, or one whose weights may be older.
+
+    The embedded sampler draws from the very weights that are trained, in their dtype. Under `schedule.old_logprobs`
+    'behaviour' pi_old is mu itself, and the policy loss alone measures how far the policy has moved.
+    """
+    elsewhere = config.rollout.backend != config.actor.backend
+    return (elsewhere or config.schedule.max_staleness > 0) and config.schedule.old_logprobs == "recompute"
+
+
+def importance_factor(
+    old_logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, mask_BT: Tensor, config: ImportanceConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """(B, T) what a token's policy loss is multiplied by, and metrics; both 0 outside the mask, without gradient.
+
+    With rho = pi_old / mu of a token, or under level 'sequence' their product over the row's loss tokens:
+    truncate: min(rho, cap); mask: rho where floor <= rho <= cap, else 0; none: 1. A masked token still counts in the
+    loss's denominator. Of a sample in several parts each part (row) is a sequence. Metrics: importance (rho),
+    importance_max, importance_capped_frac (1 where a bound changed rho).
+    """
+    log_rho_BT = torch.where(mask_BT, old_logprobs_BT.detach() - rollout_logprobs_BT, 0.0)
+    if config.level == "sequence":
+        log_rho_BT = log_rho_BT.sum(1, keepdim=True).expand_as(log_rho_BT)
+    rho_BT = log_rho_BT.clamp(max=LARGEST).exp()
+    if config.correction == "none":
+        factor_BT = torch.ones_like(rho_BT)
+    elif config.correction == "truncate":
+        factor_BT = rho_BT.clamp(max=config.cap)
+    else:
+        factor_BT = torch.where((rho_BT >= config.floor) & (rho_BT <= config.cap), rho_BT, 0.0)
+    changed_BT = (factor_BT != rho_BT).to(rho_BT.dtype)
+    metrics = {"importance_mean": rho_BT, "importance_max": rho_BT, "importance_capped_frac": changed_BT}
+    return (
+        torch.where(mask_BT, factor_BT, 0.0),
+        {name: torch.where(mask_BT, value_BT, 0.0) for name, value_BT in metrics.items()},
+    )
