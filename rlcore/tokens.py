@@ -90,7 +90,12 @@ class Tokens(ABC):
                     f"its turn as it was sampled; {way_out}"
                 )
             for role in roles:
-                after = self._render([*answered, {"role": role, "name": "x", "content": "y"}], (), opening=True)
+                try:
+                    after = self._render([*answered, {"role": role, "name": "x", "content": "y"}], (), opening=True)
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"chat template: the role '{role}' breaks it: the template refuses it: {error}; {way_out}"
+                    ) from error
                 if not after.startswith(before.rstrip()):
                     raise ConfigError(
                         f"chat template: the role '{role}' breaks it: a message of this role changes how the turns "

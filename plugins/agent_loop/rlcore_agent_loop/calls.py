@@ -1,14 +1,11 @@
-"""Finds tool calls in what the policy said. Its words are data: they are parsed as JSON and never evaluated."""
+"""Tool calls as the policy asked for them, and their results as it gets to see them."""
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MAX_CALLS = 8
-"""Calls of one turn; further ones are refused."""
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+from rlcore.errors import ChildError
 
 
 @dataclass(frozen=True)
@@ -21,24 +18,26 @@ class ToolCall:
     """Why it cannot be made; empty if it can."""
 
 
-def find_calls(text: str) -> list[ToolCall]:
-    """The calls in a response, in order, those that cannot be made with the reason."""
-    found = [_parse(body) for body in _CALL.findall(text)]
-    return [each if index < MAX_CALLS else _refused(f"more than {MAX_CALLS} calls") for index, each in enumerate(found)]
-
-
-def _parse(body: str) -> ToolCall:
-    try:
-        call = json.loads(body)
-    except (ValueError, RecursionError) as cause:
-        return _refused(f"the call is not JSON: {cause}")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return _refused("the call has no name")
-    arguments = call.get("arguments") or {}
-    if not isinstance(arguments, dict):
-        return _refused("the arguments are no object")
-    return ToolCall(call["name"], arguments)
-
-
-def _refused(problem: str) -> ToolCall:
+def refused(problem: str) -> ToolCall:
+    """A call that cannot be made."""
     return ToolCall("", {}, problem)
+
+
+def as_text(value: Any, max_chars: int) -> str:
+    """A tool's result as text: a string as it is, numbers and what JSON knows as JSON, None as nothing.
+
+    ChildError for anything else. Longer results are cut off, and say so; what no tokenizer could encode is replaced.
+    """
+    if value is None:
+        text = ""
+    elif isinstance(value, str):
+        text = value
+    else:
+        try:
+            text = json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as cause:
+            raise ChildError(
+                f"the result is no text: {type(value).__name__} ({cause}); needs text, a number or what JSON knows"
+            ) from cause
+    text = text.encode(errors="replace").decode()
+    return text if len(text) <= max_chars else f"{text[:max_chars]} ... ({len(text) - max_chars} characters cut off)"

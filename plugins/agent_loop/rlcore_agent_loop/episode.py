@@ -1,32 +1,37 @@
-"""A sample while it grows, turn by turn."""
+"""A sample while it grows, turn by turn, and the trajectories it becomes."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from rlcore.agents import RolloutTask
-from rlcore.types import Completion, Finish, FrozenDict, Trajectory, TrajectoryId, frozen_messages
+from rlcore.types import Completion, Finish, FrozenDict, Message, Trajectory, TrajectoryId, frozen_messages
+
+STOP, MAX_TURNS, MAX_TOKENS, TURN_TOKENS = "stop", "max_turns", "max_tokens", "turn_tokens"
+TIME, SAME_CALLS, ENVIRONMENT, FAILED = "time_s", "max_same_calls", "environment", "environment_failed"
+CUT = (MAX_TOKENS, TURN_TOKENS, TIME)
+"""Ends by which a response counts as truncated."""
 
 
 @dataclass(eq=False)
-class Episode:
-    """The tokens and messages so far; `ids`, `mask` and `logprobs` have one entry a token, the prompt's included."""
+class Part:
+    """Tokens that follow one another; `ids`, `mask` and `logprobs` have one entry a token, the prompt's included."""
 
-    task: RolloutTask
-    sample: int
     ids: list[int]
     mask: list[bool] = field(init=False)
     logprobs: list[float] = field(init=False)
     num_prompt: int = field(init=False)
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    """What was said after the prompt."""
     versions: list[tuple[int, int]] = field(default_factory=list)
-    turns: int = 0
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    """Of each turn: start, num_tokens, version, finish."""
+    turn_s: list[list[float]] = field(default_factory=list)
+    """Of each turn: seconds of its generation, and of the tools that followed."""
     generate_s: float = 0.0
     tools_s: float = 0.0
-    full: bool = False
-    """The results of its tools would not have fitted."""
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.ids)
@@ -38,35 +43,91 @@ class Episode:
         """Tokens after the prompt, sampled or not."""
         return len(self.ids) - self.num_prompt
 
-    def sampled(self, completion: Completion, text: str) -> None:
+    def sampled(self, completion: Completion, message: Message) -> None:
         """The policy took a turn."""
         if not self.versions or self.versions[-1][1] != completion.version:
             self.versions.append((len(self.ids), completion.version))
+        self.turns.append(
+            {
+                "start": len(self.ids),
+                "num_tokens": len(completion.token_ids),
+                "version": completion.version,
+                "finish": completion.finish.value,
+            }
+        )
+        self.turn_s.append([completion.generate_s, 0.0])
         self.ids += completion.token_ids.tolist()
         self.mask += [True] * len(completion.token_ids)
         self.logprobs += completion.logprobs.tolist()
-        self.messages.append({"role": "assistant", "content": text})
-        self.turns += 1
+        self.messages.append(message)
         self.generate_s += completion.generate_s
 
-    def told(self, ids: Sequence[int], role: str, results: Sequence[str]) -> None:
-        """The results of its calls, which it did not sample."""
+    def told(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
+        """What the policy did not sample: results, words of a user, and the opening of its next turn."""
         self.ids += ids
         self.mask += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
-        self.messages += [{"role": role, "content": result} for result in results]
+        self.messages += messages
 
-    def trajectory(self, finish: Finish) -> Trajectory:
-        """The finished sample."""
+    def waited(self, seconds: float) -> None:
+        """Tools or environment took this long after the last turn."""
+        self.tools_s += seconds
+        if self.turn_s:
+            self.turn_s[-1][1] += seconds
+
+
+@dataclass(eq=False)
+class Episode:
+    """One sample: its parts, why it ended, and what its environment made of it."""
+
+    task: RolloutTask
+    sample: int
+    parts: list[Part] = field(default_factory=list)
+    ended_by: str = STOP
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of all parts."""
+        return sum(len(part.turns) for part in self.parts)
+
+    def add_reward(self, reward: float) -> None:
+        """From the environment."""
+        self.info["environment_reward"] = self.info.get("environment_reward", 0.0) + float(reward)
+
+    def trajectories(self) -> list[Trajectory]:
+        """One for each part; all say how many there are, and why the sample ended."""
+        finished = [self._trajectory(index, part) for index, part in enumerate(self.parts)]
+        return [replace(each, num_parts=len(finished)) for each in finished]
+
+    def _trajectory(self, index: int, part: Part) -> Trajectory:
+        # What was said to a policy that never answered is no part of what it is trained on.
+        length = max((place + 1 for place in _last_true(part.mask)), default=part.num_prompt)
+        last = index == len(self.parts) - 1
         return Trajectory(
-            id=TrajectoryId(self.task.prompt.id, self.task.epoch, self.sample),
+            id=TrajectoryId(self.task.prompt.id, self.task.epoch, self.sample, index),
             prompt=self.task.prompt,
-            token_ids=np.array(self.ids, dtype=np.int32),
-            loss_mask=np.array(self.mask, dtype=np.bool_),
-            logprobs=np.array(self.logprobs, dtype=np.float32),
-            completion=frozen_messages(self.messages),
-            finish=finish,
-            versions=tuple(self.versions),
-            turns=self.turns,
-            timing=FrozenDict({"generate_s": self.generate_s, "tools_s": self.tools_s}),
+            token_ids=np.array(part.ids[:length], dtype=np.int32),
+            loss_mask=np.array(part.mask[:length], dtype=np.bool_),
+            logprobs=np.array(part.logprobs[:length], dtype=np.float32),
+            completion=frozen_messages(part.messages),
+            finish=Finish.LENGTH if last and self.ended_by in CUT else Finish.STOP,
+            versions=tuple(part.versions),
+            turns=len(part.turns),
+            timing=FrozenDict({"generate_s": part.generate_s, "tools_s": part.tools_s}),
+            info=frozen({**self.info, "ended_by": self.ended_by, "turns": part.turns, "timing": times(part)}),
         )
+
+
+def times(part: Part) -> dict[str, tuple[float, ...]]:
+    """Seconds by turn."""
+    return {name: tuple(each[place] for each in part.turn_s) for place, name in enumerate(("generate_s", "tools_s"))}
+
+
+def frozen(info: Mapping[str, Any]) -> FrozenDict[str, Any]:
+    """What a trajectory carries along."""
+    return FrozenDict({name: tuple(value) if isinstance(value, list) else value for name, value in info.items()})
+
+
+def _last_true(mask: Sequence[bool]) -> Sequence[int]:
+    return next(([place] for place in range(len(mask) - 1, -1, -1) if mask[place]), [])

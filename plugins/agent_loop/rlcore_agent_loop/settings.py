@@ -1,54 +1,100 @@
 """The plugin's settings."""
 
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any, Literal
 
 from rlcore.config.options import option
-from rlcore.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class ToolSettings:
-    """One tool."""
+    """One tool: a function, or a class whose objects hold what one sample's calls share."""
 
     fn: str = ""
-    """file.py:name or module:name of a plain function."""
+    """file.py:name or module:name."""
     deadline_s: float = option(10.0, above=0)
-    """Seconds a call may take; then its process is killed."""
+    """Seconds a call may take; then the process of a sync one is killed, and an async one is cancelled."""
+    max_result_chars: int = option(0, at_least=0)
+    """Characters of a result that the policy gets to see; 0: as `max_result_chars` of the plugin says."""
+
+
+@dataclass(frozen=True)
+class McpSettings:
+    """A server of the Model Context Protocol, whose tools keep their names; needs rlcore-agent-loop[mcp]."""
+
+    command: tuple[str, ...] = ()
+    """Program and arguments of a server that speaks over its standard input and output."""
+    url: str = ""
+    """Address of a server that speaks over HTTP, instead of `command`."""
+    tools: tuple[str, ...] = ()
+    """Tools that are used; empty: all the server has."""
+    start_s: float = option(30.0, above=0)
+    """Seconds the server may take to start."""
+    deadline_s: float = option(10.0, above=0)
+    """Seconds a call may take."""
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """What answers the policy's turns that call no tool."""
+
+    fn: str = ""
+    """file.py:name or module:name of a class with `reset` and `step`; empty: a turn without a call ends the sample."""
+    kwargs: dict[str, Any] = field(default_factory=dict, metadata={"used_when": "fn != ''"})
+    """Arguments of the class."""
+    deadline_s: float = option(10.0, used_when="fn != ''", above=0)
+    """Seconds that a reset or step may take."""
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """A program that talks to the policy through an OpenAI-compatible endpoint on this machine."""
+
+    fn: str = ""
+    """file.py:name or module:name of a function; empty: the plugin's own loop of turns and tools."""
+    kwargs: dict[str, Any] = field(default_factory=dict, metadata={"used_when": "fn != ''"})
+    """Further arguments of the function."""
+    children: int = option(2, used_when="fn != ''", at_least=1)
+    """Child processes in which it runs."""
+    threads: int = option(16, used_when="fn != ''", at_least=1)
+    """Samples that run at a time in each; with 1, OPENAI_BASE_URL and OPENAI_API_KEY are set for each."""
 
 
 @dataclass(frozen=True)
 class AgentLoopSettings:
-    """Tools and limits; `plugins.agent_loop`."""
+    """Tools, environment and limits; `plugins.agent_loop`."""
 
     tools: dict[str, ToolSettings] = field(default_factory=dict)
-    """Functions that the policy may call, by the name it calls them."""
+    """Functions and classes that the policy may call, by the name it calls them."""
+    mcp: dict[str, McpSettings] = field(default_factory=dict)
+    """Servers of the Model Context Protocol whose tools the policy may call."""
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    """What answers turns that call no tool: a user simulator, a game."""
+    agent: AgentSettings = field(default_factory=AgentSettings)
+    """A program that runs each sample, instead of turns and tools."""
+    parser: str = "hermes"
+    """How calls are written: hermes, llama3_json, pythonic, or file.py:name or module:name of a function."""
+    describe_tools: Literal["template", "never"] = "template"
+    """template: the chat template tells the policy about its tools; never: `data.system_prompt` does."""
+    tools_column: str = ""
+    """Column of the dataset that lists the names of the tools a sample may call; empty: all."""
     max_turns: int = option(4, at_least=1)
-    """Turns of the policy at most."""
+    """Turns of the policy at most; calls in the last one are not made."""
+    turn_tokens: int = option(0, at_least=0)
+    """Tokens of one turn at most; 0: what is left of `rollout.max_tokens`."""
+    context_tokens: int = option(0, at_least=0)
+    """Tokens of prompt, turns and results together at most; 0: the model's window."""
+    time_s: float = option(600.0, above=0)
+    """Seconds a sample may take."""
+    max_calls: int = option(8, at_least=1)
+    """Calls of one turn; further ones are refused."""
+    max_same_calls: int = option(3, at_least=1)
+    """Turns in a row that make the same calls, after which the sample ends."""
     max_result_chars: int = option(2000, at_least=1)
     """Characters of a result that the policy gets to see."""
+    max_conversations: int = option(1024, at_least=1)
+    """Samples that are under way at a time."""
     children: int = option(2, at_least=1)
-    """Child processes in which tools run."""
+    """Child processes in which sync tools and environments run, one call at a time each."""
     result_role: str = "tool"
-    """Role of the message that holds a result."""
-
-
-def check_tools(settings: AgentLoopSettings) -> None:
-    """ConfigError naming the key when there is no tool, or one without a usable reference."""
-    if not settings.tools:
-        raise ConfigError(
-            "plugins.agent_loop.tools: there is none, so no turn could follow the first; needs at least one, such as "
-            "plugins.agent_loop.tools.add.fn=my_tools.py:add, or rollout.agent=single_turn"
-        )
-    for name, tool in settings.tools.items():
-        key, (where, _, attribute) = f"plugins.agent_loop.tools.{name}.fn", tool.fn.rpartition(":")
-        if not where or not attribute:
-            raise ConfigError(f"{key}: found '{tool.fn}'; needs file.py:name or module:name")
-        if where.endswith(".py") and not Path(where).is_file():
-            raise ConfigError(f"{key}: there is no file '{where}'; needs one, relative to {Path.cwd()}")
-
-
-def absolute(reference: str) -> str:
-    """The reference with a full path, as a child may run elsewhere."""
-    where, _, attribute = reference.rpartition(":")
-    return f"{Path(where).absolute()}:{attribute}" if where.endswith(".py") else reference
+    """Role of a result, for chat templates that refuse `tool`."""

@@ -1,83 +1,139 @@
-"""Runs tool calls in child processes that can be killed; whatever happens, the policy gets a text."""
+"""The tools of a run, and of one sample; whatever happens in a call, the policy gets a text."""
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from rlcore.errors import ChildError, RlcoreError, nearest
+from rlcore.errors import ChildError, ConfigError, nearest
+from rlcore.types import Prompt
 from rlcore.workers import Child, Children
 from rlcore_agent_loop.calls import ToolCall
-from rlcore_agent_loop.settings import AgentLoopSettings, absolute
+from rlcore_agent_loop.checks import absolute
+from rlcore_agent_loop.mcp_source import McpServer
+from rlcore_agent_loop.seats import Seats
+from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.sources import Functions, Source
+
+logger = logging.getLogger(__name__)
 
 START_S = 60.0
-"""Seconds that a child may take to import the tools."""
+"""Seconds that a child may take to import tools and environment."""
+
+
+@dataclass
+class CallCounts:
+    """Calls since the run began."""
+
+    calls: int = 0
+    errors: int = 0
 
 
 class Tools:
-    """A pool of children, each with all tools, one call at a time in each."""
+    """All sources of tools, and the child processes they share with the environment."""
 
     def __init__(self, children: Children, settings: AgentLoopSettings) -> None:
-        self._children = children
-        self._settings = settings
-        self._idle: asyncio.Queue[Child] = asyncio.Queue()
-        self._all: set[Child] = set()
-        self.num_calls = 0
-        self.num_errors = 0
+        self._children, self._settings = children, settings
+        self.seats = Seats(self._start_child, settings.children)
+        self._sources: list[Source] = [Functions(settings, self.seats)]
+        self._sources += [McpServer(name, server, settings.max_result_chars) for name, server in settings.mcp.items()]
+        self._owners: dict[str, Source] = {}
+        self._schemas: dict[str, Mapping[str, Any]] = {}
+        self.counts = CallCounts()
 
-    async def start(self) -> None:
-        """Start the children; PluginError or ChildError naming the tool that cannot be imported."""
-        for index in range(self._settings.children):
-            self._idle.put_nowait(await self._start_child(index))
+    async def start(self, describe: bool) -> None:
+        """Start the children and every source.
+
+        ConfigError naming the two sources of one tool's name; PluginError or ChildError naming what cannot be imported.
+        """
+        if self._settings.tools or self._settings.environment.fn:
+            await self.seats.start()
+        for source in self._sources:
+            await source.start(describe)
+            for name, schema in source.schemas().items():
+                if name in self._owners:
+                    raise ConfigError(
+                        f"{source.name}: its tool '{name}' has the name of one of {self._owners[name].name}; needs one "
+                        "tool for each name: rename one, or leave it out of the server's `tools`"
+                    )
+                self._owners[name], self._schemas[name] = source, schema
 
     async def close(self) -> None:
-        """End the children; also more than once."""
-        children, self._all = self._all, set()
-        await asyncio.gather(*(child.close() for child in children))
+        """End what was started; also more than once."""
+        await asyncio.gather(self.seats.close(), *(source.close() for source in self._sources))
 
-    async def results(self, calls: Sequence[ToolCall]) -> list[str]:
-        """The result of each call, made one after the other."""
-        return [await self._result(call) for call in calls]
-
-    async def _result(self, call: ToolCall) -> str:
-        self.num_calls += 1
-        text, problem = "", call.problem
-        if not problem and call.name not in self._settings.tools:
-            problem = f"there is no tool '{call.name}'; {nearest(call.name, list(self._settings.tools))}"
-        if not problem:
-            text, problem = await self._run(call)
-        if problem:
-            self.num_errors += 1
-        return f"error: {problem[: self._settings.max_result_chars]}" if problem else text
-
-    async def _run(self, call: ToolCall) -> tuple[str, str]:
-        """(result, problem); one of them is empty."""
-        deadline_s = self._settings.tools[call.name].deadline_s
-        child = await self._idle.get()
-        try:
-            if not child.alive:
-                child = await self._replace(child)
-            return await child.call("call", call.name, dict(call.arguments), deadline_s=deadline_s), ""
-        except TimeoutError:
-            return "", f"{call.name} took longer than {deadline_s:g} s"
-        except ChildError as cause:
-            return "", str(cause)
-        except RlcoreError:
-            return "", f"{call.name} ended the process it ran in"
-        finally:
-            self._idle.put_nowait(child)
-
-    async def _replace(self, child: Child) -> Child:
-        await child.close()
-        self._all.discard(child)
-        return await self._start_child(len(self._all))
+    def open(self, sample: str, prompt: Prompt) -> "SampleTools":
+        """The tools of one sample; ConfigError when its column names one that there is not."""
+        names, column = list(self._owners), self._settings.tools_column
+        if column and prompt.columns.get(column) is not None:
+            chosen = prompt.columns[column]
+            names = [chosen] if isinstance(chosen, str) else [str(each) for each in chosen]
+            for name in names:
+                if name not in self._owners:
+                    raise ConfigError(
+                        f"plugins.agent_loop.tools_column: column '{column}' of prompt '{prompt.id}' names the tool "
+                        f"'{name}'; {nearest(name, list(self._owners))}"
+                    )
+        owners = {name: self._owners[name] for name in names}
+        schemas = [self._schemas[name] for name in names if self._schemas[name]]
+        return SampleTools(sample, prompt.columns, owners, schemas, self.counts)
 
     async def _start_child(self, index: int) -> Child:
-        references = {name: absolute(tool.fn) for name, tool in self._settings.tools.items()}
-        child = await self._children.start(
+        settings = self._settings
+        return await self._children.start(
             "rlcore_agent_loop.toolbox:Toolbox",
-            references,
-            self._settings.max_result_chars,
+            {name: absolute(tool.fn) for name, tool in settings.tools.items()},
+            absolute(settings.environment.fn) if settings.environment.fn else "",
+            dict(settings.environment.kwargs),
             name=f"tools {index}",
             deadline_s=START_S,
         )
-        self._all.add(child)
-        return child
+
+
+class SampleTools:
+    """What one sample may call."""
+
+    def __init__(
+        self,
+        sample: str,
+        columns: Mapping[str, Any],
+        owners: Mapping[str, Source],
+        schemas: Sequence[Mapping[str, Any]],
+        counts: CallCounts,
+    ) -> None:
+        self._sample, self._columns, self._owners, self._counts = sample, columns, owners, counts
+        self.schemas = schemas
+        self.num_calls = 0
+        self.num_errors = 0
+
+    async def results(self, calls: Sequence[ToolCall], max_calls: int, max_chars: int) -> list[str]:
+        """A text for each call, made at the same time; that of one that failed begins with 'error: '."""
+        made = [self._result(call, max_chars) for call in calls[:max_calls]]
+        over = [self._failed(f"more than {max_calls} calls in one turn", max_chars) for _ in calls[max_calls:]]
+        self.num_calls += len(calls)
+        self._counts.calls += len(calls)
+        return [*await asyncio.gather(*made), *over]
+
+    async def _result(self, call: ToolCall, max_chars: int) -> str:
+        if call.problem:
+            return self._failed(call.problem, max_chars)
+        if call.name not in self._owners:
+            return self._failed(f"there is no tool '{call.name}'; {nearest(call.name, list(self._owners))}", max_chars)
+        try:
+            return await self._owners[call.name].call(call.name, self._sample, self._columns, call.arguments)
+        except ChildError as error:
+            return self._failed(str(error), max_chars)
+
+    def _failed(self, problem: str, max_chars: int) -> str:
+        self.num_errors += 1
+        self._counts.errors += 1
+        return f"error: {problem.encode(errors='replace').decode()[:max_chars]}"
+
+    async def close(self) -> None:
+        """The sample has ended: its objects are let go. What they raise then is logged."""
+        for source in dict.fromkeys(self._owners.values()):
+            try:
+                await source.release(self._sample)
+            except ChildError as error:
+                logger.warning("sample %s: %s", self._sample, error)

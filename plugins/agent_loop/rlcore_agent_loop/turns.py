@@ -1,47 +1,60 @@
-"""What stands between two turns of the policy, as token ids."""
+"""How turns are sampled: first turns of a group together, later ones each by itself, as soon as it can begin."""
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlcore.errors import ConfigError
+import numpy as np
+
+from rlcore.agents import RolloutTask
+from rlcore.errors import WorkerError
+from rlcore.types import Completion, GenerateRequest, Lane, Sampling
 
 if TYPE_CHECKING:
-    from rlcore.tokens import Tokens
+    from rlcore.rollout import Generator
 
-_SAID = "rlcore0said"
-"""Stands for the policy's turn in a conversation that is only there to see what the template puts behind it."""
-_ASKED = {"role": "user", "content": "x"}
+
+def group_name(task: RolloutTask) -> str:
+    """Names a group in requests; its conversations share a replica, whose cache holds their prompt."""
+    return f"{task.prompt.id}/{task.epoch}"
 
 
 class Turns:
-    """Tokenises tool results and the opening of the next turn, never anything that was there before.
+    """Samples the turns of one rollout."""
 
-    The chat template is asked for a short conversation with the same results, and what follows the assistant's turn in
-    it is what follows here. ConfigError when the template does not keep earlier turns as they were.
-    """
+    def __init__(self, generator: "Generator", sampling: Sampling, lane: Lane) -> None:
+        self._generator, self._sampling, self._lane = generator, sampling, lane
 
-    def __init__(self, tokens: "Tokens", role: str) -> None:
-        self._tokens, self._role = tokens, role
-        self._opening = tokens.encode_prompt([_ASKED])
+    def first(self, task: RolloutTask, ids: Sequence[int], max_tokens: int) -> GenerateRequest:
+        """The request for the first turns of a whole group."""
+        name = group_name(task)
+        sampling = replace(self._sampling, max_tokens=max_tokens)
+        return GenerateRequest(name, tuple(ids), sampling, task.n, task.seed, conversation=name)
 
-    def after(self, last_id: int, results: Sequence[str]) -> tuple[int, ...]:
-        """The ids to put behind a turn whose last sampled id is `last_id`: its end if it has none yet, the results as
-        messages, and the opening of the policy's next turn."""
-        messages = [{"role": self._role, "content": result} for result in results]
-        ids = self._tokens.encode_prompt([_ASKED, {"role": "assistant", "content": _SAID}, *messages])
-        start = len(self._opening)
-        if ids[:start] != self._opening:
-            raise ConfigError(
-                "agent loop 'agent_loop': the chat template writes earlier turns differently when a message follows "
-                "them; needs one that appends (model.chat_template)"
-            )
-        said = ids[start:]
-        for position, each in enumerate(said):
-            if each in self._tokens.eos_ids:
-                return said[position + 1 :] if last_id in self._tokens.eos_ids else said[position:]
-        for position in range(len(said)):  # a template without an end-of-turn token
-            if self._tokens.decode(said[:position]) == _SAID:
-                return said[position:]
-        raise ConfigError(
-            "agent loop 'agent_loop': the chat template leaves out the assistant's turn; needs one that keeps it"
-        )
+    async def sample_groups(
+        self,
+        requests: Sequence[GenerateRequest],
+        waiting: "dict[tuple[str, int], asyncio.Future[Completion]]",
+    ) -> None:
+        """Resolve `waiting`, by (group, sample), as first turns come in; one call, so that the engine sees them all."""
+        async with aclosing(self._generator.generate(requests, self._lane)) as completions:  # type: ignore[type-var]
+            async for completion in completions:
+                future = waiting[completion.request_id, completion.sample]
+                if not future.done():  # its conversation may have run out of time
+                    future.set_result(completion)
+
+    async def next(
+        self, task: RolloutTask, sample: int, turn: int, ids: Sequence[int], max_tokens: int, stop: Sequence[str] = ()
+    ) -> Completion:
+        """One further turn; cancelling this cancels its generation."""
+        name = group_name(task)
+        # Each turn draws from a stream of its own, or all of them would begin with the same numbers.
+        state = np.random.SeedSequence([task.seed, sample, turn]).generate_state(1, np.uint32)
+        sampling = replace(self._sampling, max_tokens=max_tokens, stop=(*self._sampling.stop, *stop))
+        request = GenerateRequest(f"{name}/{sample}/{turn}", tuple(ids), sampling, 1, int(state[0]), conversation=name)
+        async with aclosing(self._generator.generate([request], self._lane)) as completions:  # type: ignore[type-var]
+            async for completion in completions:
+                return completion
+        raise WorkerError(f"rollout: turn {turn} of {name}, sample {sample}, was never finished")

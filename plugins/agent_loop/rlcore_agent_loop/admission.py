@@ -1,0 +1,37 @@
+"""A bound on the samples that are under way."""
+
+import asyncio
+
+
+class Admission:
+    """Lets groups of samples in, first come first served, while there is room for a whole one."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._limit = limit
+        self._changed = asyncio.Condition()
+        self._turn = asyncio.Lock()
+
+    @property
+    def num_active(self) -> int:
+        """Samples under way."""
+        return self._limit - self._free
+
+    def take_now(self, num: int) -> bool:
+        """Room for `num` samples, if there is any and nobody waits before."""
+        if self._turn.locked() or self._free < num:
+            return False
+        self._free -= num
+        return True
+
+    async def take(self, num: int) -> None:
+        """Room for `num` samples, at most the limit, as soon as there is."""
+        async with self._turn, self._changed:
+            await self._changed.wait_for(lambda: self._free >= num)
+            self._free -= num
+
+    async def give_back(self, num: int) -> None:
+        """Samples have ended."""
+        async with self._changed:
+            self._free += num
+            self._changed.notify_all()

@@ -1,0 +1,80 @@
+"""What can be wrong with the settings, said when the plan is made."""
+
+from pathlib import Path
+
+from rlcore.config import RunConfig
+from rlcore.errors import ConfigError, nearest
+from rlcore_agent_loop.parsers import PARSERS
+from rlcore_agent_loop.settings import AgentLoopSettings
+
+HERE = "plugins.agent_loop"
+
+
+def check_settings(config: RunConfig, settings: AgentLoopSettings) -> None:
+    """ConfigError naming the key."""
+    _check_purpose(settings)
+    for name, tool in settings.tools.items():
+        _check_reference(f"{HERE}.tools.{name}.fn", tool.fn)
+    for name, server in settings.mcp.items():
+        if bool(server.command) == bool(server.url):
+            found = "both command and url" if server.url else "neither command nor url"
+            raise ConfigError(f"{HERE}.mcp.{name}: found {found}; needs one of them")
+    if settings.environment.fn:
+        _check_reference(f"{HERE}.environment.fn", settings.environment.fn)
+    if settings.agent.fn:
+        _check_reference(f"{HERE}.agent.fn", settings.agent.fn)
+    if settings.parser not in PARSERS:
+        if ":" not in settings.parser:
+            hint = nearest(settings.parser, list(PARSERS))
+            raise ConfigError(f"{HERE}.parser: there is no parser '{settings.parser}'; {hint}; or file.py:name")
+        _check_reference(f"{HERE}.parser", settings.parser)
+    _check_limits(config, settings)
+
+
+def _check_purpose(settings: AgentLoopSettings) -> None:
+    tools = [f"{HERE}.{name}" for name in ("tools", "mcp") if getattr(settings, name)]
+    if settings.agent.fn:
+        idle = [*tools, *([f"{HERE}.environment.fn"] if settings.environment.fn else [])]
+        if idle:
+            raise ConfigError(
+                f"{idle[0]}: it has no effect with {HERE}.agent.fn, whose program has tools of its own; leave one out"
+            )
+    elif not tools and not settings.environment.fn:
+        raise ConfigError(
+            f"{HERE}.tools: there is none, so no turn could follow the first; needs at least one, such as "
+            f"{HERE}.tools.add.fn=my_tools.py:add, or {HERE}.mcp, {HERE}.environment.fn, {HERE}.agent.fn, or "
+            "rollout.agent=single_turn"
+        )
+    if settings.tools_column and not tools:
+        raise ConfigError(f"{HERE}.tools_column: it has no effect without {HERE}.tools or {HERE}.mcp; leave it out")
+
+
+def _check_limits(config: RunConfig, settings: AgentLoopSettings) -> None:
+    lanes = {"rollout": config.rollout.samples_per_prompt}
+    if config.eval.sources:
+        lanes["eval"] = config.eval.samples_per_prompt
+    for name, num_samples in lanes.items():
+        if num_samples > settings.max_conversations:
+            raise ConfigError(
+                f"{HERE}.max_conversations: it is {settings.max_conversations}, but {name}.samples_per_prompt is "
+                f"{num_samples}, and the samples of a prompt begin together; needs at least that many"
+            )
+    if settings.turn_tokens > config.rollout.max_tokens:
+        raise ConfigError(
+            f"{HERE}.turn_tokens: it is {settings.turn_tokens}, and rollout.max_tokens={config.rollout.max_tokens} "
+            "bounds all turns together; lower it"
+        )
+
+
+def _check_reference(key: str, reference: str) -> None:
+    where, _, attribute = reference.rpartition(":")
+    if not where or not attribute:
+        raise ConfigError(f"{key}: found '{reference}'; needs file.py:name or module:name")
+    if where.endswith(".py") and not Path(where).is_file():
+        raise ConfigError(f"{key}: there is no file '{where}'; needs one, relative to {Path.cwd()}")
+
+
+def absolute(reference: str) -> str:
+    """The reference with a full path, as a child may run elsewhere."""
+    where, _, attribute = reference.rpartition(":")
+    return f"{Path(where).absolute()}:{attribute}" if where.endswith(".py") else reference

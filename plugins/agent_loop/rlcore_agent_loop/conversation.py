@@ -1,0 +1,203 @@
+"""One sample of the tool loop, a coroutine of its own: turns, calls and answers until something ends it."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlcore.agents import RolloutTask
+from rlcore.errors import ChildError, ConfigError
+from rlcore.types import Completion, Finish, Message, Sampling, Trajectory
+from rlcore_agent_loop.calls import ToolCall
+from rlcore_agent_loop.environments import Environments, SampleEnvironment
+from rlcore_agent_loop.episode import (
+    ENVIRONMENT,
+    FAILED,
+    MAX_TOKENS,
+    MAX_TURNS,
+    SAME_CALLS,
+    STOP,
+    TIME,
+    TURN_TOKENS,
+    Episode,
+    Part,
+)
+from rlcore_agent_loop.parsers import Parser
+from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.tools import SampleTools, Tools
+from rlcore_agent_loop.turns import Turns
+
+if TYPE_CHECKING:
+    from rlcore.tokens import Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Kit:
+    """What all conversations share."""
+
+    tokens: "Tokens"
+    tools: Tools
+    environments: Environments | None
+    parser: Parser
+    settings: AgentLoopSettings
+
+    def budget(self, num_prompt: int, max_tokens: int, who: str) -> int:
+        """Tokens that may follow a prompt; ConfigError when the context has no room for any."""
+        context = self.settings.context_tokens or self.tokens.context_length
+        if context is None:
+            return max_tokens
+        if num_prompt >= context:
+            raise ConfigError(
+                f"agent loop: the prompt '{who}' has {num_prompt} tokens, and "
+                f"{'plugins.agent_loop.context_tokens' if self.settings.context_tokens else 'the model window'} is "
+                f"{context}: nothing could be sampled; raise it, or lower data.max_prompt_tokens"
+            )
+        return min(max_tokens, context - num_prompt)
+
+    def turn_budget(self, rest: int) -> int:
+        """Tokens of the next turn when `rest` are left."""
+        return min(rest, self.settings.turn_tokens or rest)
+
+
+class Conversation:
+    """Runs one sample."""
+
+    def __init__(
+        self, kit: Kit, turns: Turns, task: RolloutTask, sample: int, sampling: Sampling, prompt_ids: Sequence[int]
+    ) -> None:
+        self._kit, self._turns, self._sampling = kit, turns, sampling
+        self._settings = kit.settings
+        self.episode = Episode(task, sample)
+        self._prompt_ids = prompt_ids
+        """Empty when the environment says how the conversation opens."""
+        self._name = f"{task.prompt.id}/{task.epoch}/{sample}"
+        self._opening: Sequence[Message] = task.prompt.messages
+        self._last_calls: list[tuple[str, str]] = []
+        self._num_same = 0
+        self._tools: SampleTools | None = None
+        self._environment: SampleEnvironment | None = None
+
+    async def run(self, first: "asyncio.Future[Completion] | None") -> list[Trajectory]:
+        """The finished sample; `first` is the first turn where the group's are sampled together."""
+        async with AsyncExitStack() as stack:
+            self._tools = self._kit.tools.open(self._name, self.episode.task.prompt)
+            stack.push_async_callback(self._tools.close)
+            if self._kit.environments is not None:
+                self._environment = self._kit.environments.open(self._name)
+                stack.push_async_callback(self._environment.close)
+            limit = asyncio.timeout(self._settings.time_s)
+            try:
+                async with limit:
+                    self.episode.ended_by = await self._converse(self._tools, first)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                self.episode.ended_by = TIME
+            self.episode.info["num_calls"] = self._tools.num_calls
+            self.episode.info["num_call_errors"] = self._tools.num_errors
+        if not self.episode.parts:
+            prompt = self.episode.task.prompt.messages
+            self.episode.parts.append(Part(list(self._kit.tokens.encode_prompt(prompt, self._tools.schemas))))
+        return self.episode.trajectories()
+
+    async def _converse(self, tools: SampleTools, first: "asyncio.Future[Completion] | None") -> str:
+        """Turns until one ends the sample; why it ended."""
+        if (problem := await self._open(tools)) is not None:
+            return problem
+        for turn in range(1, self._settings.max_turns + 1):
+            part = self.episode.parts[-1]
+            completion = await self._turn(part, turn, first if turn == 1 else None)
+            text = self._kit.tokens.decode(completion.token_ids.tolist())
+            part.sampled(completion, {"role": "assistant", "content": text})
+            if completion.finish is Finish.LENGTH:
+                return MAX_TOKENS if self._rest(part) <= 0 else TURN_TOKENS
+            began = time.monotonic()
+            ended, messages, restart = await self._answer(tools, text, last=turn == self._settings.max_turns)
+            part.waited(time.monotonic() - began)
+            if ended:
+                return ended
+            if restart:
+                self._begin(messages, tools)
+            elif not self._tell(part, messages):
+                return MAX_TOKENS
+        return MAX_TURNS
+
+    async def _open(self, tools: SampleTools) -> str | None:
+        """Begin the first part; why the sample ends here already, or None."""
+        if self._environment is None:
+            self.episode.parts.append(Part(list(self._prompt_ids)))
+            return None
+        task = self.episode.task
+        try:
+            self._opening = await self._environment.reset(task.prompt, task.seed + self.episode.sample)
+        except ChildError as error:
+            self.episode.info["error"] = str(error)
+            return FAILED
+        self._begin(self._opening, tools)
+        return None
+
+    def _begin(self, messages: Sequence[Message], tools: SampleTools) -> None:
+        ids = self._kit.tokens.encode_prompt(messages, tools.schemas)
+        self._kit.budget(len(ids), self._sampling.max_tokens, self.episode.task.prompt.id)
+        self.episode.parts.append(Part(list(ids)))
+        self._opening = messages
+
+    def _rest(self, part: Part) -> int:
+        """Tokens that the part may still take."""
+        who = self.episode.task.prompt.id
+        return self._kit.budget(part.num_prompt, self._sampling.max_tokens, who) - part.num_response
+
+    async def _turn(self, part: Part, turn: int, first: "asyncio.Future[Completion] | None") -> Completion:
+        if first is not None:
+            return await first
+        budget = self._kit.turn_budget(self._rest(part))
+        return await self._turns.next(self.episode.task, self.episode.sample, turn - 1, part.ids, budget)
+
+    def _tell(self, part: Part, messages: Sequence[Message]) -> bool:
+        """Append the messages and the opening of the next turn; False when no token could follow them."""
+        ids = self._kit.tokens.continuation(messages, part.ids[-1])
+        if len(ids) >= self._rest(part):
+            return False
+        part.told(ids, messages)
+        return True
+
+    async def _answer(self, tools: SampleTools, text: str, last: bool) -> tuple[str, Sequence[Message], bool]:
+        """(why the sample ends or '', what the policy is told, whether that begins a new part)."""
+        settings, calls = self._settings, list(self._kit.parser(text))
+        if calls:
+            if self._repeats(calls):
+                return SAME_CALLS, (), False
+            if last:
+                return MAX_TURNS, (), False
+            results = await tools.results(calls, settings.max_calls, settings.max_result_chars)
+            told = [
+                {"role": settings.result_role, "name": call.name or "tool", "content": result}
+                for call, result in zip(calls, results, strict=True)
+            ]
+            return "", told, False
+        if self._environment is None:
+            return STOP, (), False
+        try:
+            step = await self._environment.step([*self._opening, *self.episode.parts[-1].messages])
+        except ChildError as error:
+            self.episode.info["error"] = str(error)
+            return FAILED, (), False
+        self.episode.add_reward(step.reward)
+        if step.info:
+            self.episode.info["environment"] = dict(step.info)
+        if step.done:
+            return ENVIRONMENT, (), False
+        return (MAX_TURNS if last else ""), step.messages, step.restart
+
+    def _repeats(self, calls: Sequence[ToolCall]) -> bool:
+        """Whether this is one turn too many in a row with the same calls."""
+        made = [(call.name, repr(_sorted(call.arguments)) + call.problem) for call in calls]
+        self._num_same = self._num_same + 1 if made == self._last_calls else 1
+        self._last_calls = made
+        return self._num_same > self._settings.max_same_calls
+
+
+def _sorted(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(arguments.items(), key=lambda item: item[0])

@@ -1,0 +1,153 @@
+"""Environments: what answers the policy's turns that call no tool, such as user simulators and games."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcore.child import load_reference
+from rlcore.errors import ChildError
+from rlcore.types import Message, Prompt
+from rlcore_agent_loop.seats import Seat, Seats
+from rlcore_agent_loop.settings import EnvironmentSettings
+from rlcore_agent_loop.sources import within
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An environment's answer to a turn."""
+
+    messages: Sequence[Message] = ()
+    """What the policy is told; none is right only with `done`."""
+    done: bool = False
+    """The sample ends here."""
+    reward: float = 0.0
+    """Added to the sample's `environment_reward`."""
+    restart: bool = False
+    """`messages` are a new conversation: what follows is a part of its own, which does not see what was before."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Kept with the trajectory, as `info['environment']`; plain values."""
+
+
+class Environment:
+    """One object a sample; subclasses implement `step`, sync (run in a child process) or async (run on the loop).
+
+    Sync and async may not be mixed in one class.
+    """
+
+    def reset(self, prompt: Prompt, seed: int) -> Any:
+        """The opening messages; those of the prompt unless a subclass says otherwise."""
+        return prompt.messages
+
+    def step(self, messages: Sequence[Message]) -> Any:
+        """The answer, a `Step`, to a conversation that ends with the policy's turn."""
+        raise NotImplementedError(f"{type(self).__name__} has no step()")
+
+    def close(self) -> Any:
+        """The sample has ended."""
+
+
+class Environments:
+    """Makes the environment of each sample."""
+
+    def __init__(self, settings: EnvironmentSettings, seats: Seats) -> None:
+        self._settings, self._seats = settings, seats
+        self._class: Any = None
+
+    async def start(self) -> None:
+        """Learn whether it is async; the seats must have been started."""
+        if await self._seats.call(self._seats.free(), "environment", 60.0, "environment_is_async"):
+            self._class = await asyncio.to_thread(load_reference, self._settings.fn)
+
+    def open(self, sample: str) -> "SampleEnvironment":
+        """The environment of one sample, not yet reset."""
+        if self._class is not None:
+            return Here(self._class, self._settings)
+        return InChild(sample, self._settings, self._seats)
+
+
+class SampleEnvironment:
+    """An environment as the loop sees it; every method raises ChildError for whatever went wrong."""
+
+    async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
+        raise NotImplementedError
+
+    async def step(self, messages: Sequence[Message]) -> Step:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """The sample has ended; what goes wrong is logged."""
+
+
+class InChild(SampleEnvironment):
+    """A sync environment, in a child process."""
+
+    def __init__(self, sample: str, settings: EnvironmentSettings, seats: Seats) -> None:
+        self._sample, self._settings, self._seats = sample, settings, seats
+        self._seat: Seat = seats.free()
+        self._generation = -1
+
+    async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
+        found = await self._call("reset", self._sample, prompt, seed)
+        self._generation = self._seat.generation
+        return list(found)
+
+    async def step(self, messages: Sequence[Message]) -> Step:
+        return checked(await self._call("step", self._sample, [dict(each) for each in messages]))
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        generation = None if method == "reset" else self._generation
+        who, deadline_s = f"environment.{method}", self._settings.deadline_s
+        return await self._seats.call(self._seat, who, deadline_s, method, *args, generation=generation)
+
+    async def close(self) -> None:
+        if self._seat.generation != self._generation or not self._seat.child.alive:
+            return
+        try:
+            await self._call("release", self._sample)
+        except ChildError as error:
+            logger.warning("sample %s: %s", self._sample, error)
+
+
+class Here(SampleEnvironment):
+    """An async environment, on the loop."""
+
+    def __init__(self, cls: Any, settings: EnvironmentSettings) -> None:
+        self._class, self._settings = cls, settings
+        self._environment: Any = None
+
+    async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
+        async def work() -> Any:
+            self._environment = self._class(**self._settings.kwargs)
+            found = self._environment.reset(prompt, seed)
+            return await found if asyncio.iscoroutine(found) else found
+
+        return list(await within("environment.reset", self._settings.deadline_s, work()))
+
+    async def step(self, messages: Sequence[Message]) -> Step:
+        return checked(
+            await within("environment.step", self._settings.deadline_s, self._environment.step(list(messages)))
+        )
+
+    async def close(self) -> None:
+        close = getattr(self._environment, "close", None)
+        pending = close() if callable(close) else None
+        if asyncio.iscoroutine(pending):
+            try:
+                await within("environment.close", self._settings.deadline_s, pending)
+            except ChildError as error:
+                logger.warning("%s", error)
+
+
+def checked(step: Any) -> Step:
+    """The step, if it is one that the loop can go on with."""
+    if not isinstance(step, Step):
+        raise ChildError(f"environment.step returned {type(step).__name__}; needs rlcore_agent_loop.Step")
+    if not step.done and not step.messages:
+        raise ChildError("environment.step returned no messages and is not done; needs one of them")
+    if not isinstance(step.reward, (int, float)) or step.reward != step.reward:
+        raise ChildError(f"environment.step returned reward={step.reward!r}; needs a number")
+    return step

@@ -1,0 +1,20 @@
+"""Python functions as tool schemas, from their type hints and docstrings."""
+
+from types import MethodType
+from typing import Any
+
+from rlcore.errors import ConfigError, boundary
+
+
+def schema_of(name: str, target: Any) -> dict[str, Any]:
+    """The schema, in the form of OpenAI, of a function or of a class's `execute`, under the tool's own name.
+
+    ConfigError naming the tool when a type hint or an entry of the docstring's `Args:` is missing.
+    """
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    # A bound method, so that `self` is no argument; nothing is called on the object.
+    function = MethodType(vars(target)["execute"], object()) if isinstance(target, type) else target
+    with boundary(f"plugins.agent_loop.tools.{name}: its schema", ConfigError):
+        schema: dict[str, Any] = get_json_schema(function)
+    return {**schema, "function": {**schema["function"], "name": name}}

@@ -1,0 +1,79 @@
+"""How calls are written."""
+
+import pytest
+from rlcore_agent_loop.calls import ToolCall
+from rlcore_agent_loop.parsers import MAX_PARSED_CHARS, hermes, llama3_json, pythonic
+
+ADD = ToolCall("add", {"a": 1, "b": 2})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>', [ADD]),
+        ('so: <tool_call>{"name": "now"}</tool_call> and', [ToolCall("now", {})]),
+        (
+            "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n</function>\n"
+            "</tool_call>",
+            [ADD],
+        ),
+        (
+            "<tool_call><function=say><parameter=text>\ntwo\nlines\n</parameter></function></tool_call>",
+            [ToolCall("say", {"text": "two\nlines"})],
+        ),
+        ('<tool_call>{"name": "add"', []),
+        ("no call", []),
+    ],
+)
+def test_hermes_reads_json_and_xml_between_tags(text: str, expected: list[ToolCall]) -> None:
+    assert hermes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "add", "parameters": {"a": 1, "b": 2}}', [ADD]),
+        ('<|python_tag|>{"name": "now", "parameters": {}}; {"name": "add", "arguments": {"a": 1, "b": 2}}',
+         [ToolCall("now", {}), ADD]),
+        ('I think {"name": "add"}', []),
+    ],
+)  # fmt: skip
+def test_llama3_json_reads_a_turn_that_is_objects(text: str, expected: list[ToolCall]) -> None:
+    assert llama3_json(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[add(a=1, b=2)]", [ADD]),
+        ("add(a=1, b=2)", [ADD]),
+        ("[a.b(x=[1, {'y': None}]), now()]", [ToolCall("a.b", {"x": [1, {"y": None}]}), ToolCall("now", {})]),
+        ("The sum is add(a=1, b=2)", []),
+        ("", []),
+    ],
+)
+def test_pythonic_reads_a_turn_that_is_calls(text: str, expected: list[ToolCall]) -> None:
+    assert pythonic(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "problem"),
+    [
+        (hermes, "<tool_call>[" + "[" * 5000 + "</tool_call>", "the call is not JSON"),
+        (hermes, '<tool_call>{"name": 3}</tool_call>', "the call has no name"),
+        (hermes, "<tool_call><function=></tool_call>", "the call has no name"),
+        (llama3_json, '{"name": "add", ', "the call is not JSON"),
+        (llama3_json, '{"parameters": {}}', "the call has no name"),
+        (llama3_json, '{"name": "add", "parameters": [1]}', "the arguments are no object"),
+        (pythonic, "[add(1, 2)]", "arguments without a name"),
+        (pythonic, "[add(**x)]", "arguments without a name"),
+        (pythonic, "[add(a=open('x'))]", "an argument is no literal"),
+        (pythonic, "add(a=1))", "the call is not Python: SyntaxError"),
+        (pythonic, "add(a=" + "(" * 500 + ")", "the call is not Python"),
+        (pythonic, "add(a='" + "x" * MAX_PARSED_CHARS + "')", "at most"),
+        (pythonic, "[add(a=1), 5]", "the call is no call"),
+    ],
+)
+def test_what_cannot_be_called_says_why(parse: object, text: str, problem: str) -> None:
+    found = parse(text)  # type: ignore[operator]
+    assert problem in found[-1].problem
