@@ -55,7 +55,7 @@ def write_scored(directory: Path, rows: Sequence[Scored]) -> None:
 
 
 def read_scored(directory: Path, prompt: Callable[[str], Prompt]) -> list[Scored]:
-    """What `write_scored` wrote, in its order; `prompt` finds a prompt by its id. CheckpointError when it is no such."""
+    """What `write_scored` wrote, in its order; `prompt` finds a prompt by its id. CheckpointError if it is damaged."""
     if not directory.exists():
         return []
     try:

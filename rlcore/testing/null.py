@@ -12,7 +12,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ class NullSection:
     """Seconds that an update takes."""
     token_s: float = 0.0
     """Seconds that a token takes; all rows are decoded at once."""
+    logprobs_s: float = 0.0
+    """Seconds that a pass for log-probs takes, the reference's too."""
     save_s: float = 0.0
     """Seconds that saving takes."""
     fail_at_update: int = 0
@@ -61,6 +63,8 @@ class NullSection:
     """Generation raises when rows have reached this many tokens; 0: never."""
     nan_updates: tuple[int, ...] = ()
     """Updates, counted from 1, whose gradient is not finite."""
+    forget_version: int = 0
+    """The rollout misses this version and all later ones: it says that it samples with the one before; 0: none."""
 
 
 def log_softmax(logits_V: Float64s, temperature: float) -> Float64s:
@@ -97,6 +101,7 @@ class NullActor(ActorWorker):
         time.sleep(self.settings.setup_s)
 
     def logprobs(self, batch: Batch) -> Ref[Float32s]:
+        time.sleep(self.settings.logprobs_s)
         return Ref(logprobs_of(self.logits_V, batch, self.context.config.rollout.temperature))
 
     def update(self, minibatch: Batch) -> Metrics:
@@ -200,6 +205,8 @@ class NullReference(ReferenceWorker):
         """There is nothing to load."""
 
     def logprobs(self, batch: Batch) -> Ref[Float32s]:
+        settings: NullSection = self.context.section or NullSection()
+        time.sleep(settings.logprobs_s)
         uniform_V = np.zeros(ByteTokens.VOCABULARY)
         return Ref(logprobs_of(uniform_V, batch, self.context.config.rollout.temperature))
 
@@ -213,36 +220,70 @@ class NullRollout(RolloutWorker):
         self._actor = self.context.host
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        """Short completions first, as if all rows were decoded together, a token every `token_s`."""
+        """Short completions first, as if all rows were decoded together, a token every `token_s`.
+
+        When the weights change meanwhile, rows that have not ended go on with the new ones.
+        """
         settings, began = self._actor.settings, time.monotonic()
-        drawn = [self._draw(each, sample) for each in sorted(requests, key=lambda r: r.id) for sample in range(each.n)]
-        decoded = 0
-        for completion in sorted(drawn, key=lambda each: (len(each.token_ids), each.request_id, each.sample)):
-            await asyncio.sleep(settings.token_s * (len(completion.token_ids) - decoded))
-            decoded = len(completion.token_ids)
+        rows = [_Row(each, sample) for each in sorted(requests, key=lambda r: r.id) for sample in range(each.n)]
+        weights, decoded = None, 0
+        while rows:
+            if weights != (weights := (self._actor.version, self._actor.num_updates)):
+                for row in rows:
+                    row.draw(self._actor.logits_V, self._version(), decoded)
+                rows.sort(key=lambda row: (len(row.ids_N), row.request.id, row.sample), reverse=True)
+            row = rows[-1]
+            if decoded < len(row.ids_N):
+                # with nothing to wait for, or between two tokens when the weights may change
+                num = 1 if settings.token_s else len(row.ids_N) - decoded
+                await asyncio.sleep(settings.token_s * num)
+                decoded += num
             if settings.fail_at_token and decoded >= settings.fail_at_token:
                 raise RuntimeError(f"token {decoded} fails, as plugins.null.fail_at_token says")
-            yield replace(completion, generate_s=time.monotonic() - began)
+            if decoded >= len(row.ids_N):
+                yield rows.pop().completion(time.monotonic() - began)
 
-    def _draw(self, request: GenerateRequest, sample: int) -> Completion:
-        sampling = request.sampling
-        logprobs_V = log_softmax(self._actor.logits_V, sampling.temperature)
+    def _version(self) -> int:
+        version, forgotten = self._actor.version, self._actor.settings.forget_version
+        return min(version, forgotten - 1) if forgotten else version
+
+
+class _Row:
+    """A sample while it is decoded."""
+
+    def __init__(self, request: GenerateRequest, sample: int) -> None:
+        self.request, self.sample = request, sample
+        self._uniforms_N = np.random.default_rng([request.seed, sample]).random(request.sampling.max_tokens)
+        self._drawn_N = np.zeros(request.sampling.max_tokens, np.int32)
+        self._logprobs_N = np.zeros(request.sampling.max_tokens, np.float32)
+        self._version: int | None = None
+        self._finish = Finish.LENGTH
+        self.ids_N = self._drawn_N
+
+    def draw(self, logits_V: Float64s, version: int, start: int) -> None:
+        """Draw the tokens from `start` on with these weights."""
+        sampling = self.request.sampling
+        logprobs_V = log_softmax(logits_V, sampling.temperature)
         if sampling.temperature == 0:
-            ids_N = np.full(sampling.max_tokens, int(logprobs_V.argmax()), np.int32)
+            self._drawn_N[start:] = int(logprobs_V.argmax())
         else:
-            generator = np.random.default_rng([request.seed, sample])
-            chances_V = np.exp(logprobs_V)
-            ids_N = generator.choice(len(chances_V), sampling.max_tokens, p=chances_V / chances_V.sum()).astype(
-                np.int32
-            )
-        length, finish = _end(ids_N, sampling)
+            sums_V = np.exp(logprobs_V).cumsum()
+            self._drawn_N[start:] = np.searchsorted(sums_V / sums_V[-1], self._uniforms_N[start:], side="right")
+        self._logprobs_N[start:] = logprobs_V[self._drawn_N[start:]]
+        self._version = version if self._version is None else min(version, self._version)
+        length, self._finish = _end(self._drawn_N, sampling)
+        self.ids_N = self._drawn_N[:length]
+
+    def completion(self, generate_s: float) -> Completion:
+        """The row, which has ended."""
         return Completion(
-            request_id=request.id,
-            sample=sample,
-            token_ids=ids_N[:length].copy(),
-            logprobs=logprobs_V[ids_N[:length]].astype(np.float32),
-            finish=finish,
-            version=self._actor.version,
+            request_id=self.request.id,
+            sample=self.sample,
+            token_ids=self.ids_N.copy(),
+            logprobs=self._logprobs_N[: len(self.ids_N)].copy(),
+            finish=self._finish,
+            version=self._version or 0,
+            generate_s=generate_s,
         )
 
 
