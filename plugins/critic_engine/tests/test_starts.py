@@ -1,0 +1,219 @@
+"""What a critic starts from, and every way in which that can be wrong: named before the first step, nothing updated."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rlcore_critic_engine.settings import CriticSettings
+from rlcore_critic_engine.worker import HfCritic
+
+from rlcore.config import LoraConfig, ModelConfig, RunConfig
+from rlcore.errors import CheckpointError, ConfigError, RlcoreError, WorkerError
+from rlcore.testing.tiny import random_batch, write_tiny_model
+from rlcore.types import Batch, Ref, TokenArrays
+from rlcore.workers import WorkerContext
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The policy `llama`, a `wide` one and a `qwen` of its shapes, one with a `small` vocabulary, one `blind`."""
+    directory = tmp_path_factory.mktemp("models")
+    write_tiny_model(directory / "llama")
+    write_tiny_model(directory / "wide", hidden_size=64)
+    write_tiny_model(directory / "qwen", architecture="Qwen2", num_key_value_heads=4)
+    write_tiny_model(directory / "small", vocab_size=257)
+    write_tiny_model(directory / "blind", max_position_embeddings=8)
+    return directory
+
+
+def critic(models: Path, **settings: Any) -> HfCritic:
+    """A critic beside the policy `llama`, set up."""
+    worker = HfCritic(
+        WorkerContext(
+            role="critic",
+            replica=0,
+            rank=0,
+            num_ranks=1,
+            config=RunConfig(model=ModelConfig(path=str(models / "llama"), tokenizer="bytes")),
+            section=CriticSettings(**{"lr": 1e-2, **settings}),
+            references={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
+            run_dir=models,
+            seed=0,
+            threads=1,
+            device="cpu",
+        )
+    )
+    worker.setup()
+    return worker
+
+
+def ready() -> Batch:
+    batch = random_batch()
+    mask_BT = batch.tokens.get().loss_mask_BT
+    values_BT, returns_BT = (np.where(mask_BT, each, 0).astype(np.float32) for each in (0.0, 0.7))
+    return replace(batch, values=Ref(values_BT), returns=Ref(returns_BT))
+
+
+def saved(models: Path, directory: Path, **settings: Any) -> HfCritic:
+    """A critic after an update, saved in `directory`."""
+    worker = critic(models, **settings)
+    worker.update(ready())
+    worker.save(directory)
+    return worker
+
+
+def refused(error: type[RlcoreError], make: Any) -> str:
+    with pytest.raises(error) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["wide", "qwen"])
+def test_another_model_with_the_policys_tokens_can_be_the_critic(models: Path, name: str) -> None:
+    worker = critic(models, path=str(models / name))
+    assert not worker.values(ready()).get().any()
+    worker.update(ready())
+    assert worker.values(ready()).get().any()
+
+
+def test_a_saved_critic_is_taken_up_with_its_head(models: Path, tmp_path: Path) -> None:
+    worker = saved(models, tmp_path)
+    other = critic(models, path=str(tmp_path / "model"), head="saved")
+    assert np.array_equal(other.values(ready()).get(), worker.values(ready()).get())
+    assert other.engine.updates_done == 0
+
+
+def test_a_value_model_that_was_saved_without_its_head_is_refused(models: Path, tmp_path: Path) -> None:
+    saved(models, tmp_path)
+    (tmp_path / "model" / "value_head.safetensors").unlink()
+    said = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "model"), head="saved"))
+    assert "no value_head.safetensors" in said
+    assert "head=new" in said
+
+
+def test_a_head_that_would_be_left_out_is_refused(models: Path, tmp_path: Path) -> None:
+    saved(models, tmp_path)
+    said = refused(ConfigError, lambda: critic(models, path=str(tmp_path / "model")))
+    assert "head=saved" in said
+
+
+def test_the_head_of_another_model_is_refused(models: Path, tmp_path: Path) -> None:
+    saved(models, tmp_path / "llama")
+    saved(models, tmp_path / "wide", path=str(models / "wide"))
+    source = tmp_path / "wide" / "model" / "value_head.safetensors"
+    source.replace(tmp_path / "llama" / "model" / "value_head.safetensors")
+    said = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "llama" / "model"), head="saved"))
+    assert "[1, 64]" in said
+    assert "[1, 32]" in said
+
+
+def test_a_damaged_head_is_refused(models: Path, tmp_path: Path) -> None:
+    saved(models, tmp_path)
+    (tmp_path / "model" / "value_head.safetensors").write_bytes(b"torn")
+    assert "value_head.safetensors" in refused(
+        CheckpointError, lambda: critic(models, path=str(tmp_path / "model"), head="saved")
+    )
+
+
+def test_adapters_without_their_model_are_refused_as_a_start(models: Path, tmp_path: Path) -> None:
+    saved(models, tmp_path, lora=LoraConfig(enabled=True, rank=2))
+    said = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "model"), head="saved"))
+    assert "without a model" in said
+
+
+def test_a_model_with_another_vocabulary_is_refused(models: Path) -> None:
+    said = refused(ConfigError, lambda: critic(models, path=str(models / "small")))
+    assert "257" in said
+    assert "264" in said
+
+
+def test_a_model_with_another_tokenizer_is_refused(models: Path, tmp_path: Path) -> None:
+    import json
+    import shutil
+
+    for name, vocabulary in (("llama", {"a": 0, "b": 1}), ("wide", {"b": 0, "a": 1})):
+        shutil.copytree(models / name, tmp_path / name)
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    assert "tokenizer" in refused(ConfigError, lambda: critic(tmp_path, path=str(tmp_path / "wide")))
+
+
+def test_what_is_no_model_is_refused(models: Path, tmp_path: Path) -> None:
+    assert str(tmp_path) in refused(ConfigError, lambda: critic(models, path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["wide", "qwen"])
+def test_a_checkpoint_of_another_architecture_is_refused_and_the_critic_stays_as_it_was(
+    models: Path, tmp_path: Path, name: str
+) -> None:
+    saved(models, tmp_path, path=str(models / name))
+    worker = critic(models)
+    before_BT = worker.update(ready())
+    values_BT = worker.values(ready()).get()
+    assert "model" in refused(CheckpointError, lambda: worker.restore(tmp_path))
+    assert np.array_equal(worker.values(ready()).get(), values_BT)
+    assert before_BT["critic/skipped"] == 0.0
+
+
+def state_of(worker: HfCritic, directory: Path) -> bytes:
+    """Weights and optimizer, as a checkpoint holds them."""
+    worker.save(directory)
+    files = ("model/model.safetensors", "model/value_head.safetensors", "trainer_state.safetensors")
+    return b"".join((directory / each).read_bytes() for each in files)
+
+
+def test_values_that_are_not_numbers_stop_the_run_before_any_update(models: Path, tmp_path: Path) -> None:
+    worker = saved(models, tmp_path / "a")
+    with torch.no_grad():
+        worker.engine.model.value_head.bias.fill_(float("nan"))  # type: ignore[union-attr,operator]
+    before = state_of(worker, tmp_path / "b")
+    said = refused(WorkerError, lambda: worker.values(ready()))
+    assert "not finite" in said
+    assert "nothing was updated" in said
+    assert state_of(worker, tmp_path / "c") == before
+
+
+def test_targets_that_are_not_numbers_skip_the_update_and_end_the_run_when_they_go_on(
+    models: Path, tmp_path: Path
+) -> None:
+    worker = saved(models, tmp_path / "a", max_skipped_updates=2)
+    before, batch = state_of(worker, tmp_path / "b"), ready()
+    bad = replace(batch, returns=Ref(np.where(batch.tokens.get().loss_mask_BT, np.nan, 0).astype(np.float32)))
+    assert worker.update(bad)["critic/skipped"] == 1.0
+    said = refused(WorkerError, lambda: worker.update(bad))
+    assert "plugins.critic_engine.max_skipped_updates=2" in said
+    assert _weights(before, tmp_path / "b") == _weights(state_of(worker, tmp_path / "c"), tmp_path / "c")
+
+
+def _weights(_: bytes, directory: Path) -> list[bytes]:
+    """Everything but the counter of skipped updates, which is no tensor."""
+    names = ("model/model.safetensors", "model/value_head.safetensors", "trainer_state.safetensors")
+    return [(directory / each).read_bytes() for each in names]
+
+
+def test_a_minibatch_without_a_sampled_token_is_an_error_and_nothing_moves(models: Path, tmp_path: Path) -> None:
+    worker = saved(models, tmp_path / "a")
+    before, batch = state_of(worker, tmp_path / "b"), ready()
+    tokens = batch.tokens.get()
+    masked = TokenArrays(
+        tokens.token_ids_BT, tokens.valid_BT, np.zeros_like(tokens.loss_mask_BT), tokens.rollout_logprobs_BT
+    )
+    nothing = replace(batch, tokens=Ref(masked), num_sampled_B=np.zeros_like(batch.num_sampled_B))
+    assert "none of the 8 rows" in refused(WorkerError, lambda: worker.update(nothing))
+    assert state_of(worker, tmp_path / "c") == before
+
+
+def test_a_minibatch_that_the_loss_leaves_out_moves_nothing_either(models: Path, tmp_path: Path) -> None:
+    worker = saved(models, tmp_path / "a")
+    before, batch = state_of(worker, tmp_path / "b"), ready()
+    left_out = replace(batch, weights_B=np.zeros(len(batch), dtype=np.float32))
+    assert worker.update(left_out) == {"critic/skipped": 1.0}
+    assert state_of(worker, tmp_path / "c") == before
+
+
+def test_a_row_that_does_not_fit_the_critics_window_is_refused(models: Path) -> None:
+    worker = critic(models, path=str(models / "blind"))
+    assert "window holds 8" in refused(ConfigError, lambda: worker.values(ready()))
