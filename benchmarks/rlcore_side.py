@@ -10,19 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from channel import Channel
+from live import live
 
 from rlcore.actor import ActorWorker
-from rlcore.algo.kl import kl_controller
 from rlcore.algo.step import weigh
 from rlcore.batch import collate
-from rlcore.data import PromptOrder
-from rlcore.launch import Run, launch, plan_run
-from rlcore.metrics import MetricsLog, TrajectoryLog, read
-from rlcore.terminal import Terminal
-from rlcore.track import Trackers
+from rlcore.launch import Run
+from rlcore.metrics import read
 from rlcore.train.session import load_data
-from rlcore.train.trainer import Progress, Sinks, Trainer
+from rlcore.train.trainer import Trainer
 from rlcore.types import (
     Batch,
     Finish,
@@ -40,22 +39,13 @@ from rlcore.types import (
 
 async def serve(channel: Channel, spec: dict[str, Any]) -> None:
     """Launch what the spec describes and answer questions until the channel is closed."""
-    plan = plan_run([spec["config"]], spec.get("overrides", []), spec.get("plugins", []))
     run_dir = Path(spec["run_dir"])
-    run_dir.mkdir(parents=True, exist_ok=True)
-    prompts, heldout = load_data(plan.config)
-    async with launch(plan, run_dir) as run:
-        order = PromptOrder(prompts, dict.fromkeys(prompts, 1.0), plan.config.train.seed, plan.config.data.shuffle)
-        sinks = Sinks(
-            MetricsLog(run_dir),
-            TrajectoryLog(run_dir),
-            Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml),
-            Terminal(),
-        )
-        trainer = Trainer(run, Progress(0, order, kl_controller(plan.config.algo.kl)), heldout, sinks)
+    async with live(spec["config"], spec.get("overrides", []), spec.get("plugins", []), run_dir) as trainer:
+        run = trainer.run
+        prompts = load_data(run.plan.config)[0]
         facts = await trainer.actor.call(ActorWorker.facts)
         encoded = [list(run.tokens.encode_prompt(each.messages)) for source in prompts.values() for each in source]
-        memory = dict(getattr(plan, "memory_bytes", None) or {})
+        memory = dict(getattr(run.plan, "memory_bytes", None) or {})
         channel.send({"facts": facts, "prompt_ids": encoded, "memory_bytes": memory})
         while (question := await asyncio.to_thread(channel.receive)) is not None:
             channel.send(await answer(run, trainer, run_dir, question))
@@ -128,7 +118,7 @@ def fixed_batch(run: Run, question: dict[str, Any]) -> Batch:
         previous = prompt_ids
         groups[-1].append(fixed_row(len(groups), len(groups[-1]), prompt_ids, completion_ids))
     batch = collate(groups, run.tokens.pad_id)
-    batch = replace(batch, advantages_B=as_float32(question["advantages"]))
+    batch = replace(batch, advantages_B=np.array(question["advantages"], dtype=np.float32))
     if "old_logprobs" in question:
         old_BT = batch.tokens.get().rollout_logprobs_BT.copy()
         for row, logprobs in enumerate(question["old_logprobs"]):
@@ -139,34 +129,20 @@ def fixed_batch(run: Run, question: dict[str, Any]) -> Batch:
 
 def fixed_row(group: int, sample: int, prompt_ids: list[int], completion_ids: list[int]) -> Scored:
     """One row of a fixed batch."""
-    token_ids = as_int32([*prompt_ids, *completion_ids])
-    mask = as_int32(range(len(token_ids))) >= len(prompt_ids)
+    token_ids = np.array([*prompt_ids, *completion_ids], dtype=np.int32)
+    mask: npt.NDArray[np.bool_] = np.arange(len(token_ids)) >= len(prompt_ids)
     prompt = Prompt(f"fixed/{group}", ({"role": "user", "content": ""},), None, "fixed")
     trajectory = Trajectory(
         id=TrajectoryId(prompt.id, 0, sample),
         prompt=prompt,
         token_ids=token_ids,
         loss_mask=mask,
-        logprobs=as_float32([0.0] * len(token_ids)),
+        logprobs=np.zeros(len(token_ids), dtype=np.float32),
         completion="",
         finish=Finish.STOP,
         versions=((len(prompt_ids), 0),),
     )
     return Scored(trajectory, Reward(0.0))
-
-
-def as_int32(values: Any) -> Any:
-    """As a numpy array."""
-    import numpy as np
-
-    return np.array(list(values), dtype=np.int32)
-
-
-def as_float32(values: Any) -> Any:
-    """As a numpy array."""
-    import numpy as np
-
-    return np.array(list(values), dtype=np.float32)
 
 
 def main() -> None:

@@ -1,7 +1,6 @@
 """What is compared: prompts, lengths, and the arithmetic that a step of them needs."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,38 +10,9 @@ import numpy as np
 
 NEVER = "<|never|>"
 """An end-of-sequence token whose id lies beyond the vocabulary, so that no model can sample it."""
-WORDS = [
-    "river",
-    "stone",
-    "market",
-    "window",
-    "letter",
-    "garden",
-    "engine",
-    "winter",
-    "paper",
-    "bridge",
-    "simple",
-    "yellow",
-    "morning",
-    "silver",
-    "music",
-    "number",
-    "forest",
-    "kitchen",
-    "travel",
-    "ocean",
-    "summer",
-    "doctor",
-    "pencil",
-    "mountain",
-    "village",
-    "history",
-    "ticket",
-    "corner",
-    "button",
-    "island",
-]
+_TEXT = """river stone market window letter garden engine winter paper bridge simple yellow morning silver music number
+forest kitchen travel ocean summer doctor pencil mountain village history ticket corner button island"""
+WORDS = tuple(_TEXT.split())
 
 
 @dataclass(frozen=True)
@@ -68,7 +38,7 @@ class Scenario:
         """The number of new tokens of each row, prompt by prompt: the same in every call."""
         if not self.varying:
             return [self.new_tokens] * self.rows
-        drawn = np.random.default_rng(20).exponential(0.36 * self.new_tokens, self.rows)
+        drawn = np.random.default_rng(20).exponential(0.40 * self.new_tokens, self.rows)
         return [int(value) for value in np.clip(np.ceil(drawn), 1, self.new_tokens)]
 
     def facts(self) -> dict[str, Any]:
@@ -133,14 +103,13 @@ def write_endless_model(model: Path, directory: Path) -> Path:
         "{% if messages[-1]['role'] == 'assistant' %}{{ messages[-1]['content'] }}{% else %}" + template + "{% endif %}"
     )
     tokenizer.save_pretrained(directory)
+    ends = {"eos_token_id": tokenizer.eos_token_id}
+    stated = model / "generation_config.json"
+    settings = json.loads(stated.read_text()) if stated.exists() else {}
+    (directory / stated.name).write_text(json.dumps(settings | ends))
     for file in model.iterdir():
-        if file.name in ("config.json", "generation_config.json"):
-            settings = json.loads(file.read_text()) | {"eos_token_id": tokenizer.eos_token_id}
-            (directory / file.name).write_text(json.dumps(settings))
-        elif file.suffix == ".safetensors" or file.name.endswith(".index.json"):
+        if file.suffix == ".safetensors" or file.name in ("config.json", "model.safetensors.index.json"):
             (directory / file.name).symlink_to(file.resolve())
-    if not (directory / "generation_config.json").exists():
-        shutil.copy(directory / "config.json", directory / "generation_config.json")
     return directory
 
 

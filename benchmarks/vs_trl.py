@@ -122,13 +122,14 @@ class Comparison:
         return facts
 
     def fixed_rows(self, rows: int, varying: bool) -> dict[str, Any]:
-        """Rows for the gate and for warming up: real prompts, random completions and advantages."""
+        """Rows for the gate and for warming up: prompts, cut short where they are to vary, random completions."""
         rng = random.Random(3)
         scenario = self.scenario
         lengths = [rng.randint(1, scenario.new_tokens) if varying else scenario.new_tokens for _ in range(rows)]
+        prompts = [ids[index:] if varying else ids for index, ids in enumerate(self.prompt_ids)]
         return {
             "distinct_prompt_ids": self.prompt_ids,
-            "prompt_ids": [self.prompt_ids[row // 2 % scenario.prompts] for row in range(rows)],
+            "prompt_ids": [prompts[row // 2 % scenario.prompts] for row in range(rows)],
             "completion_ids": [[rng.randrange(3, self._vocabulary) for _ in range(length)] for length in lengths],
             "advantages": [rng.gauss(0, 1) for _ in range(rows)],
         }

@@ -1,0 +1,30 @@
+"""A run as `rlcore train` launches it, held between two steps: the production plan, workers, session and trainer."""
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from rlcore.launch import launch, plan_run
+from rlcore.train.session import Session, load_data
+from rlcore.train.signals import StopRequest
+from rlcore.train.trainer import Trainer
+
+
+@asynccontextmanager
+async def live(
+    config: Mapping[str, Any], overrides: Sequence[str], plugins: Sequence[str], run_dir: Path
+) -> AsyncIterator[Trainer]:
+    """The trainer of a launched run, with every sink of a real one; what its terminal says goes nowhere."""
+    plan = plan_run([config], overrides, plugins)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    prompts, heldout = load_data(plan.config)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        async with launch(plan, run_dir) as run:
+            session = Session(plan, run_dir, run, prompts, heldout, StopRequest(finish_step=False))
+            trainer = session._trainer  # `Session.train` takes all steps at once; a benchmark takes them one by one
+            try:
+                yield trainer
+            finally:
+                await trainer.flight.close()
