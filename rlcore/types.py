@@ -323,7 +323,10 @@ class Completion(ReadOnlyArrays):
     """(N,) log-probs under softmax(logits / temperature), untruncated."""
     finish: Finish
     version: int
+    """Of the weights that sampled the first token."""
     generate_s: float = 0.0
+    versions: tuple[tuple[int, int], ...] = ()
+    """(offset in token_ids, version) of each run of tokens sampled with one version; empty: `version` sampled all."""
 
 
 def frozen_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

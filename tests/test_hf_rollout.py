@@ -56,7 +56,7 @@ def engine_of(path: Path, **settings: Any) -> TrainEngine:
 
 
 def sampler_of(engine: TrainEngine, max_rows: int = 64) -> EmbeddedSampler:
-    return EmbeddedSampler(engine.policy, ByteTokens(), max_rows=max_rows, device=CPU)
+    return EmbeddedSampler(engine.policy, ByteTokens(), max_rows=max_rows, device=CPU, version=lambda: 3)
 
 
 def requests_of(sampling: Sampling, num: int = 4, n: int = 2) -> list[GenerateRequest]:
@@ -66,7 +66,7 @@ def requests_of(sampling: Sampling, num: int = 4, n: int = 2) -> list[GenerateRe
 
 def generated(sampler: EmbeddedSampler, requests: Sequence[GenerateRequest]) -> dict[tuple[str, int], Completion]:
     async def run() -> list[Completion]:
-        return [each async for each in sampler.generate(requests, version=3)]
+        return [each async for each in sampler.generate(requests)]
 
     completions = asyncio.run(run())
     found = {(each.request_id, each.sample): each for each in completions}
@@ -226,11 +226,12 @@ def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(llama: Pa
 
 def test_each_prompt_is_computed_once_for_all_its_samples(llama: Path) -> None:
     engine = engine_of(llama)
+    sampler = sampler_of(engine)
     shapes: list[tuple[int, ...]] = []
     handle = engine.policy.transformer.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    generated(sampler_of(engine), requests_of(replace(GREEDY, max_tokens=5), num=3, n=8))
+    generated(sampler, requests_of(replace(GREEDY, max_tokens=5), num=3, n=8))
     handle.remove()
     assert shapes[0] == (3, 9)
     assert shapes[1] == (24, 1)
@@ -238,12 +239,13 @@ def test_each_prompt_is_computed_once_for_all_its_samples(llama: Path) -> None:
 
 def test_rows_that_ended_leave_the_batch(llama: Path) -> None:
     engine = engine_of(llama)
+    sampler = sampler_of(engine)
     rows: list[int] = []
     requests = [replace(each, sampling=Sampling(max_tokens=4 * i + 2)) for i, each in enumerate(requests_of(GREEDY))]
     handle = engine.policy.transformer.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    generated(sampler_of(engine), requests)
+    generated(sampler, requests)
     handle.remove()
     assert rows[1] == 8
     assert rows[-1] <= 2
@@ -263,7 +265,7 @@ def test_each_completion_is_yielded_when_it_ends_and_other_tasks_run_meanwhile(l
 
     async def run() -> list[int]:
         other = asyncio.create_task(count())
-        seen = [turns async for _ in sampler.generate(requests, version=0)]
+        seen = [turns async for _ in sampler.generate(requests)]
         other.cancel()
         return seen
 
@@ -315,8 +317,3 @@ def test_a_model_with_recurrent_state_is_refused(llama: Path) -> None:
     engine.policy.transformer.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ConfigError, match=r"linear_attention.*another rollout backend"):
         sampler_of(engine)
-
-
-def test_an_attention_that_cannot_mask_padding_is_refused(llama: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.attention=eager cannot mask padding in actor\.dtype=float64"):
-        sampler_of(engine_of(llama, attention="eager", dtype="float64"))

@@ -15,14 +15,14 @@ from tqdm import tqdm
 from rlcore import metrics
 from rlcore.actor import ActorWorker
 from rlcore.backends.hf import export_model
-from rlcore.errors import ConfigError, WorkerError
+from rlcore.errors import ConfigError
 from rlcore.launch import launch, plan_run
 from rlcore.reference import ReferenceWorker
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.train import train
-from rlcore.types import GenerateRequest, Lane, Sampling
+from rlcore.types import Completion, GenerateRequest, Lane, Sampling
 
 tqdm.monitor_interval = 0  # peft merges under a progress bar, whose watching thread would outlive the test
 # peft 0.21 reads an attribute that transformers 5.23 has renamed.
@@ -115,18 +115,26 @@ def test_completions_carry_the_published_version(config: dict[str, Any], tmp_pat
     assert asyncio.run(story()) == [5, 5]
 
 
-def test_an_update_while_rows_are_sampled_is_an_error(config: dict[str, Any], tmp_path: Path) -> None:
-    async def story() -> None:
+def test_rows_that_outlive_an_update_go_on_with_the_new_weights(config: dict[str, Any], tmp_path: Path) -> None:
+    async def story() -> dict[str, Completion]:
         async with launch(plan_run([config], []), tmp_path / "run") as run:
             requests = [
                 GenerateRequest(name, (65, 66), Sampling(max_tokens=tokens), 1, 0)
                 for name, tokens in (("a", 1), ("b", 200))
             ]
-            async for _ in run.generator.generate(requests, Lane.TRAIN):
-                await run.actor.replicas[0].call(ActorWorker.update, random_batch())
+            found = {}
+            async for each in run.generator.generate(requests, Lane.TRAIN):
+                found[each.request_id] = each
+                if each.request_id == "a":
+                    await run.actor.replicas[0].call(ActorWorker.update, random_batch())
+                    await run.actor.replicas[0].call(ActorWorker.publish, 1)
+            return found
 
-    with pytest.raises(WorkerError, match=r"rollout\[0.*weights of version 0 were updated while request 'b'"):
-        asyncio.run(story())
+    found = asyncio.run(story())
+    assert found["a"].versions == ((0, 0),)
+    assert [version for _, version in found["b"].versions] == [0, 1]
+    assert 0 < found["b"].versions[1][0] < len(found["b"].token_ids)
+    assert found["b"].version == 0
 
 
 def test_a_prompt_beyond_the_window_stops_the_run_with_its_numbers(config: dict[str, Any]) -> None:

@@ -51,7 +51,9 @@ class SingleTurn(AgentLoop):
             logprobs=np.concatenate([np.zeros(num_prompt, dtype=np.float32), completion.logprobs]),
             completion=self._tokens.decode(completion.token_ids.tolist()),
             finish=completion.finish,
-            versions=((num_prompt, completion.version),),
+            versions=tuple(
+                (num_prompt + offset, version) for offset, version in completion.versions or ((0, completion.version),)
+            ),
             timing=FrozenDict({"generate_s": completion.generate_s}),
         )
 

@@ -61,7 +61,7 @@ def generated(engine: TrainEngine, tokens: Tokens, sampling: Sampling, n: int) -
     sampler = EmbeddedSampler(engine.policy, tokens, max_rows=64, device=torch.device("cpu"))
 
     async def run() -> list[Completion]:
-        return [each async for each in sampler.generate(requests, version=0)]
+        return [each async for each in sampler.generate(requests)]
 
     completions = sorted(asyncio.run(run()), key=lambda each: (each.request_id, each.sample))
     return [completions[start : start + n] for start in range(0, len(completions), n)]

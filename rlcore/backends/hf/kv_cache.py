@@ -1,73 +1,232 @@
-"""A key-value cache for transformers models whose rows can be copied, dropped and extended without copying the rest."""
+"""A key-value cache of rows that share prompts: each prompt is held once, and each row holds what it sampled itself.
 
+Both are tables of slots without gaps. A row that ends is replaced by the last one, so that the live rows are always
+the first ones, and nothing but that one row is copied. Tokens stand at the left of their slot: index is position.
+
+Letters: G prompts, P positions of the longest of them, R rows, L positions of the longest row's own part, T tokens of
+one forward pass, h key-value heads, D size of a head.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin
 
-GROWTH = 128
-"""Positions by which a layer's store grows at least."""
+MASKED = -1e30
+"""What hides a position from attention: finite, so that a row none of whose prompt is seen gives no NaN."""
+GROWTH = 64
+"""Positions by which the tables grow at least."""
 
 
-class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """One layer: keys and values are views of stores with room for more positions.
+@dataclass(frozen=True, eq=False)
+class PromptPass:
+    """A forward pass over prompts that fill the slots from `first` on, padded on the right."""
 
-    transformers' DynamicLayer copies the whole cache for every token; this one copies it once in `GROWTH` tokens.
-    """
+    first: int
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)  # type: ignore[no-untyped-call]
-        self._stores: tuple[Tensor, Tensor] | None = None
+
+@dataclass(frozen=True, eq=False)
+class RowPass:
+    """A forward pass of `tokens` tokens over the rows `first` .. `first + len(own_R)`."""
+
+    first: int
+    tokens: int
+    group_R: Tensor
+    """Each row's prompt slot."""
+    prompt_R: Tensor
+    """Tokens of each row's prompt."""
+    own_R: Tensor
+    """Tokens of its own that each row holds before this pass."""
+    num_prompts: int
+    longest_prompt: int
+    longest_own: int
+    """Positions of the rows' own parts after this pass."""
+    rows_GW: Tensor
+    """The rows of each prompt, as indices into this pass, filled up with any row."""
+    place_R: Tensor
+    """Each row's place in `rows_GW`, flat."""
+    _masks: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> slice:
+        """The slots of this pass."""
+        return slice(self.first, self.first + len(self.own_R))
+
+    @cached_property
+    def steps_R(self) -> Tensor:
+        """0, 1, ... over the rows."""
+        return torch.arange(len(self.own_R), device=self.own_R.device)
+
+    @property
+    def positions_RT(self) -> Tensor:
+        """The position of each token in its whole row."""
+        return (self.prompt_R + self.own_R)[:, None] + torch.arange(self.tokens, device=self.own_R.device)
+
+    def masks(self, window: int | None) -> tuple[Tensor, Tensor]:
+        """(R, T, P) and (R, T, L), 0 where a token sees a position of its prompt and of its own part, else MASKED.
+
+        `window`: how many positions a token sees, itself included; None sees all.
+        """
+        if window not in self._masks:
+            device = self.own_R.device
+            prompt_P = torch.arange(self.longest_prompt, device=device)
+            own_L = torch.arange(self.longest_own, device=device)
+            query_RT1 = self.positions_RT[:, :, None]
+            sees_prompt_RTP = (prompt_P < self.prompt_R[:, None])[:, None].expand(-1, self.tokens, -1)
+            position_RL = self.prompt_R[:, None] + own_L
+            sees_own_RTL = position_RL[:, None] <= query_RT1
+            if window is not None:
+                sees_prompt_RTP = sees_prompt_RTP & (prompt_P > query_RT1 - window)
+                sees_own_RTL = sees_own_RTL & (position_RL[:, None] > query_RT1 - window)
+            self._masks[window] = _hiding(sees_prompt_RTP), _hiding(sees_own_RTL)
+        return self._masks[window]
+
+
+def _hiding(sees: Tensor) -> Tensor:
+    return torch.zeros(sees.shape, device=sees.device).masked_fill_(~sees, MASKED)
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Keys and values of one layer."""
+
+    is_sliding = False
+
+    def __init__(self, cache: "SlotCache") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cache = cache
+        self.prompts: tuple[Tensor, Tensor] | None = None
+        """(slots, h, positions, D) keys and values of the prompts."""
+        self.rows: tuple[Tensor, Tensor] | None = None
+        """(slots, h, positions, D) keys and values of the rows' own parts."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """All keys and values (rows, heads, positions, size), with the new ones at the end."""
-        start = self.get_seq_length()
-        end = start + key_states.shape[2]
-        if self._stores is None or end > self._stores[0].shape[2]:
-            stores = _grown(key_states, start, end), _grown(value_states, start, end)
-            if start:
-                for new, old in zip(stores, self._stores or (), strict=True):
-                    new[:, :, :start] = old[:, :, :start]
-            self._stores = stores
-            self.is_initialized = True
-        self._stores[0][:, :, start:end] = key_states
-        self._stores[1][:, :, start:end] = value_states
-        return self._view(end)
+        """Write the new (rows, h, T, D) keys and values where the current pass says; what is to be attended to."""
+        cache, new = self._cache, (key_states, value_states)
+        self.is_initialized = True
+        cache.current = self
+        if isinstance(cache.now, PromptPass):
+            self.prompts = _fitting(self.prompts, new, cache.prompt_slots)
+            rows = slice(cache.now.first, cache.now.first + len(key_states))
+            for table, states in zip(self.prompts, new, strict=True):
+                table[rows, :, : states.shape[2]] = states
+            return new
+        current = cache.row_pass
+        self.rows = _fitting(self.rows, new, cache.row_slots)
+        for table, states in zip(self.rows, new, strict=True):
+            if current.tokens == 1:
+                table[current.rows][current.steps_R, :, current.own_R] = states[:, :, 0]
+            else:  # rows that are computed anew, from their beginning
+                table[current.rows, :, : current.tokens] = states
+        if cache.joins:
+            return self.joined(0), self.joined(1)
+        return self.rows[0][current.rows, :, : current.longest_own], self.rows[1][
+            current.rows, :, : current.longest_own
+        ]
 
-    def take(self, rows_R: Tensor) -> None:
-        """Keep these rows, in this order; a row may come more than once."""
-        end = self.get_seq_length()
-        if self._stores is not None:
-            self._stores = self._stores[0].index_select(0, rows_R), self._stores[1].index_select(0, rows_R)
-            self._view(end)
+    def joined(self, which: int) -> Tensor:
+        """(R, h, P + L, D) keys (0) or values (1) of the current rows, the prompt's first: a copy."""
+        prompts, own = self.prompt_part(which), self.row_part(which)
+        return torch.cat([prompts[self._cache.row_pass.group_R], own], dim=2)
 
-    def _view(self, end: int) -> tuple[Tensor, Tensor]:
-        if self._stores is None:
-            raise ValueError("the layer holds nothing yet")
-        views = self._stores[0][:, :, :end], self._stores[1][:, :, :end]
-        self.keys, self.values = views
-        return views
+    def prompt_part(self, which: int) -> Tensor:
+        """(G, h, P, D) keys (0) or values (1) of all prompts."""
+        if self.prompts is None:
+            raise ValueError("the layer holds no prompt yet")
+        current = self._cache.row_pass
+        return self.prompts[which][: current.num_prompts, :, : current.longest_prompt]
+
+    def row_part(self, which: int) -> Tensor:
+        """(R, h, L, D) keys (0) or values (1) of the own parts of the current rows."""
+        if self.rows is None:
+            raise ValueError("the layer holds no row yet")
+        current = self._cache.row_pass
+        return self.rows[which][current.rows, :, : current.longest_own]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Tables are made by `update`."""
+
+    def get_seq_length(self) -> int:
+        """Positions before this pass; 0 for prompts."""
+        now = self._cache.now
+        return now.longest_prompt + now.longest_own - now.tokens if isinstance(now, RowPass) else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
 
 
-class GrowingCache(Cache):
-    """The cache of a whole model; its layers appear as the model first reaches them.
+class SlotCache(Cache):
+    """The cache of a whole model. `now` is the pass that is under way.
 
-    All layers keep all positions: a layer with a sliding window masks what is out of its window.
+    `joins`: attention gets copies of whole rows instead of the shared parts, as a model needs that brings an attention
+    of its own.
     """
 
-    def __init__(self) -> None:
-        super().__init__(layer_class_to_replicate=GrowingLayer)
+    def __init__(self, *, joins: bool = False) -> None:
+        super().__init__(layer_class_to_replicate=partial(SlotLayer, self))  # type: ignore[arg-type]
+        self.now: PromptPass | RowPass | None = None
+        self.current: SlotLayer | None = None
+        """The layer that was updated last."""
+        self.joins = joins
+        self.prompt_slots = (0, 0)
+        """How many prompts of how many positions there is room for."""
+        self.row_slots = (0, 0)
 
-    def take(self, rows_R: Tensor) -> None:
-        """Keep these rows, in this order; a row may come more than once."""
+    @property
+    def row_pass(self) -> RowPass:
+        """The pass under way, over rows."""
+        if not isinstance(self.now, RowPass):
+            raise ValueError("no pass over rows is under way")
+        return self.now
+
+    def reserve_prompts(self, num: int, positions: int, most: int) -> None:
+        """Make room, at the next update, for `num` prompts of `positions`; there will never be more than `most`."""
+        self.prompt_slots = _grown(self.prompt_slots, num, positions, most)
+
+    def reserve_rows(self, num: int, positions: int, most: int) -> None:
+        """Make room, at the next update, for `num` rows of `positions`; there will never be more than `most`."""
+        self.row_slots = _grown(self.row_slots, num, positions, most)
+
+    def move_prompt(self, source: int, target: int) -> None:
+        """Copy a prompt into another slot."""
         for layer in self.layers:
-            if isinstance(layer, GrowingLayer):
-                layer.take(rows_R)
+            if isinstance(layer, SlotLayer) and layer.prompts is not None:
+                for table in layer.prompts:
+                    table[target] = table[source]
+
+    def move_row(self, source: int, target: int, positions: int) -> None:
+        """Copy the first positions of a row's own part into another slot; a row without any may have no slot yet."""
+        if positions < 1:
+            return
+        for layer in self.layers:
+            if isinstance(layer, SlotLayer) and layer.rows is not None:
+                for table in layer.rows:
+                    table[target, :, :positions] = table[source, :, :positions]
 
 
-def _grown(states: Tensor, start: int, end: int) -> Tensor:
-    """An empty store for at least `end` positions."""
-    rows, heads, _, size = states.shape
-    capacity = end + max(GROWTH, start // 4)
-    return torch.empty((rows, heads, capacity, size), dtype=states.dtype, device=states.device)
+def _grown(slots: tuple[int, int], num: int, positions: int, most: int) -> tuple[int, int]:
+    """At least what is asked for; more than was there grows by half, so that growing is rare."""
+    if num > slots[0]:
+        num = max(num, min(most, slots[0] + slots[0] // 2))
+    if positions > slots[1]:
+        positions = -(-max(positions, slots[1] + slots[1] // 2) // GROWTH) * GROWTH
+    return max(num, slots[0]), max(positions, slots[1])
+
+
+def _fitting(tables: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], slots: tuple[int, int]) -> Any:
+    """Tables for as many slots and positions, with what is in the old ones.
+
+    Zeros, because what no row has written is multiplied by a probability of 0 and must be a number.
+    """
+    if tables is not None and tables[0].shape[0] >= slots[0] and tables[0].shape[2] >= slots[1]:
+        return tables
+    fresh = tuple(each.new_zeros((slots[0], each.shape[1], slots[1], each.shape[3])) for each in new)
+    if tables is not None:
+        for each, old in zip(fresh, tables, strict=True):
+            each[: old.shape[0], :, : old.shape[2]] = old
+    return fresh

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,8 @@ class HfActor(ActorWorker):
     engine: TrainEngine
     version: int = 0
     """Names the current weights."""
+    before_change: list[Callable[[], None]]
+    """Told before every change of the weights, so that what samples from them drops what it has computed."""
 
     def setup(self) -> None:
         from rlcore.algo.importance import sampler_differs
@@ -36,6 +38,7 @@ class HfActor(ActorWorker):
         context, config = self.context, self.context.config
         use_threads(context)
         seed_process(context.seed)
+        self.before_change = []
         self.engine = TrainEngine(
             "causal_lm",
             config.model,
@@ -50,6 +53,7 @@ class HfActor(ActorWorker):
         return Ref(self.engine.logprobs(batch))
 
     def update(self, minibatch: Batch) -> Metrics:
+        self._weights_change()
         return self.engine.update(minibatch)
 
     def expect(self, num_updates: int) -> None:
@@ -62,10 +66,15 @@ class HfActor(ActorWorker):
         self.engine.save(directory)
 
     def restore(self, directory: Path) -> None:
+        self._weights_change()
         self.engine.restore(directory)
 
     def facts(self) -> dict[str, Any]:
         return self.engine.facts()
+
+    def _weights_change(self) -> None:
+        for listener in self.before_change:
+            listener()
 
 
 class HfReference(ReferenceWorker):
@@ -124,28 +133,23 @@ class HfRollout(RolloutWorker):
         from rlcore.tokens import load_tokens
 
         context, config = self.context, self.context.config
+        actor = _host(context)
         self._sampler = EmbeddedSampler(
-            _host_engine(context).policy,
+            actor.engine.policy,
             load_tokens(config.model, config.data.system_prompt),
             max_rows=config.rollout.max_rows,
             device=torch.device(context.device),
+            version=lambda: actor.version,
         )
+        actor.before_change.append(self._sampler.weights_changed)
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        """Every completion of every request, each as it finishes.
+        """Every completion of every request, each as it finishes; calls that overlap are decoded together.
 
-        WorkerError when the weights change while rows are being sampled: the two halves of such a row would come from
-        two policies, and the schedule must not let it happen.
+        A row that is unfinished when the weights change goes on with the new ones, and its completion says from where.
         """
-        actor = _host(self.context)
-        version, updates = actor.version, actor.engine.updates_done
-        async with aclosing(self._sampler.generate(requests, version)) as completions:  # type: ignore[type-var]
+        async with aclosing(self._sampler.generate(requests)) as completions:  # type: ignore[type-var]
             async for completion in completions:
-                if (actor.version, actor.engine.updates_done) != (version, updates):
-                    raise WorkerError(
-                        f"{self.context}: the weights of version {version} were updated while request "
-                        f"'{completion.request_id}' was being sampled"
-                    )
                 yield completion
 
 

@@ -1,0 +1,223 @@
+"""The passes of a model over rows that share prompts: prompts once, then one token of every row at a time.
+
+It works through transformers' own modules, so for any causal language model whose state is keys and values; what it
+computes is compared with the model's plain forward pass before it is used.
+
+Letters as in `kv_cache`; N prompts of one pass, H hidden size, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from rlcore.backends.hf.kv_cache import PromptPass, RowPass, SlotCache
+from rlcore.backends.hf.model import PolicyModel
+from rlcore.backends.hf.row_attention import attending
+from rlcore.backends.hf.rows import Group, Row
+
+PASS_TOKENS = 8192
+"""Tokens of one pass over prompts, padding included: they bound the memory of its activations."""
+HEAD_BLOCK = 2048
+"""Entries of the vocabulary that are multiplied at a time on a CPU: their weights stay in its cache."""
+
+
+class Decoder:
+    """Holds the live rows and their cache. Rows are taken as they come: order and admission are the caller's."""
+
+    def __init__(self, model: PolicyModel, max_rows: int, device: torch.device) -> None:
+        self.rows: list[Row] = []
+        """Live rows, by slot."""
+        self.groups: list[Group] = []
+        """Prompts in the cache, by slot."""
+        self._model = model
+        self._max_rows = max_rows
+        self._device = device
+        self._hidden_RH: Tensor | None = None
+        self._logits_RV: Tensor | None = None
+        self.joins = not getattr(model.transformer, "_supports_attention_backend", False)
+        """Whether the model brings an attention of its own, which gets copies of whole rows."""
+        self._is_stale = False
+        self._cache = SlotCache(joins=self.joins)
+
+    def forget(self) -> None:
+        """The weights have changed: nothing that was computed is of use. Rows keep their tokens."""
+        self._cache = SlotCache(joins=self.joins)
+        self._hidden_RH = None
+        self._is_stale = bool(self.groups)
+
+    def release(self) -> None:
+        """Nobody is left: let go of all memory. What comes next depends on nothing that was."""
+        self.rows, self.groups, self._logits_RV = [], [], None
+        self.forget()
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Feed every live row the token that it drew last."""
+        if self._is_stale:
+            self._is_stale = False
+            self._prefill(self.groups, first=0)
+            if self.rows:
+                self._hidden_RH = self._again()
+        elif self.rows:
+            rows = self._row_pass(0, len(self.rows), [len(row.token_ids) - 1 for row in self.rows], 1)
+            last_R1 = torch.tensor([row.token_ids[-1:] for row in self.rows], device=self._device)
+            self._hidden_RH = self._pass(rows, last_R1)[:, 0]
+
+    @torch.no_grad()
+    def join(self, rows: Sequence[Row]) -> None:
+        """Take rows in, which then have a hidden state to draw their first token from."""
+        if not rows:
+            return
+        fresh = list(dict.fromkeys(row.group for row in rows if row.group.slot is None))
+        for group in fresh:
+            group.slot = len(self.groups)
+            self.groups.append(group)
+        self._prefill(fresh, first=len(self.groups) - len(fresh))
+        hidden = [row.group.hidden_H for row in rows if row.group.hidden_H is not None]
+        old = [] if self._hidden_RH is None else [self._hidden_RH]
+        self._hidden_RH = torch.cat([*old, torch.stack(hidden)])
+        self.rows.extend(rows)
+
+    def leave(self, gone: Sequence[Row]) -> None:
+        """Drop rows, and the prompts that no sample needs any more; the last ones fill the gaps."""
+        for row in gone:
+            row.group.rows_left -= 1
+            place = self.rows.index(row)
+            last = self.rows.pop()
+            if last is not row:
+                self.rows[place] = last
+                self._cache.move_row(len(self.rows), place, len(last.token_ids) - 1)
+                if self._hidden_RH is not None:
+                    self._hidden_RH[place] = self._hidden_RH[len(self.rows)]
+        if self._hidden_RH is not None:
+            self._hidden_RH = self._hidden_RH[: len(self.rows)]
+        self.drop_prompts()
+
+    def drop_prompts(self) -> None:
+        """Drop the prompts that no sample needs any more."""
+        for group in [each for each in self.groups if each.rows_left == 0]:
+            place, last = group.slot, self.groups.pop()
+            group.slot = group.hidden_H = None
+            if last is not group and place is not None:
+                self.groups[place] = last
+                self._cache.move_prompt(len(self.groups), place)
+                last.slot = place
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """(R, V) logits of every live row's next token, to be read before the next call."""
+        if self._hidden_RH is None:
+            raise ValueError("no row has a hidden state")
+        head, hidden_RH = self._model.head, self._hidden_RH
+        weight_VH, bias_V = head.linear.weight, head.linear.bias
+        if self._device.type != "cpu" or hidden_RH.dtype not in (torch.float32, torch.float64):
+            return head.logits(hidden_RH)
+        vocabulary = len(weight_VH)
+        if self._logits_RV is None or len(self._logits_RV) < len(hidden_RH):
+            # Kept from token to token: fresh memory costs as much as filling it.
+            self._logits_RV = hidden_RH.new_empty((len(hidden_RH), vocabulary))
+        out_RV = self._logits_RV[: len(hidden_RH)]
+        for start in range(0, vocabulary, HEAD_BLOCK):
+            block = slice(start, min(start + HEAD_BLOCK, vocabulary))
+            torch.mm(hidden_RH, weight_VH[block].T, out=out_RV[:, block])
+            if bias_V is not None:
+                out_RV[:, block] += bias_V[block]
+        return head.cap(out_RV if head.scale == 1.0 else out_RV.mul_(head.scale))
+
+    def _prefill(self, groups: Sequence[Group], first: int) -> None:
+        """Compute the prompts of groups whose slots are `first` and those after it."""
+        positions = max((len(group.request.token_ids) for group in groups), default=0)
+        self._cache.reserve_prompts(first + len(groups), positions, self._max_rows)
+        for some in _by_tokens([len(group.request.token_ids) for group in groups]):
+            lengths = [len(group.request.token_ids) for group in groups[some]]
+            token_ids_NT = torch.zeros((len(lengths), max(lengths)), dtype=torch.int64)
+            for index, group in enumerate(groups[some]):
+                token_ids_NT[index, : lengths[index]] = torch.tensor(group.request.token_ids)
+            hidden_NTH = self._pass(PromptPass(first + some.start), token_ids_NT.to(self._device))
+            for index, group in enumerate(groups[some]):
+                group.hidden_H = hidden_NTH[index, lengths[index] - 1].clone()
+
+    def _again(self) -> Tensor:
+        """(R, H) hidden states after the last token of every row, with all their tokens computed anew."""
+        hidden = []
+        for some in _by_tokens([len(row.token_ids) for row in self.rows]):
+            rows = self.rows[some]
+            longest = max(len(row.token_ids) for row in rows)
+            token_ids_RT = torch.zeros((len(rows), longest), dtype=torch.int64)
+            for index, row in enumerate(rows):
+                token_ids_RT[index, : len(row.token_ids)] = torch.tensor(row.token_ids)
+            hidden_RTH = self._pass(
+                self._row_pass(some.start, len(rows), [0] * len(rows), longest), token_ids_RT.to(self._device)
+            )
+            last_R = torch.tensor([len(row.token_ids) - 1 for row in rows], device=self._device)
+            hidden.append(hidden_RTH[torch.arange(len(rows), device=self._device), last_R])
+        return torch.cat(hidden)
+
+    def _row_pass(self, first: int, num: int, own: list[int], tokens: int) -> RowPass:
+        """A pass over rows that hold `own` tokens each."""
+        rows = self.rows[first : first + num]
+        slots = [row.group.slot or 0 for row in rows]
+        members: list[list[int]] = [[] for _ in self.groups]
+        for index, slot in enumerate(slots):
+            members[slot].append(index)
+        width = max(map(len, members))
+        places = [slot * width + members[slot].index(index) for index, slot in enumerate(slots)]
+        filled = [each + [(each or [0])[0]] * (width - len(each)) for each in members]
+        prompt = [len(row.request.token_ids) for row in rows]
+        self._cache.reserve_rows(len(self.rows), max(own) + tokens, self._max_rows)
+        return RowPass(
+            first=first,
+            tokens=tokens,
+            group_R=torch.tensor(slots, device=self._device),
+            prompt_R=torch.tensor(prompt, device=self._device),
+            own_R=torch.tensor(own, device=self._device),
+            num_prompts=len(self.groups),
+            longest_prompt=max(len(group.request.token_ids) for group in self.groups),
+            longest_own=max(own) + tokens,
+            rows_GW=torch.tensor(filled, device=self._device),
+            place_R=torch.tensor(places, device=self._device),
+        )
+
+    def _pass(self, now: PromptPass | RowPass, token_ids_NT: Tensor) -> Tensor:
+        """(N, T, H) hidden states of one forward pass."""
+        transformer, cache = self._model.transformer, self._cache
+        cache.now = now
+        settings = {"input_ids": token_ids_NT, "past_key_values": cache, "use_cache": True}
+        if isinstance(now, PromptPass):
+            hidden: Tensor = transformer.base_model(**settings).last_hidden_state
+        elif cache.joins:
+            mask = self._whole_masks(now)
+            hidden = transformer.base_model(
+                **settings, attention_mask=mask, position_ids=now.positions_RT
+            ).last_hidden_state
+        else:
+            with attending(transformer.config, cache):
+                hidden = transformer.base_model(**settings, position_ids=now.positions_RT).last_hidden_state
+        return hidden
+
+    def _whole_masks(self, now: RowPass) -> "Tensor | dict[str, Tensor]":
+        """(R, 1, T, P + L) additive masks: one, or one for each kind of layer."""
+        config = self._model.transformer.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        kinds = set(getattr(config, "layer_types", None) or [])
+        dtype = self._model.head.linear.weight.dtype
+        masks = {
+            each: torch.cat(now.masks(each), dim=-1)[:, None].to(dtype)
+            for each in ({None, window} if window else {None})
+        }
+        if len(kinds) > 1:
+            return {kind: masks[window if kind == "sliding_attention" else None] for kind in kinds}
+        return masks[window if window and kinds != {"full_attention"} else None]
+
+
+def _by_tokens(lengths: Sequence[int]) -> Iterator[slice]:
+    """Consecutive rows, as many at a time as `PASS_TOKENS` allow when all are as long as the longest; at least one."""
+    start, longest = 0, 0
+    for index, length in enumerate(lengths):
+        if index > start and max(longest, length) * (index + 1 - start) > PASS_TOKENS:
+            yield slice(start, index)
+            start, longest = index, 0
+        longest = max(longest, length)
+    if lengths:
+        yield slice(start, len(lengths))

@@ -1,0 +1,42 @@
+"""Stop strings, found as tokens come, without decoding what has been decoded."""
+
+from collections.abc import Callable, Sequence
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder gives for a character whose last bytes are missing."""
+
+
+class StopScan:
+    """Says when a stop string is complete in the text of a growing row.
+
+    The text so far is decoded in pieces that end between two characters. The next piece is what the tokens since the
+    one before the last piece say beyond that piece, so that each token is decoded about three times in all, with the
+    tokens before it that decide about spaces.
+    """
+
+    def __init__(self, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        self._stop = tuple(each for each in stop if each)
+        self._decode = decode
+        self._reach = max(map(len, self._stop), default=1) - 1
+        self._tail = ""
+        """The end of the text that has been settled: where a stop string may have begun."""
+        self._context = 0
+        """The first token of the last settled piece."""
+        self._settled = 0
+        """Tokens whose text is settled."""
+        self._context_text = ""
+
+    def found(self, token_ids: Sequence[int]) -> bool:
+        """Whether a stop string is complete; to be called after every token with all tokens so far."""
+        if not self._stop:
+            return False
+        text = self._decode(token_ids[self._context :])
+        fresh = text[len(self._context_text) :]
+        seen = self._tail + fresh.rstrip(_INCOMPLETE)
+        if any(each in seen for each in self._stop):
+            return True
+        if fresh and not fresh.endswith(_INCOMPLETE):
+            self._tail = seen[max(0, len(seen) - self._reach) :]
+            self._context, self._settled = self._settled, len(token_ids)
+            self._context_text = self._decode(token_ids[self._context :])
+        return False
