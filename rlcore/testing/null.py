@@ -20,11 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rlcore.actor import ACTOR, ActorWorker
+from rlcore.critic import CriticWorker
 from rlcore.errors import CheckpointError, WorkerError
 from rlcore.hookspecs import hookimpl
 from rlcore.plan import ConfigSection, RewardFunction, WorkerClass
 from rlcore.reference import ReferenceWorker
 from rlcore.rollout import RolloutWorker
+from rlcore.testing.null_critic import NullCritic
 from rlcore.tokens import ByteTokens
 from rlcore.types import Batch, Completion, Finish, Float32s, GenerateRequest, Metrics, Ref, Sampling
 from rlcore.workers import WorkerContext
@@ -311,5 +313,6 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(ActorWorker, "null", NullActor),
         WorkerClass(ReferenceWorker, "null", NullReference),
+        WorkerClass(CriticWorker, "null", NullCritic),
         WorkerClass(RolloutWorker, "null", NullRollout, inside=ACTOR),
     ]

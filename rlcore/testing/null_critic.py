@@ -1,0 +1,63 @@
+"""A critic without torch: one value for each place in a response, the same whatever was said.
+
+Shape letters: B rows, T token positions, L places, counted in sampled tokens of a row from 0; the last one stands for
+all later ones.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlcore.critic import CriticWorker
+from rlcore.errors import CheckpointError, boundary
+from rlcore.types import Batch, Float32s, Metrics, Ref
+from rlcore.workers import WorkerContext
+
+PLACES = 64
+RATE = 0.5
+"""Share of the way to the mean return that an update goes."""
+
+
+class NullCritic(CriticWorker):
+    """Values that move towards the mean return of their place; the critic engine's settings are not read."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self.values_L: npt.NDArray[np.float64] = np.zeros(PLACES)
+
+    def setup(self) -> None:
+        """There is nothing to load."""
+
+    def values(self, batch: Batch) -> Ref[Float32s]:
+        mask_BT = batch.tokens.get().loss_mask_BT
+        return Ref(np.where(mask_BT, self.values_L[_places(batch)], 0.0).astype(np.float32))
+
+    def update(self, minibatch: Batch) -> Metrics:
+        """Half the mean squared distance from the returns, before the update; ValueError without returns."""
+        if minibatch.returns is None:
+            raise ValueError("the mini-batch has no returns")
+        mask_BT = minibatch.tokens.get().loss_mask_BT
+        place_N = _places(minibatch)[mask_BT]
+        errors_N = minibatch.returns.get()[mask_BT].astype(np.float64) - self.values_L[place_N]
+        counts_L = np.bincount(place_N, minlength=PLACES)
+        self.values_L += RATE * np.bincount(place_N, weights=errors_N, minlength=PLACES) / np.maximum(counts_L, 1)
+        return {"critic/loss": 0.5 * float((errors_N**2).mean())} if len(errors_N) else {}
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "values.json").write_text(json.dumps(self.values_L.tolist()))
+
+    def restore(self, directory: Path) -> None:
+        with boundary(f"checkpoint '{directory}': reading values.json", CheckpointError):
+            values: Any = json.loads((directory / "values.json").read_text())
+            self.values_L = np.array(values, dtype=np.float64)
+
+
+def _places(batch: Batch) -> npt.NDArray[np.int64]:
+    """(B, T) how many tokens of the row were sampled before."""
+    mask_BT = batch.tokens.get().loss_mask_BT
+    places_BT: npt.NDArray[np.int64] = np.clip(np.cumsum(mask_BT, axis=1) - mask_BT, 0, PLACES - 1)
+    return places_BT
