@@ -1,32 +1,70 @@
-"""An rlcore plugin: rewards from a scoring service."""
+"""An rlcore plugin: rewards from services, judges and reward models, beside those from functions."""
 
 from collections.abc import Sequence
 
-from rlcore.config import RunConfig
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import BuildContext, Component, ConfigSection, WorkerRequest
-from rlcore.reward import RewardManager
-from rlcore_reward_loop.settings import RewardLoopSettings, check_url
+from rlcore import (
+    BuildContext,
+    Component,
+    ConfigSection,
+    PoolSpec,
+    RewardManager,
+    RewardReplica,
+    Role,
+    RunConfig,
+    WorkerClass,
+    WorkerRequest,
+    hookimpl,
+)
+from rlcore_reward_loop.checks import check
+from rlcore_reward_loop.settings import RewardLoopSettings
+from rlcore_reward_loop.worker import HfReplica
+
+NAME = "reward_loop"
+MAIN_POOL = WorkerRequest.pool
 
 
 def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerRequest]:
-    """No workers; but the planner asks here, so this is where a missing address is said before anything starts."""
-    check_url(section)
-    return ()
+    """The replicas of every reward model, each a role of its own that may die and come back."""
+    check(config, section)
+    return [
+        WorkerRequest(
+            Role(name, RewardReplica),
+            model.backend,
+            pool=model.pool,
+            replicas=model.replicas,
+            gpus=model.gpus if config.cluster.device == "cuda" else 0.0,
+            cpus=model.cpus,
+            threads=model.threads or config.cluster.threads,
+            isolated=True,
+        )
+        for name, model in section.models.items()
+    ]
 
 
 def build(context: BuildContext) -> RewardManager:
     """The manager; imported late, because aiohttp takes a quarter of a second and a plan does not need it."""
     from rlcore_reward_loop.manager import RewardLoop
 
-    return RewardLoop(context.section)
+    return RewardLoop(context)
 
 
 @hookimpl
 def rlcore_config_sections() -> Sequence[ConfigSection]:
-    return [ConfigSection("reward_loop", RewardLoopSettings, {"reward.manager": "reward_loop"})]
+    return [ConfigSection(NAME, RewardLoopSettings, {"reward.manager": NAME})]
 
 
 @hookimpl
 def rlcore_reward_managers() -> Sequence[Component[RewardManager]]:
-    return [Component("reward_loop", build, requests)]
+    return [Component(NAME, build, requests)]
+
+
+@hookimpl
+def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
+    """The pools of reward models; sizes are what the replicas need, unless `cluster.pools` says."""
+    pools = {each.pool for each in requests if each.role.interface is RewardReplica}
+    return [PoolSpec(pool) for pool in sorted(pools - {MAIN_POOL})]
+
+
+@hookimpl
+def rlcore_worker_classes() -> Sequence[WorkerClass]:
+    return [WorkerClass(RewardReplica, "hf", HfReplica)]

@@ -1,104 +1,138 @@
-"""The reward manager: every sample is a call to the service, made the moment the sample is complete."""
+"""The reward manager: functions, services, judges and models, each asked the moment a sample is complete."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
-from rlcore.reward import RewardManager
-from rlcore.reward.outcome import number
-from rlcore.reward.stream import Units, rows
-from rlcore.types import FrozenDict, Lane, Metrics, Reward, RewardStatus, Scored, Trajectory
-from rlcore_reward_loop.service import NoAnswer, ScoringService
-from rlcore_reward_loop.settings import RewardLoopSettings
+from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scored, Trajectory
+from rlcore.config import RewardFunctionConfig
+from rlcore.reward import FunctionRewards, RewardReplica
+from rlcore.reward.calls import FunctionCalls, all_or_none
+from rlcore.reward.functions import BOUND_FRAC, function_spec
+from rlcore.reward.seats import Stopwatch
+from rlcore.reward.watchdog import LoopWatch
+from rlcore_reward_loop.audit import AuditLog
+from rlcore_reward_loop.checks import WHERE, template_of
+from rlcore_reward_loop.client import Client
+from rlcore_reward_loop.expose import Exposure
+from rlcore_reward_loop.replicas import Replicas
+from rlcore_reward_loop.rewards import JudgeSource, ModelSource, RemoteReward, ServiceSource, Source
+from rlcore_reward_loop.service import Service
+from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings
 
 
 class RewardLoop(RewardManager):
-    """Scores by a service; a sample without a usable answer is FAILED, and says why."""
+    """Scores by everything that `plugins.reward_loop` and `reward.functions` name; failures are data that say why."""
 
-    def __init__(self, settings: RewardLoopSettings) -> None:
-        self._url = settings.url
-        self._service = ScoringService(settings)
-        self._retries_told = 0
+    def __init__(self, context: BuildContext) -> None:
+        settings: RewardLoopSettings = context.section
+        self._context = context
+        self._queued, self._asked = Stopwatch(), Stopwatch()
+        self._audit = AuditLog(context.run_dir, settings.audit, settings.audit_characters)
+        self._client = Client()
+        self._services = {
+            name: Service(name, each, self._client, self._audit, self._queued)
+            for name, each in settings.services.items()
+        }
+        self._models = {
+            name: Replicas(name, each, context.workers(Role(name, RewardReplica)), self._audit, self._queued)
+            for name, each in settings.models.items()
+        }
+        self._rewards = [
+            RemoteReward(name, each, self._source(name, each), _post_processing(context, name, each))
+            for name, each in settings.rewards.items()
+        ]
+        self._functions = FunctionRewards(context, self._rewards)
+        self._exposure = Exposure(self._services, self._models) if settings.expose else None
+        self._watch = LoopWatch()
+
+    def _source(self, name: str, settings: RewardSettings) -> Source:
+        if settings.kind == "service":
+            return ServiceSource(self._services[settings.served_by], settings.scope)
+        if settings.kind == "model":
+            return ModelSource(self._models[settings.served_by])
+        served_by: Service | Replicas = (
+            self._models[settings.served_by]
+            if settings.served_by in self._models
+            else self._services[settings.served_by]
+        )
+        template = template_of(f"{WHERE}.rewards.{name}.judge", settings.judge)
+        return JudgeSource(served_by, template, settings.judge)
+
+    @property
+    def _post_processing(self) -> list[FunctionCalls]:
+        return [each.post_processing for each in self._rewards if each.post_processing is not None]
 
     async def start(self) -> None:
-        await self._service.start()
+        """Connect, and start what runs in children; exposed first, so that reward functions find it."""
+        await self._client.start()
+        if self._exposure is not None:
+            await self._exposure.start()
+        children = self._context.children
+        await self._functions.start()
+        await all_or_none([each.start(children, self._watch, self._queued) for each in self._post_processing])
 
     async def close(self) -> None:
-        await self._service.close()
+        try:
+            await self._functions.close()
+            await asyncio.gather(*(each.close() for each in self._post_processing))
+        finally:
+            self._watch.close()
+            if self._exposure is not None:
+                await self._exposure.close()
+            for service in self._services.values():
+                await service.close()
+            for model in self._models.values():
+                await model.close()
+            await self._client.close()
+            self._audit.close()
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
         """See `RewardManager.score`; what the stream raises passes."""
-        scored: asyncio.Queue[list[Scored] | None] = asyncio.Queue()
-        calls: set[asyncio.Task[None]] = set()
-
-        async def judge(parts: list[Trajectory]) -> None:
-            scored.put_nowait(rows(parts, await self._reward(parts[-1], lane)))
-
-        async def read() -> None:
-            units = Units()
-            async for trajectory in stream:
-                if (parts := units.add(trajectory)) is not None:
-                    calls.add(asyncio.create_task(judge(parts), name=f"reward of {trajectory.id}"))
-            for parts in units.rest():
-                calls.add(asyncio.create_task(judge(parts), name=f"reward of {parts[-1].id}"))
-            await asyncio.gather(*calls)
-
-        reading = asyncio.create_task(read(), name="trajectories to the scoring service")
-        reading.add_done_callback(lambda _: scored.put_nowait(None))
+        results = self._functions.score(stream, lane)
+        self._asked.start()
         try:
-            while (done := await scored.get()) is not None:
-                for each in done:
-                    yield each
-            await reading
+            async for scored in results:
+                yield scored
         finally:
-            for task in (reading, *calls):
-                task.cancel()
-            await asyncio.gather(reading, *calls, return_exceptions=True)
+            self._asked.stop()
+            await results.aclose()  # type: ignore[attr-defined]
 
     def metrics(self) -> Metrics:
-        """reward/num_retries: calls that were made again since the last time."""
-        retries = self._service.num_retries - self._retries_told
-        self._retries_told = self._service.num_retries
-        return {"reward/num_retries": float(retries)}
+        """See docs/rewards.md. A step is over: statistics take in what was seen in it."""
+        queued_s, asked_s = self._queued.take(), self._asked.take()
+        metrics = self._functions.metrics()
+        bound = float(asked_s > 0 and queued_s >= BOUND_FRAC * asked_s)
+        metrics["reward/service_bound"] = max(metrics["reward/service_bound"], bound)
+        served: dict[str, Service | Replicas] = {**self._services, **self._models}
+        for name, each in served.items():
+            for count, value in each.take_counts().items():
+                metrics[f"reward/{name}/{count}"] = value
+        for count in ("num_retries", "num_cache_hits", "num_ejections", "ejected", "in_flight_max"):
+            metrics[f"reward/{count}"] = sum(metrics.get(f"reward/{name}/{count}", 0.0) for name in served)
+        for reward in self._rewards:
+            metrics |= {f"reward/{reward.name}/{name}": value for name, value in reward.take_latencies().items()}
+            if reward.statistics is not None:
+                reward.statistics.step()
+                metrics[f"reward/{reward.name}/running_mean"] = reward.statistics.mean
+                metrics[f"reward/{reward.name}/running_std"] = reward.statistics.deviation
+        self._audit.flush()
+        return metrics
 
-    async def _reward(self, trajectory: Trajectory, lane: Lane) -> Reward:
-        began = time.monotonic()
-        try:
-            score, parts, info = judgement(await self._service.ask(question(trajectory), lane))
-        except NoAnswer as cause:
-            error = FrozenDict({"error": f"scoring service {self._url}: {cause}"})
-            return Reward(0.0, status=RewardStatus.FAILED, latency_s=time.monotonic() - began, info=error)
-        return Reward(score, FrozenDict(parts), latency_s=time.monotonic() - began, info=FrozenDict(info))
+    def state(self) -> dict[str, Any]:
+        """The running statistics of the rewards that have some."""
+        return {each.name: each.statistics.state() for each in self._rewards if each.statistics is not None}
 
-
-def question(trajectory: Trajectory) -> dict[str, Any]:
-    """What the service is sent for a sample."""
-    identity, prompt = trajectory.id, trajectory.prompt
-    return {
-        "id": f"{identity.prompt}/{identity.epoch}/{identity.sample}",
-        "source": prompt.source,
-        "messages": prompt.messages,
-        "completion": trajectory.completion,
-        "answer": prompt.answer,
-        "columns": prompt.columns,
-    }
-
-
-def judgement(answer: Any) -> tuple[float, dict[str, float], Mapping[str, Any]]:
-    """(score, scores by part, info) of the service's answer; NoAnswer for anything but finite numbers."""
-    if not isinstance(answer, Mapping) or "score" not in answer:
-        raise NoAnswer(f"answered with {str(answer)[:80]!r}; an object with 'score' is needed")
-    parts, info = answer.get("parts") or {}, answer.get("info") or {}
-    if not isinstance(parts, Mapping) or not isinstance(info, Mapping):
-        raise NoAnswer("answered with 'parts' or 'info' that is no object")
-    score = finite("score", answer["score"])
-    return score, {"service": score} | {str(name): finite(name, part) for name, part in parts.items()}, info
+    def restore(self, state: dict[str, Any]) -> None:
+        for each in self._rewards:
+            if each.statistics is not None and each.name in state:
+                each.statistics.restore(state[each.name])
 
 
-def finite(name: str, value: Any) -> float:
-    """The value as a finite float; NoAnswer naming it when it is none."""
-    checked = number(value)
-    if isinstance(checked, str):
-        raise NoAnswer(f"'{name}' {checked}")
-    return checked
+def _post_processing(context: BuildContext, name: str, settings: RewardSettings) -> FunctionCalls | None:
+    """The group's function, called like a reward function of scope 'group'."""
+    if not settings.post_process:
+        return None
+    spec = function_spec(context, f"{name}.post_process", settings.post_process, "group", {})
+    config = RewardFunctionConfig(fn=settings.post_process, scope="group", deadline_s=settings.post_process_s)
+    return FunctionCalls(spec, config, 1.0, settings.post_process_s)

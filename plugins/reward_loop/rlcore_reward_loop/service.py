@@ -1,133 +1,221 @@
-"""The client of a scoring service: one call is bounded in time, tries, bytes and company."""
+"""A service: calls that are bounded in time, tries, company and pace, over all rewards that ask it."""
 
 import asyncio
+import hashlib
 import json
 import random
 import time
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
+from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-
-from rlcore.errors import describe
-from rlcore.types import Lane
-from rlcore_reward_loop.settings import RewardLoopSettings
+from rlcore import Lane
+from rlcore.reward.seats import Stopwatch
+from rlcore_reward_loop.audit import AuditLog
+from rlcore_reward_loop.client import Client, NoAnswer, Unavailable, plain
+from rlcore_reward_loop.gate import Gate, Pace, Turns
+from rlcore_reward_loop.router import NoTarget, Router
+from rlcore_reward_loop.settings import ServiceSettings
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
+CHARACTERS_PER_TOKEN = 4.0
+JITTER = random.Random()
+"""A generator of its own: how long a pause is must not move anybody else's random numbers."""
 
 
-class NoAnswer(Exception):
-    """The service gave no usable answer; the message says why."""
+@dataclass(frozen=True)
+class Call:
+    """One question."""
+
+    reward: str
+    """The part of the reward that asks."""
+    id: str
+    """What it is asked about."""
+    body: Mapping[str, Any]
+    path: str = ""
+    """Follows the service's address."""
+    answer_tokens: int = 0
+    """Tokens that the answer may have, for the pace."""
+    identity: Any = None
+    """What makes two questions identical; None: the whole body."""
 
 
-class Unavailable(NoAnswer):
-    """It may answer when asked again."""
+class Service:
+    """An entry of `services`, started."""
 
-    def __init__(self, why: str, retry_after_s: float | None = None) -> None:
-        super().__init__(why)
-        self.retry_after_s = retry_after_s
-
-
-class ScoringService:
-    """Posts JSON and returns JSON."""
-
-    def __init__(self, settings: RewardLoopSettings) -> None:
-        self._settings = settings
-        self._slots = {lane: asyncio.Semaphore(settings.concurrency) for lane in Lane}
-        self._session: aiohttp.ClientSession | None = None
-        self.num_retries = 0
-
-    async def start(self) -> None:
-        """Open the pool of connections; nothing is sent yet."""
-        headers = {"Content-Type": "application/json"}
-        if self._settings.token:
-            headers["Authorization"] = f"Bearer {self._settings.token}"
-        # No limits of its own: slots and deadline are ours.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), headers=headers
-        )
+    def __init__(self, name: str, settings: ServiceSettings, client: Client, audit: AuditLog, queued: Stopwatch):
+        self.name, self.settings = name, settings
+        self.client, self.audit = client, audit
+        self.gate = Gate(settings.concurrency, settings.eval_slots, settings.adaptive, queued)
+        self.turns = Turns(Pace(settings.requests_per_minute), Pace(settings.tokens_per_minute))
+        self.router = Router(settings.urls, settings.eject_after, settings.eject_s)
+        self._cache: OrderedDict[bytes, Any] = OrderedDict()
+        self._under_way: dict[bytes, asyncio.Future[Any]] = {}
+        self.counts: dict[str, float] = defaultdict(float)
 
     async def close(self) -> None:
-        """Close the connections; also more than once."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        """Let nobody through any more."""
+        self.turns.close()
+        await self.router.close()
 
-    async def ask(self, question: Mapping[str, Any], lane: Lane) -> Any:
+    def take_counts(self) -> dict[str, float]:
+        """num_retries, num_cache_hits and num_ejections since the last call; in_flight_max and ejected."""
+        gate, counts = self.gate, self.counts
+        taken = {name: counts.pop(name, 0.0) for name in ("num_retries", "num_cache_hits")}
+        taken["num_ejections"], self.router.num_ejections = float(self.router.num_ejections), 0
+        taken["in_flight_max"], gate.most_in_flight = float(gate.most_in_flight), sum(gate.num_in_flight.values())
+        return taken | {"ejected": float(self.router.num_ejected), "concurrency": float(int(gate.limit))}
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls under way."""
+        return sum(self.gate.num_in_flight.values())
+
+    async def ask(self, call: Call, lane: Lane) -> Any:
         """The service's answer, parsed; NoAnswer when the tries are used up or the deadline has passed.
 
-        The deadline's clock starts when the lane has a free slot, so that a long queue fails nobody.
+        The deadline's clock starts when the call has a slot and its turn, so that a long queue fails nobody.
         """
-        body = json.dumps(question, default=plain).encode()
-        last = ""
-        async with self._slots[lane]:
+        key = self._key(call)
+        if key is None:
+            return await self._ask(call, lane)
+        while key in self._under_way:
+            same = self._under_way[key]
+            await asyncio.wait([same])
+            if not same.cancelled():  # else whoever asked has gone, and it is this one's turn
+                self.counts["num_cache_hits"] += 1
+                return same.result()
+        if key in self._cache:
+            self.counts["num_cache_hits"] += 1
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        self._under_way[key] = asyncio.ensure_future(self._ask(call, lane))
+        try:
+            answer = self._cache[key] = await self._under_way[key]
+        finally:
+            del self._under_way[key]
+        while len(self._cache) > self.settings.cache:
+            self._cache.popitem(last=False)
+        return answer
+
+    async def _ask(self, call: Call, lane: Lane) -> Any:
+        body = json.dumps(call.body, default=plain).encode()
+        async with self.gate.slot(lane):
+            return await _Tries(self, call, body, lane).answer()
+
+    def _key(self, call: Call) -> bytes | None:
+        if not self.settings.cache:
+            return None
+        identity = call.body if call.identity is None else call.identity
+        text = json.dumps([call.path, identity], default=plain, sort_keys=True)
+        return hashlib.sha256(text.encode()).digest()
+
+
+class _Tries:
+    """The tries of one call."""
+
+    def __init__(self, service: Service, call: Call, body: bytes, lane: Lane) -> None:
+        self.service, self.call, self.body, self.lane = service, call, body, lane
+        self.settings = service.settings
+        self.tokens = len(body) / CHARACTERS_PER_TOKEN + call.answer_tokens
+        self.last = ""
+        self.where = ""
+        self.tried = 0
+
+    async def answer(self) -> Any:
+        """The answer; NoAnswer naming the address, the deadline or the tries. Either way it goes into the audit log."""
+        began = time.monotonic()
+        answer: Any = None
+        status = "ok"
+        try:
+            answer = await self._try_until(began + self.settings.deadline_s)
+        except NoAnswer as cause:
+            status = str(cause)
+            raise
+        except asyncio.CancelledError:
+            status = "cancelled"
+            raise
+        finally:
+            if self.service.audit.wants(status):
+                self.service.audit.record(
+                    reward=self.call.reward,
+                    id=self.call.id,
+                    target=self.where or self.service.name,
+                    query=self.body,
+                    response=answer,
+                    status=status,
+                    tries=self.tried,
+                    lane=self.lane.value,
+                    latency_s=round(time.monotonic() - began, 4),
+                )
+        return answer
+
+    async def _try_until(self, due: float) -> Any:
+        service, avoid = self.service, None
+        while True:
+            due += await service.turns.turn(self.lane, self.tokens)
             try:
-                async with asyncio.timeout(self._settings.deadline_s):
-                    for tried in range(1, self._settings.tries + 1):
-                        try:
-                            return await self._post(body)
-                        except Unavailable as cause:
-                            last = str(cause)
-                            if tried < self._settings.tries:
-                                self.num_retries += 1
-                                await asyncio.sleep(pause_s(tried, cause.retry_after_s))
+                target, number = await service.router.take(due, avoid)
+            except NoTarget as cause:
+                raise self._no_answer(str(cause)) from cause
+            self.where = target.name
+            self.tried += 1
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + due - time.monotonic()):
+                    answer = await service.client.post(
+                        target.name + self.call.path, self.body, self.settings.token, self.settings.max_response_bytes
+                    )
             except TimeoutError:
-                also = f", before which it {last}" if last else ""
-                raise NoAnswer(f"no answer within deadline_s={self._settings.deadline_s:g}{also}") from None
-        raise NoAnswer(f"{last} in the last of {self._settings.tries} tries")
+                service.router.failed(target, number, "no answer in time")
+                service.gate.overloaded()
+                raise self._no_answer(f"no answer within deadline_s={self.settings.deadline_s:g}") from None
+            except Unavailable as cause:
+                if cause.overloaded:
+                    service.gate.overloaded()
+                service.router.failed(target, number, str(cause))
+                self.last, avoid = str(cause), target
+                await self._pause(due, cause.retry_after_s)
+            except NoAnswer as cause:
+                service.router.succeeded(target, number)
+                raise self._no_answer(str(cause)) from cause
+            except asyncio.CancelledError:
+                service.router.dropped(target, number)
+                raise
+            else:
+                service.router.succeeded(target, number)
+                service.gate.served()
+                self._count_tokens(answer)
+                return answer
 
-    async def _post(self, body: bytes) -> Any:
-        if self._session is None:
-            raise NoAnswer("the manager was not started, or is closed")
-        try:
-            # A redirect could lead the token to another host.
-            async with self._session.post(self._settings.url, data=body, allow_redirects=False) as response:
-                if response.status == 429 or response.status >= 500:
-                    raise Unavailable(f"answered {response.status}", seconds(response.headers.get("Retry-After", "")))
-                if response.status != 200:
-                    raise NoAnswer(f"answered {response.status}; 200 is needed")
-                content = await self._read(response)
-        except aiohttp.ClientConnectorError as cause:
-            raise Unavailable(f"could not be reached ({describe(cause)})") from cause
-        except aiohttp.ClientError as cause:
-            raise NoAnswer(f"broke off ({describe(cause)})") from cause
-        try:
-            return json.loads(content)
-        except ValueError as cause:
-            raise NoAnswer(f"answered with {content[:40]!r}; JSON is needed") from cause
+    async def _pause(self, due: float, retry_after_s: float | None) -> None:
+        """Wait before the next try; NoAnswer when there will be none."""
+        if self.tried >= self.settings.tries:
+            last, self.last = self.last, ""
+            raise self._no_answer(f"{last} in the last of {self.settings.tries} tries")
+        wait_s = pause_s(self.tried, retry_after_s)
+        if time.monotonic() + wait_s >= due:
+            raise self._no_answer(
+                f"no answer within deadline_s={self.settings.deadline_s:g}: the next try is {wait_s:.1f} s away"
+            )
+        self.service.counts["num_retries"] += 1
+        await asyncio.sleep(wait_s)
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        content = bytearray()
-        async for chunk in response.content.iter_chunked(1 << 16):
-            content += chunk
-            if len(content) > self._settings.max_response_bytes:
-                raise NoAnswer(f"answered with more than max_response_bytes={self._settings.max_response_bytes}")
-        return bytes(content)
+    def _no_answer(self, why: str) -> NoAnswer:
+        also = f", before which it {self.last}" if self.last else ""
+        return NoAnswer(f"service '{self.service.name}' ({self.where or 'no address'}): {why}{also}")
+
+    def _count_tokens(self, answer: Any) -> None:
+        usage = answer.get("usage") if isinstance(answer, Mapping) else None
+        total = usage.get("total_tokens") if isinstance(usage, Mapping) else None
+        if isinstance(total, (int, float)) and 0 <= total < 1e9:
+            self.service.turns.correct(total - self.tokens)
 
 
 def pause_s(tried: int, retry_after_s: float | None) -> float:
-    """Seconds until the next try: what the service asks for, else twice as long each time, with jitter."""
+    """Seconds until the next try: what the service asks for and up to 10 % more, else twice as long each time, with
+    jitter."""
     if retry_after_s is not None:
-        return retry_after_s
-    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (tried - 1)) * random.uniform(0.5, 1.0))
-
-
-def seconds(retry_after: str) -> float | None:
-    """The header Retry-After, a number or a date, as seconds from now; None if there is none."""
-    try:
-        return max(0.0, float(retry_after))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return None
-
-
-def plain(value: Any) -> Any:
-    """JSON for what `json` does not know: mappings, numpy scalars and arrays; the text of anything else."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+        return retry_after_s * JITTER.uniform(1.0, 1.1)
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (tried - 1)) * JITTER.uniform(0.5, 1.0))

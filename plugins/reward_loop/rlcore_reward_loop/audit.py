@@ -1,0 +1,51 @@
+"""The audit log: what was asked of whom, what came back and when, one JSON line a call."""
+
+import json
+import time
+from io import TextIOWrapper
+from pathlib import Path
+from typing import Any
+
+from rlcore.config.redaction import redact
+
+FILE = "reward_calls.jsonl"
+
+
+class AuditLog:
+    """Appends to `reward_calls.jsonl`; secrets that the configuration read are written as the variables' names."""
+
+    def __init__(self, run_dir: Path, which: str, characters: int) -> None:
+        self._path, self._which, self._characters = run_dir / FILE, which, characters
+        self._file: TextIOWrapper | None = None
+
+    def wants(self, status: str) -> bool:
+        """Whether a call that ended like this is kept."""
+        return self._which == "all" or (self._which == "failures" and status != "ok")
+
+    def record(self, *, reward: str, id: str, target: str, query: Any, response: Any, status: str, **more: Any) -> None:
+        """One call; `query` and `response` are kept up to so many characters of their JSON."""
+        if not self.wants(status):
+            return
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", encoding="utf-8")
+        line = {"time": round(time.time(), 3), "reward": reward, "id": id, "target": target, "status": status, **more}
+        line |= {"query": self._cut(query), "response": self._cut(response)}
+        self._file.write(redact(json.dumps(line, ensure_ascii=False)) + "\n")
+
+    def flush(self) -> None:
+        """Hand everything to the operating system."""
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """End the file; also more than once."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _cut(self, value: Any) -> str:
+        text = value.decode(errors="replace") if isinstance(value, bytes) else value
+        text = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
+        left_out = len(text) - self._characters
+        return text if left_out <= 0 else f"{text[: self._characters]}... ({left_out} more characters)"

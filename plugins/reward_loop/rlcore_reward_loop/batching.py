@@ -1,0 +1,83 @@
+"""Dynamic batching: whatever is queued, up to a number of tokens, after at most a few milliseconds of waiting."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+Ids = Sequence[int]
+
+
+class Batcher:
+    """Collects rows into batches for one function that computes, on a thread of its own.
+
+    A batch is never waited full: one row is a batch. Rows that arrive while a batch is computed form the next one.
+    """
+
+    def __init__(self, compute: Callable[[list[Ids]], list[float]], batch_tokens: int, wait_s: float) -> None:
+        self._compute, self._batch_tokens, self._wait_s = compute, batch_tokens, wait_s
+        self._queue: deque[tuple[Ids, asyncio.Future[float]]] = deque()
+        self._running: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward model")
+        self.num_batches = 0
+
+    async def score(self, ids: Ids) -> float:
+        """The row's score; what the function raises passes to every row of its batch."""
+        future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._queue.append((ids, future))
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name="batches of a reward model")
+        return await future
+
+    async def drained(self) -> None:
+        """Wait until nothing is queued or computed."""
+        while self._running is not None:
+            await asyncio.wait([self._running])
+
+    def close(self) -> None:
+        """Let go of the thread once it has computed what it is at."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.sleep(self._wait_s)  # company of the first row; later batches form while one is computed
+            while self._queue:
+                rows = self._next_batch()
+                if not rows:
+                    continue
+                self.num_batches += 1
+                computed = loop.run_in_executor(self._thread, self._compute, [ids for ids, _ in rows])
+                await asyncio.wait([computed])
+                self._settle(rows, computed)
+        finally:
+            self._running = None
+            for _, future in self._queue:
+                future.cancel()
+            self._queue.clear()
+
+    def _next_batch(self) -> list[tuple[Ids, "asyncio.Future[float]"]]:
+        """The longest run of rows from the head of the queue that fits, padding included; at least one row."""
+        rows: list[tuple[Ids, asyncio.Future[float]]] = []
+        longest = 0
+        while self._queue:
+            ids, future = self._queue[0]
+            wider = max(longest, len(ids))
+            if rows and wider * (len(rows) + 1) > self._batch_tokens:
+                break
+            self._queue.popleft()
+            if not future.done():  # whoever gave up is not computed for
+                rows.append((ids, future))
+                longest = wider
+        return rows
+
+    def _settle(self, rows: list[tuple[Ids, "asyncio.Future[float]"]], computed: "asyncio.Future[list[float]]") -> None:
+        error = computed.exception()
+        scores = [0.0] * len(rows) if error is not None else computed.result()
+        for (_, future), score in zip(rows, scores, strict=True):
+            if future.done():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(score)

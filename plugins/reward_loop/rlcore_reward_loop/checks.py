@@ -1,0 +1,109 @@
+"""What must hold of the plugin's settings, said before anything starts."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rlcore import ConfigError, PlanError, RunConfig
+from rlcore.config.redaction import redact
+from rlcore.errors import nearest
+from rlcore_reward_loop.settings import JudgeSettings, RewardLoopSettings, RewardSettings
+
+WHERE = "plugins.reward_loop"
+
+
+def check(config: RunConfig, settings: RewardLoopSettings) -> None:
+    """ConfigError for what cannot work, PlanError for what is served and asked by no reward."""
+    if not settings.rewards and not (settings.expose and config.reward.functions):
+        raise ConfigError(
+            f"{WHERE}.rewards: empty; needs at least one, such as {WHERE}.rewards.helpful.served_by=scorer and "
+            f"{WHERE}.services.scorer.urls=[http://127.0.0.1:8000/score]"
+        )
+    for name in sorted(set(settings.services) & set(settings.models)):
+        raise ConfigError(f"{WHERE}: '{name}' is both in services and in models; needs two names")
+    for name in settings.services:
+        _check_service(name, settings)
+    for name, reward in settings.rewards.items():
+        _check_reward(name, reward, config, settings)
+    _check_used(settings)
+
+
+def _check_service(name: str, settings: RewardLoopSettings) -> None:
+    service, key = settings.services[name], f"{WHERE}.services.{name}"
+    if not service.urls:
+        raise ConfigError(f"{key}.urls: empty; needs an address, such as {key}.urls=[http://127.0.0.1:8000/score]")
+    for url in service.urls:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{key}.urls: found '{url}'; needs an address such as http://127.0.0.1:8000/score")
+        if parts.username or parts.password:
+            raise ConfigError(f"{key}.urls: an address holds a password; needs {key}.token=${{oc.env:NAME}} instead")
+    if service.token and redact(service.token) == service.token:
+        raise ConfigError(
+            f"{key}.token: is written out; needs ${{oc.env:NAME}}, with a NAME that says key, token or secret, so that "
+            "it is never saved"
+        )
+
+
+def _check_reward(name: str, reward: RewardSettings, config: RunConfig, settings: RewardLoopSettings) -> None:
+    key = f"{WHERE}.rewards.{name}"
+    if name in config.reward.functions:
+        raise ConfigError(f"{key}: reward.functions.{name} has the same name; each part of the reward needs its own")
+    if "/" in name:
+        raise ConfigError(f"{key}: a '/' in the name of a reward would make it look like a part of another")
+    choices = {
+        "service": list(settings.services),
+        "model": list(settings.models),
+        "judge": [*settings.services, *settings.models],
+    }[reward.kind]
+    if reward.served_by not in choices:
+        where = "models" if reward.kind == "model" else "services"
+        raise ConfigError(
+            f"{key}.served_by: found '{reward.served_by}'; kind={reward.kind} needs an entry of {WHERE}.{where}; "
+            f"{nearest(reward.served_by, choices)}"
+        )
+    if reward.post_process and reward.scope != "sample":
+        raise ConfigError(f"{key}.post_process: scope={reward.scope} sees the whole group already; needs scope=sample")
+    if reward.post_process and ":" not in reward.post_process:
+        raise ConfigError(f"{key}.post_process: found '{reward.post_process}'; needs module:name or file.py:name")
+    if reward.kind == "judge":
+        _check_judge(f"{key}.judge", reward.judge)
+
+
+def _check_judge(key: str, judge: JudgeSettings) -> None:
+    if "{response}" not in template_of(key, judge):
+        raise ConfigError(f"{key}.template: has no {{response}} in it, so the judge would not see what it judges")
+    if judge.lowest >= judge.highest:
+        raise ConfigError(f"{key}: lowest={judge.lowest:g} is not below highest={judge.highest:g}")
+    if not judge.pattern:
+        return
+    try:
+        groups = re.compile(judge.pattern).groups
+    except re.error as cause:
+        raise ConfigError(f"{key}.pattern: found '{judge.pattern}', which is no regular expression: {cause}") from cause
+    if groups < 1:
+        raise ConfigError(f"{key}.pattern: found '{judge.pattern}'; needs a group around the score, such as (\\d+)")
+
+
+def template_of(key: str, judge: JudgeSettings) -> str:
+    """The template's text, read if the setting names a file. ConfigError when there is no such file."""
+    text = judge.template
+    if "\n" in text or not text.endswith((".txt", ".md")):
+        return text
+    path = Path(text)
+    if not path.is_file():
+        raise ConfigError(f"{key}.template: there is no file '{text}'; looked for {path.resolve()}")
+    return path.read_text("utf-8")
+
+
+def _check_used(settings: RewardLoopSettings) -> None:
+    used = {reward.served_by for reward in settings.rewards.values()}
+    for where, name in _served(settings):
+        if name not in used and not settings.expose:
+            raise PlanError(f"{WHERE}.{where}.{name}: no reward is served_by it; name it in one, or leave it out")
+
+
+def _served(settings: RewardLoopSettings) -> Iterator[tuple[str, str]]:
+    yield from (("services", name) for name in settings.services)
+    yield from (("models", name) for name in settings.models)

@@ -1,0 +1,107 @@
+"""One HTTP call: bounded in bytes, and everything that can come back sorted into three kinds."""
+
+import json
+import time
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import aiohttp
+
+from rlcore.errors import describe
+
+OVERLOADED = frozenset({429, 502, 503, 504, 529})
+
+
+class NoAnswer(Exception):
+    """The service gave no usable answer; the message says why."""
+
+
+class Unavailable(NoAnswer):
+    """It may answer when asked again."""
+
+    def __init__(self, why: str, retry_after_s: float | None = None, overloaded: bool = False) -> None:
+        super().__init__(why)
+        self.retry_after_s = retry_after_s
+        self.overloaded = overloaded
+
+
+class Client:
+    """Posts JSON and returns JSON."""
+
+    def __init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Open the pool of connections; nothing is sent yet."""
+        # No limits of its own: slots and deadlines are the services'.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def close(self) -> None:
+        """Close the connections; also more than once."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def post(self, url: str, body: bytes, token: str, max_bytes: int) -> Any:
+        """The answer, parsed. Unavailable for what may pass, NoAnswer for what will not."""
+        if self._session is None:
+            raise NoAnswer("the manager was not started, or is closed")
+        headers = {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        try:
+            # A redirect could lead the token to another host.
+            async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
+                if response.status == 429 or response.status >= 500:
+                    pause_s = seconds(response.headers.get("Retry-After", ""))
+                    raise Unavailable(f"answered {response.status}", pause_s, response.status in OVERLOADED)
+                if response.status != 200:
+                    raise NoAnswer(f"answered {response.status}; 200 is needed")
+                content = await _read(response, max_bytes)
+                kind = response.content_type
+        except aiohttp.ClientResponseError as cause:
+            raise NoAnswer(f"answered with what is no HTTP ({describe(cause)})") from cause
+        except (aiohttp.ClientError, OSError) as cause:
+            raise Unavailable(f"could not be reached ({describe(cause)})") from cause
+        if "json" not in kind:
+            raise NoAnswer(f"answered with {kind}, {content[:40]!r}; JSON is needed")
+        try:
+            return json.loads(content)
+        except ValueError as cause:
+            raise NoAnswer(f"answered with {content[:40]!r}; JSON is needed") from cause
+
+
+async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    content = bytearray()
+    try:
+        async for chunk in response.content.iter_any():
+            content += chunk
+            if len(content) > max_bytes:
+                raise NoAnswer(f"answered with more than max_response_bytes={max_bytes}")
+    except (aiohttp.ClientError, OSError) as cause:
+        raise NoAnswer(f"broke off ({describe(cause)})") from cause
+    return bytes(content)
+
+
+def seconds(retry_after: str) -> float | None:
+    """The header Retry-After, a number or a date, as seconds from now; None if there is none."""
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None
+
+
+def plain(value: Any) -> Any:
+    """JSON for what `json` does not know: mappings, numpy scalars and arrays; the text of anything else."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)

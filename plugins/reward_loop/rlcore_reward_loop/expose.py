@@ -1,0 +1,127 @@
+"""Services and models for the user's own reward code: an OpenAI-style endpoint on loopback that asks for a token.
+
+Whoever is exposed here keeps its slots, pace, retries and audit log. Children inherit where it is and the token in
+their environment.
+"""
+
+import hmac
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from aiohttp import web
+
+from rlcore import FrozenDict, Lane, ScoreRequest
+from rlcore.config.redaction import remember_variable
+from rlcore_reward_loop.client import NoAnswer
+from rlcore_reward_loop.replicas import Replicas
+from rlcore_reward_loop.rewards import CHAT_PATH
+from rlcore_reward_loop.service import Call, Service
+
+URL_VARIABLE, TOKEN_VARIABLE = "RLCORE_REWARD_URL", "RLCORE_REWARD_TOKEN"
+MAX_BODY_BYTES = 4_000_000
+REWARD = "exposed"
+"""Who asks, in the audit log."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Exposure:
+    """The server. These paths and no others: GET /v1/models, POST /v1/chat/completions, POST /v1/score."""
+
+    def __init__(self, services: Mapping[str, Service], models: Mapping[str, Replicas]) -> None:
+        self._services, self._models = services, models
+        self.token = secrets.token_urlsafe(32)
+        self.url = ""
+        self._runner: web.AppRunner | None = None
+        self._before: dict[str, str | None] = {}
+
+    async def start(self) -> None:
+        """Listen on a free port of 127.0.0.1, and tell the environment."""
+        application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        application.router.add_get("/v1/models", self._list)
+        application.router.add_post(f"/v1{CHAT_PATH}", self._chat)
+        application.router.add_post("/v1/score", self._score)
+        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+        for name, value in ((URL_VARIABLE, self.url), (TOKEN_VARIABLE, self.token)):
+            self._before[name] = os.environ.get(name)
+            os.environ[name] = value
+        remember_variable(TOKEN_VARIABLE)
+
+    async def close(self) -> None:
+        """Stop listening, and put the environment back; also more than once."""
+        before, self._before = self._before, {}
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+            return _error(401, "the token is missing or wrong")
+        try:
+            return await handler(request)
+        except NoAnswer as cause:
+            return _error(502, str(cause))
+        except (ValueError, KeyError, TypeError) as cause:
+            return _error(400, f"not understood: {cause}")
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        names = [*self._services, *self._models]
+        return web.json_response({"object": "list", "data": [{"id": name, "object": "model"} for name in names]})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        """`model` is '<service>/<model of its API>' or '<entry of models>'."""
+        body = await _object(request)
+        name, _, model = str(body.get("model", "")).partition("/")
+        if body.get("stream"):
+            return _error(400, "streams are not offered; leave stream out")
+        if name in self._services:
+            call = Call(REWARD, "", {**body, "model": model}, CHAT_PATH, int(body.get("max_tokens") or 0))
+            return web.json_response(await self._services[name].ask(call, Lane.TRAIN))
+        if name not in self._models:
+            return self._unknown(name)
+        options = FrozenDict({key: value for key, value in body.items() if key not in ("model", "messages")})
+        raw = await self._models[name].ask(REWARD, _request(body, options), Lane.TRAIN)
+        if raw.score is not None:
+            return _error(400, f"'{name}' gives numbers, not text; ask /v1/score")
+        message = {"role": "assistant", "content": raw.text}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return web.json_response({"object": "chat.completion", "model": name, "choices": [choice]})
+
+    async def _score(self, request: web.Request) -> web.StreamResponse:
+        """{"model": entry of models, "messages": the conversation} -> {"score": number}."""
+        body = await _object(request)
+        name = str(body.get("model", ""))
+        if name not in self._models:
+            return self._unknown(name)
+        raw = await self._models[name].ask(REWARD, _request(body, FrozenDict()), Lane.TRAIN)
+        return web.json_response({"model": name, "score": raw.score, "text": raw.text})
+
+    def _unknown(self, name: str) -> web.StreamResponse:
+        return _error(404, f"there is no '{name}'; choose from: {', '.join([*self._services, *self._models])}")
+
+
+async def _object(request: web.Request) -> dict[str, Any]:
+    body = await request.json()
+    if not isinstance(body, dict):
+        raise ValueError("an object is needed")
+    return body
+
+
+def _request(body: Mapping[str, Any], options: FrozenDict[str, Any]) -> ScoreRequest:
+    return ScoreRequest("", tuple(FrozenDict[str, Any](each) for each in body["messages"]), options)
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)

@@ -1,0 +1,179 @@
+"""Who may call next: slots that grow and shrink with the service, two lanes, and an even pace."""
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from rlcore import Lane
+from rlcore.reward.seats import Stopwatch
+
+REST_S = 0.5
+"""The concurrency is halved at most once in this time: calls that were under way say nothing new."""
+BURST_S = 0.05
+"""A pace may be this far ahead of even, which is less than one call at up to 20 calls a second."""
+
+
+class Gate:
+    """Slots for `concurrency` calls, and `eval_slots` more that only evaluation takes.
+
+    With `adaptive`, `overloaded` halves the concurrency and every success raises it by 1 / concurrency (AIMD), between
+    1 and what was configured; the reserved slots shrink in proportion, to no less than 1.
+    """
+
+    def __init__(self, concurrency: int, eval_slots: int, adaptive: bool, queued: Stopwatch) -> None:
+        self.limit = float(concurrency)
+        self.num_in_flight = dict.fromkeys(Lane, 0)
+        self.most_in_flight = 0
+        self._concurrency, self._eval_slots, self._adaptive, self._queued = concurrency, eval_slots, adaptive, queued
+        self._waiting: dict[Lane, deque[asyncio.Future[None]]] = {lane: deque() for lane in Lane}
+        self._halved_at = -REST_S
+
+    @asynccontextmanager
+    async def slot(self, lane: Lane) -> AsyncIterator[None]:
+        """A slot, held until the block ends."""
+        await self._take(lane)
+        try:
+            yield
+        finally:
+            self._give_back(lane)
+
+    def overloaded(self) -> None:
+        """The service said that it is asked too much."""
+        now = time.monotonic()
+        if self._adaptive and now - self._halved_at >= REST_S:
+            self._halved_at = now
+            self.limit = max(1.0, self.limit / 2)
+
+    def served(self) -> None:
+        """The service answered."""
+        if self._adaptive and self.limit < self._concurrency:
+            self.limit = min(float(self._concurrency), self.limit + 1.0 / self.limit)
+            self._admit()
+
+    def _may(self, lane: Lane) -> bool:
+        evaluating = self.num_in_flight[Lane.EVAL]
+        reserved = max(1, int(self._eval_slots * self.limit / self._concurrency))
+        if lane is Lane.EVAL and evaluating < reserved:
+            return True
+        return self.num_in_flight[Lane.TRAIN] + max(0, evaluating - reserved) < int(self.limit)
+
+    async def _take(self, lane: Lane) -> None:
+        if not self._waiting[lane] and self._may(lane):
+            self._enter(lane)
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[lane].append(turn)
+        self._queued.start()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back(lane)
+            raise
+        finally:
+            self._queued.stop()
+
+    def _enter(self, lane: Lane) -> None:
+        self.num_in_flight[lane] += 1
+        self.most_in_flight = max(self.most_in_flight, sum(self.num_in_flight.values()))
+
+    def _give_back(self, lane: Lane) -> None:
+        self.num_in_flight[lane] -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        for lane in (Lane.EVAL, Lane.TRAIN):
+            waiting = self._waiting[lane]
+            while waiting and (waiting[0].done() or self._may(lane)):
+                turn = waiting.popleft()
+                if not turn.done():
+                    self._enter(lane)
+                    turn.set_result(None)
+
+
+class Pace:
+    """Lets at most `per_minute` units begin a minute, evenly; the number of units of a turn may be put right later.
+
+    In any second at most per_minute / 60 + 1 turns of one unit begin; above 20 a second, up to 5 % more than that.
+    """
+
+    def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_minute / 60.0
+        self._clock = clock
+        self._free_at = 0.0
+        """When everything that was let through would have been spread evenly."""
+
+    def wait_s(self) -> float:
+        """Seconds until the next turn may begin."""
+        if not self._per_s:
+            return 0.0
+        ahead_s = max(BURST_S, 1.0 / self._per_s) - 1.0 / self._per_s
+        return max(0.0, self._free_at - ahead_s - self._clock())
+
+    def begin(self, units: float = 1.0) -> None:
+        """A turn begins."""
+        if self._per_s:
+            self._free_at = max(self._free_at, self._clock()) + units / self._per_s
+
+    def correct(self, units: float) -> None:
+        """A turn was `units` larger (or smaller, if negative) than it was begun with."""
+        if self._per_s:
+            self._free_at += units / self._per_s
+
+
+class Turns:
+    """A queue before a pace of requests and one of tokens, in which evaluation goes first."""
+
+    def __init__(self, requests: Pace, tokens: Pace) -> None:
+        self._requests, self._tokens = requests, tokens
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[bool, int, float, asyncio.Future[None]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def turn(self, lane: Lane, tokens: float) -> float:
+        """Wait until a call of this many tokens may begin; the seconds that were waited."""
+        if not self._waiting and not self._wait_s():
+            self._begin(tokens)
+            return 0.0
+        began = time.monotonic()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (lane is not Lane.EVAL, next(self._numbers), tokens, turn))
+        self._pump()
+        await turn
+        return time.monotonic() - began
+
+    def correct(self, tokens: float) -> None:
+        """A call took `tokens` more than it began with."""
+        self._tokens.correct(tokens)
+
+    def close(self) -> None:
+        """Let nobody through any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait_s(self) -> float:
+        return max(self._requests.wait_s(), self._tokens.wait_s())
+
+    def _begin(self, tokens: float) -> None:
+        self._requests.begin()
+        self._tokens.begin(tokens)
+
+    def _pump(self) -> None:
+        self.close()
+        while self._waiting:
+            _, _, tokens, turn = self._waiting[0]
+            if turn.done():
+                heapq.heappop(self._waiting)
+                continue
+            wait_s = self._wait_s()
+            if wait_s > 0:
+                self._timer = asyncio.get_running_loop().call_later(wait_s, self._pump)
+                return
+            heapq.heappop(self._waiting)
+            self._begin(tokens)
+            turn.set_result(None)

@@ -1,0 +1,217 @@
+"""One named part of the reward: what it asks, and what it makes of the answer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from rlcore import FrozenDict, Lane, RewardStatus, ScoreRequest, Trajectory
+from rlcore.reward.calls import FunctionCalls
+from rlcore.reward.outcome import Outcome, failed, number
+from rlcore_reward_loop.client import NoAnswer
+from rlcore_reward_loop.judge import chat, messages, response_text, said, score_of
+from rlcore_reward_loop.replicas import Replicas
+from rlcore_reward_loop.running import RunningStatistics
+from rlcore_reward_loop.service import Call, Service
+from rlcore_reward_loop.settings import JudgeSettings, RewardSettings
+
+SCORE_COLUMN = "score"
+"""The column in which a post-processing function finds what was said of each sample."""
+CHAT_PATH = "/chat/completions"
+
+
+class Source(ABC):
+    """Where scores come from."""
+
+    @abstractmethod
+    async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
+        """An outcome for each trajectory; NoAnswer when none of them can be had."""
+
+
+class ServiceSource(Source):
+    """A scoring service: an object for a sample, or `samples` for a group or batch."""
+
+    def __init__(self, service: Service, scope: str) -> None:
+        self._service, self._scope = service, scope
+
+    async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
+        questions = [question(each) for each in trajectories]
+        identities = [{key: value for key, value in each.items() if key != "id"} for each in questions]
+        if self._scope == "sample":
+            call = Call(reward, questions[0]["id"], questions[0], identity=identities)
+            answers: Any = [await self._service.ask(call, lane)]
+        else:
+            call = Call(reward, questions[0]["id"], {"samples": questions}, identity=identities)
+            answer = await self._service.ask(call, lane)
+            answers = answer.get("scores") if isinstance(answer, Mapping) else None
+            if not isinstance(answers, list) or len(answers) != len(questions):
+                found = f"{len(answers)} of them" if isinstance(answers, list) else repr(answer)[:80]
+                raise NoAnswer(f"answered with {found}; 'scores' with {len(questions)} objects is needed")
+        return [judgement(each, asked["id"]) for each, asked in zip(answers, questions, strict=True)]
+
+
+class JudgeSource(Source):
+    """A language model behind a chat API, or one that the run serves."""
+
+    def __init__(self, served_by: Service | Replicas, template: str, settings: JudgeSettings) -> None:
+        self._served_by, self._template, self._settings = served_by, template, settings
+
+    async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
+        [trajectory] = trajectories
+        judge = self._settings
+        if isinstance(self._served_by, Service):
+            body = chat(trajectory, self._template, judge)
+            call = Call(reward, identity(trajectory), body, CHAT_PATH, judge.max_tokens)
+            text = said(await self._served_by.ask(call, lane))
+        else:
+            asked = tuple(FrozenDict[str, Any](each) for each in messages(trajectory, self._template, judge))
+            options = FrozenDict({"max_tokens": judge.max_tokens, "temperature": judge.temperature, **judge.options})
+            text = (await self._served_by.ask(reward, ScoreRequest(identity(trajectory), asked, options), lane)).text
+        return [Outcome(RewardStatus.OK, score_of(text, judge), info={"said": text[:500]})]
+
+
+class ModelSource(Source):
+    """A classifier or scalar head that the run serves: it judges the whole conversation."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+
+    async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
+        [trajectory] = trajectories
+        answered = FrozenDict({"role": "assistant", "content": response_text(trajectory)})
+        conversation = (*trajectory.prompt.messages, answered)
+        if not isinstance(trajectory.completion, str):
+            conversation = (*trajectory.prompt.messages, *trajectory.completion)
+        raw = await self._replicas.ask(reward, ScoreRequest(identity(trajectory), conversation), lane)
+        if raw.score is None:
+            raise NoAnswer(f"model '{self._replicas.name}' gave text and no score; kind=judge reads text")
+        return [Outcome(RewardStatus.OK, finite("score", raw.score))]
+
+
+class RemoteReward:
+    """Implements `rlcore.reward.stream.Scorer`."""
+
+    def __init__(
+        self, name: str, settings: RewardSettings, source: Source, post_processing: FunctionCalls | None
+    ) -> None:
+        self._name, self._settings, self._source = name, settings, source
+        self.post_processing = post_processing
+        self.statistics = RunningStatistics() if settings.normalise else None
+        self._latencies: list[float] = []
+
+    @property
+    def name(self) -> str:
+        """As in `plugins.reward_loop.rewards`."""
+        return self._name
+
+    @property
+    def scope(self) -> str:
+        """What a call sees."""
+        return self._settings.scope
+
+    @property
+    def weight(self) -> float:
+        """Factor in the sum."""
+        return self._settings.weight
+
+    @property
+    def on_failure(self) -> str:
+        """What follows when there is no score."""
+        return self._settings.on_failure
+
+    @property
+    def post_processes(self) -> bool:
+        """Whether there is a function that looks at each group's scores."""
+        return self.post_processing is not None
+
+    async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
+        """An outcome for each; what has no answer is failed, and says why."""
+        began = monotonic()
+        try:
+            outcomes = await self._source.ask(self._name, trajectories, lane)
+        except NoAnswer as cause:
+            return [failed(str(cause))] * len(trajectories)
+        finally:
+            self._latencies.append(monotonic() - began)
+        return [self._normalised(each, outcome, lane) for each, outcome in zip(trajectories, outcomes, strict=True)]
+
+    async def post_process(
+        self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
+    ) -> list[Outcome]:
+        """The outcomes with the scores that the function gives for those of the group that did not fail."""
+        good = [index for index, each in enumerate(outcomes) if each.status is RewardStatus.OK]
+        if self.post_processing is None or not good:
+            return list(outcomes)
+        scored = [_with_score(trajectories[index], outcomes[index].score) for index in good]
+        changed = list(outcomes)
+        for index, outcome in zip(good, await self.post_processing.score(scored, lane), strict=True):
+            before = outcomes[index]
+            if outcome.status is RewardStatus.FAILED:
+                changed[index] = failed(f"post_process: {outcome.error}")
+            elif outcome.status is RewardStatus.OK:
+                info = {**before.info, **outcome.info, "raw_score": before.score}
+                changed[index] = replace(before, score=outcome.score, info=info)
+        return changed
+
+    def take_latencies(self) -> dict[str, float]:
+        """latency_p50 and latency_p95 in seconds, waiting included, of the calls since the last time."""
+        taken, self._latencies = self._latencies, []
+        if not taken:
+            return {}
+        return {f"latency_p{rank}": float(np.percentile(taken, rank)) for rank in (50, 95)}
+
+    def _normalised(self, trajectory: Trajectory, outcome: Outcome, lane: Lane) -> Outcome:
+        # An evaluation compares raw scores over time, and none of its samples are training samples.
+        if self.statistics is None or lane is Lane.EVAL or outcome.status is not RewardStatus.OK:
+            return outcome
+        self.statistics.see(identity(trajectory), outcome.score)
+        info = {**outcome.info, "raw_score": outcome.score}
+        return replace(outcome, score=self.statistics.normalised(outcome.score), info=info)
+
+
+def identity(trajectory: Trajectory) -> str:
+    """A sample's name in requests and logs."""
+    return f"{trajectory.id.prompt}/{trajectory.id.epoch}/{trajectory.id.sample}"
+
+
+def question(trajectory: Trajectory) -> dict[str, Any]:
+    """What a service is sent for a sample."""
+    prompt = trajectory.prompt
+    return {
+        "id": identity(trajectory),
+        "source": prompt.source,
+        "messages": prompt.messages,
+        "completion": trajectory.completion,
+        "answer": prompt.answer,
+        "columns": prompt.columns,
+    }
+
+
+def judgement(answer: Any, asked: str) -> Outcome:
+    """A service's answer about one sample; NoAnswer for anything but finite numbers, or for another sample's."""
+    if not isinstance(answer, Mapping) or "score" not in answer:
+        raise NoAnswer(f"answered with {str(answer)[:80]!r}; an object with 'score' is needed")
+    if answer.get("id", asked) != asked:
+        raise NoAnswer(f"answered about {str(answer['id'])[:80]!r} when it was asked about '{asked}'")
+    parts, info = answer.get("parts") or {}, answer.get("info") or {}
+    if not isinstance(parts, Mapping) or not isinstance(info, Mapping):
+        raise NoAnswer("answered with 'parts' or 'info' that is no object")
+    checked = {str(name): finite(str(name), part) for name, part in parts.items()}
+    return Outcome(RewardStatus.OK, finite("score", answer["score"]), parts=checked, info=dict(info))
+
+
+def finite(name: str, value: Any) -> float:
+    """The value as a finite float; NoAnswer naming it when it is none."""
+    checked = number(value)
+    if isinstance(checked, str):
+        raise NoAnswer(f"'{name}' {checked}")
+    return checked
+
+
+def _with_score(trajectory: Trajectory, score: float) -> Trajectory:
+    prompt = trajectory.prompt
+    columns = FrozenDict({**prompt.columns, SCORE_COLUMN: score})
+    return replace(trajectory, prompt=replace(prompt, columns=columns))

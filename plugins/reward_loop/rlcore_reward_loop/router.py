@@ -1,0 +1,167 @@
+"""Which of several equals is asked: the one that will answer first, and none that does not answer at all."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+LONGEST_PAUSE = 30.0
+"""An ejected target is left alone for at most this many times its first pause."""
+MEMORY = 0.2
+"""Weight of the newest call in a target's running means."""
+
+
+class NoTarget(Exception):
+    """Nothing that could be asked will be there in time; the message says why."""
+
+
+@dataclass(eq=False)
+class Target:
+    """One address or replica."""
+
+    name: str
+    calls: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Of each call under way: when it began, and how many were under way then, itself included."""
+    latency_s: float = 0.0
+    """Running mean over answered calls; 0: none yet."""
+    company: float = 1.0
+    """Running mean of how many calls were under way with an answered one."""
+    num_failures: int = 0
+    """In a row."""
+    last_error: str = ""
+    ejected_until: float | None = None
+    """When it may be tried again; None while it is in use."""
+    num_ejections: int = 0
+    """Since it last answered."""
+    on_trial: bool = False
+    """One call, and no other, is finding out whether it is back."""
+
+    def expected_s(self, now: float) -> float:
+        """Seconds until a call that begins now is answered, as far as is known.
+
+        The mean latency, in proportion to how much more is under way than was then (a target that serves calls side by
+        side keeps its latency, one that serves them in turn does not), or the age of its oldest call if that is more.
+        """
+        oldest_s = now - next(iter(self.calls.values()))[0] if self.calls else 0.0
+        return max(self.latency_s * (len(self.calls) + 1) / self.company, oldest_s)
+
+
+class Router:
+    """Chooses among targets; `eject_after` failures in a row take one out of use.
+
+    With `probe`, an ejected target is asked by that until it succeeds; without, one call in earnest finds out.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        eject_after: int,
+        pause_s: float,
+        probe: Callable[[Target], Awaitable[bool]] | None = None,
+    ) -> None:
+        self.targets = tuple(Target(name) for name in names)
+        self.num_ejections = 0
+        self._eject_after, self._pause_s, self._probe = eject_after, pause_s, probe
+        self._changed = asyncio.Event()
+        self._numbers = iter(range(1 << 62))
+        self._probing: dict[Target, asyncio.Task[None]] = {}
+
+    @property
+    def num_ejected(self) -> int:
+        """Targets out of use now."""
+        return sum(each.ejected_until is not None for each in self.targets)
+
+    async def take(self, due: float, avoid: Target | None = None) -> tuple[Target, int]:
+        """A target, with the number of the call that begins on it; another one than `avoid` if there is one.
+
+        Waits while all are ejected; NoTarget when none will be back before `due` (time.monotonic()).
+        """
+        while True:
+            now = time.monotonic()
+            usable = [each for each in self.targets if self._usable(each, now)]
+            if usable:
+                return self._begin(self._best([each for each in usable if each is not avoid] or usable, now), now)
+            errors = ", ".join(f"{each.name}: {each.last_error}" for each in self.targets)
+            back = min((each.ejected_until or 0.0) for each in self.targets) if self._probe is None else now
+            if max(back, now) >= due:
+                raise NoTarget(f"out of use until it answers again ({errors})")
+            self._changed.clear()
+            trials = any(each.on_trial for each in self.targets)
+            limit_s = (due if trials or self._probe is not None else min(due, max(back, now + 0.001))) - now
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def succeeded(self, target: Target, call: int) -> None:
+        """The call was answered."""
+        began, company = target.calls.pop(call)
+        took = time.monotonic() - began
+        first = target.latency_s == 0.0
+        target.latency_s = took if first else (1 - MEMORY) * target.latency_s + MEMORY * took
+        target.company = float(company) if first else (1 - MEMORY) * target.company + MEMORY * company
+        self._readmit(target)
+
+    def failed(self, target: Target, call: int, error: str) -> None:
+        """The call was not answered."""
+        target.calls.pop(call)
+        target.num_failures += 1
+        target.last_error = error
+        if target.num_failures < self._eject_after and not target.on_trial:
+            return
+        pause_s = self._pause_s * min(LONGEST_PAUSE, 2.0**target.num_ejections)
+        if target.ejected_until is None or target.on_trial:
+            self.num_ejections += 1
+            target.num_ejections += 1
+            target.ejected_until = time.monotonic() + pause_s
+            target.on_trial = False
+            self._changed.set()
+        if self._probe is not None and target not in self._probing:
+            self._probing[target] = asyncio.create_task(self._until_back(target), name=f"health of {target.name}")
+
+    def dropped(self, target: Target, call: int) -> None:
+        """Nobody waits for the call any more; it says nothing about the target."""
+        target.calls.pop(call, None)
+        target.on_trial = False
+        self._changed.set()
+
+    async def close(self) -> None:
+        """End the probes."""
+        for task in self._probing.values():
+            task.cancel()
+        await asyncio.gather(*self._probing.values(), return_exceptions=True)
+        self._probing.clear()
+
+    def _usable(self, target: Target, now: float) -> bool:
+        if target.ejected_until is None:
+            return True
+        return self._probe is None and now >= target.ejected_until and not target.on_trial
+
+    def _best(self, targets: Sequence[Target], now: float) -> Target:
+        if len(targets) == 1:
+            return targets[0]
+        return min(targets, key=lambda each: (each.expected_s(now), len(each.calls)))
+
+    def _begin(self, target: Target, now: float) -> tuple[Target, int]:
+        target.on_trial = target.ejected_until is not None
+        call = next(self._numbers)
+        target.calls[call] = (now, len(target.calls) + 1)
+        return target, call
+
+    def _readmit(self, target: Target) -> None:
+        target.num_failures = target.num_ejections = 0
+        if target.ejected_until is not None:
+            target.ejected_until = None
+            target.on_trial = False
+            self._changed.set()
+
+    async def _until_back(self, target: Target) -> None:
+        try:
+            while self._probe is not None:
+                await asyncio.sleep(self._pause_s)
+                if await self._probe(target):
+                    self._readmit(target)
+                    return
+        finally:
+            self._probing.pop(target, None)

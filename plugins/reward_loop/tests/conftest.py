@@ -1,0 +1,79 @@
+"""What the tests of this plugin share."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from rlcore_reward_loop import build
+from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
+
+from rlcore.cluster.child import ChildProcesses
+from rlcore.config import RewardFunctionConfig
+from rlcore.testing.leaks import leaks
+from rlcore.testing.rewards import make_trajectory, reward_context, score_all
+from rlcore.testing.service import Answer, Asked
+from rlcore.types import Lane, Metrics, Scored, Trajectory
+
+Score = Callable[..., tuple[list[Scored], Metrics]]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    with leaks():
+        yield
+
+
+@pytest.fixture
+def samples() -> Callable[[int], list[Trajectory]]:
+    """So many samples, four of each prompt, each with a text of its own."""
+    return lambda number: [make_trajectory(index // 4, index % 4, text=f"response {index}") for index in range(number)]
+
+
+@pytest.fixture
+def echo() -> Callable[[Asked], Answer]:
+    """A script that scores the number at the end of the completion."""
+
+    def script(asked: Asked) -> Answer:
+        return Answer({"score": float(asked.json()["completion"].split()[-1])})
+
+    return script
+
+
+@pytest.fixture
+def one_service() -> Callable[..., RewardLoopSettings]:
+    """Settings of one reward, 'helpful', by one service at these addresses."""
+
+    def settings(*urls: str, **service: object) -> RewardLoopSettings:
+        return RewardLoopSettings(
+            rewards={"helpful": RewardSettings(served_by="scorer")},
+            services={"scorer": ServiceSettings(urls=urls, **service)},  # type: ignore[arg-type]
+        )
+
+    return settings
+
+
+@pytest.fixture
+def score(tmp_path: Path) -> Score:
+    """Run samples through a manager with these settings; (what came back, the manager's metrics)."""
+
+    def run(
+        settings: RewardLoopSettings,
+        trajectories: Sequence[Trajectory],
+        functions: dict[str, RewardFunctionConfig] | None = None,
+        lane: Lane = Lane.EVAL,
+    ) -> tuple[list[Scored], Metrics]:
+        async def all_of_it() -> tuple[list[Scored], Metrics]:
+            children = ChildProcesses()
+            manager = build(reward_context(functions or {}, tmp_path, children, section=settings))
+            try:
+                await manager.start()
+                # An evaluation spends no error budget.
+                return await score_all(manager, trajectories, lane), manager.metrics()
+            finally:
+                await manager.close()
+                await children.close()
+
+        return asyncio.run(all_of_it())
+
+    return run

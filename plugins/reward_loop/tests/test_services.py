@@ -1,0 +1,271 @@
+"""Rewards from a real HTTP service on loopback whose answers are scripted."""
+
+import json
+from collections.abc import Callable
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlcore_reward_loop import build
+from rlcore_reward_loop.client import seconds
+from rlcore_reward_loop.service import pause_s
+from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
+
+from rlcore import metrics
+from rlcore.config import RewardFunctionConfig
+from rlcore.testing import write_prompts
+from rlcore.testing.rewards import check_reward_manager, make_trajectory, reward_context
+from rlcore.testing.service import NEVER, Answer, Asked, serving
+from rlcore.train import train
+from rlcore.types import FrozenDict, Lane, RewardStatus
+
+Samples = Callable[[int], Any]
+Score = Callable[..., Any]
+Settings = Callable[..., RewardLoopSettings]
+Script = Callable[[Asked], Answer]
+
+
+def error_of(score: Score, settings: RewardLoopSettings) -> str:
+    """Why the one sample that was to be scored FAILED."""
+    [only], _ = score(settings, [make_trajectory(0)])
+    assert only.reward.status is RewardStatus.FAILED
+    assert only.reward.score == 0.0
+    return str(only.reward.info["error"])
+
+
+def test_the_manager_keeps_the_contract_of_reward_managers(
+    tmp_path: Path, samples: Samples, echo: Script, one_service: Settings
+) -> None:
+    def script(asked: Asked) -> Answer:
+        return Answer(status=400) if asked.json()["completion"] == "bad" else echo(asked)
+
+    with serving(script) as service:
+        report = check_reward_manager(
+            build,
+            reward_context({}, tmp_path, section=one_service(service.url)),
+            samples(8),
+            failing=[make_trajectory(9, text="bad")],
+            expected=lambda each: float(each.text().split()[-1]),
+        )
+    assert report.problems == ()
+
+
+def test_the_service_gets_prompt_answer_completion_and_columns_and_the_token(
+    score: Score, one_service: Settings
+) -> None:
+    answer = {"id": "test/3/0/2", "score": 2, "parts": {"length": 3}, "info": {"answer": "x"}}
+    said = (FrozenDict({"role": "assistant", "content": "so"}),)
+    with serving(lambda asked: Answer(answer)) as service:
+        [only], _ = score(one_service(service.url, token="secret"), [make_trajectory(3, sample=2, completion=said)])
+    [asked] = service.asked
+    assert asked.json() == {
+        "id": "test/3/0/2",
+        "source": "test",
+        "messages": [{"role": "user", "content": "question 3"}],
+        "completion": [{"role": "assistant", "content": "so"}],
+        "answer": "3",
+        "columns": {},
+    }
+    assert asked.headers["authorization"] == "Bearer secret"
+    assert dict(only.reward.parts) == {"helpful": 2.0, "helpful/length": 3.0}
+    assert dict(only.reward.info) == {"answer": "x"}
+
+
+def test_rewards_of_services_and_functions_are_weighed_and_summed(
+    tmp_path: Path, score: Score, samples: Samples, echo: Script
+) -> None:
+    (tmp_path / "own.py").write_text("def half(trajectory):\n    return 0.5\n")
+    with serving(echo) as one, serving(lambda asked: Answer({"score": 1})) as two:
+        settings = RewardLoopSettings(
+            rewards={
+                "helpful": RewardSettings(served_by="one", weight=2.0),
+                "safe": RewardSettings(served_by="two", weight=-3.0),
+            },
+            services={"one": ServiceSettings(urls=(one.url,)), "two": ServiceSettings(urls=(two.url,))},
+        )
+        own = RewardFunctionConfig(fn=f"{tmp_path / 'own.py'}:half", weight=4.0, children=1)
+        results, _ = score(settings, samples(8), {"half": own})
+    assert len(results) == 8
+    for each in results:
+        number = float(each.trajectory.text().split()[-1])
+        assert dict(each.reward.parts) == {"half": 0.5, "helpful": number, "safe": 1.0}
+        assert each.reward.score == pytest.approx(4 * 0.5 + 2 * number - 3)
+
+
+def test_a_group_is_one_request_and_answers_belong_to_their_samples(score: Score, samples: Samples) -> None:
+    def script(asked: Asked) -> Answer:
+        texts = [each["completion"] for each in asked.json()["samples"]]
+        return Answer({"scores": [{"score": float(text.split()[-1])} for text in texts]})
+
+    with serving(script) as service:
+        settings = RewardLoopSettings(
+            rewards={"best": RewardSettings(served_by="scorer", scope="group")},
+            services={"scorer": ServiceSettings(urls=(service.url,))},
+        )
+        results, _ = score(settings, samples(8)[::-1], lane=Lane.TRAIN)
+    assert sorted(len(asked.json()["samples"]) for asked in service.asked) == [4, 4]
+    assert all(each.reward.score == float(each.trajectory.text().split()[-1]) for each in results)
+
+
+def test_a_list_of_the_wrong_length_fails_the_whole_group(score: Score, samples: Samples) -> None:
+    with serving(lambda asked: Answer({"scores": [{"score": 1.0}]})) as service:
+        settings = RewardLoopSettings(
+            rewards={"best": RewardSettings(served_by="scorer", scope="batch")},
+            services={"scorer": ServiceSettings(urls=(service.url,))},
+        )
+        results, _ = score(settings, samples(4))
+    assert [each.reward.status for each in results] == [RewardStatus.FAILED] * 4
+    assert "'scores' with 4 objects is needed" in results[0].reward.info["error"]
+
+
+def test_identical_requests_are_asked_once_when_answers_are_kept(score: Score, one_service: Settings) -> None:
+    twice = [make_trajectory(0, sample, text="the same 5") for sample in range(4)]
+    with serving(lambda asked: Answer({"score": 5})) as service:
+        results, numbers = score(one_service(service.url, cache=10), [*twice, make_trajectory(1)])
+    assert len(service.asked) == 2
+    assert [each.reward.score for each in results] == [5.0] * 5
+    assert numbers["reward/num_cache_hits"] == 3.0
+
+
+def test_every_call_is_in_the_audit_log_and_no_secret_is(
+    tmp_path: Path, score: Score, one_service: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlcore.config.redaction import remember_variable
+
+    monkeypatch.setenv("SCORER_TOKEN", "sk-verysecret")
+    remember_variable("SCORER_TOKEN")
+    with serving(lambda asked: Answer({"score": 5, "info": {"echo": asked.headers["authorization"]}})) as service:
+        score(one_service(service.url, token="sk-verysecret"), [make_trajectory(3)])
+    [line] = (tmp_path / "reward_calls.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert (record["reward"], record["id"], record["target"]) == ("helpful", "test/3/0/0", service.url)
+    assert (record["status"], record["tries"], record["lane"]) == ("ok", 1, "eval")
+    assert json.loads(record["query"])["completion"] == "test/3 sample 0"
+    assert json.loads(record["response"]) == {"score": 5, "info": {"echo": "Bearer ${oc.env:SCORER_TOKEN}"}}
+    assert 0 < record["latency_s"] < 30
+    assert "verysecret" not in line
+
+
+BAD_ANSWERS = {
+    "prose": (Answer(b"I would give it a ten."), "JSON is needed"),
+    "html": (Answer(b"<html>", content_type="text/html"), "answered with text/html"),
+    "truncated": (Answer(b'{"score": 1.0'), "JSON is needed"),
+    "empty": (Answer(b""), "JSON is needed"),
+    "a list": (Answer([1.0]), "an object with 'score' is needed"),
+    "no score": (Answer({"reward": 1.0}), "an object with 'score' is needed"),
+    "null": (Answer({"score": None}), "'score' returned None"),
+    "text": (Answer({"score": "10"}), "'score' returned str '10'"),
+    "not a number": (Answer(b'{"score": NaN}'), "a finite number is needed"),
+    "infinite": (Answer(b'{"score": -Infinity}'), "a finite number is needed"),
+    "a part that is none": (Answer({"score": 1, "parts": {"style": []}}), "'style' returned list []"),
+    "parts that are none": (Answer({"score": 1, "parts": [1]}), "'parts' or 'info' that is no object"),
+    "another sample's": (Answer({"score": 1, "id": "test/9/0/0"}), "answered about 'test/9/0/0'"),
+    "10 MB": (Answer(b" " * 10_000_000), "more than max_response_bytes=1000000"),
+    "half of it": (Answer({"score": 1.0}, cut_at=5), "broke off (ClientPayloadError"),
+    "no HTTP": (Answer(headers={"Content-Length": "x"}), "answered with what is no HTTP"),
+    "a redirect": (Answer(status=307, headers={"Location": "http://127.0.0.1:9/"}), "answered 307; 200 is needed"),
+    "no such page": (Answer(status=404), "answered 404; 200 is needed"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+def test_an_answer_without_a_usable_score_is_a_failure_that_is_not_tried_again(
+    name: str, score: Score, one_service: Settings
+) -> None:
+    answer, expected = BAD_ANSWERS[name]
+    with serving(lambda asked: answer) as service:
+        error = error_of(score, one_service(service.url))
+    assert expected in error
+    assert len(service.asked) == 1
+
+
+def test_a_service_that_stays_unavailable_is_asked_as_often_as_tries_says(score: Score, one_service: Settings) -> None:
+    with serving(lambda asked: Answer(status=503)) as service:
+        error = error_of(score, one_service(service.url, tries=2))
+    assert len(service.asked) == 2
+    assert error == f"helpful: service 'scorer' ({service.url}): answered 503 in the last of 2 tries"
+
+
+def test_nobody_listening_and_a_connection_closed_at_once_are_named_failures(
+    score: Score, one_service: Settings
+) -> None:
+    with serving(lambda asked: Answer(cut_at=-1)) as service:
+        assert "could not be reached (ServerDisconnectedError" in error_of(score, one_service(service.url, tries=2))
+        assert len(service.asked) == 2
+    assert "could not be reached (ClientConnectorError" in error_of(score, one_service(service.url, tries=2))
+
+
+def test_a_retry_after_beyond_the_deadline_fails_at_once(score: Score, one_service: Settings) -> None:
+    with serving(lambda asked: Answer(status=429, headers={"Retry-After": "600"})) as service:
+        error = error_of(score, one_service(service.url))
+    assert "no answer within deadline_s=60: the next try is 6" in error
+    assert error.endswith("before which it answered 429")
+
+
+def test_no_more_calls_are_open_than_slots_and_waiting_for_one_fails_nobody(
+    score: Score, samples: Samples, one_service: Settings
+) -> None:
+    # Four rounds of three take longer than one call's deadline.
+    with serving(lambda asked: Answer({"score": 1}, after_s=0.2)) as service:
+        results, numbers = score(one_service(service.url, concurrency=1, eval_slots=2, deadline_s=0.7), samples(12))
+    assert service.most_open == 3
+    assert numbers["reward/in_flight_max"] == 3.0
+    assert all(each.reward.status is RewardStatus.OK for each in results)
+
+
+def test_a_call_that_is_never_answered_fails_at_its_deadline_and_the_others_are_scored(
+    score: Score, samples: Samples, echo: Script, one_service: Settings
+) -> None:
+    def script(asked: Asked) -> Answer:
+        return NEVER if asked.json()["completion"] == "response 1" else echo(asked)
+
+    with serving(script) as service:
+        results, _ = score(one_service(service.url, deadline_s=1), samples(8))
+    failed = [each for each in results if each.reward.status is RewardStatus.FAILED]
+    assert [each.trajectory.text() for each in failed] == ["response 1"]
+    assert failed[0].reward.info["error"].endswith("no answer within deadline_s=1")
+
+
+def test_retry_after_may_be_a_number_or_a_date() -> None:
+    assert seconds("3") == 3.0
+    assert seconds("-3") == 0.0
+    assert seconds(formatdate(0, usegmt=True)) == 0.0
+    assert seconds("soon") is None
+    assert seconds("") is None
+
+
+def test_pauses_double_with_jitter_unless_the_service_says_how_long() -> None:
+    assert 2.5 <= pause_s(5, retry_after_s=2.5) <= 2.75
+    for tried, longest in ((1, 0.1), (2, 0.2), (3, 0.4), (30, 10.0)):
+        pauses = [pause_s(tried, None) for _ in range(50)]
+        assert all(longest / 2 <= pause <= longest for pause in pauses)
+        assert len(set(pauses)) > 1
+
+
+def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
+    config = {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(prompts)}}},
+        "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
+        "actor": {"backend": "null"},
+        "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
+    }
+
+    def script(asked: Asked) -> Answer:
+        return Answer({"score": len(asked.json()["completion"]), "parts": {"length": 2}})
+
+    with serving(script) as service:
+        settings = [
+            f"plugins.reward_loop.services.scorer.urls=[{service.url}/score]",
+            "plugins.reward_loop.rewards.helpful.served_by=scorer",
+        ]
+        result = train(config, *settings, plugins=["null", "reward_loop"])
+    steps = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    texts = [asked.json()["completion"] for asked in service.asked]
+    assert len(texts) == 2 * 8
+    assert sum(row["reward/mean"] for row in steps) * 8 == pytest.approx(sum(map(len, texts)))
+    assert steps[0]["reward/helpful/length/mean"] == 2.0
+    assert steps[0]["reward/helpful/latency_p95"] > 0
+    assert len((result.run_dir / "reward_calls.jsonl").read_text().splitlines()) == 16

@@ -1,0 +1,167 @@
+"""An HTTP service on loopback whose answers are scripted, for tests of rewards and tools that ask one.
+
+Plain asyncio, because what has to be tested is what no HTTP server would do: half an answer, an answer twice, none.
+"""
+
+import asyncio
+import inspect
+import json
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+REASONS = {200: "OK", 307: "Temporary Redirect", 429: "Too Many Requests", 503: "Service Unavailable"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    """By name in lower case."""
+    body: bytes
+    times: int
+    """How often this body has come, this time included."""
+
+    def json(self) -> Any:
+        """The body, parsed."""
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the service does about a request."""
+
+    body: Any = b""
+    """Bytes, or what is sent as JSON."""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    after_s: float = 0.0
+    """Pause before the answer; infinity: none ever comes."""
+    content_type: str = "application/json"
+    cut_at: int | None = None
+    """Close the connection after so many bytes of the body; -1: before any byte of the answer."""
+    copies: int = 1
+    """Send the whole answer so many times."""
+
+    def encoded(self) -> bytes:
+        """One copy, as it goes over the wire."""
+        body = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
+        head = f"HTTP/1.1 {self.status} {REASONS.get(self.status, 'Status')}\r\nContent-Type: {self.content_type}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[: self.cut_at]
+
+
+NEVER = Answer(after_s=float("inf"))
+Script = Callable[[Asked], Answer | Awaitable[Answer]]
+
+
+class ScriptedService:
+    """Answers as its script says, and keeps what it was asked."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.url = ""
+        """Of the root, without a slash at its end."""
+        self.asked: list[Asked] = []
+        self.num_open = 0
+        """Requests that are not answered yet."""
+        self.most_open = 0
+        self.num_answered = 0
+        self._times: Counter[bytes] = Counter()
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve(self, started: Callable[[], None], stop: asyncio.Event, port: int = 0) -> None:
+        """Listen on 127.0.0.1 until `stop` is set."""
+        server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=1 << 24)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        started()
+        await stop.wait()
+        server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            return
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                while await self._exchange(reader, writer):
+                    pass
+        finally:
+            writer.transport.abort()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """One request and its answer; False when the connection is over."""
+        asked = await self._read(reader)
+        self.asked.append(asked)
+        self.num_open += 1
+        self.most_open = max(self.most_open, self.num_open)
+        try:
+            answer = await self._answer(asked, reader)
+        finally:
+            self.num_open -= 1
+        if answer is None or answer.cut_at == -1:
+            return False
+        self.num_answered += 1
+        writer.write(answer.encoded() * answer.copies)
+        await writer.drain()
+        return answer.cut_at is None
+
+    async def _answer(self, asked: Asked, reader: asyncio.StreamReader) -> Answer | None:
+        """What the script says, after its pause; None when the client has gone meanwhile."""
+        answer = self.script(asked)
+        answer = await answer if inspect.isawaitable(answer) else answer
+        if answer.after_s <= 0:
+            return answer
+        # A client that goes away ends its request, as with any server that is worth its name.
+        gone = asyncio.ensure_future(reader.read(1))
+        try:
+            limit_s = None if answer.after_s == float("inf") else answer.after_s
+            done, _ = await asyncio.wait([gone], timeout=limit_s)
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+        return None if done else answer
+
+    async def _read(self, reader: asyncio.StreamReader) -> Asked:
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        self._times[body] += 1
+        method, path, _ = first.split(" ")
+        return Asked(method, path, headers, body, self._times[body])
+
+
+@contextmanager
+def serving(script: Script, port: int = 0) -> Iterator[ScriptedService]:
+    """The service on a thread of its own, until the block ends."""
+    service, ready = ScriptedService(script), threading.Event()
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+    thread = threading.Thread(
+        target=lambda: loop.run_until_complete(service.serve(ready.set, stop, port)), name="scripted service"
+    )
+    thread.start()
+    if not ready.wait(10):
+        raise TimeoutError("the scripted service did not start")
+    try:
+        yield service
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()
+
+
+def chat_answer(text: str, total_tokens: int = 0) -> Answer:
+    """The answer of an OpenAI-style chat API that says `text`."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return Answer({"object": "chat.completion", "choices": [choice], "usage": {"total_tokens": total_tokens}})
