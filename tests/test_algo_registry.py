@@ -17,19 +17,31 @@ from rlcore.plan import AlgorithmKind, Need, Scope
 
 
 def test_every_offer_resolves_to_the_function_of_its_name() -> None:
-    assert {offer.name for offer in OFFERS} == {"grpo", "dr_grpo", "rloo", "reinforce_pp", "gae", "clip"}
+    assert len({(offer.kind, offer.name) for offer in OFFERS}) == len(OFFERS)
     for offer in OFFERS:
         assert resolve(offer.reference).__name__ == offer.name
+        if offer.selection:
+            assert resolve(offer.selection).__name__ == f"select_{offer.name}"
     assert resolve("rlcore.algo.advantage:grpo") is grpo
 
 
 def test_offers_state_scope_and_needs() -> None:
-    offers = {offer.name: offer for offer in OFFERS}
-    assert offers["reinforce_pp"].scope is Scope.BATCH
-    assert {offers[name].scope for name in ("grpo", "dr_grpo", "rloo")} == {Scope.GROUP}
-    assert {name for name, offer in offers.items() if Need.VALUES in offer.needs} == {"gae"}
-    assert {name for name, offer in offers.items() if offer.per_token} == {"gae", "reinforce_pp"}
-    assert [name for name, offer in offers.items() if offer.kind is AlgorithmKind.POLICY_LOSS] == ["clip"]
+    estimators = {offer.name: offer for offer in OFFERS if offer.kind is AlgorithmKind.ADVANTAGE}
+    losses = {offer.name: offer for offer in OFFERS if offer.kind is AlgorithmKind.POLICY_LOSS}
+    scopes = {scope: {name for name, offer in estimators.items() if offer.scope is scope} for scope in Scope}
+    assert scopes == {
+        Scope.SAMPLE: {"gae", "remax"},
+        Scope.GROUP: {"grpo", "dr_grpo", "rloo", "opo", "pass_at_k"},
+        Scope.BATCH: {"gpg", "reinforce_pp", "reinforce_pp_baseline"},
+    }
+    assert {name: set(offer.needs) for name, offer in estimators.items() if offer.needs} == {
+        "gae": {Need.VALUES},
+        "remax": {Need.GREEDY_BASELINE},
+    }
+    assert {name for name, offer in estimators.items() if offer.per_token} == {"gae", "reinforce_pp"}
+    assert set(losses) == {"clip", "gspo", "cispo", "sapo", "gpg", "gmpo", "clip_cov", "kl_cov"}
+    picky = {name for name, offer in losses.items() if Need.MINIBATCH_STATISTICS in offer.needs}
+    assert picky == {name for name, offer in losses.items() if offer.selection} == {"clip_cov", "kl_cov"}
 
 
 def test_offers_and_registry_import_no_torch() -> None:
@@ -69,11 +81,15 @@ def test_a_bare_file_is_imported_once_and_a_broken_one_can_be_put_right(tmp_path
 
 def test_the_docs_have_a_row_for_every_offer_preset_and_aggregation() -> None:
     text = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
-    names = {offer.name for offer in OFFERS} | set(PRESETS) | set(get_args(Mode))
+    for offer in OFFERS:
+        title = "## Advantage estimators" if offer.kind is AlgorithmKind.ADVANTAGE else "## Policy loss"
+        section = text[text.index(f"\n{title}") :].split("\n## ")[1]
+        assert f"\n| `{offer.name}`" in section, f"{offer.kind} {offer.name}"
+    names = set(PRESETS) | set(get_args(Mode))
     assert {name for name in names if f"\n| `{name}`" not in text} == set()
     for name, settings in PRESETS.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}`"))
-        shown = {f"`{settings[key]}`" for key in ("advantage", "aggregation") if key in settings}
+        shown = {f"`{settings[key]}`" for key in ("advantage", "policy_loss", "aggregation") if key in settings}
         assert {each for each in shown if each not in row} == set()
         if "clip_high" in settings:
-            assert f"| {settings['clip_low']} / {settings['clip_high']} |" in row
+            assert f"| {settings['clip_low']:g} / {settings['clip_high']:g} |" in row
