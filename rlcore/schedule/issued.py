@@ -85,7 +85,7 @@ class Issued:
         self.judged.add(row.trajectory, now)
 
     def restore(self, rows: Sequence[Scored], keep_partial: bool) -> None:
-        """Take up scored trajectories of a checkpoint: whole samples; all of them, or those there are if each counts."""
+        """Take up scored trajectories of a checkpoint: all samples, or those there are if each counts."""
         samples: dict[int, list[Scored]] = {}
         for row in rows:
             samples.setdefault(row.trajectory.id.sample, []).append(row)

@@ -258,7 +258,7 @@ class _Row:
         self._uniforms_N = np.random.default_rng([request.seed, sample]).random(request.sampling.max_tokens)
         self._drawn_N = np.zeros(request.sampling.max_tokens, np.int32)
         self._logprobs_N = np.zeros(request.sampling.max_tokens, np.float32)
-        self._version: int | None = None
+        self._versions: list[tuple[int, int]] = []
         self._finish = Finish.LENGTH
         self.ids_N = self._drawn_N
 
@@ -272,7 +272,8 @@ class _Row:
             sums_V = np.exp(logprobs_V).cumsum()
             self._drawn_N[start:] = np.searchsorted(sums_V / sums_V[-1], self._uniforms_N[start:], side="right")
         self._logprobs_N[start:] = logprobs_V[self._drawn_N[start:]]
-        self._version = version if self._version is None else min(version, self._version)
+        if not self._versions or self._versions[-1][1] != version:
+            self._versions.append((start, version))
         length, self._finish = _end(self._drawn_N, sampling)
         self.ids_N = self._drawn_N[:length]
 
@@ -284,8 +285,9 @@ class _Row:
             token_ids=self.ids_N.copy(),
             logprobs=self._logprobs_N[: len(self.ids_N)].copy(),
             finish=self._finish,
-            version=self._version or 0,
+            version=self._versions[0][1],
             generate_s=generate_s,
+            versions=tuple(self._versions),
         )
 
 
