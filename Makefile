@@ -17,6 +17,8 @@ PYPROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS)) $(EXAMPLE)/
 # The default suite is many small tests: two processes, one compute thread each.
 PARALLEL := -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet
+# TRL, the peer of the benchmarks, has an environment of its own.
+TRL := .venv-trl
 # Further arguments of the recipe's program: make test ARGS='-k reward', make demo ARGS='train.max_steps=3'
 ARGS ?=
 
@@ -25,7 +27,7 @@ export PIP_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo model test test-optimized fault real lint fix types outsider ci clean
+.PHONY: help setup demo model test test-optimized fault real bench results gpu-check lint fix types outsider ci clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
@@ -49,6 +51,15 @@ fault: $(STAMPS)/dev  ## the fault scorecard's slow cases
 real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
 	$(BIN)/python -m pytest -m real $(TESTS) $(ARGS)
 
+bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark, half an hour on a quiet machine; one JSON line each
+	$(BIN)/python benchmarks/run_all.py $(ARGS)
+
+results: $(STAMPS)/dev $(TRL)/stamp  ## the learning curves beside TRL's, into docs/results/
+	$(BIN)/python benchmarks/learning_vs_trl.py --out docs/results/vs_trl_learning $(ARGS)
+
+gpu-check: $(STAMPS)/dev $(MODEL)  ## on a machine with CUDA: the `gpu` tests and E1-E3 in bf16, into docs/results/gpu.md
+	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
+
 lint: $(STAMPS)/dev  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -68,7 +79,7 @@ ci:  ## what CI runs
 	.ci/run
 
 clean:  ## remove what the targets made, but no run
-	rm -rf .venv .models .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-trl .models .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 # The first Python that will do; a pyenv shim may be on the path and still not run, so each is asked.
 $(BIN)/python:
@@ -98,3 +109,10 @@ $(STAMPS)/gguf: $(STAMPS)/torch
 # Order-only: the model is made once. It appears by a rename, so it is whole if it is there.
 $(MODEL): | $(STAMPS)/gguf
 	$(BIN)/python $(EXAMPLE)/get_model.py $@
+
+# What both sides of a comparison use has one version, that of the constraints.
+$(TRL)/stamp: requirements/trl.txt | $(BIN)/python
+	$(BIN)/python -m venv $(TRL)
+	$(TRL)/bin/python -m pip install --quiet torch $$($(BIN)/python requirements/torch_index.py)
+	$(TRL)/bin/python -m pip install --quiet -r requirements/trl.txt
+	@touch $@

@@ -55,8 +55,10 @@ def collector_off() -> Iterator[None]:
         gc.enable()
 
 
-def gemm_peak_gflops(threads: int, seconds: float = 2.0, size: int = 2048, dtype: str = "float32") -> float:
-    """The best rate of a square matrix product on the CPU, in GFLOP/s: the machine's own ceiling, as it is now.
+def gemm_peak_gflops(
+    threads: int, seconds: float = 2.0, size: int = 2048, dtype: str = "float32", device: str = "cpu"
+) -> float:
+    """The best rate of a square matrix product, in GFLOP/s: the machine's own ceiling, as it is now.
 
     Two FLOPs for each multiply-add. The best of all products within `seconds`, the first not counted.
     """
@@ -64,15 +66,21 @@ def gemm_peak_gflops(threads: int, seconds: float = 2.0, size: int = 2048, dtype
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    wait = torch.cuda.synchronize if device == "cuda" else _nothing
     try:
-        a, b = (torch.rand(size, size, dtype=torch.float32).to(getattr(torch, dtype)) for _ in range(2))
+        a, b = (torch.rand(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
         out = a @ b
+        wait()
         best, until = float("inf"), time.perf_counter() + seconds
         while time.perf_counter() < until or best == float("inf"):
-            best = min(best, timed(lambda: torch.mm(a, b, out=out)))
+            best = min(best, timed(lambda: (torch.mm(a, b, out=out), wait())))
     finally:
         torch.set_num_threads(before)
     return 2.0 * size**3 / best / 1e9
+
+
+def _nothing() -> None:
+    """There is nothing to wait for."""
 
 
 def reset_peak_rss() -> bool:

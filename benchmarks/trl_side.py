@@ -15,26 +15,9 @@ import reward as rewards
 import torch
 from channel import Channel
 from datasets import Dataset
-from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, TrainerCallback
+from force_lengths import with_forced_lengths
+from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-
-
-class ForceLengths(LogitsProcessor):
-    """Row r ends with its lengths[r]-th token, and not before; a row of the maximal length just runs out."""
-
-    def __init__(self, lengths: list[int], end: int, prompt_length: int) -> None:
-        self._lengths = torch.tensor(lengths)
-        self._end = end
-        self._prompt_length = prompt_length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores[:, self._end] = -torch.inf
-        ending = self._lengths == input_ids.shape[1] - self._prompt_length + 1
-        if bool(ending.any()):
-            ending = ending.to(scores.device)
-            scores[ending] = -torch.inf
-            scores[ending, self._end] = 0.0
-        return scores
 
 
 class TimedTrainer(GRPOTrainer):
@@ -127,19 +110,8 @@ class TrlSide:
             callbacks=[OneStepAtATime(self)],
         )
         if spec.get("lengths"):
-            self._force_lengths(spec["lengths"])
-
-    def _force_lengths(self, lengths: list[int]) -> None:
-        """Give every call of `generate` that makes all rows the processor."""
-        model, end = self.trainer.model, self.tokenizer.eos_token_id
-        plain = model.generate
-
-        def generate(**arguments: Any) -> Any:
-            ids = arguments["input_ids"]
-            processor = ForceLengths(lengths[: ids.shape[0]], end, ids.shape[1])
-            return plain(**arguments, logits_processor=LogitsProcessorList([processor]))
-
-        model.generate = generate
+            model = self.trainer.model
+            model.generate = with_forced_lengths(model.generate, spec["lengths"], self.tokenizer.eos_token_id)
 
     def serve(self) -> None:
         """Answer until the channel is closed."""

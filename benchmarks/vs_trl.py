@@ -95,8 +95,12 @@ class Comparison:
 
     def trl(self, micro_batch: int) -> Side:
         """TRL's side."""
+        return Side("TRL", TRL_PYTHON, HERE / "trl_side.py", self.peer_spec(micro_batch), self.threads)
+
+    def peer_spec(self, micro_batch: int) -> dict[str, Any]:
+        """What the other side is told."""
         scenario = self.scenario
-        spec = {
+        return {
             "model": str(self.model),
             "dtype": self._options.dtype,
             "device": self._options.device,
@@ -112,7 +116,11 @@ class Comparison:
             "reward": "letter_share",
             "work_dir": tempfile.mkdtemp(prefix="trl-", dir=self._directory),
         }
-        return Side("TRL", TRL_PYTHON, HERE / "trl_side.py", spec, self.threads)
+
+    def gemm_peak(self) -> float:
+        """The rate of a matrix product on the device of both sides."""
+        device, dtype = self._options.device, self._options.dtype
+        return gemm_peak_gflops(self.threads, size=2048 if device == "cpu" else 8192, dtype=dtype, device=device)
 
     def ready(self, side: Side) -> dict[str, Any]:
         """What a side says of itself once it stands; its prompts must be the ones that were asked for."""
@@ -230,7 +238,7 @@ def compare(comparison: Comparison, micro_batch: int, rounds: int) -> dict[str, 
         comparison.ready(sides["trl"])
         warm(comparison, sides["trl"], micro_batch)
         for _ in range(rounds):
-            peaks.append(gemm_peak_gflops(comparison.threads))
+            peaks.append(comparison.gemm_peak())
             for name, side in sides.items():
                 times[name].append(comparison.step(side))
         memory = {name: peak_rss_of_tree(side.pid) for name, side in sides.items()}
