@@ -2,6 +2,8 @@
 
 import asyncio
 
+from rlcore.errors import ConfigError
+
 
 class Admission:
     """Lets groups of samples in, first come first served, while there is room for a whole one."""
@@ -25,7 +27,12 @@ class Admission:
         return True
 
     async def take(self, num: int) -> None:
-        """Room for `num` samples, at most the limit, as soon as there is."""
+        """Room for `num` samples as soon as there is; ConfigError when there never will be."""
+        if num > self._limit:
+            raise ConfigError(
+                f"plugins.agent_loop.max_conversations: it is {self._limit}, but a prompt has {num} samples, which "
+                "begin together; needs at least that many"
+            )
         async with self._turn, self._changed:
             await self._changed.wait_for(lambda: self._free >= num)
             self._free -= num

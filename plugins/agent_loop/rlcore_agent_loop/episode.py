@@ -11,6 +11,7 @@ from rlcore.types import Completion, Finish, FrozenDict, Message, Trajectory, Tr
 
 STOP, MAX_TURNS, MAX_TOKENS, TURN_TOKENS = "stop", "max_turns", "max_tokens", "turn_tokens"
 TIME, SAME_CALLS, ENVIRONMENT, FAILED = "time_s", "max_same_calls", "environment", "environment_failed"
+AGENT, AGENT_FAILED = "agent", "agent_failed"
 CUT = (MAX_TOKENS, TURN_TOKENS, TIME)
 """Ends by which a response counts as truncated."""
 

@@ -10,6 +10,7 @@ from rlcore.child import load_reference
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Completion, Lane, Metrics, Sampling, Trajectory
 from rlcore_agent_loop.admission import Admission
+from rlcore_agent_loop.agent import Agents
 from rlcore_agent_loop.conversation import Conversation, Kit
 from rlcore_agent_loop.environments import Environments
 from rlcore_agent_loop.parsers import PARSERS
@@ -35,6 +36,7 @@ class ToolLoop(AgentLoop):
     ) -> None:
         self._generator, self._tokens, self._settings = generator, tokens, settings
         self._tools = Tools(children, settings)
+        self._agents = Agents(children, settings.agent) if settings.agent.fn else None
         self._admission = Admission(settings.max_conversations)
         self._environments = Environments(settings.environment, self._tools.seats) if settings.environment.fn else None
         parser = PARSERS.get(settings.parser)
@@ -43,6 +45,9 @@ class ToolLoop(AgentLoop):
 
     async def start(self) -> None:
         """Start tools and environment. ConfigError when the chat template cannot serve their messages."""
+        if self._agents is not None:
+            await self._agents.start()
+            return
         settings = self._settings
         with_tools = bool(settings.tools or settings.mcp)
         try:
@@ -63,6 +68,8 @@ class ToolLoop(AgentLoop):
 
     async def close(self) -> None:
         await self._tools.close()
+        if self._agents is not None:
+            await self._agents.close()
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
         """Every trajectory of every task, the moment its sample ends; `sampling.max_tokens` bounds what follows the
@@ -93,7 +100,12 @@ class ToolLoop(AgentLoop):
             while tasks and self._admission.take_now(tasks[0].n):
                 group.append(tasks.pop(0))
             flight.owed += sum(task.n for task in group)
-            self._begin(flight, turns, group, sampling)
+            if self._agents is None:
+                self._begin(flight, turns, group, sampling)
+                continue
+            for task in group:
+                for sample in range(task.n):
+                    flight.spawn_sample(self._agents.run(self._kit, turns, task, sample, sampling))
 
     def _begin(self, flight: "_Flight", turns: Turns, tasks: Sequence[RolloutTask], sampling: Sampling) -> None:
         waiting: dict[tuple[str, int], asyncio.Future[Completion]] = {}
@@ -115,13 +127,14 @@ class ToolLoop(AgentLoop):
             flight.spawn(turns.sample_groups(requests, waiting))
 
     def metrics(self) -> Metrics:
-        """Since the last time, means over the samples: agent/turns_mean, agent/parts_mean, agent/ended/<why>_frac; and
-        agent/num_tool_calls, agent/num_tool_errors of them."""
+        """Since the last time: means over the samples, agent/turns_mean, agent/parts_mean and agent/ended/<why>_frac;
+        agent/num_new_parts, how often a sample began a part anew; agent/num_tool_calls, and agent/num_tool_errors."""
         counts, self._counts = self._counts, _Counts()
         calls = self._tools.counts
         found = {
             "agent/turns_mean": counts.turns / max(1, counts.samples),
             "agent/parts_mean": counts.parts / max(1, counts.samples),
+            "agent/num_new_parts": float(counts.parts - counts.samples),
             "agent/num_tool_calls": float(calls.calls),
             "agent/num_tool_errors": float(calls.errors),
         }

@@ -1,4 +1,4 @@
-"""Child processes in which sync code runs, one call at a time each, so that a call can be killed."""
+"""Child processes in which sync code runs, so that a call can be killed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,21 +17,24 @@ class Seat:
     child: Child
     generation: int = 0
     """How many children have died here: what they held is lost."""
+    calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """As many as the child takes at a time."""
     waiting: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Seats:
     """A fixed number of seats; a call goes to the one with the fewest calls before it."""
 
-    def __init__(self, start_child: Callable[[int], Awaitable[Child]], num: int) -> None:
-        self._start_child, self._num = start_child, num
+    def __init__(self, start_child: Callable[[int], Awaitable[Child]], num: int, calls: int = 1) -> None:
+        self._start_child, self._num, self._calls = start_child, num, calls
         self._seats: list[Seat] = []
 
     async def start(self) -> None:
         """Start a child for each seat."""
         for index in range(self._num):
-            self._seats.append(Seat(index, await self._start_child(index)))
+            calls = asyncio.Semaphore(self._calls)
+            self._seats.append(Seat(index, await self._start_child(index), calls=calls))
 
     async def close(self) -> None:
         """End the children; also more than once."""
@@ -43,19 +46,28 @@ class Seats:
         return min(self._seats, key=lambda seat: seat.waiting)
 
     async def call(
-        self, seat: Seat, who: str, deadline_s: float, method: str, *args: Any, generation: int | None = None
+        self,
+        seat: Seat,
+        who: str,
+        deadline_s: float,
+        method: str,
+        *args: Any,
+        generation: int | None = None,
+        began: Callable[[], None] = lambda: None,
     ) -> Any:
         """The method's result. ChildError, whose message begins with what went wrong, for whatever went wrong.
 
-        With `generation` the call needs what that child of the seat holds.
+        With `generation` the call needs what that child of the seat holds; `began` is told when its turn has come.
         """
         seat.waiting += 1
         try:
-            async with seat.lock:
-                if not seat.child.alive:
-                    await seat.child.close()
-                    seat.child = await self._start_child(seat.index)
-                    seat.generation += 1
+            async with seat.calls:
+                async with seat.starting:
+                    if not seat.child.alive:
+                        await seat.child.close()
+                        seat.child = await self._start_child(seat.index)
+                        seat.generation += 1
+                began()
                 if generation is not None and seat.generation != generation:
                     raise ChildError(f"{who} lost what it held: the process it was in has ended")
                 return await seat.child.call(method, *args, deadline_s=deadline_s)

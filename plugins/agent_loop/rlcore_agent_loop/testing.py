@@ -17,8 +17,11 @@ from rlcore.testing.rewards import make_prompt
 from rlcore.tokens import ByteTokens, Tokens
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Metrics, Prompt, Sampling, Trajectory
 from rlcore.workers import Child
+from rlcore_agent_loop.conversation import Kit
 from rlcore_agent_loop.loop import ToolLoop
+from rlcore_agent_loop.parsers import hermes
 from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.tools import Tools
 
 END = ByteTokens.EOS
 Script = Callable[[int, int, tuple[int, ...]], Sequence[int]]
@@ -149,6 +152,11 @@ def talk(
 
     with leaks():
         return asyncio.run(roll())
+
+
+def kit_of(settings: AgentLoopSettings) -> Kit:
+    """What conversations over bytes share, for tests of a part of them; nothing of it is started."""
+    return Kit(ByteTokens(), Tools(HereChildren(), settings), None, hermes, settings)
 
 
 def contents(trajectory: Trajectory) -> list[tuple[str, str]]:

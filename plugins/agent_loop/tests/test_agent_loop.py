@@ -64,6 +64,7 @@ def test_a_result_stands_between_two_turns_and_only_sampled_tokens_are_trained(s
     assert talked.metrics == {
         "agent/turns_mean": 2.0,
         "agent/parts_mean": 1.0,
+        "agent/num_new_parts": 0.0,
         "agent/num_tool_calls": 1.0,
         "agent/num_tool_errors": 0.0,
         "agent/ended/stop_frac": 1.0,

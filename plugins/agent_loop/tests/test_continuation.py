@@ -143,15 +143,16 @@ def check_loop(tokens: TemplateTokens, num_samples: int, tool: str) -> None:
         said[sample, turn] = [each for each in noise if each not in tokens.eos_ids] + asked + [end]
         return said[sample, turn]
 
-    settings = AgentLoopSettings(tools={"echo": ToolSettings(tool)}, describe_tools="never", max_same_calls=4)
+    settings = AgentLoopSettings(tools={"echo": ToolSettings(tool)}, describe_tools="never", max_conversations=5000)
     policy = ScriptedPolicy(script)
     found = talk(policy, settings, num_samples=num_samples, tokens=tokens).trajectories
+    requested = {request.id: request for request in policy.requests}
     assert len(said) == 4 * num_samples
     for each in found:
         sampled = [number for turn in range(1, 5) for number in said[each.id.sample, turn]]
         assert each.token_ids[each.loss_mask].tolist() == sampled
-        last = [request for request in policy.requests if request.id.endswith(f"/{each.id.sample}/3")]
-        assert each.token_ids[: len(last[0].token_ids)].tolist() == list(last[0].token_ids)
+        last = requested[f"test/0/0/{each.id.sample}/3"].token_ids
+        assert each.token_ids[: len(last)].tolist() == list(last)
 
 
 @pytest.fixture

@@ -217,6 +217,11 @@ def test_no_more_conversations_are_under_way_than_allowed(settings: AgentLoopSet
     assert most[0] == 4
 
 
+def test_a_group_larger_than_the_bound_is_an_error_and_no_endless_wait(settings: AgentLoopSettings) -> None:
+    with pytest.raises(ConfigError, match="max_conversations: it is 2, but a prompt has 3 samples"):
+        talk(says("Done."), replace(settings, max_conversations=2), num_samples=3)
+
+
 def test_a_function_and_a_class_become_schemas_under_the_tools_own_names(settings: AgentLoopSettings) -> None:
     namespace: dict[str, object] = {"__file__": "x"}
     exec(TOOLS, namespace)
