@@ -39,7 +39,7 @@ def start_engine(context: WorkerContext) -> TrainEngine:
         seed_process(context.seed)
         start = replace(model, path=settings.path or model.path)
         _check_model(start, model, settings)
-    engine = TrainEngine(
+    return TrainEngine(
         "value",
         start,
         settings.engine(),
@@ -50,7 +50,6 @@ def start_engine(context: WorkerContext) -> TrainEngine:
         seed=context.seed,
         section=SECTION,
     )
-    return engine
 
 
 def _on_trunk(context: WorkerContext, settings: CriticSettings) -> ValueModel:

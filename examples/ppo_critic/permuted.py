@@ -1,0 +1,22 @@
+"""A negative control: right answers are counted, and dealt out among the batch at random."""
+
+import random
+import re
+from collections.abc import Sequence
+from typing import Any
+
+
+def permuted(prompts: Sequence[Any], completions: Sequence[Any], answer: Sequence[Any], **columns: Any) -> list[float]:
+    """The rewards of the batch, 1 where the last number is the answer, in an order that has nothing to do with it.
+
+    Their mean is that of the real rewards, so held-out accuracy is what it says.
+    """
+    texts = [each if isinstance(each, str) else str(each[-1]["content"]) for each in completions]
+    rewards = [float(_last_number(text) == str(right)) for text, right in zip(texts, answer, strict=True)]
+    random.Random("".join(texts)).shuffle(rewards)
+    return rewards
+
+
+def _last_number(text: str) -> str:
+    numbers = re.findall(r"-?\d+", text)
+    return str(numbers[-1]) if numbers else ""
