@@ -2,7 +2,7 @@
 
 Builds the wheels of the core, the three plugins and the example's plugin, installs them with their requirements into an
 empty virtual environment outside the repository, and works there: lists and checks the plugins, plans the example,
-trains two steps of it without torch, and makes sure that planning imported nothing heavy. Exits with 1 and the reason
+trains two steps of it and of PPO without torch, and makes sure that planning imported nothing heavy. Exits with 1 and the reason
 when anything is not as it should be.
 
     python tests/outsider/outsider.py
@@ -122,6 +122,18 @@ def check_example(bin_directory: Path, place: Path) -> None:
     need((place / "runs" / "run" / "checkpoints" / "step_2").is_dir(), f"no checkpoint\n{output}")
 
 
+def check_critic(bin_directory: Path, place: Path) -> None:
+    """PPO with the critic of its own wheel: planned on a real model without anything heavy, and trained without one."""
+    shutil.copytree(ROOT / "examples" / "ppo_critic", place / "ppo")
+    plan = ["plan", "ppo/config.yaml", "--plugin", "critic_engine", "algo.preset=ppo"]
+    run([bin_directory / "python", "-c", MODULES_AFTER.format(arguments=plan, heavy=HEAVY)], place)
+    train = ["train", "ppo/config.yaml", "ppo/ci.yaml", "--plugin", "critic_engine", "--plugin", "null"]
+    output = run([bin_directory / "rlcore", *train, "algo.preset=ppo", "train.name=ppo"], place)
+    need((place / "runs" / "ppo" / "checkpoints" / "step_2" / "critic").is_dir(), f"no critic was saved\n{output}")
+    [line] = run([bin_directory / "rlcore", *plan[:2], "algo.preset=ppo"], place, expected=2).strip().splitlines()
+    need("pip install rlcore-critic-engine" in line, f"PPO without a critic gave {line}")
+
+
 def check_error(bin_directory: Path, place: Path) -> None:
     """A mistake is one line and exit code 2."""
     command = [bin_directory / "rlcore", "plan", "example/config.yaml", "--plugin", "digit_sums"]
@@ -139,6 +151,7 @@ def main() -> None:
         bin_directory = install(place, wheels)
         check_installed(bin_directory, place)
         check_example(bin_directory, place)
+        check_critic(bin_directory, place)
         check_error(bin_directory, place)
     print("outsider: all is well")
 
