@@ -7,19 +7,23 @@ Letters as in `kv_cache`; N prompts of one pass, H hidden size, V vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlcore.backends.hf.head import at_least_float32
 from rlcore.backends.hf.kv_cache import PromptPass, RowPass, SlotCache
 from rlcore.backends.hf.model import PolicyModel
+from rlcore.backends.hf.packed import PackedLinears, can_pack
 from rlcore.backends.hf.row_attention import attending
 from rlcore.backends.hf.rows import Group, Row
 
 PASS_TOKENS = 8192
 """Tokens of one pass over prompts, padding included: they bound the memory of its activations."""
-HEAD_BLOCK = 2048
-"""Entries of the vocabulary that are multiplied at a time on a CPU: their weights stay in its cache."""
+PACK_TOKENS = 16
+"""The weights are packed when a row may still draw this many: packing takes as long as a few of them."""
 
 
 class Decoder:
@@ -34,7 +38,7 @@ class Decoder:
         self._max_rows = max_rows
         self._device = device
         self._hidden_RH: Tensor | None = None
-        self._logits_RV: Tensor | None = None
+        self._packed: PackedLinears | None = None
         self.joins = not getattr(model.transformer, "_supports_attention_backend", False)
         """Whether the model brings an attention of its own, which gets copies of whole rows."""
         self._is_stale = False
@@ -42,18 +46,23 @@ class Decoder:
 
     def forget(self) -> None:
         """The weights have changed: nothing that was computed is of use. Rows keep their tokens."""
+        self._packed = None
+        self._drop_cache()
+
+    def release(self) -> None:
+        """Nobody is left: let go of the cache. What comes next depends on nothing that was but the weights."""
+        self.rows, self.groups = [], []
+        self._drop_cache()
+
+    def _drop_cache(self) -> None:
         self._cache = SlotCache(joins=self.joins)
         self._hidden_RH = None
         self._is_stale = bool(self.groups)
 
-    def release(self) -> None:
-        """Nobody is left: let go of all memory. What comes next depends on nothing that was."""
-        self.rows, self.groups, self._logits_RV = [], [], None
-        self.forget()
-
     @torch.no_grad()
     def advance(self) -> None:
         """Feed every live row the token that it drew last."""
+        self._pack()
         if self._is_stale:
             self._is_stale = False
             self._prefill(self.groups, first=0)
@@ -109,21 +118,16 @@ class Decoder:
         """(R, V) logits of every live row's next token, to be read before the next call."""
         if self._hidden_RH is None:
             raise ValueError("no row has a hidden state")
-        head, hidden_RH = self._model.head, self._hidden_RH
-        weight_VH, bias_V = head.linear.weight, head.linear.bias
-        if self._device.type != "cpu" or hidden_RH.dtype not in (torch.float32, torch.float64):
-            return head.logits(hidden_RH)
-        vocabulary = len(weight_VH)
-        if self._logits_RV is None or len(self._logits_RV) < len(hidden_RH):
-            # Kept from token to token: fresh memory costs as much as filling it.
-            self._logits_RV = hidden_RH.new_empty((len(hidden_RH), vocabulary))
-        out_RV = self._logits_RV[: len(hidden_RH)]
-        for start in range(0, vocabulary, HEAD_BLOCK):
-            block = slice(start, min(start + HEAD_BLOCK, vocabulary))
-            torch.mm(hidden_RH, weight_VH[block].T, out=out_RV[:, block])
-            if bias_V is not None:
-                out_RV[:, block] += bias_V[block]
-        return head.cap(out_RV if head.scale == 1.0 else out_RV.mul_(head.scale))
+        head = self._model.head
+        with self._packed.used() if self._packed is not None else nullcontext():
+            raw_RV = at_least_float32(head.linear(self._hidden_RH))
+        return head.cap(raw_RV if head.scale == 1.0 else raw_RV.mul_(head.scale))
+
+    def _pack(self) -> None:
+        """Pack the weights if that pays."""
+        most = max((row.request.sampling.max_tokens - len(row.token_ids) for row in self.rows), default=0)
+        if self._packed is None and most >= PACK_TOKENS and can_pack(self._device):
+            self._packed = PackedLinears(self._model.transformer, self._max_rows)
 
     def _prefill(self, groups: Sequence[Group], first: int) -> None:
         """Compute the prompts of groups whose slots are `first` and those after it."""
@@ -183,17 +187,17 @@ class Decoder:
         """(N, T, H) hidden states of one forward pass."""
         transformer, cache = self._model.transformer, self._cache
         cache.now = now
-        settings = {"input_ids": token_ids_NT, "past_key_values": cache, "use_cache": True}
-        if isinstance(now, PromptPass):
+        settings: dict[str, Any] = {"input_ids": token_ids_NT, "past_key_values": cache, "use_cache": True}
+        if isinstance(now, RowPass):
+            settings["position_ids"] = now.positions_RT
+            if cache.joins:
+                settings["attention_mask"] = self._whole_masks(now)
+        with ExitStack() as stack:
+            if self._packed is not None:
+                stack.enter_context(self._packed.used())
+            if isinstance(now, RowPass) and not cache.joins:
+                stack.enter_context(attending(transformer.config, cache))
             hidden: Tensor = transformer.base_model(**settings).last_hidden_state
-        elif cache.joins:
-            mask = self._whole_masks(now)
-            hidden = transformer.base_model(
-                **settings, attention_mask=mask, position_ids=now.positions_RT
-            ).last_hidden_state
-        else:
-            with attending(transformer.config, cache):
-                hidden = transformer.base_model(**settings, position_ids=now.positions_RT).last_hidden_state
         return hidden
 
     def _whole_masks(self, now: RowPass) -> "Tensor | dict[str, Tensor]":

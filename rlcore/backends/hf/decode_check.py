@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlcore.backends.hf.decode import Decoder
+from rlcore.backends.hf.decode import PACK_TOKENS, Decoder
 from rlcore.backends.hf.model import PolicyModel
 from rlcore.backends.hf.row_attention import UnsupportedAttention
 from rlcore.backends.hf.rows import Row, rows_of
@@ -53,7 +53,7 @@ def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
     """The largest difference of a logit, as a share of the largest logit, over three short rows and two passes."""
     vocabulary = len(model.head.linear.weight)
     ids = [index * 7919 % vocabulary for index in range(12)]
-    probe = GenerateRequest("probe", tuple(ids[:8]), Sampling(max_tokens=4), 2, 0)
+    probe = GenerateRequest("probe", tuple(ids[:8]), Sampling(max_tokens=2 * PACK_TOKENS), 2, 0)
     rows = [*rows_of(probe, 0, tokens), *rows_of(replace(probe, token_ids=tuple(ids[3:8]), n=1), 0, tokens)]
     try:
         decoder.join(rows)
@@ -68,6 +68,7 @@ def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
         return max(worst, _worst(model, decoder.logits(), rows))
     finally:
         decoder.release()
+        decoder.forget()  # and to the packed weights
 
 
 @torch.no_grad()
