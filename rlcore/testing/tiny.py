@@ -53,6 +53,35 @@ def write_tiny_model(directory: Path, architecture: str = "Llama", seed: int = 0
     return directory
 
 
+def write_tiny_classifier(directory: Path, architecture: str = "Llama", labels: int = 1, seed: int = 0) -> Path:
+    """Write a random float32 sequence classifier for byte tokens; the directory. One label is a scalar head."""
+    import torch
+    import transformers
+
+    classes: Any = transformers
+    classes.utils.logging.disable_progress_bar()
+    config = getattr(classes, f"{architecture}Config")(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        pad_token_id=END,
+        bos_token_id=END,
+        eos_token_id=END,
+        num_labels=labels,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = classes.AutoModelForSequenceClassification.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)
+    model.save_pretrained(directory)
+    return directory
+
+
 def random_groups(
     num_groups: int = 4, samples: int = 2, seed: int = 0, max_prompt: int = 12, max_sampled: int = 10
 ) -> list[list[Scored]]:

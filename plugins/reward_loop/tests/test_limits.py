@@ -1,0 +1,214 @@
+"""Slots, pace, routing, statistics and batches, one by one."""
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rlcore_reward_loop.batching import Batcher
+from rlcore_reward_loop.gate import Gate, Pace, Turns
+from rlcore_reward_loop.router import NoTarget, Router
+from rlcore_reward_loop.running import RunningStatistics
+
+from rlcore.reward.seats import Stopwatch
+from rlcore.types import Lane
+
+
+def test_evaluation_has_slots_of_its_own_and_goes_ahead_in_the_queue() -> None:
+    order: list[str] = []
+
+    async def run() -> None:
+        gate, release = Gate(2, 1, False, Stopwatch()), asyncio.Event()
+
+        async def call(name: str, lane: Lane) -> None:
+            async with gate.slot(lane):
+                order.append(name)
+                await release.wait()
+
+        calls = [("t1", Lane.TRAIN), ("t2", Lane.TRAIN), ("t3", Lane.TRAIN), ("e1", Lane.EVAL), ("e2", Lane.EVAL)]
+        tasks = [asyncio.create_task(call(*each)) for each in calls]
+        await asyncio.sleep(0)
+        assert order == ["t1", "t2", "e1"]
+        release.set()
+        await asyncio.gather(*tasks)
+        assert sum(gate.num_in_flight.values()) == 0
+        assert gate.most_in_flight == 3
+
+    asyncio.run(run())
+    assert order[3:] == ["e2", "t3"]
+
+
+def test_a_waiter_that_is_cancelled_leaves_no_slot_taken() -> None:
+    async def run() -> None:
+        gate = Gate(1, 1, False, Stopwatch())
+        async with gate.slot(Lane.TRAIN):
+            waiting = [asyncio.create_task(gate.slot(Lane.TRAIN).__aenter__()) for _ in range(3)]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+            await asyncio.sleep(0)
+        waiting[1].cancel()  # its turn has come already
+        await asyncio.gather(*waiting[:2], return_exceptions=True)
+        await waiting[2]
+        assert gate.num_in_flight[Lane.TRAIN] == 1
+
+    asyncio.run(run())
+
+
+def test_overload_halves_the_concurrency_once_and_answers_raise_it_again() -> None:
+    gate = Gate(64, 16, True, Stopwatch())
+    for _ in range(5):
+        gate.overloaded()
+    assert gate.limit == 32
+    for _ in range(32):
+        gate.served()
+    assert 32.9 < gate.limit < 33
+    for _ in range(5000):
+        gate.served()
+    assert gate.limit == 64
+
+
+@given(st.floats(30, 6000), st.lists(st.floats(0, 0.3), min_size=30, max_size=120))
+@settings(max_examples=60, deadline=None)
+def test_no_second_sees_more_turns_than_the_pace_allows(per_minute: float, idle: list[float]) -> None:
+    now = 100.0
+    pace = Pace(per_minute, lambda: now)
+    turns: list[float] = []
+    for pause in idle:
+        now += pause
+        now += pace.wait_s()
+        pace.begin()
+        turns.append(now)
+    most = max(sum(start <= each < start + 1 for each in turns) for start in turns)
+    assert most <= per_minute / 60 * (1 + 0.05) + 1 + 1e-6
+
+
+def test_turns_are_counted_in_tokens_too_and_put_right_afterwards() -> None:
+    now = 0.0
+    pace = Pace(600, lambda: now)
+    pace.begin(20)
+    assert pace.wait_s() == pytest.approx(2.0 - (0.1 - 0.1))
+    pace.correct(-10)
+    assert pace.wait_s() == pytest.approx(1.0)
+    assert Pace(0, lambda: now).wait_s() == 0.0
+
+
+def test_evaluation_takes_the_next_turn() -> None:
+    async def run() -> list[str]:
+        turns, order = Turns(Pace(1200), Pace(0)), []
+
+        async def call(name: str, lane: Lane) -> None:
+            await turns.turn(lane, 1.0)
+            order.append(name)
+
+        named = [(f"t{index}", Lane.TRAIN) for index in range(4)] + [("e", Lane.EVAL)]
+        await asyncio.gather(*(call(*each) for each in named))
+        return order
+
+    assert asyncio.run(run()) == ["t0", "e", "t1", "t2", "t3"]
+
+
+def test_a_failing_target_is_left_alone_until_one_call_finds_it_well_again() -> None:
+    async def run() -> None:
+        router = Router(["a", "b"], eject_after=2, pause_s=0.05)
+        due = time.monotonic() + 20
+        a, b = router.targets
+        for _ in range(2):
+            router.failed(*(await router.take(due, avoid=b)), "answered 503")
+        assert router.num_ejected == 1
+        assert {(await router.take(due))[0].name for _ in range(5)} == {"b"}
+        await asyncio.sleep(0.06)
+        trial = await router.take(due, avoid=b)
+        assert trial[0] is a
+        assert (await router.take(due, avoid=b))[0] is b  # one trial at a time
+        router.succeeded(*trial)
+        assert router.num_ejected == 0
+
+    asyncio.run(run())
+
+
+def test_a_call_that_finds_every_target_out_of_use_for_longer_than_it_may_wait_says_why() -> None:
+    async def run() -> None:
+        router = Router(["a"], eject_after=1, pause_s=60)
+        router.failed(*(await router.take(time.monotonic() + 1)), "answered 503")
+        with pytest.raises(NoTarget, match="a: answered 503"):
+            await router.take(time.monotonic() + 5)
+
+    asyncio.run(run())
+
+
+def test_a_healthy_probe_brings_a_target_back_and_whoever_waited_goes_on() -> None:
+    answers = iter([False, True])
+
+    async def probe(target: object) -> bool:
+        return next(answers)
+
+    async def run() -> None:
+        router = Router(["a"], eject_after=1, pause_s=0.01, probe=probe)
+        due = time.monotonic() + 20
+        router.failed(*(await router.take(due)), "died")
+        assert (await router.take(due))[0].name == "a"
+        assert router.num_ejected == 0
+        await router.close()
+
+    asyncio.run(run())
+
+
+def test_running_statistics_are_those_of_all_earlier_steps_in_any_order() -> None:
+    rng = random.Random(0)
+    steps = [[(str(index), rng.gauss(3, 2)) for index in range(size)] for size in (5, 1, 30)]
+    one, other = RunningStatistics(), RunningStatistics()
+    assert one.normalised(4.0) == 4.0
+    seen: list[float] = []
+    for step in steps:
+        for id, score in step:
+            one.see(id, score)
+        for id, score in step[::-1]:
+            other.see(id, score)
+        if seen:
+            assert one.normalised(4.0) == pytest.approx((4 - statistics.mean(seen)) / statistics.pstdev(seen))
+        restored = RunningStatistics()
+        restored.restore(one.state())
+        one.step()
+        other.step()
+        seen += [score for _, score in step]
+        assert one.state() == other.state() == restored.state()
+
+
+def test_a_batch_is_whatever_is_queued_up_to_the_budget_and_never_waits_to_be_full() -> None:
+    batches: list[list[int]] = []
+
+    def compute(rows: list[Sequence[int]]) -> list[float]:
+        batches.append([len(row) for row in rows])
+        return [float(sum(row)) for row in rows]
+
+    async def run() -> None:
+        batcher = Batcher(compute, batch_tokens=40, wait_s=0.01)
+        rows = [[1] * length for length in (10, 10, 20, 10, 50, 3)]
+        scores = await asyncio.gather(*(batcher.score(row) for row in rows))
+        assert scores == [10, 10, 20, 10, 50, 3]
+        assert await batcher.score([7]) == 7
+        batcher.close()
+
+    asyncio.run(run())
+    assert batches == [[10, 10], [20, 10], [50], [3], [1]]
+    assert all(len(batch) * max(batch) <= 40 or len(batch) == 1 for batch in batches)
+
+
+def test_what_a_batch_raises_reaches_its_rows_and_the_next_batch_is_computed() -> None:
+    def compute(rows: list[Sequence[int]]) -> list[float]:
+        if any(13 in row for row in rows):
+            raise RuntimeError("out of memory")
+        return [1.0] * len(rows)
+
+    async def run() -> None:
+        batcher = Batcher(compute, batch_tokens=2, wait_s=0.0)
+        found = await asyncio.gather(*(batcher.score([id, id]) for id in (1, 13, 2)), return_exceptions=True)
+        assert [str(each) for each in found] == ["1.0", "out of memory", "1.0"]
+        await batcher.drained()
+        batcher.close()
+
+    asyncio.run(run())
