@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.backends.hf.head import Head, check_head, find_head, token_scores
+from rlcore.backends.hf.microbatch import MicroBatch
 from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
 from rlcore.config import ModelConfig
 from rlcore.errors import ConfigError
-from rlcore.testing.tiny import write_tiny_model
+from rlcore.testing.tiny import random_batch, write_tiny_model
 
 torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
 
@@ -127,12 +128,16 @@ def test_heads_of_common_architectures_are_found(
     )
     assert isinstance(model, PolicyModel)
     assert (model.head.scale, model.head.softcap) == form
-    token_ids_BT = torch.tensor([[5, 6, 7, 8, 9]])
-    scores_N, entropy_N = model(token_ids_BT, torch.arange(1, 5), 0.7, True)
+    batch = random_batch(num_groups=1, samples=1)
+    micro = MicroBatch(batch, torch.device("cpu"))
+    scores_N, entropy_N = model(micro, 0.7, True)
+    token_ids_BT = micro.token_ids_BT
     logprobs_TV = torch.log_softmax(model.transformer(token_ids_BT).logits[0, :-1].double() / 0.7, dim=-1)
-    expected_N = logprobs_TV.gather(1, token_ids_BT[0, 1:, None])[:, 0]
+    sampled_T = micro.mask_BT[0, 1:]
+    expected_N = logprobs_TV.gather(1, token_ids_BT[0, 1:, None])[sampled_T, 0]
+    expected_entropy_N = -(logprobs_TV.exp() * logprobs_TV).sum(-1)[sampled_T]
     torch.testing.assert_close(scores_N, expected_N, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(entropy_N, -(logprobs_TV.exp() * logprobs_TV).sum(-1), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(entropy_N, expected_entropy_N, rtol=1e-9, atol=1e-9)
 
 
 def test_a_head_that_is_not_one_linear_layer_is_refused(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ from rlcore.algo.aggregation import weighted_sum
 from rlcore.backends.hf.microbatch import Loss, MetricSums, MicroBatch, Predictions, score, split
 from rlcore.backends.hf.model import ModelKind, PolicyModel, ValueModel, load_model
 from rlcore.backends.hf.optimizer import MasterAdamW, check_schedule, learning_rate
+from rlcore.backends.hf.probe import check_shared_prefix
 from rlcore.backends.hf.state import load_training_state, load_weights, save_training_state, save_weights
 from rlcore.batch import select
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.errors import ConfigError, WorkerError
-from rlcore.types import Batch, Float32s, Metrics
+from rlcore.types import Batch, Float32s, Metrics, SharedPrefix
 
 
 @lru_cache(maxsize=1)
@@ -49,6 +50,7 @@ class TrainEngine:
         device: str = "cpu",
         seed: int = 0,
         section: str = "",
+        shared_prefix: SharedPrefix = SharedPrefix.NONE,
     ) -> None:
         """Load the model of `model.path`, or take one that is there already.
 
@@ -56,6 +58,7 @@ class TrainEngine:
         of its errors, `loss_name` the metric of the weighted loss. `temperature` is the rollout's: log-probs are those
         of softmax(logits / temperature). `num_updates`: optimizer steps of the whole run, 0 while unknown.
         `section`: where the settings stand in the configuration, for errors; empty: as `name`.
+        `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError when the model cannot.
         A new adapter and its dropout are functions of `seed` and the number of the update, of nothing else.
         """
         self.kind = ModelKind(kind)
@@ -75,6 +78,8 @@ class TrainEngine:
             self.model = model if not isinstance(model, ModelConfig) else self._load(model)
         self._forward = self._accelerator.prepare_model(self.model, device_placement=False)
         self._optimizer = MasterAdamW(self.model, config)
+        self.shared_prefix = shared_prefix
+        check_shared_prefix(self.model, shared_prefix, name)
 
     def _load(self, model: ModelConfig) -> PolicyModel | ValueModel:
         return load_model(
@@ -158,6 +163,7 @@ class TrainEngine:
             max_tokens=self.config.micro_batch_tokens,
             temperature=self.temperature,
             device=self.device,
+            shared_prefix=self.shared_prefix,
         )
 
     def _accumulate(self, minibatch: Batch) -> tuple[float, MetricSums]:
@@ -165,10 +171,10 @@ class TrainEngine:
         if self._loss is None or minibatch.weights_B is None:
             raise ValueError(f"{self.name}: an update needs a loss function and the batch's weights_B")
         loss, sums = 0.0, MetricSums()
-        with self.model.training_mode(), self._seeded():
-            for rows in split(minibatch, self.config.micro_batch_tokens):
-                micro = MicroBatch(select(minibatch, rows), self.device)
-                scores_N, entropy_N = self._forward(micro.token_ids_BT, micro.flat_N, self.temperature, True)
+        with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded():
+            for rows in split(minibatch, self.config.micro_batch_tokens, self.shared_prefix):
+                micro = MicroBatch(select(minibatch, rows), self.device, self.shared_prefix)
+                scores_N, entropy_N = self._forward(micro, self.temperature, True)
                 terms = self._loss(micro, Predictions(micro.spread(scores_N), micro.spread(entropy_N)))
                 partial = self._weighted(terms.loss_BT, micro)
                 self._accelerator.backward(partial * self._accelerator.num_processes)

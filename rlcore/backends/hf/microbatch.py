@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from rlcore.backends.hf.model import PolicyModel, ValueModel
-from rlcore.batch import micro_batches, select
-from rlcore.types import Batch, Float32s, Int64s, Ref
+from rlcore.backends.hf.prefixes import Arrangement, arrange
+from rlcore.batch import micro_batches, select, shared_micro_batches
+from rlcore.types import Batch, Float32s, Int64s, Ref, SharedPrefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +23,12 @@ class MicroBatch:
 
     batch: Batch
     device: torch.device
+    shared_prefix: SharedPrefix = SharedPrefix.NONE
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """The rows with the prefix of each group stored once."""
+        return arrange(self.batch, self.device)
 
     @cached_property
     def token_ids_BT(self) -> Tensor:
@@ -109,20 +116,29 @@ class MetricSums:
         return {name: value if name.endswith("_max") else value / self._num for name, value in self._sums.items()}
 
 
-def split(batch: Batch, max_tokens: int) -> list[Int64s]:
+def split(batch: Batch, max_tokens: int, shared_prefix: SharedPrefix) -> list[Int64s]:
     """The rows of each micro-batch."""
-    return micro_batches(batch.lengths_B, max_tokens)
+    if shared_prefix is SharedPrefix.NONE:
+        return micro_batches(batch.lengths_B, max_tokens)
+    return shared_micro_batches(batch, max_tokens, packed=shared_prefix is SharedPrefix.TREE)
 
 
 @torch.no_grad()
 def score(
-    model: PolicyModel | ValueModel, batch: Batch, *, max_tokens: int, temperature: float, device: torch.device
+    model: PolicyModel | ValueModel,
+    batch: Batch,
+    *,
+    max_tokens: int,
+    temperature: float,
+    device: torch.device,
+    shared_prefix: SharedPrefix = SharedPrefix.NONE,
 ) -> Float32s:
     """(B, T) log-probs or values of the batch's loss tokens, 0 elsewhere; micro-batches of at most `max_tokens`."""
     scores_BT = np.zeros(batch.tokens.get().loss_mask_BT.shape, dtype=np.float32)
-    for rows in split(batch, max_tokens):
-        micro = MicroBatch(select(batch, rows), device)
-        scores_N, _ = model(micro.token_ids_BT, micro.flat_N, temperature, False)
-        some_BT = micro.spread(scores_N).float().cpu().numpy()
-        scores_BT[rows, : some_BT.shape[1]] = some_BT
+    with model.attending(shared_prefix):
+        for rows in split(batch, max_tokens, shared_prefix):
+            micro = MicroBatch(select(batch, rows), device, shared_prefix)
+            scores_N, _ = model(micro, temperature, False)
+            some_BT = micro.spread(scores_N).float().cpu().numpy()
+            scores_BT[rows, : some_BT.shape[1]] = some_BT
     return scores_BT

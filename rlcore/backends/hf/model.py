@@ -3,18 +3,25 @@
 Letters: B rows, T positions, N chosen (row, position) pairs, H hidden size.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rlcore.backends.hf.head import Head, check_head, find_head, token_scores
+from rlcore.backends.hf.prefixes import TREE_ATTENTION, cache_hidden, register_tree_attention, tree_hidden
 from rlcore.config import LoraConfig, ModelConfig
-from rlcore.errors import ConfigError, boundary
+from rlcore.errors import CheckpointError, ConfigError, boundary
+from rlcore.types import SharedPrefix
+
+if TYPE_CHECKING:
+    from rlcore.backends.hf.microbatch import MicroBatch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 VALUE_HEAD_FILE = "value_head.safetensors"
@@ -36,6 +43,9 @@ class Model(nn.Module):
     on only what training needs.
     """
 
+    owns_transformer: bool = True
+    """Whether the transformer's weights belong to this model: False of one that lives on another's trunk."""
+
     def __init__(self, transformer: Any, adapter: Any = None) -> None:
         super().__init__()
         self.transformer = transformer
@@ -54,13 +64,34 @@ class Model(nn.Module):
         window = getattr(self.transformer.config.get_text_config(), "max_position_embeddings", None)
         return int(window) if window else None
 
-    def hidden_at(self, token_ids_BT: Tensor, flat_N: Tensor) -> Tensor:
-        """(N, H) hidden states from which the tokens at the flat positions row * T + t are predicted: those at t - 1.
+    def hidden_at(self, micro: MicroBatch) -> Tensor:
+        """(N, H) hidden states from which the loss tokens are predicted: for a token at t of a row, that at t - 1.
 
         Rows are padded on the right, and attention is causal, so no token sees padding and no mask is needed.
         """
-        hidden_BTH = self.transformer.base_model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-        return torch.index_select(hidden_BTH.flatten(0, 1), 0, flat_N - 1)
+        if micro.shared_prefix is SharedPrefix.TREE:
+            return tree_hidden(self.transformer, micro.arrangement)
+        if micro.shared_prefix is SharedPrefix.CACHE:
+            return cache_hidden(self.transformer, micro.arrangement)
+        hidden_BTH = self.transformer.base_model(input_ids=micro.token_ids_BT, use_cache=False).last_hidden_state
+        return torch.index_select(hidden_BTH.flatten(0, 1), 0, micro.flat_N - 1)
+
+    @contextmanager
+    def attending(self, shared_prefix: SharedPrefix) -> Iterator[None]:
+        """The attention that `shared_prefix` needs, inside; backward passes belong inside, too."""
+        if shared_prefix is not SharedPrefix.TREE:
+            yield
+            return
+        register_tree_attention()
+        configs = {id(each.config): each.config for each in self.transformer.modules() if hasattr(each, "config")}
+        before = {key: config._attn_implementation for key, config in configs.items()}
+        try:
+            for config in configs.values():
+                config._attn_implementation = TREE_ATTENTION
+            yield
+        finally:
+            for key, config in configs.items():
+                config._attn_implementation = before[key]
 
     @contextmanager
     def training_mode(self) -> Iterator[None]:
@@ -100,12 +131,10 @@ class PolicyModel(Model):
         """What turns hidden states into logits."""
         return self._head[0]
 
-    def forward(
-        self, token_ids_BT: Tensor, flat_N: Tensor, temperature: float, with_entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        """(N,) log-prob and (N,) entropy of the tokens at the flat positions, under softmax(logits / temperature)."""
-        hidden_NH = self.hidden_at(token_ids_BT, flat_N)
-        targets_N = token_ids_BT.flatten()[flat_N]
+    def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        """(N,) log-prob and (N,) entropy of the loss tokens, under softmax(logits / temperature)."""
+        hidden_NH = self.hidden_at(micro)
+        targets_N = micro.token_ids_BT.flatten()[micro.flat_N]
         return token_scores(hidden_NH, targets_N, self.head, temperature, with_entropy=with_entropy)
 
 
@@ -121,14 +150,16 @@ class ValueModel(Model):
         nn.init.zeros_(self.value_head.bias)
         self.eval()
 
-    def forward(
-        self, token_ids_BT: Tensor, flat_N: Tensor, temperature: float, with_entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        """(N,) value before each token at the flat positions, and (N,) zeros in place of the entropy."""
-        hidden_NH = self.hidden_at(token_ids_BT, flat_N)
+    def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        """(N,) value before each loss token, and (N,) zeros in place of the entropy."""
+        hidden_NH = self.hidden_at(micro)
         values_N = self.value_head(hidden_NH)[:, 0]
         values_N = values_N if values_N.dtype == torch.float64 else values_N.float()
         return values_N, torch.zeros_like(values_N)
+
+    def head_tensors(self) -> dict[str, Tensor]:
+        """What the model has beside the backbone, by name: what a value head file holds."""
+        return dict(self.value_head.state_dict())
 
 
 def load_model(
@@ -149,7 +180,8 @@ def load_model(
     transformer.eval()
     if kind == ModelKind.VALUE:
         value_model = ValueModel(transformer, adapter)
-        _load_value_head(value_model, Path(model.path))
+        if (Path(model.path) / VALUE_HEAD_FILE).is_file():
+            load_value_head(value_model, Path(model.path))
         return value_model
     head = find_head(transformer)
     check_head(transformer, head)
@@ -207,9 +239,20 @@ def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str)
         return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
 
 
-def _load_value_head(model: ValueModel, directory: Path) -> None:
-    """Take over the value head of a saved value model; a directory without one leaves it at zero."""
+@torch.no_grad()
+def load_value_head(model: ValueModel, directory: Path) -> None:
+    """Take over the value head file of `directory`; CheckpointError when it is missing, damaged or of another model."""
     from safetensors.torch import load_file
 
-    if (directory / VALUE_HEAD_FILE).is_file():
-        model.value_head.load_state_dict(load_file(directory / VALUE_HEAD_FILE))
+    file, own = directory / VALUE_HEAD_FILE, model.head_tensors()
+    with boundary(f"value head '{file}'", CheckpointError):
+        saved = load_file(file)
+    for name in sorted(saved.keys() | own.keys()):
+        found, needed = (list(each[name].shape) if name in each else "nothing" for each in (saved, own))
+        if found != needed:
+            raise CheckpointError(
+                f"value head '{file}': of '{name}' it holds {found}, this critic needs {needed}; it is the head of "
+                "another model: start from the one that it was saved with"
+            )
+    for name, tensor in own.items():
+        tensor.copy_(saved[name])

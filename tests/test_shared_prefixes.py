@@ -1,0 +1,191 @@
+"""The prompt of a group, computed once: the same log-probs and the same gradients as row by row."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlcore.algo.aggregation import row_weights
+from rlcore.algo.loss import clip
+from rlcore.backends.hf import TrainEngine
+from rlcore.backends.hf.policy_loss import PolicyLoss
+from rlcore.batch import collate, shared_micro_batches, shared_prefixes
+from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
+from rlcore.errors import ConfigError
+from rlcore.testing.tiny import END, random_batch, write_tiny_model
+from rlcore.types import Batch, Finish, Prompt, Reward, Scored, SharedPrefix, Trajectory, TrajectoryId
+
+torch.set_num_threads(1)
+
+ALGO = AlgoConfig(entropy_coef=0.1)
+WAYS = (SharedPrefix.TREE, SharedPrefix.CACHE)
+# GPT-J has attention code of its own, which transformers' interface for attention does not reach.
+ARCHITECTURES = {
+    "Llama": {"num_key_value_heads": 2},
+    "Qwen3": {"num_key_value_heads": 1, "head_dim": 16},
+    "GPTNeoX": {},
+    "Gemma": {"num_key_value_heads": 1, "head_dim": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "llama", num_key_value_heads=2)
+
+
+def engine_of(
+    path: Path, shared: SharedPrefix, *, lora: bool = False, kind: str = "causal_lm", **settings: object
+) -> TrainEngine:
+    config = EngineConfig(
+        **{"dtype": "float64", "micro_batch_tokens": 60, "lora": LoraConfig(enabled=lora, rank=2), **settings}  # type: ignore[arg-type]
+    )
+    return TrainEngine(kind, ModelConfig(path=str(path)), config, PolicyLoss(clip, ALGO), shared_prefix=shared)
+
+
+def gradients_of(engine: TrainEngine, batch: Batch) -> list[Tensor]:
+    """The gradients an update would use."""
+    seen: list[Tensor] = []
+    engine._optimizer.step = lambda lr: seen.extend(  # type: ignore[method-assign]
+        torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in engine._optimizer.parameters
+    )
+    engine.update(batch)
+    return seen
+
+
+def relative_difference(ones: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    ones_flat, others_flat = (torch.cat([each.flatten() for each in some]) for some in (ones, others))
+    return float((ones_flat - others_flat).norm() / others_flat.norm())
+
+
+def conversations() -> Batch:
+    """Two groups whose rows have several turns: what the policy sampled stands between what it did not; one row of the
+    first group has a prompt that differs early, and one row has no sampled token at all."""
+    rng = np.random.default_rng(3)
+    groups = []
+    for group, prompt_length in enumerate((9, 4)):
+        prompt = Prompt(f"p/{group}", (), None, "p")
+        shared = rng.integers(0, END, prompt_length)
+        rows = []
+        for sample in range(3):
+            start = shared.copy()
+            if (group, sample) == (0, 2):
+                start[5] = (start[5] + 1) % END
+            turns = [rng.integers(0, END, rng.integers(1, 6)) for _ in range(5)]
+            token_ids = np.concatenate([start, *turns]).astype(np.int32)
+            turn_T = np.concatenate([np.full(len(start), -1), *(np.full(len(t), i) for i, t in enumerate(turns))])
+            mask = (turn_T >= 0) & (turn_T % 2 == 0) & ((group, sample) != (1, 1))
+            trajectory = Trajectory(
+                id=TrajectoryId(prompt.id, 0, sample),
+                prompt=prompt,
+                token_ids=token_ids,
+                loss_mask=mask,
+                logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
+                completion="",
+                finish=Finish.STOP,
+                versions=((len(start), 0),),
+            )
+            rows.append(Scored(trajectory, Reward(score=float(rng.random()))))
+        groups.append(rows)
+    batch = collate(groups, END)
+    return replace(
+        batch,
+        advantages_B=rng.standard_normal(len(batch)).astype(np.float32),
+        weights_B=row_weights("token_mean", batch.num_sampled_B, batch.sample_B),
+    )
+
+
+@pytest.mark.parametrize("shared", WAYS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_gradients_and_logprobs_equal_those_of_rows_computed_one_by_one(
+    tmp_path: Path, architecture: str, shared: SharedPrefix
+) -> None:
+    path = write_tiny_model(tmp_path, architecture, **ARCHITECTURES[architecture])
+    plain, sharing = engine_of(path, SharedPrefix.NONE), engine_of(path, shared)
+    batch = random_batch(num_groups=3, samples=4)
+    np.testing.assert_allclose(sharing.logprobs(batch), plain.logprobs(batch), rtol=0, atol=1e-6)
+    assert (
+        relative_difference(gradients_of(sharing, batch), gradients_of(plain, batch)) < 1e-6
+    )  # norms of some models run in float32
+
+
+@pytest.mark.parametrize("shared", WAYS)
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [False, True])
+def test_every_pair_of_training_and_way_is_exact_or_refused(
+    llama: Path, lora: bool, checkpointing: bool, shared: SharedPrefix
+) -> None:
+    settings = {"dtype": "float32", "gradient_checkpointing": checkpointing}
+    if checkpointing and shared is SharedPrefix.CACHE:
+        with pytest.raises(ConfigError, match=r"actor\.shared_prefix=cache: .*gradient_checkpointing.*choose tree"):
+            engine_of(llama, shared, lora=lora, **settings)
+        return
+    batch = random_batch(num_groups=3, samples=4)
+    plain = gradients_of(engine_of(llama, SharedPrefix.NONE, lora=lora, **settings), batch)
+    sharing = gradients_of(engine_of(llama, shared, lora=lora, **settings), batch)
+    assert relative_difference(sharing, plain) < 1e-5
+
+
+@pytest.mark.parametrize("budget", [15, 60, 10_000])
+@pytest.mark.parametrize("shared", WAYS)
+def test_conversations_of_several_turns_are_exact_under_any_split(
+    llama: Path, shared: SharedPrefix, budget: int
+) -> None:
+    batch = conversations()
+    plain = gradients_of(engine_of(llama, SharedPrefix.NONE, micro_batch_tokens=10_000), batch)
+    sharing = gradients_of(engine_of(llama, shared, micro_batch_tokens=budget), batch)
+    assert relative_difference(sharing, plain) < 1e-6  # norms of some models run in float32
+
+
+@pytest.mark.parametrize("shared", WAYS)
+def test_values_are_those_of_rows_computed_one_by_one(llama: Path, shared: SharedPrefix) -> None:
+    engines = [engine_of(llama, way, kind="value") for way in (SharedPrefix.NONE, shared)]
+    for engine in engines:
+        with torch.no_grad():
+            engine.model.value_head.weight.copy_(torch.linspace(-1, 1, 32)[None])
+    plain_BT, sharing_BT = (engine.values(conversations()) for engine in engines)
+    assert np.abs(plain_BT).max() > 0.1
+    np.testing.assert_allclose(sharing_BT, plain_BT, rtol=0, atol=1e-6)
+
+
+def test_a_model_whose_attention_does_not_know_the_tree_is_refused_by_name(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path, "GPTJ", n_embd=32, n_head=4, n_layer=1, n_inner=48, n_positions=64, rotary_dim=4)
+    model, config = ModelConfig(path=str(path), attention="eager"), EngineConfig()
+    with pytest.raises(ConfigError, match=r"actor\.shared_prefix=tree: GPTJForCausalLM cannot"):
+        TrainEngine("causal_lm", model, config, None, shared_prefix=SharedPrefix.TREE)
+    TrainEngine("causal_lm", model, config, None, shared_prefix=SharedPrefix.CACHE)
+
+
+def test_the_attention_of_the_model_is_its_own_again_after_an_update(llama: Path) -> None:
+    engine = engine_of(llama, SharedPrefix.TREE)
+    engine.update(random_batch())
+    assert engine.model.transformer.config._attn_implementation == "sdpa"
+
+
+def test_prefixes_end_where_rows_differ_or_were_sampled() -> None:
+    batch = conversations()
+    # the third row differs at position 5; the row without a sampled token does not end its group's prefix
+    assert shared_prefixes(batch).tolist() == [5, 5, 5, 4, 4, 4]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("budget", [1, 30, 64, 10_000])
+def test_micro_batches_hold_every_row_once_and_keep_to_the_budget(budget: int, packed: bool) -> None:
+    batch = random_batch(num_groups=6, samples=5)
+    prefix_B = shared_prefixes(batch)
+    suffix_B = batch.lengths_B - prefix_B
+    parts = shared_micro_batches(batch, budget, packed=packed)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))
+    for rows in parts:
+        groups = sorted(set(batch.group_B[rows].tolist()))
+        prefixes = [int(prefix_B[batch.group_B == group][0]) for group in groups]
+        if packed:
+            cost = sum(prefixes) + int(suffix_B[rows].sum())
+        else:
+            cost = len(groups) * max(prefixes) + len(rows) * int(suffix_B[rows].max())
+        assert cost <= budget or len(rows) == 1
+    if budget == 10_000:
+        assert len(parts) == 1
