@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcore.config import redact
-from rlcore.types import Metrics, Scored
+from rlcore.types import Metrics, Scored, Trajectory
 
 COLUMNS_OF_TEXT = 400
 """Characters of a prompt or completion that a table shows at most."""
@@ -77,7 +77,7 @@ class Terminal:
             table.add_column(name, justify="right", no_wrap=True)
         for scored, advantage in rows:
             prompt = str(scored.trajectory.prompt.messages[-1].get("content", ""))
-            cells = [_clip(prompt), _clip(scored.trajectory.text())]
+            cells = [_clip(prompt), _said(scored.trajectory)]
             scores = [scored.reward.parts.get(name) for name in parts]
             numbers = ["-" if score is None else f"{score:.2f}" for score in scores]
             gained = "-" if advantage is None else f"{advantage:+.2f}"
@@ -91,6 +91,21 @@ class Terminal:
     def warn(self, text: str) -> None:
         """A line that should not be missed."""
         self._console.print(Text(redact(f"warning: {text}"), style="bold yellow"), soft_wrap=True)
+
+
+def _said(trajectory: Trajectory) -> Text:
+    """The completion; of a conversation every message under its role, those of the policy as they are."""
+    if isinstance(trajectory.completion, str):
+        return _clip(trajectory.completion)
+    shown = Text()
+    for message in trajectory.completion:
+        role, style = str(message.get("role")), "bold" if message.get("role") == "assistant" else "dim italic"
+        label = _clip(f"{role}: ")
+        label.stylize(style)
+        shown.append_text(label).append_text(_clip(str(message.get("content") or message.get("tool_calls") or "")))
+        shown.append("\n")
+    shown.rstrip()
+    return shown
 
 
 def _clip(text: str) -> Text:

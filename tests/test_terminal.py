@@ -6,10 +6,10 @@ import numpy as np
 from rich.console import Console
 
 from rlcore.terminal import Terminal
-from rlcore.types import Finish, FrozenDict, Prompt, Reward, Scored, Trajectory, TrajectoryId
+from rlcore.types import Finish, FrozenDict, Message, Prompt, Reward, Scored, Trajectory, TrajectoryId, frozen_messages
 
 
-def scored(completion: str) -> Scored:
+def scored(completion: str | tuple[Message, ...]) -> Scored:
     prompt = Prompt("p/0", ({"role": "user", "content": "3 + 4 = [bold]?"},), "7", "p")
     trajectory = Trajectory(
         TrajectoryId("p/0", 0, 0),
@@ -34,6 +34,18 @@ def test_completions_are_shown_as_text_with_their_parts_reward_and_advantage() -
     assert "\x1b" not in text, "nor for a command to the terminal"
     assert "\r" not in text
     assert text.count("x") < 500, "long completions are cut"
+
+
+def test_a_conversation_is_shown_message_by_message() -> None:
+    out = io.StringIO()
+    said = [("assistant", "add(a=1, b=2)"), ("tool", "[bold]3\x1b[2J"), ("assistant", "It is 3.")]
+    messages = frozen_messages([{"role": role, "content": content} for role, content in said])
+    Terminal(Console(file=out, width=160)).completions(1, [(scored(messages), 0.5)])
+    text = out.getvalue()
+    assert [
+        line for line in ("assistant: add(a=1, b=2)", "tool: [bold]3", "assistant: It is 3.") if line not in text
+    ] == []
+    assert "\x1b" not in text
 
 
 def test_off_a_terminal_each_step_is_one_line() -> None:
