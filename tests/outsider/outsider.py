@@ -2,8 +2,8 @@
 
 Builds the wheels of the core, the three plugins and the example's plugin, installs them with their requirements into an
 empty virtual environment outside the repository, and works there: lists and checks the plugins, plans the example,
-trains two steps of it and of PPO without torch, and makes sure that planning imported nothing heavy. Exits with 1 and the reason
-when anything is not as it should be.
+trains two steps of it and of PPO without torch, and makes sure that planning imported nothing heavy. Exits with 1 and
+the reason when anything is not as it should be.
 
     python tests/outsider/outsider.py
 """

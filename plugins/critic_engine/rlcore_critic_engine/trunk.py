@@ -38,7 +38,8 @@ class SideAdapter(nn.Module):
 
     def added(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """The forward hook: the layer's output with the adapter's."""
-        return output + self(args[0])
+        added: Tensor = self(args[0])
+        return output + added
 
 
 class TrunkValueModel(ValueModel):
