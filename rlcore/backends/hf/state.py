@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlcore.backends.hf.model import VALUE_HEAD_FILE, Model, ValueModel
+from rlcore.backends.hf.model import VALUE_HEAD_FILE, Model, ValueModel, load_value_head
 from rlcore.backends.hf.optimizer import MasterAdamW
 from rlcore.errors import CheckpointError, boundary
 
@@ -23,7 +23,7 @@ def save_weights(model: Model, directory: Path) -> None:
     with boundary(f"checkpoint '{directory}': writing the model", CheckpointError):
         if model.adapter is not None:
             model.adapter.save_pretrained(directory / ADAPTER_DIR, safe_serialization=True)
-        else:
+        elif model.owns_transformer:
             model.transformer.save_pretrained(directory / MODEL_DIR)
         if isinstance(model, ValueModel):
             _save_value_head(model, directory)
@@ -32,18 +32,16 @@ def save_weights(model: Model, directory: Path) -> None:
 def load_weights(model: Model, directory: Path) -> None:
     """Copy what `save_weights` wrote into the model's own tensors; CheckpointError when it is missing or differs."""
     source = directory / (MODEL_DIR if model.adapter is None else ADAPTER_DIR)
-    if not source.is_dir():
+    if model.owns_transformer and not source.is_dir():
         kind = "a full model" if model.adapter is None else "a LoRA adapter"
         raise CheckpointError(f"checkpoint '{directory}': it has no '{source.name}/', and {kind} is to be restored")
     with boundary(f"checkpoint '{directory}': reading '{source.name}/'", CheckpointError):
         if model.adapter is not None:
             _load_adapter(model.adapter, source)
-        else:
+        elif model.owns_transformer:
             _load_transformer(model.transformer, source)
         if isinstance(model, ValueModel):
-            from safetensors.torch import load_file
-
-            model.value_head.load_state_dict(load_file(directory / MODEL_DIR / VALUE_HEAD_FILE))
+            load_value_head(model, directory / MODEL_DIR)
 
 
 def save_training_state(directory: Path, optimizer: MasterAdamW, counters: dict[str, int]) -> None:
@@ -87,13 +85,22 @@ def _save_value_head(model: ValueModel, directory: Path) -> None:
     from safetensors.torch import save_file
 
     (directory / MODEL_DIR).mkdir(parents=True, exist_ok=True)
-    head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.value_head.state_dict().items()}
+    head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.head_tensors().items()}
     save_file(head, directory / MODEL_DIR / VALUE_HEAD_FILE)
 
 
 @torch.no_grad()
 def _load_transformer(transformer: Any, source: Path) -> None:
-    """Through from_pretrained, which undoes whatever save_pretrained does to names and layouts."""
+    """Through from_pretrained, which undoes whatever save_pretrained does to names and layouts.
+
+    It only warns about another architecture and takes what has a fitting name, so that is asked first.
+    """
+    found = json.loads((source / "config.json").read_text()).get("model_type")
+    if found != transformer.config.model_type:
+        raise CheckpointError(
+            f"'{source}' holds a model of type '{found}', and this run's is a '{transformer.config.model_type}'; go "
+            "on with the model that the run was begun with"
+        )
     saved = type(transformer).from_pretrained(source, dtype=transformer.dtype, trust_remote_code=False)
     tensors = dict(saved.named_parameters())
     parameters = dict(transformer.named_parameters())
