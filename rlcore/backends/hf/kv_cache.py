@@ -49,6 +49,7 @@ class RowPass:
     place_R: Tensor
     """Each row's place in `rows_GW`, flat."""
     _masks: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _written: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     @property
     def rows(self) -> slice:
@@ -56,9 +57,17 @@ class RowPass:
         return slice(self.first, self.first + len(self.own_R))
 
     @cached_property
-    def steps_R(self) -> Tensor:
-        """0, 1, ... over the rows."""
-        return torch.arange(len(self.own_R), device=self.own_R.device)
+    def places_F(self) -> Tensor:
+        """`rows_GW`, flat."""
+        return self.rows_GW.flatten()
+
+    def written(self, kv_heads: int, positions: int) -> Tensor:
+        """(R * h,) where each row's next position stands in a table (slots, h, positions, D) seen as (-1, D)."""
+        if (kv_heads, positions) not in self._written:
+            slot_R = torch.arange(self.rows.start, self.rows.stop, device=self.own_R.device)
+            line_Rh = slot_R[:, None] * kv_heads + torch.arange(kv_heads, device=self.own_R.device)
+            self._written[kv_heads, positions] = (line_Rh * positions + self.own_R[:, None]).flatten()
+        return self._written[kv_heads, positions]
 
     @property
     def positions_RT(self) -> Tensor:
@@ -117,7 +126,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.rows = _fitting(self.rows, new, cache.row_slots)
         for table, states in zip(self.rows, new, strict=True):
             if current.tokens == 1:
-                table[current.rows][current.steps_R, :, current.own_R] = states[:, :, 0]
+                _, kv_heads, positions, size = table.shape
+                where = current.written(kv_heads, positions)
+                table.view(-1, size).index_copy_(0, where, states.reshape(-1, size))
             else:  # rows that are computed anew, from their beginning
                 table[current.rows, :, : current.tokens] = states
         if cache.joins:

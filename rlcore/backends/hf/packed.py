@@ -43,7 +43,7 @@ class PackedLinears:
     def used(self) -> Iterator[None]:
         """The model's layers multiply with the copies inside; without gradients."""
         for layer, forward in self._forwards.items():
-            layer.forward = forward  # type: ignore[method-assign]
+            layer.forward = forward
         try:
             yield
         finally:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from rlcore.backends.hf.kv_cache import SlotCache
+from rlcore.backends.hf.kv_cache import RowPass, SlotCache
 
 NAME = "rlcore_rows"
 
@@ -67,16 +67,16 @@ def attend(
     query_RhMD = (query * (size**-0.5 if scaling is None else scaling)).reshape(num_rows, kv_heads, -1, size)
     prompt_mask, own_mask = current.masks(sliding_window)
 
-    query_GhWD = _by_prompt(query_RhMD, current.rows_GW)
+    query_GhWD = _by_prompt(query_RhMD, current)
     scores_GhWP = _scores(query_GhWD, layer.prompt_part(0), softcap)
     if sliding_window is None and tokens == 1:  # all rows of a prompt see the same
         scores_GhWP += prompt_mask[current.rows_GW[:, 0], :, None]
     else:
         mask_RMP = prompt_mask[:, None].expand(-1, kv_heads, -1, -1)
         mask_RhMP = mask_RMP.repeat(1, 1, heads // kv_heads, 1)
-        scores_GhWP += _by_prompt(mask_RhMP, current.rows_GW)
+        scores_GhWP += _by_prompt(mask_RhMP, current)
     shared = _part(scores_GhWP, layer.prompt_part(1))
-    shared = _by_row(shared, current.rows_GW.shape[1], current.place_R)
+    shared = _by_row(shared, current)
 
     scores_RhML = _scores(query_RhMD, keys_RhLD, softcap)
     scores_RhML.view(num_rows, kv_heads, -1, tokens, scores_RhML.shape[-1]).add_(own_mask[:, None, None])
@@ -110,17 +110,20 @@ def _together(one: Tensor, other: Tensor, sinks: Tensor | None) -> Tensor:
     return joined[..., :-1] / total
 
 
-def _by_prompt(rows_RhMX: Tensor, rows_GW: Tensor) -> Tensor:
+def _by_prompt(rows_RhMX: Tensor, current: RowPass) -> Tensor:
     """(G, h, W * M, X): the rows of a prompt next to each other."""
-    _, kv_heads, _, size = rows_RhMX.shape
-    return rows_RhMX[rows_GW].transpose(1, 2).reshape(len(rows_GW), kv_heads, -1, size)
+    _, kv_heads, queries, size = rows_RhMX.shape
+    num_prompts, width = current.rows_GW.shape
+    apart = rows_RhMX.index_select(0, current.places_F).view(num_prompts, width, kv_heads, queries, size)
+    return apart.transpose(1, 2).reshape(num_prompts, kv_heads, width * queries, size)
 
 
-def _by_row(prompts_GhWX: Tensor, width: int, place_R: Tensor) -> Tensor:
+def _by_row(prompts_GhWX: Tensor, current: RowPass) -> Tensor:
     """(R, h, M, X) again."""
-    num_prompts, kv_heads, _, size = prompts_GhWX.shape
-    split = prompts_GhWX.view(num_prompts, kv_heads, width, -1, size).transpose(1, 2)
-    return split.reshape(num_prompts * width, kv_heads, -1, size)[place_R]
+    num_prompts, width = current.rows_GW.shape
+    _, kv_heads, lines, size = prompts_GhWX.shape
+    apart = prompts_GhWX.view(num_prompts, kv_heads, width, lines // width, size).transpose(1, 2)
+    return apart.reshape(num_prompts * width, kv_heads, lines // width, size).index_select(0, current.place_R)
 
 
 AttentionInterface.register(NAME, attend)
