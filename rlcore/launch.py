@@ -18,7 +18,7 @@ from rlcore.cluster.local import LocalCluster
 from rlcore.critic import CriticEngine
 from rlcore.errors import PlanError, PluginError, WorkerError, boundary
 from rlcore.machine import gather_facts
-from rlcore.plan import CORE, Algorithm, BuildContext, ComponentPlan, Role, RunPlan, make_plan
+from rlcore.plan import CORE, Algorithm, BuildContext, ComponentPlan, Role, RunPlan, WorkerPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.reference import REFERENCE, ReferenceWorker
 from rlcore.reward import RewardManager
@@ -34,6 +34,22 @@ Groups = Mapping[str, WorkerGroup[Any]]
 
 SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": RewardManager, "critic": CriticEngine}
 """In the order in which components start."""
+
+
+class Cluster(Protocol):
+    """Starts workers, and ends those it started."""
+
+    async def open(self) -> None:
+        """Get hold of what the plan's pools need."""
+        ...
+
+    async def start(self, plan: WorkerPlan) -> WorkerGroup[Any]:
+        """The replicas of one role, set up; those served inside a role come after it."""
+        ...
+
+    async def close(self) -> None:
+        """Close every worker and give back what it took."""
+        ...
 
 
 class _LifeCycle(Protocol):
@@ -140,12 +156,27 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
 
 
 async def _start_workers(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack) -> Groups:
-    cluster = LocalCluster(plan, run_dir, limits)
+    cluster = _cluster(plan, run_dir, limits)
     stack.push_async_callback(cluster.close)
+    await cluster.open()
     groups: dict[str, WorkerGroup[Any]] = {}
     for worker in plan.workers:
-        groups[worker.request.role.name] = cast("WorkerGroup[Any]", await cluster.start(worker))
+        groups[worker.request.role.name] = await cluster.start(worker)
     return groups
+
+
+def _cluster(plan: RunPlan, run_dir: Path, limits: Deadlines) -> Cluster:
+    if plan.config.cluster.backend == "local":
+        return LocalCluster(plan, run_dir, limits)
+    try:
+        from rlcore.cluster.ray import RayCluster
+    except ModuleNotFoundError as cause:
+        if cause.name != "ray":
+            raise
+        raise PlanError(
+            "cluster.backend=ray: Ray is not installed; `pip install 'rlcore[ray]'`, or set cluster.backend=local"
+        ) from cause
+    return RayCluster(plan, run_dir, limits)
 
 
 async def _start_component(

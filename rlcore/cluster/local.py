@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 from rlcore.cluster.contexts import context_of, devices_of, threads_of
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment, named, pack, thread_environment
-from rlcore.cluster.process import ProcessBody, WorkerProcess, arrived, first_error
+from rlcore.cluster.process import ProcessBody, WorkerProcess, first_error
 from rlcore.cluster.replica import Group, Replica, Seat, where
 from rlcore.cluster.serve import STREAM_ITEMS
 from rlcore.errors import WorkerError
@@ -94,6 +94,51 @@ class WorkerThread:
             logger.warning("%s: still busy %g s after it was asked to end; left behind", self.name, deadline_s)
 
 
+class Handover:
+    """Items on their way from a worker's loop to the one it was made on: one wake-up for all that have gathered."""
+
+    def __init__(self, limit: int) -> None:
+        self.arrived = asyncio.Event()
+        """There may be something to take."""
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._items: list[Any] = []
+        self._room: asyncio.Future[None] | None = None
+        """The worker waits for it."""
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    async def put(self, item: Any) -> None:
+        """Hand an item over, and wait while `limit` items have not been taken; on the worker's loop, by one task."""
+        with self._lock:
+            self._items.append(item)
+            first = len(self._items) == 1
+            room = asyncio.get_running_loop().create_future() if len(self._items) >= self._limit else None
+            self._room = room
+        if first:
+            self._loop.call_soon_threadsafe(self.arrived.set)
+        if room is not None:
+            await room
+
+    def take(self) -> list[Any]:
+        """All items there are."""
+        self.arrived.clear()
+        with self._lock:
+            items, self._items = self._items, []
+            room, self._room = self._room, None
+        if room is not None:
+            with contextlib.suppress(RuntimeError):  # the worker's loop was closed meanwhile
+                room.get_loop().call_soon_threadsafe(_let_go, room)
+        return items
+
+
+def _let_go(room: "asyncio.Future[None]") -> None:
+    if not room.done():
+        room.set_result(None)
+
+
 class LocalReplica(Generic[W]):
     """A worker on its thread, as the controller sees it."""
 
@@ -126,25 +171,24 @@ class LocalReplica(Generic[W]):
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method; the generator is closed with this one, wherever that happens."""
         whose = self._where(method)
-        controller = asyncio.get_running_loop()
-        queue: asyncio.Queue[Any] = asyncio.Queue(STREAM_ITEMS)
-        ended: Future[None] = Future()
+        handover, ended = Handover(STREAM_ITEMS), Future[None]()
 
         async def pump() -> None:
             try:
                 with named(whose):
                     async with contextlib.aclosing(getattr(self.worker, method.__name__)(*args, **kwargs)) as items:
                         async for item in items:
-                            put = asyncio.run_coroutine_threadsafe(queue.put(item), controller)
-                            await asyncio.wrap_future(put)
+                            await handover.put(item)
             finally:
                 ended.set_result(None)
 
         pumping = self.thread.submit(pump())
         done = asyncio.wrap_future(pumping)
+        done.add_done_callback(lambda _: handover.arrived.set())
         try:
-            while not (done.done() and queue.empty()):
-                for item in await arrived(queue, done):
+            while not done.done() or handover:
+                await handover.arrived.wait()
+                for item in handover.take():
                     yield item
             if done.cancelled():
                 raise WorkerError(f"{self.name}: closed during {whose}")
@@ -167,6 +211,9 @@ class LocalCluster:
         self._seats: dict[str, Seat] = {}
         self._scratch = ""
         self._numbers = itertools.count()
+
+    async def open(self) -> None:
+        """Everything is here already."""
 
     async def start(self, plan: WorkerPlan) -> Group[Any]:
         """The replicas of one role, set up; WorkerError naming the one that failed."""

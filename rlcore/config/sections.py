@@ -205,12 +205,20 @@ class PoolConfig:
 class ClusterConfig:
     """Where workers run."""
 
-    backend: Literal["local"] = "local"
-    """local: workers are threads and child processes of this machine."""
+    backend: Literal["local", "ray"] = "local"
+    """local: workers are threads and child processes of this machine; ray: actors, on one node or many."""
     device: Literal["cpu", "cuda"] = "cpu"
     """What workers compute on."""
     threads: int = option(0, at_least=0)
     """Compute threads of a worker; 0: one a core."""
+    address: str = option("", used_when="backend == 'ray'")
+    """Of the Ray cluster to join, such as '10.0.0.1:6379', or 'auto' for the one on this machine; empty: start one."""
+    placement_s: float = option(300.0, used_when="backend == 'ray'", above=0)
+    """Seconds that a pool may wait for its place in the cluster: other runs may hold it, or nodes be starting."""
+    object_store_gib: float = option(0.0, used_when="backend == 'ray'", at_least=0)
+    """Memory for batches of the Ray that is started here; 0: Ray decides."""
+    dashboard: bool = option(False, used_when="backend == 'ray'")
+    """Start Ray's dashboard, too."""
     in_process: bool = option(False, used_when="backend == 'local'")
     """For debugging: workers that ask for processes of their own run as threads, too."""
     max_restarts: int = option(3, at_least=0)

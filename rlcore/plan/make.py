@@ -31,7 +31,8 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     pools = make_pools(config, offers, workers, facts)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(workers, facts)
-    check_memory(workers, memory, facts)
+    if not config.cluster.address:  # on other machines it is not this one's memory that counts
+        check_memory(workers, memory, facts)
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
     chosen = (components.values(), algorithms.values(), workers, pools, rewards)
     used = {plan.provided_by for plans in chosen for plan in plans}

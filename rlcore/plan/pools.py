@@ -51,9 +51,10 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
     for name, each in offered.items():
         if each.spec.gpus_per_node < 0 or each.spec.nodes < 1:
             raise PluginError(f"pool '{name}' of {each.by}: needs gpus_per_node >= 0 and nodes >= 1")
-        if each.spec.nodes > 1:
+        if each.spec.nodes > 1 and not config.cluster.address:
             raise PlanError(
-                f"pool '{name}' of {each.by}: {each.spec.nodes} nodes; cluster.backend={config.cluster.backend} has one"
+                f"pool '{name}' of {each.by}: {each.spec.nodes} nodes; cluster.backend={config.cluster.backend} has "
+                "one; more are reached with cluster.backend=ray and cluster.address"
             )
     return dict(sorted(offered.items()))
 
@@ -117,7 +118,8 @@ def _gpus_per_node(each: _Declared, workers: Sequence[WorkerPlan], declared: Map
 def _check_total(config: RunConfig, declared: Mapping[str, _Declared], sizes: Mapping[str, int], facts: Facts) -> None:
     leaves = {name: sizes[name] * each.spec.nodes for name, each in declared.items() if not each.spec.union_of}
     total = sum(leaves.values())
-    if total > facts.gpus:
+    # What a cluster elsewhere has is seen when the pools are placed on it.
+    if total > facts.gpus and not config.cluster.address:
         each_pool = ", ".join(f"'{name}' {size}" for name, size in leaves.items() if size)
         raise PlanError(
             f"cluster: the pools need {total} GPUs ({each_pool}), the machine has {facts.gpus}; "

@@ -1,0 +1,259 @@
+"""What runs in an actor, and the controller's side of a replica made of actors."""
+
+import asyncio
+import itertools
+import logging
+import socket
+import sys
+import traceback
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+import rlcore.errors
+from rlcore.child import OK, OURS
+from rlcore.cluster.host import Shipment, WorkerHost
+from rlcore.cluster.process import first_error
+from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary, describe
+
+logger = logging.getLogger(__name__)
+
+Answer = tuple[str, Any]
+"""(OK, value), or (OURS, (class of the error, message, traceback))."""
+MAX_CALLS = 10_000
+"""Calls that an actor serves at a time; more wait."""
+STREAM_BATCH = 64
+"""Items of a stream that travel together at most; what has been yielded meanwhile does not wait for more."""
+
+
+class ActorHost:
+    """The workers of one actor. Calls come numbered, so that they can be cancelled by number."""
+
+    def __init__(self, path: Sequence[str]) -> None:
+        sys.path += [entry for entry in path if entry not in sys.path and Path(entry).exists()]
+        self._host = WorkerHost()
+        self._tasks: dict[int, asyncio.Future[Any]] = {}
+
+    async def address(self) -> tuple[str, int]:
+        """This node's address and a port that is free on it."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+
+    async def build(self, shipment: Shipment) -> Answer:
+        """Make a worker and set it up."""
+        return await _answered(lambda: _now(self._host.build, shipment))
+
+    async def call(self, number: int, role: str, method: str, given: tuple[Sequence[Any], Mapping[str, Any]]) -> Answer:
+        """The method's result; `given` are its arguments."""
+        task = self._tasks[number] = asyncio.ensure_future(self._host.call(role, method, *given))
+        try:
+            return await _answered(lambda: task)
+        finally:
+            del self._tasks[number]
+
+    async def stream(
+        self, number: int, role: str, method: str, given: tuple[Sequence[Any], Mapping[str, Any]]
+    ) -> AsyncIterator[Answer]:
+        """Lists of the items that have come since the last list; in the end, maybe, an error."""
+        queue: asyncio.Queue[Any] = asyncio.Queue(STREAM_BATCH)
+
+        async def pump() -> None:
+            items = self._host.stream(role, method, *given)
+            try:
+                async for item in items:
+                    await queue.put(item)
+            finally:
+                await items.aclose()
+
+        task = self._tasks[number] = asyncio.ensure_future(pump())
+        try:
+            while not (task.done() and queue.empty()):
+                yield OK, await _batch(queue, task)
+            kind, value = await _answered(lambda: task)
+            if kind != OK:
+                yield kind, value
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            del self._tasks[number]
+
+    async def cancel(self, number: int) -> None:
+        """End a call or stream that is under way."""
+        if number in self._tasks:
+            self._tasks[number].cancel()
+
+    async def close(self) -> list[str]:
+        """Close the workers; what went wrong, in words."""
+        return self._host.close()
+
+    async def watch(self) -> None:
+        """Never return: the actor's end is the end of this call."""
+        await asyncio.Event().wait()
+
+
+async def _now(work: Callable[..., Any], *args: Any) -> Any:
+    return work(*args)
+
+
+async def _answered(work: Callable[[], Awaitable[Any]]) -> Answer:
+    """What became of the work, so that nothing is raised through Ray, which would wrap it."""
+    try:
+        with boundary("the worker's actor", WorkerError):
+            return OK, await work()
+    except RlcoreError as error:
+        trace = "".join(traceback.format_exception(error.__cause__ or error, limit=-20))
+        return OURS, (type(error).__name__, str(error), trace)
+    except asyncio.CancelledError:
+        return OURS, ("WorkerError", "cancelled", "")
+
+
+async def _batch(queue: "asyncio.Queue[Any]", task: "asyncio.Future[None]") -> list[Any]:
+    """The items that are there, after waiting for the first one or for the end."""
+    if queue.empty():
+        getter = asyncio.ensure_future(queue.get())
+        await asyncio.wait({getter, task}, return_when=asyncio.FIRST_COMPLETED)
+        if not getter.done():
+            getter.cancel()
+            return []
+        first = [getter.result()]
+    else:
+        first = []
+    return first + [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+class ActorBody:
+    """The actors of one replica, one for each rank. Implements `rlcore.cluster.replica.Body`."""
+
+    def __init__(self, name: str, actors: Sequence[Any]) -> None:
+        self.name = name
+        self.rendezvous = ""
+        self._actors = tuple(actors)
+        self._numbers = itertools.count()
+        self._reason = ""
+
+    @property
+    def alive(self) -> bool:
+        """False once an actor is known to have ended."""
+        return not self._reason
+
+    async def meet(self, deadline_s: float) -> None:
+        """Wait until every actor runs; agree on where the ranks meet."""
+        where = f"{self.name}: starting its actor"
+        addresses = await first_error([self._ask(actor.address.remote(), where, deadline_s) for actor in self._actors])
+        if len(self._actors) > 1:
+            host, port = addresses[0]
+            self.rendezvous = f"tcp://{host}:{port}"
+
+    async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
+        """See `Body.build`."""
+        where = f"{ranks[0].name}.setup()"
+        refs = [actor.build.remote(shipment) for actor, shipment in zip(self._actors, ranks, strict=True)]
+        for answer in await first_error([self._ask(ref, where, deadline_s) for ref in refs]):
+            opened(answer)
+
+    async def call(
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
+    ) -> Any:
+        """See `Body.call`; what all ranks are given is stored once."""
+        number = next(self._numbers)
+        with boundary(f"{where}: its arguments cannot be sent", WorkerError):
+            given: Any = (args, kwargs) if len(self._actors) == 1 else ray.put((args, kwargs))
+            refs = [actor.call.remote(number, role, method, given) for actor in self._actors]
+        try:
+            answers = await first_error([self._ask(ref, where, deadline_s) for ref in refs])
+        except BaseException:
+            self._cancel(number)
+            raise
+        values = [opened(answer) for answer in answers]
+        return values[0]
+
+    async def stream(
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, close_s: float
+    ) -> AsyncGenerator[Any, None]:
+        """See `Body.stream`."""
+        if len(self._actors) > 1:
+            raise WorkerError(f"{where}: it streams, which needs a replica of one rank, not {len(self._actors)}")
+        number = next(self._numbers)
+        with boundary(f"{where}: its arguments cannot be sent", WorkerError):
+            refs = self._actors[0].stream.options(num_returns="streaming").remote(number, role, method, (args, kwargs))
+        ended = False
+        try:
+            while True:
+                try:
+                    ref = await anext(refs)
+                except StopAsyncIteration:
+                    ended = True
+                    return
+                for item in opened(await self._ask(ref, where, close_s)):
+                    yield item
+        except RayError as error:
+            ended = True
+            raise WorkerError(f"{where}: {self._lost(error)}") from error
+        finally:
+            if not ended:
+                self._cancel(number)
+                await self._drain(refs, close_s)
+
+    async def _drain(self, refs: Any, close_s: float) -> None:
+        """Take what still comes, so that the worker's generator has ended when this returns."""
+        try:
+            async with asyncio.timeout(close_s):
+                async for _ in refs:
+                    pass
+        except (TimeoutError, RayError):
+            pass
+
+    async def _ask(self, ref: Any, where: str, deadline_s: float) -> Any:
+        """The value of a reference; WorkerError when the deadline passes or the actor ends."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await ref
+        except (TimeoutError, GetTimeoutError) as error:
+            raise WorkerError(f"{where} took longer than {deadline_s:g} s") from error
+        except RayError as error:
+            raise WorkerError(f"{where}: {self._lost(error)}") from error
+
+    def _lost(self, error: RayError) -> str:
+        """Why the actor does not answer; the rest of a message of Ray is its own log."""
+        self._reason = self._reason or f"its actor ended: {describe(error)}"
+        return self._reason
+
+    def _cancel(self, number: int) -> None:
+        for actor in self._actors:
+            actor.cancel.remote(number)
+
+    async def ended(self) -> str:
+        """See `Body.ended`."""
+        try:
+            await first_error([actor.watch.remote() for actor in self._actors])
+        except RayError as error:
+            self._lost(error)
+        return self._reason
+
+    async def close(self, deadline_s: float) -> None:
+        """See `Body.close`."""
+        if self.alive:
+            refs = [actor.close.remote() for actor in self._actors]
+            try:
+                for problems in await first_error([self._ask(ref, f"{self.name}.close()", deadline_s) for ref in refs]):
+                    for problem in problems:
+                        logger.warning("%s", problem)
+            except RlcoreError as error:
+                logger.warning("%s", error)
+        self._reason = self._reason or "it was closed"
+        for actor in self._actors:
+            ray.kill(actor)
+
+
+def opened(answer: Answer) -> Any:
+    """The value of an answer; what the worker raised is raised here, with the worker's traceback as its cause."""
+    kind, value = answer
+    if kind == OK:
+        return value
+    name, message, trace = value
+    known: type[RlcoreError] = getattr(rlcore.errors, name, WorkerError)
+    raise known(message) from ChildError(message, trace)

@@ -1,0 +1,182 @@
+"""Starts the workers of a plan on Ray: attaches to a cluster or starts one on this machine, and leaves nothing."""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlcore.cluster.contexts import context_of, threads_of
+from rlcore.cluster.deadlines import Deadlines
+from rlcore.cluster.host import Shipment, pack, thread_environment
+from rlcore.cluster.local import WorkerThread
+from rlcore.cluster.process import first_error
+from rlcore.cluster.ray.actor import MAX_CALLS, ActorBody, ActorHost
+from rlcore.cluster.ray.placement import Placement, bundles_of, slots_of
+from rlcore.cluster.replica import Group, Replica, Seat
+from rlcore.errors import WorkerError, describe
+from rlcore.plan import RunPlan, WorkerPlan
+
+logger = logging.getLogger(__name__)
+
+CONNECT_S = 60.0
+"""Until Ray has started, or answers at its address."""
+REACH_S = 5.0
+"""Until the port at the address accepts a connection."""
+
+
+class RayCluster:
+    """Workers as actors, pools as placement groups."""
+
+    def __init__(self, plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> None:
+        self._plan, self._run_dir, self._deadlines = plan, run_dir, deadlines
+        self._seats: dict[str, Seat] = {}
+        self._slots = slots_of(plan)
+        self._placement = Placement(run_dir.name)
+        self._thread: WorkerThread | None = None
+        self._ours = False
+
+    async def open(self) -> None:
+        """Connect, and reserve the pools."""
+        config = self._plan.config.cluster
+        if not ray.is_initialized():
+            # Processes that Ray starts here end with the thread that starts them, so that thread stays.
+            self._thread = WorkerThread("ray")
+            await self._thread.run(_call(self._connect), "cluster: connecting to Ray", CONNECT_S)
+            self._ours = True
+        await self._placement.place(bundles_of(self._slots), config.placement_s)
+
+    def _connect(self) -> None:
+        config, facts = self._plan.config.cluster, self._plan.facts
+        # Without it Ray hides the devices from actors that ask for none, and warns that it will stop doing so.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        try:
+            if config.address:
+                _check_reachable(config.address)
+                # Ray offers its token by itself only to a cluster that it finds by itself.
+                maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+                ray.init(config.address, **quiet)
+                return
+            asked = sum(slot.cpus for ranks in self._slots.values() for slot in ranks)
+            ray.init(
+                "local",
+                _node_ip_address="127.0.0.1",
+                num_cpus=max(facts.cpus, ceil(asked)),
+                num_gpus=facts.gpus,
+                object_store_memory=int(config.object_store_gib * 2**30) or None,
+                include_dashboard=config.dashboard,
+                **quiet,
+            )
+        except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+            place = f"cluster.address={config.address}" if config.address else "cluster: starting Ray on this machine"
+            raise WorkerError(f"{place}: {_why(error)}") from error
+
+    async def start(self, plan: WorkerPlan) -> Group[Any]:
+        """The replicas of one role, set up; WorkerError naming the one that failed."""
+        return Group(await first_error([self._start(plan, index) for index in range(plan.request.replicas)]))
+
+    async def _start(self, plan: WorkerPlan, index: int) -> Replica[Any]:
+        role, inside = plan.request.role, plan.request.inside
+        name = f"{role.name}[{index}]"
+        seat = self._seats.get(f"{inside.name}[{index}]") if inside else None
+        if seat is None:
+            restarts = self._plan.config.cluster.max_restarts if plan.request.isolated else 0
+
+            async def launch() -> ActorBody:
+                return await self._launch(name, plan, index)
+
+            seat = self._seats[name] = Seat(name, index, launch, restarts, self._deadlines)
+            await seat.start()
+
+        def ranks(rendezvous: str) -> list[Shipment]:
+            return [self._shipment(name, plan, index, rank, rendezvous) for rank in range(plan.request.ranks)]
+
+        await seat.build(ranks)
+        return Replica(name, role.name, role.interface, seat, self._deadlines)
+
+    def _shipment(self, name: str, plan: WorkerPlan, index: int, rank: int, rendezvous: str) -> Shipment:
+        host = plan.request.inside.name if plan.request.inside else plan.request.role.name
+        # Ray shows an actor its own devices only, so they begin with 0 there.
+        device = "cuda:0" if self._slots[host][0].gpus else "cpu"
+        context = context_of(plan, self._plan, self._run_dir, index, device=device, rank=rank, rendezvous=rendezvous)
+        return pack(name, plan, context, self._plan)
+
+    async def _launch(self, name: str, plan: WorkerPlan, index: int) -> ActorBody:
+        """The actors of a replica, with nothing in them yet."""
+        request = plan.request
+        path = [entry or str(Path.cwd()) for entry in sys.path]
+        actors = []
+        for rank in range(request.ranks):
+            slot = self._slots[request.role.name][index * request.ranks + rank]
+            strategy = PlacementGroupSchedulingStrategy(
+                self._placement.group(slot.pool), placement_group_bundle_index=slot.bundle
+            )
+            actor = ray.remote(ActorHost).options(
+                num_cpus=slot.cpus,
+                num_gpus=slot.gpus,
+                max_restarts=0,
+                max_concurrency=MAX_CALLS,
+                scheduling_strategy=strategy,
+                # Ray sets these itself where they are not set, to what the actor's CPUs say; the plan's number holds.
+                runtime_env={"env_vars": thread_environment(threads_of(plan, self._plan))},
+            )
+            actors.append(actor.remote(path))
+        body = ActorBody(name, actors)
+        await body.meet(self._deadlines.setup_s)
+        return body
+
+    async def close(self) -> None:
+        """Close every worker, end its actors, give the pools back and leave Ray; a Ray that we started ends."""
+        await asyncio.gather(*(seat.close() for seat in self._seats.values()))
+        self._seats.clear()
+        if ray.is_initialized():
+            self._placement.close()
+        if self._thread is not None:
+            try:
+                if self._ours or ray.is_initialized():
+                    await self._thread.run(_call(ray.shutdown), "cluster: leaving Ray", CONNECT_S)
+            except WorkerError as error:
+                logger.warning("%s", error)
+            await self._thread.stop(self._deadlines.close_s)
+
+
+async def _call(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def _check_reachable(address: str) -> None:
+    """WorkerError when nothing listens there: Ray itself would try for minutes."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdecimal() or "//" in address:
+        return
+    try:
+        socket.create_connection((host, int(port)), REACH_S).close()
+    except OSError as cause:
+        raise WorkerError(
+            f"cluster.address={address}: nothing answers there ({cause}); needs the address of a Ray head, as "
+            "`ray start --head` prints it, or 'auto', or none to start Ray on this machine"
+        ) from cause
+
+
+def _why(error: BaseException) -> str:
+    """What went wrong, and what to do about it; the reason is at the end of a chain of causes."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None:
+        chain.append(cause)
+    if any("AuthToken" in str(each) or "Unauthenticated" in str(each) for each in chain):
+        return (
+            "the cluster refuses the token, or there is none; needs the token of its head, as RAY_AUTH_TOKEN or in "
+            "~/.ray/auth_token"
+        )
+    return f"{describe(error)}; `ray status` there tells more"

@@ -1,0 +1,154 @@
+"""Pools as placement groups: which bundle each rank of each role takes."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from rlcore.errors import WorkerError
+from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
+
+NAME = "rlcore"
+"""Every placement group of ours is named 'rlcore RUN POOL', so that another run can say who holds the cluster."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one rank takes: a share of a bundle."""
+
+    pool: str
+    """A leaf pool."""
+    bundle: int
+    cpus: float
+    gpus: float
+
+
+def slots_of(run: RunPlan) -> dict[str, list[Slot]]:
+    """For each role that has processes of its own, the slot of each rank, replica by replica.
+
+    Roles of a pool take turns on its devices: the ranks that meet in a bundle share its devices, and each has its CPUs.
+    A union's ranks go through its members' bundles in order.
+    """
+    pools = {pool.name: pool for pool in run.pools}
+    sizes = {pool.name: _num_bundles(pool, run) for pool in run.pools if not pool.union_of}
+    places: dict[str, list[tuple[WorkerPlan, str, int]]] = {}
+    for plan in _own_processes(run):
+        pool = pools[plan.request.pool]
+        spots = [(leaf, bundle) for leaf in (pool.union_of or (pool.name,)) for bundle in range(sizes[leaf])]
+        num = plan.request.replicas * plan.request.ranks
+        places[plan.request.role.name] = [(plan, *spots[index % len(spots)]) for index in range(num)]
+    sharing: dict[tuple[str, int], int] = {}
+    for ranks in places.values():
+        for plan, leaf, bundle in ranks:
+            if plan.request.gpus:
+                sharing[leaf, bundle] = sharing.get((leaf, bundle), 0) + 1
+    return {
+        role: [
+            Slot(leaf, bundle, plan.request.cpus, _share(plan.request.gpus, sharing.get((leaf, bundle), 1)))
+            for plan, leaf, bundle in ranks
+        ]
+        for role, ranks in places.items()
+    }
+
+
+def _share(gpus: float, sharing: int) -> float:
+    """Ray knows fractions of one device only; several devices are given whole, to one role."""
+    return gpus if gpus > 1 else int(gpus / sharing * 1000) / 1000
+
+
+def _own_processes(run: RunPlan) -> list[WorkerPlan]:
+    return [plan for plan in run.workers if plan.request.inside is None]
+
+
+def _num_bundles(pool: PoolPlan, run: RunPlan) -> int:
+    """As many as the largest role of the pool has ranks; a member that serves a union alone has one a device."""
+    ranks = [
+        plan.request.replicas * plan.request.ranks for plan in _own_processes(run) if plan.request.pool == pool.name
+    ]
+    return max([*ranks, 1]) if ranks else max(1, pool.gpus_per_node * pool.nodes)
+
+
+def bundles_of(slots: Mapping[str, Sequence[Slot]]) -> dict[str, list[dict[str, float]]]:
+    """The bundles of each leaf pool: the sum of what is taken of them, devices rounded up."""
+    sums: dict[str, dict[int, list[float]]] = {}
+    for ranks in slots.values():
+        for slot in ranks:
+            both = sums.setdefault(slot.pool, {}).setdefault(slot.bundle, [0.0, 0.0])
+            both[0] += slot.cpus
+            both[1] += slot.gpus
+    return {
+        pool: [_bundle(*bundles.get(index, (0.0, 0.0))) for index in range(max(bundles) + 1)]
+        for pool, bundles in sums.items()
+    }
+
+
+def _bundle(cpus: float, gpus: float) -> dict[str, float]:
+    # A bundle must not be empty; a hundredth of a CPU holds its place.
+    return {"CPU": cpus or 0.01} | ({"GPU": float(ceil(gpus - 1e-6))} if gpus else {})
+
+
+class Placement:
+    """The placement groups of a run."""
+
+    def __init__(self, run_name: str) -> None:
+        self._run_name = run_name
+        self._groups: dict[str, PlacementGroup] = {}
+
+    def group(self, pool: str) -> PlacementGroup:
+        """The group of a leaf pool."""
+        return self._groups[pool]
+
+    async def place(self, bundles: Mapping[str, list[dict[str, float]]], deadline_s: float) -> None:
+        """Reserve every pool; WorkerError saying what was wanted, what there is and who has it."""
+        for pool, wanted in sorted(bundles.items()):
+            group = placement_group(wanted, strategy="PACK", name=f"{NAME} {self._run_name} {pool}")
+            self._groups[pool] = group
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await group.ready()
+            except TimeoutError:
+                raise WorkerError(await asyncio.to_thread(self._too_small, pool, wanted, deadline_s)) from None
+            except RayError as error:
+                raise WorkerError(f"cluster: pool '{pool}' cannot be placed: {error}") from error
+
+    def _too_small(self, pool: str, wanted: Sequence[Mapping[str, float]], deadline_s: float) -> str:
+        has, free = ray.cluster_resources(), ray.available_resources()
+        total = {kind: sum(each.get(kind, 0.0) for each in wanted) for kind in ("CPU", "GPU")}
+        parts = [
+            f"{kind} {has.get(kind, 0.0):g}, free {free.get(kind, 0.0):g}" for kind in ("CPU", "GPU") if total[kind]
+        ]
+        needs = " and ".join(f"{amount:g} {kind}" for kind, amount in total.items() if amount)
+        holders = _holders(self._groups.values())
+        return (
+            f"cluster: pool '{pool}' wants {needs} in {len(wanted)} bundles ({_worded(wanted)}), which were not free "
+            f"within cluster.placement_s={deadline_s:g}; the cluster has {'; '.join(parts)}"
+            + (f"; held by: {', '.join(holders)}" if holders else "")
+            + "; wait, add nodes, or ask for less (replicas, ranks, cluster.pools)"
+        )
+
+    def close(self) -> None:
+        """Give everything back."""
+        for group in self._groups.values():
+            remove_placement_group(group)
+        self._groups.clear()
+
+
+def _worded(wanted: Sequence[Mapping[str, float]]) -> str:
+    largest = max(wanted, key=lambda each: (each.get("GPU", 0.0), each["CPU"]))
+    return "largest: " + ", ".join(f"{kind} {amount:g}" for kind, amount in largest.items())
+
+
+def _holders(ours: Any) -> list[str]:
+    """Names of other placement groups that hold something."""
+    mine = {group.id.hex() for group in ours}
+    table = placement_group_table()
+    return sorted(
+        each["name"] or "a group without a name"
+        for key, each in table.items()
+        if each["state"] == "CREATED" and key not in mine
+    )

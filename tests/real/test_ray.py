@@ -1,0 +1,295 @@
+"""The cluster `ray`: the same numbers as `local`, and errors that say what was wanted and what there is."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.testing.leaks import descendants, is_running
+from rlcore.testing.runs import differing
+from rlcore.testing.tiny import write_tiny_model
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+DEADLINE_S = 120.0
+RAY = ("cluster.backend=ray", "cluster.object_store_gib=0.1")
+HEAD = """
+    import os, sys
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    import ray
+    context = ray.init("local", num_cpus=2, object_store_memory=100 * 2**20, include_dashboard=False)
+    print("head:", context.address_info["gcs_address"], flush=True)
+    sys.stdin.read()
+    ray.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[str]:
+    """The address of a Ray cluster with two CPUs."""
+    command = [sys.executable, "-c", textwrap.dedent(HEAD)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        for line in process.stdout or ():
+            if line.startswith("head: "):
+                yield line.split()[1]
+                break
+        process.communicate("", timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def settings(directory: Path, **more: Any) -> dict[str, Any]:
+    """A run of two steps on the null backend."""
+    prompts = directory / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"say a, {n}", "answer": "a"}) + "\n" for n in range(16)))
+    return {
+        "model.path": "none",
+        "model.tokenizer": "bytes",
+        "data.sources.all.path": str(prompts),
+        "actor.backend": "null",
+        "rollout.backend": "null",
+        "rollout.samples_per_prompt": 2,
+        "rollout.max_tokens": 8,
+        "reward.functions.letters.fn": "count_letter",
+        "train.dir": str(directory / "runs"),
+        "train.max_steps": 2,
+        "train.prompts_per_step": 2,
+        "cluster.threads": 2,
+        **more,
+    }
+
+
+def rlcore(name: str, values: Mapping[str, Any], *more: str) -> subprocess.CompletedProcess[str]:
+    """`rlcore train`, with the plugin null."""
+    command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", f"train.name={name}"]
+    command += [f"{key}={value}" for key, value in values.items()]
+    return subprocess.run([*command, *more], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+
+
+def test_local_and_ray_give_the_same_run_bit_for_bit_and_ray_leaves_nothing(tmp_path: Path) -> None:
+    values = settings(
+        tmp_path,
+        **{
+            "model.path": write_tiny_model(tmp_path / "tiny"),
+            "actor.backend": "hf",
+            "rollout.backend": "hf",
+            "algo.kl.placement": "loss",
+            "actor.lr": "1e-3",
+        },
+    )
+    done = rlcore("here", values)
+    assert done.returncode == 0, done.stderr
+    before = descendants(1)
+    done = rlcore("there", values, *RAY)
+    assert done.returncode == 0, done.stderr
+    assert differing(tmp_path / "runs" / "here", tmp_path / "runs" / "there") == []
+    ours = [each for each in descendants(1) - before if is_running(each) and b"ray" in _command_of(each)]
+    assert [each for each in ours if str(tmp_path).encode() in _command_of(each)] == []
+
+
+def _command_of(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(head: str, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        done = rlcore(name, settings(tmp_path), "cluster.backend=ray", f"cluster.address={head}")
+        assert done.returncode == 0, done.stderr
+    assert differing(tmp_path / "runs" / "first", tmp_path / "runs" / "second") == []
+
+
+def test_a_cluster_that_is_too_small_is_told_who_wants_what(head: str, tmp_path: Path) -> None:
+    plugin = tmp_path / "crowd.py"
+    plugin.write_text(textwrap.dedent(CROWD))
+    done = rlcore(
+        "large",
+        settings(tmp_path, **{"rollout.agent": "crowd", "cluster.placement_s": 2}),
+        *("cluster.backend=ray", f"cluster.address={head}", "--plugin", str(plugin)),
+    )
+    assert done.returncode == 2
+    assert "pool 'main' wants 6 CPU in 5 bundles (largest: CPU 2)" in done.stderr
+    assert "the cluster has CPU 2, free 2" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+CROWD = """
+    RLCORE_API = "1"
+    from rlcore.hookspecs import hookimpl
+    from rlcore.plan import Component, Role, WorkerClass, WorkerRequest
+    from rlcore.workers import Worker
+
+    class Extra(Worker):
+        def setup(self):
+            pass
+
+    asks = [WorkerRequest(Role("extra", Extra), "x", replicas=5)]
+
+    @hookimpl
+    def rlcore_agent_loops():
+        return [Component("crowd", lambda context: None, lambda config, section: asks)]
+
+    @hookimpl
+    def rlcore_worker_classes():
+        return [WorkerClass(Extra, "x", Extra)]
+"""
+
+
+def test_an_address_where_nothing_answers_is_named_at_once(tmp_path: Path) -> None:
+    done = rlcore("nowhere", settings(tmp_path), "cluster.backend=ray", "cluster.address=127.0.0.1:9")
+    assert done.returncode == 2
+    assert "cluster.address=127.0.0.1:9: nothing answers there" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_isolated_replicas_on_ray_stream_fail_by_name_and_are_started_anew(head: str, tmp_path: Path) -> None:
+    script = tmp_path / "story.py"
+    script.write_text(textwrap.dedent(STORY))
+    (tmp_path / "probing.py").write_text(textwrap.dedent(PROBING))
+    done = subprocess.run(
+        [sys.executable, script, head], capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["threads"] == ["3", "3"]
+    assert len(set(told["processes"])) == 2
+    assert told["inner"] == told["processes"]
+    assert told["items"] == list(range(300))
+    assert told["ended"] == 1
+    assert told["failed"] == "probe[1].fail(): ValueError: a first line"
+    assert told["died"].startswith("probe[0].forever(): its actor ended: ")
+    assert told["events"] == [["lost", 0], ["restored", 0]]
+    assert told["prepared"] == ["weights"]
+    assert told["after"] not in told["processes"]
+
+
+PROBING = """
+    RLCORE_API = "1"
+    import asyncio, os
+    from rlcore.hookspecs import hookimpl
+    from rlcore.plan import Component, Role, WorkerClass, WorkerRequest
+    from rlcore.workers import Worker
+
+    class Probe(Worker):
+        def setup(self):
+            self.ended = 0
+
+        def where(self):
+            return os.getpid(), os.environ["OMP_NUM_THREADS"]
+
+        def echo(self, value):
+            return value
+
+        async def forever(self):
+            await asyncio.sleep(3600)
+
+        def fail(self):
+            raise ValueError("a first line\\nand a second")
+
+        async def count(self, num):
+            try:
+                for index in range(num):
+                    yield index
+                    await asyncio.sleep(0)
+            finally:
+                self.ended += 1
+
+        def num_ended(self):
+            return self.ended
+
+    class Inner(Probe):
+        pass
+
+    PROBE = Role("probe", Probe)
+    INNER = Role("inner", Inner)
+
+    @hookimpl
+    def rlcore_agent_loops():
+        asks = [
+            WorkerRequest(PROBE, "p", replicas=2, threads=3, cpus=0.5, isolated=True),
+            WorkerRequest(INNER, "p", replicas=2),
+        ]
+        return [Component("probing", lambda context: None, lambda config, section: asks)]
+
+    @hookimpl
+    def rlcore_worker_classes():
+        return [WorkerClass(Probe, "p", Probe), WorkerClass(Inner, "p", Inner, inside=PROBE)]
+"""
+STORY = """
+    import asyncio, contextlib, json, os, signal, sys
+    from pathlib import Path
+    from rlcore.cluster.deadlines import Deadlines
+    from rlcore.cluster.ray import RayCluster
+    from rlcore.errors import WorkerError
+    from rlcore.plan import Facts, make_plan
+    from rlcore.plugins import configure
+    from rlcore.testing.null import SETTINGS
+
+    HERE = Path(__file__).parent
+    hooks, loaded = configure(
+        [],
+        [*SETTINGS, "rollout.agent=probing", "cluster.backend=ray", f"cluster.address={sys.argv[1]}"],
+        ["null", str(HERE / "probing.py")],
+    )
+    plan = make_plan(loaded, hooks, Facts(cpus=2))
+    Probe = sys.modules["rlcore_file_probing"].Probe
+
+    async def story():
+        cluster = RayCluster(plan, HERE, Deadlines(setup_s=60, call_s=60, close_s=10))
+        told = {"events": [], "prepared": []}
+        try:
+            await cluster.open()
+            ours = [each for each in plan.workers if each.asked_by != "core"]
+            groups = {each.request.role.name: await cluster.start(each) for each in ours}
+            group, inner = groups["probe"], groups["inner"]
+            restored = asyncio.Event()
+
+            def seen(event):
+                told["events"].append([event.kind, event.index])
+                if event.kind == "restored":
+                    restored.set()
+
+            async def prepare(replica):
+                told["prepared"].append(await replica.call(Probe.echo, "weights"))
+
+            group.on_event(seen)
+            group.before_return(prepare)
+            told["processes"], told["threads"] = zip(*await group.each(Probe.where))
+            told["inner"] = [process for process, _ in await inner.each(Probe.where)]
+            probe = group.replicas[0]
+            told["items"] = [item async for item in probe.stream(Probe.count, 300)]
+            async with contextlib.aclosing(group.replicas[1].stream(Probe.count, 10**9)) as items:
+                async for item in items:
+                    if item == 5:
+                        break
+            told["ended"] = await group.replicas[1].call(Probe.num_ended)
+            try:
+                await group.replicas[1].call(Probe.fail)
+            except WorkerError as error:
+                told["failed"] = str(error)
+            waiting = asyncio.ensure_future(probe.call(Probe.forever))
+            await asyncio.sleep(0.2)
+            os.kill(told["processes"][0], signal.SIGKILL)
+            try:
+                await waiting
+            except WorkerError as error:
+                told["died"] = str(error)
+            await asyncio.wait_for(restored.wait(), 60)
+            told["after"] = (await probe.call(Probe.where))[0]
+        finally:
+            await cluster.close()
+        print(json.dumps(told))
+
+    asyncio.run(story())
+"""
