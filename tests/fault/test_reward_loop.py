@@ -71,8 +71,9 @@ def test_an_answer_after_the_deadline_is_ignored_and_counted_nowhere(tmp_path: P
 
     with serving(script) as service:
         result = train_with(tmp_path, [service.url], "deadline_s=0.7", steps=2)
-    [failed] = [row for row in rows_of(result) if row["status"] == "failed"]
-    assert failed["reward"] == 0.0
+    rows = [row for step in (1, 2) for row in metrics.read_trajectories(result.run_dir, step)]
+    [failed] = [row for row in rows if row["status"] == "failed"]
+    assert (len(rows), failed["score"], failed["advantage"]) == (2 * NUM_SAMPLES, 0.0, None)
     steps = metrics.read(result.run_dir)
     assert [row["reward/mean"] for row in steps if "reward/mean" in row] == [1.0, 1.0]
     assert all(times == 1 for times in ids(service).values())
@@ -93,7 +94,7 @@ def test_calls_turned_away_with_retry_after_are_all_scored(tmp_path: Path) -> No
 def test_two_refusals_and_an_answer_are_one_score(tmp_path: Path) -> None:
     with serving(lambda asked: good(asked) if asked.times == 3 else Answer(status=503)) as service:
         result = train_with(tmp_path, [service.url], "eject_after=1000")
-    assert all(row["status"] == "ok" and row["parts"] == {"helpful": row["reward"]} for row in rows_of(result))
+    assert all(row["status"] == "ok" and row["parts"] == {"helpful": row["score"]} for row in rows_of(result))
     assert set(ids(service).values()) == {3}
 
 
@@ -182,7 +183,7 @@ def test_an_answer_that_is_delivered_twice_counts_once(tmp_path: Path) -> None:
     with serving(twice) as service:
         rows = rows_of(train_with(tmp_path, [service.url], "concurrency=2"))
     assert all(row["status"] == "ok" for row in rows)
-    assert all(row["reward"] == len(row["completion"]) for row in rows)
+    assert all(row["score"] == len(row["completion"]) for row in rows)
     assert set(ids(service).values()) == {1}
 
 

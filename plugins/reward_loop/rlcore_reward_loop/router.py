@@ -39,11 +39,14 @@ class Target:
     def expected_s(self, now: float) -> float:
         """Seconds until a call that begins now is answered, as far as is known.
 
-        The mean latency, in proportion to how much more is under way than was then (a target that serves calls side by
-        side keeps its latency, one that serves them in turn does not), or the age of its oldest call if that is more.
+        The mean latency, longer in proportion to how much more is under way than was then (a target that serves calls
+        side by side keeps its latency, one that serves them in turn does not), or the age of its oldest call if that
+        is more. Of a target that has answered nothing yet, that age for each call under way: 0 if there is none.
         """
         oldest_s = now - next(iter(self.calls.values()))[0] if self.calls else 0.0
-        return max(self.latency_s * (len(self.calls) + 1) / self.company, oldest_s)
+        if self.latency_s == 0.0:
+            return oldest_s * (len(self.calls) + 1)
+        return max(self.latency_s * max(1.0, (len(self.calls) + 1) / self.company), oldest_s)
 
 
 class Router:

@@ -1,0 +1,159 @@
+"""What the reward loop costs, client and service on one machine, through the production manager.
+
+    .venv/bin/python benchmarks/reward_service.py [--smoke]
+
+Prints one JSON line:
+
+* `requests_per_s`: samples scored in a second by a service that takes no time; the service is another process.
+* `efficiency`: with 256 calls in flight to a service that takes 250 ms, the time of so many full rounds over the time
+  it took.
+* `eval_slowdown`: with 64 slots and a service that takes U(0.05, 0.15) s, the time of an evaluation of 64 samples while
+  5000 training samples are pending, over its time alone.
+"""
+
+import argparse
+import asyncio
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from measure import emit, say, summary
+from rlcore_reward_loop import build
+from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
+
+from rlcore.reward import RewardManager
+from rlcore.testing.rewards import make_trajectory, reward_context
+from rlcore.testing.service import Answer, ScriptedService
+from rlcore.types import Lane, RewardStatus, Trajectory
+
+IN_FLIGHT, SERVICE_S = 256, 0.25
+EVAL_SLOTS = 64
+ONE = b'{"score": 1.0}'
+
+
+async def serve(shortest_s: float, longest_s: float) -> None:
+    """The service: it says where it listens, and ends with whoever started it."""
+    draw = random.Random(0)
+    service = ScriptedService(lambda asked: Answer(ONE, after_s=draw.uniform(shortest_s, longest_s)))
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
+    await service.serve(lambda: print(service.url, flush=True), stop)
+
+
+@contextmanager
+def serving(shortest_s: float, longest_s: float) -> Iterator[str]:
+    """The service's address; it is a process of its own."""
+    command = [sys.executable, __file__, "--serve", str(shortest_s), str(longest_s)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        if process.stdout is None:
+            raise OSError("the service's output is not connected")
+        yield process.stdout.readline().strip()
+    finally:
+        process.communicate(timeout=20)
+
+
+def manager_of(url: str, run_dir: Path, **service: Any) -> RewardManager:
+    """The reward loop as a run would build it, with one reward by this service."""
+    settings = RewardLoopSettings(
+        rewards={"helpful": RewardSettings(served_by="scorer")},
+        services={"scorer": ServiceSettings(urls=(url,), **service)},
+    )
+    return build(reward_context({}, run_dir, section=settings))
+
+
+async def seconds_of(manager: RewardManager, trajectories: Sequence[Trajectory], lane: Lane) -> float:
+    """Seconds until all are scored."""
+
+    async def stream() -> AsyncIterator[Trajectory]:
+        for each in trajectories:
+            yield each
+
+    began = time.perf_counter()
+    async with aclosing(manager.score(stream(), lane)) as results:  # type: ignore[type-var]
+        statuses = [each.reward.status async for each in results]
+    took = time.perf_counter() - began
+    if statuses != [RewardStatus.OK] * len(trajectories):
+        raise RuntimeError(f"{statuses.count(RewardStatus.FAILED)} of {len(trajectories)} samples failed")
+    return took
+
+
+def samples(number: int) -> list[Trajectory]:
+    """Samples with texts of a few words."""
+    return [make_trajectory(index // 8, index % 8) for index in range(number)]
+
+
+async def rounds(run_dir: Path, service_s: float, number: int, repeats: int) -> list[float]:
+    """Seconds of `number` training samples with 256 in flight, by repeat; connections are open before."""
+    with serving(service_s, service_s) as url:
+        manager = manager_of(url, run_dir, concurrency=IN_FLIGHT)
+        await manager.start()
+        try:
+            await seconds_of(manager, samples(IN_FLIGHT), Lane.TRAIN)
+            return [await seconds_of(manager, samples(number), Lane.TRAIN) for _ in range(repeats)]
+        finally:
+            await manager.close()
+
+
+async def lanes(run_dir: Path, pending: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds of an evaluation of 64: alone, and while training samples are pending."""
+    alone, beside = [], []
+    with serving(0.05, 0.15) as url:
+        manager = manager_of(url, run_dir, concurrency=EVAL_SLOTS, eval_slots=EVAL_SLOTS)
+        await manager.start()
+        try:
+            await seconds_of(manager, samples(EVAL_SLOTS), Lane.EVAL)
+            alone = [await seconds_of(manager, samples(EVAL_SLOTS), Lane.EVAL) for _ in range(repeats)]
+            training = asyncio.create_task(seconds_of(manager, samples(pending), Lane.TRAIN))
+            await asyncio.sleep(1.0)
+            for _ in range(repeats):
+                beside.append(await seconds_of(manager, samples(EVAL_SLOTS), Lane.EVAL))
+            if training.done():
+                raise RuntimeError("the training samples were scored before the evaluations: too few were pending")
+            training.cancel()
+            await asyncio.gather(training, return_exceptions=True)
+        finally:
+            await manager.close()
+    return alone, beside
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Measure and print."""
+    number, repeats, pending = (512, 1, 500) if arguments.smoke else (6000, 5, 5000)
+    num_rounds = 2 if arguments.smoke else 10
+    with tempfile.TemporaryDirectory() as directory:
+        run_dir = Path(directory)
+        say("a service that takes no time")
+        fast = asyncio.run(rounds(run_dir, 0.0, number, repeats))
+        say("a service that takes 250 ms")
+        slow = asyncio.run(rounds(run_dir, SERVICE_S, IN_FLIGHT * num_rounds, min(repeats, 3)))
+        say("an evaluation beside training")
+        alone, beside = asyncio.run(lanes(run_dir, pending, repeats))
+    result = {
+        "requests_per_s": summary([number / each for each in fast]),
+        "efficiency": summary([num_rounds * SERVICE_S / each for each in slow]),
+        "eval_alone_s": summary(alone),
+        "eval_beside_training_s": summary(beside),
+        "eval_slowdown": summary(beside)["median"] / summary(alone)["median"],
+        "in_flight": IN_FLIGHT,
+        "eval_slots": EVAL_SLOTS,
+        "pending": pending,
+    }
+    emit("reward_service", result)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="small numbers, to see that it runs")
+    parser.add_argument("--serve", nargs=2, type=float, metavar="SECONDS", help="be the service")
+    parsed = parser.parse_args()
+    if parsed.serve:
+        asyncio.run(serve(*parsed.serve))
+    else:
+        main(parsed)

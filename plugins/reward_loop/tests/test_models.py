@@ -1,0 +1,257 @@
+"""Reward model replicas: plans, routing over them, and whole runs with a tiny classifier beside a judge."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rlcore_reward_loop.audit import AuditLog
+from rlcore_reward_loop.client import NoAnswer
+from rlcore_reward_loop.replicas import Replicas
+from rlcore_reward_loop.settings import ModelSettings
+
+from rlcore import metrics
+from rlcore.errors import ConfigError, PlanError, RlcoreError, WorkerError
+from rlcore.launch import plan_run
+from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plugins import configure
+from rlcore.reward import RawScore, RewardReplica, ScoreRequest
+from rlcore.reward.seats import Stopwatch
+from rlcore.testing import write_prompts
+from rlcore.testing.service import ScriptedService, chat_answer, serving
+from rlcore.testing.tiny import write_tiny_classifier
+from rlcore.train import train
+from rlcore.types import FrozenDict, Lane
+
+WHERE = "plugins.reward_loop"
+
+
+def config_of(tmp_path: Path, **plugin: Any) -> dict[str, Any]:
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
+    return {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(prompts)}}},
+        "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
+        "actor": {"backend": "null"},
+        "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
+        "plugins": {"null": {}, "reward_loop": plugin},
+    }
+
+
+def liked_by(path: Path | str, **model: Any) -> dict[str, Any]:
+    return {
+        "rewards": {"liked": {"kind": "model", "served_by": "reward"}},
+        "models": {"reward": {"path": str(path), "tokenizer": "bytes", **model}},
+    }
+
+
+def test_replicas_are_a_role_of_this_plugin_in_a_pool_of_their_own(tmp_path: Path) -> None:
+    plan = plan_run([config_of(tmp_path, **liked_by("some-model", replicas=2))], [])
+    [reward] = [each for each in plan.workers if each.request.role.name == "reward"]
+    assert reward.request.role.interface is RewardReplica
+    assert (reward.request.replicas, reward.request.pool, reward.request.isolated) == (2, "reward", True)
+    assert reward.asked_by.startswith("reward 'reward_loop' of plugin 'reward_loop'")
+    assert "plugin 'reward_loop'" in reward.provided_by
+    assert {pool.name: pool.roles for pool in plan.pools} == {"main": ("actor", "rollout"), "reward": ("reward",)}
+
+
+def test_replicas_may_share_the_main_pool(tmp_path: Path) -> None:
+    plan = plan_run([config_of(tmp_path, **liked_by("some-model", pool="main"))], [])
+    assert {pool.name: pool.roles for pool in plan.pools} == {"main": ("actor", "reward", "rollout")}
+
+
+def plan_on_gpus(config: dict[str, Any], gpus: int, *overrides: str) -> RunPlan:
+    hooks, loaded = configure([config], ["cluster.device=cuda", *overrides], [])
+    return make_plan(loaded, hooks, Facts(cpus=8, gpus=gpus))
+
+
+def test_a_pool_that_is_too_small_for_the_replicas_is_a_plan_error(tmp_path: Path) -> None:
+    config = config_of(tmp_path, **liked_by("some-model", replicas=3))
+    with pytest.raises(PlanError, match=r"pool 'reward' of config .* is too small: role 'reward' .* needs 3 GPUs"):
+        plan_on_gpus(config, 8, "cluster.pools.reward.gpus_per_node=2")
+    with pytest.raises(PlanError, match=r"the pools need 4 GPUs \('main' 1, 'reward' 3\), the machine has 2"):
+        plan_on_gpus(config, 2)
+    assert {pool.name: pool.gpus for pool in plan_on_gpus(config, 4).pools} == {"main": (0,), "reward": (1, 2, 3)}
+
+
+BAD_SETTINGS = {
+    "no rewards": ({}, "rewards: empty; needs at least one"),
+    "no address": ({"services": {"s": {}}, "rewards": {"a": {"served_by": "s"}}}, r"services\.s\.urls: empty"),
+    "a bad address": (
+        {"services": {"s": {"urls": ["127.0.0.1:80"]}}, "rewards": {"a": {"served_by": "s"}}},
+        "needs an",
+    ),
+    "a password in an address": ({"services": {"s": {"urls": ["http://me:pw@x/"]}}}, "an address holds a password"),
+    "a token in the file": ({"services": {"s": {"urls": ["http://x/"], "token": "sk-1"}}}, r"token: is written out"),
+    "nobody to ask": ({"rewards": {"a": {"served_by": "x"}}}, r"served_by: found 'x'; kind=service needs an entry"),
+    "a name of two": ({"services": {"s": {}}, "models": {"s": {"path": "p"}}}, "both in services and in models"),
+    "nobody asks": (
+        {
+            "services": {"s": {"urls": ["http://x/"]}, "t": {"urls": ["http://x/"]}},
+            "rewards": {"a": {"served_by": "s"}},
+        },
+        r"services\.t: no reward is served_by it",
+    ),
+    "weight": ({"rewards": {"a": {"weight": float("nan")}}}, r"rewards\.a\.weight: found .*; needs a finite number"),
+    "no response": ({"judge": {"template": "Grade this."}}, r"judge\.template: has no \{response\} in it"),
+    "no file": ({"judge": {"template": "nowhere.txt"}}, r"judge\.template: there is no file 'nowhere\.txt'"),
+    "no range": ({"judge": {"lowest": 5.0, "highest": 5.0}}, "lowest=5 is not below highest=5"),
+    "no group": ({"judge": {"pattern": "[0-9]+"}}, "needs a group around the score"),
+    "no pattern": ({"judge": {"pattern": "("}}, "is no regular expression"),
+    "no function": ({"post_process": "mine"}, "needs module:name or file.py:name"),
+    "a judge's key": ({"kind": "service", "judge": {"lowest": 1.0}}, "which has no effect: it is used only when"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SETTINGS)
+def test_settings_that_cannot_work_are_said_before_anything_starts(name: str, tmp_path: Path) -> None:
+    plugin, said = BAD_SETTINGS[name]
+    if "rewards" not in plugin and name not in ("no rewards",):
+        reward = {"kind": "judge", "served_by": "s"} | {
+            k: v for k, v in plugin.items() if k not in ("services", "models")
+        }
+        services = plugin.get("services", {"s": {"urls": ["http://x/"]}})
+        plugin = {"rewards": {"a": reward}, "services": services, "models": plugin.get("models", {})}
+    if "rewards" in plugin and name == "weight":
+        plugin = {
+            "rewards": {"a": {"served_by": "s", **plugin["rewards"]["a"]}},
+            "services": {"s": {"urls": ["http://x/"]}},
+        }
+    with pytest.raises((ConfigError, PlanError), match=said):
+        plan_run([config_of(tmp_path, **plugin)], [])
+
+
+def test_two_rewards_of_one_name_are_a_config_error(tmp_path: Path) -> None:
+    config = config_of(tmp_path, **liked_by("some-model"))
+    config["reward"] = {"functions": {"liked": {"fn": "count_letter"}}}
+    with pytest.raises(ConfigError, match=r"rewards\.liked: reward\.functions\.liked has the same name"):
+        plan_run([config], [])
+
+
+class Group:
+    """Three replicas without processes; `broken` ones raise, as those of a cluster do when their process has died."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.asked: list[str] = []
+        self.replicas = [self._replica(f"reward[{index}]") for index in range(3)]
+
+    def _replica(self, name: str) -> Any:
+        async def call(method: Any, *args: Any) -> Any:
+            await asyncio.sleep(0.002)
+            if name in self.broken:
+                raise WorkerError(f"{name} died")
+            if method is RewardReplica.health:
+                return "fine"
+            self.asked.append(name)
+            return [RawScore(each.id, float(each.id)) for each in args[0]]
+
+        return SimpleNamespace(name=name, call=call)
+
+
+def request(index: int) -> ScoreRequest:
+    return ScoreRequest(str(index), (FrozenDict({"role": "user", "content": "?"}),))
+
+
+@contextmanager
+def replicas_of(group: Group, tmp_path: Path, **settings: Any) -> Iterator[Replicas]:
+    audit = AuditLog(tmp_path, "all", 1000)
+    model = ModelSettings(path="p", health_s=0.01, **settings)
+    yield Replicas("reward", model, group, audit, Stopwatch())  # type: ignore[arg-type]
+    audit.close()
+
+
+def test_a_replica_that_dies_mid_batch_costs_no_sample_and_returns_when_healthy(tmp_path: Path) -> None:
+    group = Group()
+
+    async def run(replicas: Replicas) -> None:
+        async def ask(numbers: Sequence[int]) -> list[RawScore]:
+            return list(await asyncio.gather(*(replicas.ask("liked", request(n), Lane.TRAIN) for n in numbers)))
+
+        first = asyncio.create_task(ask(range(30)))
+        await asyncio.sleep(0.001)
+        group.broken.add("reward[1]")
+        assert [each.score for each in await first] == list(range(30))
+        assert replicas.num_in_flight == 0
+        assert all(not target.calls for target in replicas.router.targets)
+        counts = replicas.take_counts()
+        assert (counts["ejected"], counts["num_ejections"], counts["num_retries"]) == (1.0, 1.0, 10.0)
+        group.broken.clear()
+        async with asyncio.timeout(10):
+            while replicas.router.num_ejected:
+                await asyncio.sleep(0.01)
+        group.asked.clear()
+        await ask(range(30))
+        assert set(group.asked) == {"reward[0]", "reward[1]", "reward[2]"}
+        await replicas.close()
+
+    with replicas_of(group, tmp_path) as replicas:
+        asyncio.run(run(replicas))
+
+
+def test_without_a_healthy_replica_a_sample_fails_by_its_deadline(tmp_path: Path) -> None:
+    group = Group()
+    group.broken = {each.name for each in group.replicas}
+
+    async def run(replicas: Replicas) -> None:
+        with pytest.raises(NoAnswer, match=r"model 'reward': .*died"):
+            await replicas.ask("liked", request(1), Lane.TRAIN)
+        await asyncio.sleep(0.02)
+        with pytest.raises(NoAnswer, match=r"died"):
+            await replicas.ask("liked", request(2), Lane.TRAIN)
+        assert replicas.num_in_flight == 0
+        await replicas.close()
+
+    with replicas_of(group, tmp_path, deadline_s=0.1) as replicas:
+        asyncio.run(run(replicas))
+
+
+def expected_score(path: Path, conversation: str) -> float:
+    """The model's output for one row by itself, by transformers alone."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(path)
+    with torch.no_grad():
+        return float(model(input_ids=torch.tensor([list(conversation.encode())])).logits[0, 0])
+
+
+def judged(service: ScriptedService) -> dict[str, Any]:
+    return {
+        "rewards": {
+            "liked": {"kind": "model", "served_by": "reward"},
+            "helpful": {"kind": "judge", "served_by": "api", "weight": 0.1, "judge": {"model": "grader"}},
+        },
+        "services": {"api": {"urls": [f"{service.url}/v1"]}},
+    }
+
+
+def test_a_reward_model_in_its_own_pool_and_a_judge_reward_a_whole_run(tmp_path: Path) -> None:
+    path = write_tiny_classifier(tmp_path / "classifier")
+    model = {"path": str(path), "tokenizer": "bytes", "replicas": 2, "threads": 1}
+    with serving(lambda asked: chat_answer('{"score": 7}')) as service:
+        config = config_of(tmp_path, **judged(service), models={"reward": model})
+        config["reward"] = {"functions": {"letters": {"fn": "count_letter", "children": 1}}}
+        result = train(config)
+    assert len(service.asked) == 16
+    for step in (1, 2):
+        rows = list(metrics.read_trajectories(result.run_dir, step))
+        assert [row["status"] for row in rows] == ["ok"] * 8
+        for row in rows:
+            parts = row["parts"]
+            assert parts["helpful"] == 7.0
+            assert row["score"] == pytest.approx(parts["liked"] + 0.7 + parts["letters"], rel=1e-5)
+    row = rows[0]
+    conversation = f"user: Say something, number {row['answer']}.\nassistant: {row['completion']}\n"
+    assert rows[0]["parts"]["liked"] == pytest.approx(expected_score(path, conversation), abs=1e-4)
+
+
+def test_a_model_that_does_not_load_stops_the_run_and_names_the_role_and_the_model(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": "llama", "num_labels": 1}')
+    with pytest.raises(RlcoreError, match=r"reward\[0\].*reward model '.*broken' cannot be loaded") as raised:
+        train(config_of(tmp_path, **liked_by(tmp_path / "broken")))
+    assert isinstance(raised.value, (WorkerError, PlanError))
