@@ -1,0 +1,210 @@
+"""The benchmarks' own arithmetic and plumbing; that each one still runs at its smallest is a `real` test."""
+
+import json
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks"
+ECHO = """
+from channel import Channel
+channel = Channel()
+print("what a library prints")
+channel.send(channel.receive())
+while (question := channel.receive()) is not None:
+    if question["do"] == "die":
+        raise SystemExit(3)
+    if question["do"] == "answer":
+        channel.send({"heard": question["text"]})
+"""
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The benchmarks import each other by their bare names, as scripts of one folder do."""
+
+    measure: Any
+    channel: Any
+    scenarios: Any
+    vs_trl: Any
+    learning: Any
+    run_all: Any
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Modules]:
+    sys.path.insert(0, str(BENCHMARKS))
+    before = set(sys.modules)
+    try:
+        names = ("measure", "channel", "scenarios", "vs_trl", "learning_vs_trl", "run_all")
+        yield Modules(*(import_module(name) for name in names))
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(BENCHMARKS)):
+                del sys.modules[name]
+
+
+def test_a_summary_is_the_median_with_its_spread(bench: Modules) -> None:
+    assert bench.measure.summary([4.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 4.0, "spread": 1.5, "n": 3}
+    with pytest.raises(ValueError, match="no value"):
+        bench.measure.summary([])
+
+
+def test_a_line_is_json_with_machine_and_five_digits(bench: Modules, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.measure.emit("x", {"value": 0.123456789, "many": (1, 2.00000001)})
+    line = json.loads(capsys.readouterr().out)
+    assert (line["benchmark"], line["value"], line["many"]) == ("x", 0.12346, [1, 2.0])
+    assert line["machine"]["versions"]["python"] and line["machine"]["cores"] >= 1
+
+
+def test_peak_memory_counts_this_process_and_its_children(bench: Modules) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        own = bench.measure.peak_rss_bytes(child.pid)
+        both = bench.measure.peak_rss_of_tree(bench.measure.os.getpid())
+        child.communicate(b"\n", timeout=20)
+    assert own > 0
+    assert both >= bench.measure.peak_rss_bytes() + own
+
+
+def test_a_side_answers_dies_and_is_waited_for(bench: Modules, tmp_path: Path) -> None:
+    program = tmp_path / "echo.py"
+    program.write_text(ECHO)
+    (tmp_path / "channel.py").symlink_to(BENCHMARKS / "channel.py")
+    with bench.channel.Side("echo", Path(sys.executable), program, {"spec": 1}, threads=1) as side:
+        assert side.answer(20) == {"spec": 1}, "what libraries print must not be taken for an answer"
+        assert side.ask({"do": "answer", "text": "é\n"}, 20) == {"heard": "é\n"}
+        with pytest.raises(bench.channel.SideError, match=r"echo: no answer within 0\.1 s"):
+            side.ask({"do": "nothing"}, 0.1)
+        with pytest.raises(bench.channel.SideError, match="ended with code 3"):
+            side.ask({"do": "die"}, 20)
+
+
+def test_lengths_are_the_same_in_every_call_and_average_a_third(bench: Modules) -> None:
+    fixed, varying = bench.scenarios.SCENARIOS["E1"], bench.scenarios.SCENARIOS["E2"]
+    lengths = varying.lengths()
+    assert fixed.lengths() == [64] * 64
+    assert lengths == varying.lengths()
+    assert len(lengths) == 64
+    assert min(lengths) >= 1
+    assert max(lengths) == 64
+    assert sum(lengths) / 64 == pytest.approx(64 / 3, rel=0.05)
+
+
+def test_flops_count_a_prompt_once_for_its_group(bench: Modules) -> None:
+    sizes = bench.scenarios.Sizes(body=1000, head=100)
+    scenario = bench.scenarios.Scenario("x", prompt_tokens=5, new_tokens=3, prompts=2, samples=4)
+    # 2 prompts of 5 tokens, 8 rows of 3
+    assert bench.scenarios.update_flops(scenario, sizes) == 6 * (1000 * (10 + 24) + 100 * 24)
+    assert bench.scenarios.generation_flops(scenario, sizes) == 2 * (1000 * (10 + 24) + 100 * 24)
+
+
+def test_a_tied_embedding_is_counted_once(bench: Modules, tmp_path: Path) -> None:
+    config = {"vocab_size": 10, "hidden_size": 4, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert bench.scenarios.Sizes.of(tmp_path, 100) == bench.scenarios.Sizes(body=60, head=40)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    assert bench.scenarios.Sizes.of(tmp_path, 100) == bench.scenarios.Sizes(body=20, head=40)
+
+
+def test_ratios_are_of_medians_and_above_one_where_ours_is_faster(bench: Modules) -> None:
+    def rows(*seconds: float) -> list[dict[str, float]]:
+        return [{"step_s": each, "generate_s": each / 2, "update_s": each / 4} for each in seconds]
+
+    found = bench.vs_trl.ratios({"ours": rows(1, 2, 9), "trl": rows(5, 6, 7)})
+    assert found == {"step": 3.0, "generate": 3.0, "update": 3.0}
+
+
+def test_a_micro_batch_that_memory_cannot_hold_is_foreseen(bench: Modules) -> None:
+    results = {8: {"step_s": 9.0, "peak_rss_bytes": 5e9}, 16: {"step_s": 7.0, "peak_rss_bytes": 8e9}}
+    assert bench.vs_trl.predicted_peak({}, 8) == 0
+    assert bench.vs_trl.predicted_peak(results, 32) == pytest.approx(14e9)
+    assert bench.vs_trl.fastest(results | {32: {"left_out": "too large"}}) == 16
+
+
+def test_long_prompts_take_fewer_rows_in_a_micro_batch_of_the_peer(bench: Modules) -> None:
+    def chosen(name: str, size: int) -> int:
+        scenario = bench.scenarios.SCENARIOS[name]
+        return int(bench.vs_trl.trl_micro_batch(Namespace(scenario=scenario), size))
+
+    assert [chosen("E1", size) for size in (8, 16, 64)] == [8, 16, 64]
+    assert [chosen("E3", size) for size in (8, 16, 64)] == [8, 8, 8]
+
+
+def test_curves_within_noise_pass_and_a_control_fails(bench: Modules) -> None:
+    area, paired = bench.learning.area, bench.learning.paired
+    assert area([0.0, 1.0, 1.0]) == pytest.approx(0.75)
+    # differences 0.01 and 0.03: mean 0.02, deviation 0.01414, t(1) = 12.706, half width 12.706 * 0.01
+    close = paired([[0.51, 0.51], [0.53, 0.53]], [[0.5, 0.5], [0.5, 0.5]])
+    assert close["mean_difference"] == pytest.approx(0.02)
+    assert close["interval_95"] == pytest.approx([0.02 - 0.12706, 0.02 + 0.12706])
+    assert close["within_noise"]
+    assert not paired([[0.44, 0.44]], [[0.5, 0.5]])["within_noise"]
+
+
+@pytest.mark.parametrize(("control", "end", "passed"), [(0.1, 0.6, True), (0.58, 0.6, False), (0.1, 0.97, False)])
+def test_learning_passes_only_with_a_failing_control_below_saturation(
+    bench: Modules, control: float, end: float, passed: bool
+) -> None:
+    curves = [{"ours": [0.1, end], "trl": [0.1, end - 0.01], "control": [0.1, control]}] * 2
+    result = bench.learning.judged(curves)
+    assert result["passed"] is passed
+    text = bench.learning.report(result, bench.learning.Task(seeds=2, every=5))
+    assert f"| 5 | {end:.3f} | {end - 0.01:.3f} | {control:.3f} |" in text
+
+
+def test_the_run_of_everything_hands_the_peers_peak_on(bench: Modules) -> None:
+    lines = [json.dumps({"scenario": {"name": name}, "peak_rss_bytes": {"trl": 7}}) for name in ("E1", "E2")]
+    assert bench.run_all.trl_peaks(lines) == ["--trl-bytes", "7"]
+    assert bench.run_all.trl_peaks(lines[1:]) == []
+
+
+def test_every_program_and_module_of_the_readme_exists() -> None:
+    named = set(re.findall(r"`(\w+\.py)`", (BENCHMARKS / "README.md").read_text()))
+    assert len(named) > 10
+    assert named <= {path.name for path in BENCHMARKS.glob("*.py")}
+
+
+SMOKE = {
+    "overhead": [],
+    "memory": [],
+    "vs_trl": ["--scenario", "E2", "--skip-sweep", "--micro-batch", "8"],
+    "learning_vs_trl": [],
+    "gpu_check": ["--device", "cpu"],
+}
+
+
+@pytest.mark.real
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", SMOKE)
+def test_a_benchmark_runs_at_its_smallest(name: str, tmp_path: Path) -> None:
+    if name in ("vs_trl", "learning_vs_trl") and not (ROOT / ".venv-trl" / "stamp").exists():
+        pytest.skip("TRL's environment is missing; make bench makes it")
+    arguments = [*SMOKE[name], "--smoke"]
+    if name == "gpu_check":
+        arguments += ["--out", str(tmp_path / "gpu.md")]
+    call = [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines
+    assert all(line["benchmark"] == name and line["machine"]["versions"]["rlcore"] for line in lines)
+
+
+@pytest.mark.real
+def test_the_gpu_check_refuses_a_machine_without_a_device_in_one_line() -> None:
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import gpu_check; gpu_check.require('cuda')"
+    call = [sys.executable, "-c", program, str(BENCHMARKS)]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=60, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "finds no CUDA device" in done.stderr
