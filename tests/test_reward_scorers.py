@@ -11,7 +11,17 @@ import reasoning_gym as gym
 from rlcore.errors import RewardError
 from rlcore.plan import ResolvedReward, Scope
 from rlcore.reward.provenance import copy_reward_files, reward_provenance, source_file
-from rlcore.reward.scorers import boxed, exact_match, extract, last_boxed, math_verify, reasoning_gym, same_answer
+from rlcore.reward.scorers import (
+    boxed,
+    exact_match,
+    extract,
+    format_match,
+    last_boxed,
+    length_penalty,
+    math_verify,
+    reasoning_gym,
+    same_answer,
+)
 from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.types import Trajectory
 
@@ -85,6 +95,19 @@ def test_reasoning_gym_tasks_judge_their_own_answers() -> None:
     assert wrong.info["answer"] == str(int(item["answer"]) + 1)
     with pytest.raises(RewardError, match="needs the column metadata"):
         reasoning_gym(said("1", "1"))
+
+
+def test_a_format_is_matched_by_the_whole_response() -> None:
+    assert format_match(said(" <think>a\nb</think>\n<answer>3</answer>\n", "3")) == 1.0
+    assert format_match(said("So: <think>a</think><answer>3</answer>", "3")) == 0.0
+    assert format_match(said("12", "3"), pattern=r"\d+") == 1.0
+
+
+def test_the_length_penalty_grows_between_its_two_bounds() -> None:
+    found = {size: length_penalty(said("x" * size, "3"), free=10, limit=20) for size in (1, 10, 12, 15, 20, 40)}
+    assert found == {1: 0.0, 10: 0.0, 12: -0.2, 15: -0.5, 20: -1.0, 40: -1.0}
+    with pytest.raises(RewardError, match="limit=10 is not above free=10"):
+        length_penalty(said("x", "3"), free=10, limit=10)
 
 
 def resolved(name: str, reference: str) -> ResolvedReward:

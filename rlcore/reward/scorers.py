@@ -1,7 +1,7 @@
 r"""Ready-made reward functions, which the core offers by their names: `reward.functions.x.fn=boxed`.
 
-Each extracts an answer from the response and compares it with the prompt's. The answer goes into `info['answer']`,
-from which the evaluation takes majority votes.
+The first four extract an answer from the response and compare it with the prompt's. The answer goes into
+`info['answer']`, from which the evaluation takes majority votes. The others look at the response alone.
 """
 
 import re
@@ -12,6 +12,7 @@ from rlcore.errors import RewardError
 from rlcore.types import FrozenDict, Reward, Trajectory
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+THINK_ANSWER = r"<think>.*</think>\s*<answer>.*</answer>"
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
@@ -88,6 +89,19 @@ def reasoning_gym(trajectory: Trajectory) -> Reward:
     question = str(trajectory.prompt.messages[-1].get("content", ""))
     entry = {"question": question, "answer": trajectory.prompt.answer, "metadata": metadata}
     return Reward(float(get_score_answer_fn(name)(found, entry)), info=FrozenDict({"answer": found}))
+
+
+def format_match(trajectory: Trajectory, pattern: str = THINK_ANSWER) -> float:
+    """1 when the whole response, spaces around it aside, matches the regular expression, in which '.' is any character;
+    else 0."""
+    return float(re.fullmatch(pattern, trajectory.text().strip(), re.DOTALL) is not None)
+
+
+def length_penalty(trajectory: Trajectory, free: int = 256, limit: int = 512) -> float:
+    """0 up to `free` sampled tokens, -1 from `limit` on, linear in between (DAPO, arXiv 2503.14476, equation 13)."""
+    if limit <= free:
+        raise RewardError(f"length_penalty: limit={limit} is not above free={free}")
+    return -min(1.0, max(0, trajectory.num_sampled - free) / (limit - free))
 
 
 def _wanted(trajectory: Trajectory) -> str:

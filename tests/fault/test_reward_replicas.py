@@ -1,0 +1,122 @@
+"""Reward replicas in processes of their own: killed in the middle of a run, and beside an agent in another pool."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore import metrics
+from rlcore.launch import launch, plan_run
+from rlcore.testing import write_prompts
+from rlcore.testing.rewards import make_trajectory, score_all
+from rlcore.testing.service import chat_answer, serving
+from rlcore.testing.tiny import write_tiny_classifier
+from rlcore.train import train
+from rlcore.types import Lane, RewardStatus, Scored
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
+
+PLUGIN = '''
+import asyncio, os
+
+from rlcore import RawScore, RewardReplica, WorkerClass, hookimpl
+
+RLCORE_API = "1"
+
+class WhoReplica(RewardReplica):
+    """Answers with the id of its process."""
+
+    def setup(self):
+        pass
+
+    async def score(self, requests):
+        await asyncio.sleep(0.05)
+        return [RawScore(each.id, float(os.getpid())) for each in requests]
+
+    async def health(self):
+        return "fine"
+
+@hookimpl
+def rlcore_worker_classes():
+    return [WorkerClass(RewardReplica, "who", WhoReplica)]
+'''
+
+
+def config_of(tmp_path: Path, plugin: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 8))}}},
+        "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
+        "actor": {"backend": "null"},
+        "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
+        "plugins": {"null": {}, "reward_loop": plugin},
+    }
+
+
+def pids(scored: list[Scored]) -> set[int]:
+    return {int(each.reward.parts["liked"]) for each in scored}
+
+
+def test_a_replica_that_is_killed_mid_batch_costs_no_sample_and_serves_again(tmp_path: Path) -> None:
+    (tmp_path / "who.py").write_text(PLUGIN)
+    plugin = {
+        "rewards": {"liked": {"kind": "model", "served_by": "reward"}},
+        "models": {"reward": {"path": "none", "backend": "who", "replicas": 3, "health_s": 0.1}},
+    }
+    plan = plan_run([config_of(tmp_path, plugin)], [], [str(tmp_path / "who.py")])
+    samples = [make_trajectory(index // 4, index % 4) for index in range(60)]
+
+    async def until(found: Callable[[list[Scored]], bool], score: Callable[[], Any]) -> None:
+        async with asyncio.timeout(60):
+            while not found(await score()):
+                await asyncio.sleep(0.1)
+
+    async def run() -> None:
+        async with launch(plan, tmp_path / "run") as live:
+            first = await score_all(live.reward, samples, Lane.TRAIN)
+            assert len(pids(first)) == 3
+            victim = min(pids(first))
+            pending = asyncio.create_task(score_all(live.reward, samples, Lane.TRAIN))
+            await asyncio.sleep(0.02)
+            os.kill(victim, signal.SIGKILL)
+            second = await pending
+            assert [each.reward.status for each in second] == [RewardStatus.OK] * 60
+            assert len({each.trajectory.id for each in second}) == 60
+            assert victim not in pids(second)
+            numbers = live.reward.metrics()
+            assert numbers["reward/num_ejections"] >= 1
+            assert numbers["reward/num_retries"] >= 1
+            await until(lambda scored: len(pids(scored)) == 3, lambda: score_all(live.reward, samples, Lane.TRAIN))
+            assert live.reward.metrics()["reward/ejected"] == 0.0
+
+    asyncio.run(run())
+
+
+def test_an_agent_a_reward_model_in_another_pool_and_a_judge_train_together(tmp_path: Path) -> None:
+    """The composition that crashed at start in the system this replaces, through make_plan and launch."""
+    path = write_tiny_classifier(tmp_path / "classifier")
+    with serving(lambda asked: chat_answer('{"score": 7}')) as service:
+        plugin = {
+            "rewards": {
+                "liked": {"kind": "model", "served_by": "reward"},
+                "helpful": {"kind": "judge", "served_by": "api", "weight": 0.1, "judge": {"model": "grader"}},
+            },
+            "models": {"reward": {"path": str(path), "tokenizer": "bytes", "replicas": 2, "threads": 1}},
+            "services": {"api": {"urls": [f"{service.url}/v1"]}},
+        }
+        config = config_of(tmp_path, plugin)
+        (tmp_path / "tools.py").write_text('def now() -> str:\n    """The time."""\n    return "noon"\n')
+        config["plugins"]["agent_loop"] = {"tools": {"now": {"fn": f"{tmp_path / 'tools.py'}:now"}}}
+        plan = plan_run([config], [])
+        assert {pool.name: pool.roles for pool in plan.pools} == {"main": ("actor", "rollout"), "reward": ("reward",)}
+        assert plan.components["agent"].component.name == "agent_loop"
+        result = train(config)
+    rows = [row for step in (1, 2) for row in metrics.read_trajectories(result.run_dir, step)]
+    assert len(rows) == 16
+    for row in rows:
+        assert row["parts"]["helpful"] == 7.0
+        assert row["score"] == pytest.approx(row["parts"]["liked"] + 0.7, rel=1e-5)
