@@ -10,7 +10,7 @@ from rlcore.agents import AgentLoop
 from rlcore.agents.single_turn import build_single_turn
 from rlcore.algo.offers import OFFERS
 from rlcore.backends.hf import HfActor, HfReference, HfRollout
-from rlcore.config import EngineConfig, RunConfig
+from rlcore.config import RunConfig
 from rlcore.critic import CriticEngine, NoCritic
 from rlcore.hookspecs import hookimpl
 from rlcore.plan import (
@@ -24,14 +24,14 @@ from rlcore.plan import (
     WorkerClass,
     WorkerRequest,
 )
+from rlcore.plan.memory import BYTES, training_bytes_per_parameter
 from rlcore.reference import REFERENCE, ReferenceWorker
 from rlcore.reward import RewardManager, build_function_rewards
 from rlcore.rollout import ROLLOUT, RolloutWorker
 
 PROVIDER = Provider(CORE, "rlcore", __version__)
 MAIN_POOL = WorkerRequest.pool
-SCORERS = ("exact_match", "boxed", "math_verify", "reasoning_gym")
-DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
+SCORERS = ("exact_match", "boxed", "math_verify", "reasoning_gym", "format_match", "length_penalty")
 
 
 def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:
@@ -40,7 +40,6 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
     `references` are the chosen functions of `algo` by purpose, which the actor gets.
     """
     gpus = 1.0 if config.cluster.device == "cuda" else 0.0
-    size = DTYPE_BYTES[config.actor.dtype]
     common: dict[str, Any] = {"gpus": gpus, "threads": config.cluster.threads}
     requests = [
         WorkerRequest(
@@ -48,21 +47,32 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
             config.actor.backend,
             references=dict(references),
             bytes_per_parameter=training_bytes_per_parameter(config.actor),
+            engine=config.actor,
+            shared_prefix=config.actor.shared_prefix,
+            ranks=config.actor.ranks,
             **common,
         ),
-        WorkerRequest(ROLLOUT, config.rollout.backend, **common),
+        WorkerRequest(ROLLOUT, config.rollout.backend, cached_tokens=_cached_tokens(config), **common),
     ]
     if config.algo.kl.placement != "none":
         same = config.reference.path in ("", config.model.path)
         requests.append(
-            WorkerRequest(REFERENCE, config.reference.backend, bytes_per_parameter=size if same else 0.0, **common)
+            WorkerRequest(
+                REFERENCE,
+                config.reference.backend,
+                bytes_per_parameter=float(BYTES[config.actor.dtype]) if same else 0.0,
+                shared_prefix=config.actor.shared_prefix,
+                **common,
+            )
         )
     return requests
 
 
-def training_bytes_per_parameter(engine: EngineConfig) -> float:
-    """Weights, gradients and both moments of Adam in the engine's dtype; of LoRA the frozen weights alone."""
-    return float(DTYPE_BYTES[engine.dtype] * (1 if engine.lora.enabled else 4))
+def _cached_tokens(config: RunConfig) -> int:
+    """What the embedded rollout holds at most: each row's own tokens, and each prompt once for its rows."""
+    rows = config.rollout.max_rows
+    prompts = -(-rows // config.rollout.samples_per_prompt) + 1
+    return rows * config.rollout.max_tokens + prompts * config.data.max_prompt_tokens
 
 
 @hookimpl
@@ -108,6 +118,6 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(ActorWorker, "hf", HfActor),
-        WorkerClass(ReferenceWorker, "hf", HfReference),
-        WorkerClass(RolloutWorker, "hf", HfRollout, inside=ACTOR),
+        WorkerClass(ReferenceWorker, "hf", HfReference, every_rank=True),
+        WorkerClass(RolloutWorker, "hf", HfRollout, inside=ACTOR, every_rank=True),
     ]

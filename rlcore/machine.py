@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import RunConfig
-from rlcore.plan import Facts
+from rlcore.plan import Facts, ModelShape
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
@@ -20,6 +20,7 @@ def gather_facts(config: RunConfig) -> Facts:
         gpus=num_gpus() if config.cluster.device == "cuda" else 0,
         memory_bytes=memory_bytes(),
         parameters=num_parameters(Path(config.model.path).expanduser()),
+        shape=model_shape(Path(config.model.path).expanduser()),
     )
 
 
@@ -63,6 +64,28 @@ def num_parameters(directory: Path) -> int | None:
             return sum(_count(path) for path in files)
         return _reckon(json.loads((directory / "config.json").read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def model_shape(directory: Path) -> ModelShape | None:
+    """The architecture of a local model, by its config.json; None when that does not say."""
+    try:
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+        config = {**config, **config.get("text_config", {})}
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        head = config.get("head_dim") or hidden // heads
+        kinds = set(config.get("layer_types") or ["full_attention"])
+        windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
+        return ModelShape(
+            model_type=str(config["model_type"]),
+            layers=int(config["num_hidden_layers"]),
+            hidden_size=int(hidden),
+            inner_size=int(config.get("intermediate_size") or 4 * hidden),
+            kv_size=int(head * (config.get("num_key_value_heads") or heads)),
+            vocabulary=int(config["vocab_size"]),
+            full_attention=kinds == {"full_attention"} and not windowed and not config.get("attn_logit_softcapping"),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

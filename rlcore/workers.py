@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from rlcore.types import SharedPrefix
+
 W_co = TypeVar("W_co", bound="Worker", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,6 +38,8 @@ class WorkerContext:
     threads: int
     device: str
     """'cpu', or 'cuda:3'."""
+    shared_prefix: SharedPrefix = SharedPrefix.NONE
+    """How the prompt of a group is computed once for its samples, decided by the plan."""
     host: "Worker | None" = None
     """The worker this one is served `inside` of, set up already."""
     rendezvous: str = ""

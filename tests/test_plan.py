@@ -298,15 +298,6 @@ def test_a_union_pool_has_the_devices_of_its_members(site: Path) -> None:
             PluginError,
             ("agent 'odd' of plugin 'plan_clash'", "requests() returned NoneType"),
         ),
-        (
-            "@hookimpl\ndef rlcore_agent_loops():\n"
-            "    ask = lambda config, section: [WorkerRequest(Role('tool', Judge), 'x', ranks=2)]\n"
-            "    return [Component('apart', lambda context: None, ask)]\n"
-            "@hookimpl\ndef rlcore_worker_classes(): return [WorkerClass(Judge, 'x', Judge)]",
-            ("rollout.agent=apart",),
-            PlanError,
-            ("role 'tool'", "2 ranks", "cluster.backend=local"),
-        ),
     ],
 )
 def test_plugins_that_clash_or_break_are_refused_by_name(
@@ -420,14 +411,6 @@ def test_unused_offers_unknown_facts_and_a_missing_canary_are_noted(site: Path) 
     assert "unused: Judge for (Judge, fast) of plugin 'plan_notes' (plan-notes 1.0)" in notes
     assert "unknown: the number of parameters" in notes
     assert "no canary" in notes
-
-
-def test_memory_is_estimated_when_the_parameters_are_known_and_refused_when_it_cannot_fit() -> None:
-    kl = ("algo.kl.placement=loss", "reference.backend=null")
-    made = plan(*kl, facts=Facts(cpus=2, parameters=1000, memory_bytes=10**9))
-    assert made.memory_bytes == {"actor": 16000, "reference": 4000}
-    assert plan("actor.dtype=bfloat16", facts=Facts(parameters=1000)).memory_bytes == {"actor": 8000}
-    assert "needs at least" in refused(PlanError, *kl, facts=Facts(parameters=10**9, memory_bytes=10**9))
 
 
 def test_a_reward_in_a_file_is_found_beside_its_config_or_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

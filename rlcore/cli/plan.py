@@ -11,6 +11,12 @@ if TYPE_CHECKING:
 
     from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
 
+SHARING = {
+    "tree": "once, packed with its samples (tree)",
+    "cache": "once, as the cache of its samples (cache)",
+    "none": "once for each sample",
+}
+
 
 def run(arguments: Sequence[str]) -> int:
     """Make the plan and print it."""
@@ -96,6 +102,9 @@ def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
     if schedule.max_staleness:
         yield "too old ones", "are given up" if schedule.drop else "are waited for"
     yield "log-probs of pi_old", schedule.old_logprobs.value
+    ways = {each.request.role.name: each.shared_prefix for each in plan.workers if each.request.shared_prefix != "none"}
+    if ways:
+        yield "the prompt of a group is computed", ", ".join(f"{role}: {SHARING[way]}" for role, way in ways.items())
     yield "forward passes while rewards are pending", ", ".join(schedule.passes) or "none"
 
 
@@ -110,7 +119,7 @@ def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
         worker.asked_by,
         inside,
         f"{request.replicas} x {request.ranks}",
-        "-" if request.inside else "unknown" if memory is None else f"at least {memory / 2**30:.1f} GiB",
+        "-" if request.inside else "unknown" if memory is None else f"about {memory / 2**30:.1f} GiB",
     )
 
 

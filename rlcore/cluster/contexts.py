@@ -50,4 +50,5 @@ def context_of(
         device=device,
         host=host,
         rendezvous=rendezvous,
+        shared_prefix=plan.shared_prefix,
     )

@@ -147,12 +147,16 @@ class EngineConfig:
     """Keep optimizer state in host memory between updates."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank adapters (peft) instead of all weights."""
+    ranks: int = option(1, at_least=1)
+    """Processes that train together, each on its share of every mini-batch (data parallel, one device each)."""
     minibatch_prompts: int = option(0, at_least=0)
     """Groups of one optimizer step; 0: all of the step."""
     epochs: int = option(1, at_least=1)
     """Passes over the step's batch."""
-    micro_batch_tokens: int = option(4096, at_least=1)
-    """Tokens, padding included, of one forward and backward pass."""
+    micro_batch_tokens: int = option(2048, at_least=1)
+    """Tokens, padding included, of one forward and backward pass: what they leave behind is most of the memory."""
+    shared_prefix: Literal["planned", "tree", "cache", "none"] = "planned"
+    """How the prompt of a group is computed once for all its samples; planned: as `rlcore plan` says for the model."""
     max_skipped_updates: int = option(3, at_least=1)
     """The run stops when this many updates in a row had a gradient that is not finite."""
 
@@ -211,6 +215,8 @@ class ClusterConfig:
     """What workers compute on."""
     threads: int = option(0, at_least=0)
     """Compute threads of a worker; 0: one a core."""
+    peak_tflops: float = option(0.0, at_least=0)
+    """What a worker's device can do, by its data sheet or a measured matrix product, for perf/mfu; 0: not logged."""
     address: str = option("", used_when="backend == 'ray'")
     """Of the Ray cluster to join, such as '10.0.0.1:6379', or 'auto' for the one on this machine; empty: start one."""
     placement_s: float = option(300.0, used_when="backend == 'ray'", above=0)

@@ -1,10 +1,7 @@
-"""Numbers that follow from the configuration: what a step consists of, and the memory it takes at least."""
-
-from collections.abc import Mapping, Sequence
+"""Numbers that follow from the configuration: what a step consists of."""
 
 from rlcore.config import RunConfig
 from rlcore.errors import PlanError
-from rlcore.plan.types import Facts, WorkerPlan
 
 
 def batch_arithmetic(config: RunConfig) -> dict[str, int]:
@@ -34,42 +31,3 @@ def batch_arithmetic(config: RunConfig) -> dict[str, int]:
         "epochs": epochs,
         "updates": minibatches * epochs,
     }
-
-
-def memory_estimate(workers: Sequence[WorkerPlan], facts: Facts) -> dict[str, int]:
-    """Bytes of one rank of each role, activations left out; empty when the number of parameters is not known.
-
-    A role served inside another has no memory of its own.
-    """
-    if facts.parameters is None:
-        return {}
-    return {
-        plan.request.role.name: int(plan.request.bytes_per_parameter * facts.parameters)
-        for plan in workers
-        if plan.request.inside is None and plan.request.bytes_per_parameter > 0
-    }
-
-
-def check_memory(workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts) -> None:
-    """PlanError when the estimate, which is a lower bound, exceeds what there is."""
-    on_host = 0
-    parts = []
-    for plan in workers:
-        request, size = plan.request, memory.get(plan.request.role.name, 0)
-        if request.gpus and facts.gpu_memory_bytes is not None and size > facts.gpu_memory_bytes:
-            raise PlanError(
-                f"role '{request.role.name}' needs at least {_gib(size)} GiB a rank, "
-                f"a device has {_gib(facts.gpu_memory_bytes)}; needs a smaller model, a smaller dtype or LoRA"
-            )
-        if size and not request.gpus:
-            on_host += size * request.replicas * request.ranks
-            parts.append(f"{request.role.name} {_gib(size * request.replicas * request.ranks)}")
-    if facts.memory_bytes is not None and on_host > facts.memory_bytes:
-        raise PlanError(
-            f"memory: the run needs at least {_gib(on_host)} GiB ({', '.join(parts)}), the machine has "
-            f"{_gib(facts.memory_bytes)}; needs a smaller model, a smaller dtype or LoRA"
-        )
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f}"

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.errors import PlanError
-from rlcore.plan.arithmetic import batch_arithmetic, check_memory, memory_estimate
+from rlcore.plan.arithmetic import batch_arithmetic
 from rlcore.plan.choose import check_needs, choose_algorithms, choose_components
+from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.offers import Offers
 from rlcore.plan.pools import make_pools
+from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.requests import choose_classes, gather
 from rlcore.plan.rewards import resolve_rewards
 from rlcore.plan.schedule import plan_schedule
@@ -28,16 +30,17 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     rewards = resolve_rewards(loaded, offers)
     references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
     workers = choose_classes(config, offers, gather(config, offers, components, references))
+    workers, unshared = plan_shared_prefixes(workers, facts)
     pools = make_pools(config, offers, workers, facts)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
-    memory = memory_estimate(workers, facts)
+    memory = memory_estimate(config, workers, facts)
     if not config.cluster.address:  # on other machines it is not this one's memory that counts
         check_memory(workers, memory, facts)
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
     chosen = (components.values(), algorithms.values(), workers, pools, rewards)
     used = {plan.provided_by for plans in chosen for plan in plans}
     _check_plugins_used(plugins, used, loaded)
-    notes = (*_unused(offers, plugins, workers), *_unknown(facts, workers), *_unchecked(config))
+    notes = (*_unused(offers, plugins, workers), *_unknown(facts, workers), *unshared, *_unchecked(config))
     return RunPlan(
         loaded=loaded,
         facts=facts,

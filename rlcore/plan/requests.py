@@ -1,7 +1,7 @@
 """Who asks for which workers, and which class fills each role."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,10 +68,9 @@ def _checked(request: object, who: str) -> WorkerRequest:
 def choose_classes(config: RunConfig, offers: Offers, asked: Sequence[Asked]) -> tuple[WorkerPlan, ...]:
     """A class for each request, in start order: by role name, a worker served inside another after its host."""
     plans = {each.request.role.name: _fill(config, offers, each) for each in asked}
+    everywhere = {each.request.role.name for each in asked if _only_class(offers, each).value.every_rank}
     for name in sorted(plans):
-        plans[name] = _beside_host(plans[name], plans)
-    for plan in plans.values():
-        _check_local(config, plan)
+        plans[name] = _beside_host(plans[name], plans, everywhere)
     inside = [name for name in sorted(plans) if plans[name].request.inside is not None]
     return tuple(plans[name] for name in sorted(set(plans) - set(inside)) + inside)
 
@@ -128,8 +127,8 @@ def check_class(offer: Offer[WorkerClass]) -> None:
         raise PluginError(f"{offer.provider}: offers {_class(offer)}, which is abstract: it does not define {missing}")
 
 
-def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan]) -> WorkerPlan:
-    """The plan with the host's pool, when it is served inside another role."""
+def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str]) -> WorkerPlan:
+    """The plan with the host's pool, when it is served inside another role; in each of its ranks, if it can be."""
     request = plan.request
     if request.inside is None:
         return plan
@@ -147,7 +146,9 @@ def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan]) -> WorkerPla
             f"{who}: backend '{request.backend}' is served inside '{request.inside.name}' of the same backend, "
             f"but {request.inside.name}.backend={host.request.backend}; make the two equal"
         )
-    if host.request.ranks > 1:
+    if request.role.name in everywhere and request.ranks == 1:
+        request = replace(request, ranks=host.request.ranks)
+    elif host.request.ranks > 1:
         choices = ", ".join(f"{request.role.name}.backend={name}" for name in serves_sharded())
         raise PlanError(
             f"{who}: backend '{request.backend}' is served inside '{request.inside.name}', which is sharded over "
@@ -162,15 +163,6 @@ def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan]) -> WorkerPla
     if request.pool not in (pool, host.request.pool):
         raise PlanError(f"{who} asks for pool '{request.pool}', but its host is in pool '{host.request.pool}'")
     return replace(plan, request=replace(request, pool=host.request.pool))
-
-
-def _check_local(config: RunConfig, plan: WorkerPlan) -> None:
-    """What a cluster of one machine cannot do."""
-    request, who = plan.request, f"role '{plan.request.role.name}' of {plan.asked_by}"
-    if request.ranks > 1:
-        raise PlanError(
-            f"{who}: {request.ranks} ranks a replica; cluster.backend={config.cluster.backend} runs one rank a replica"
-        )
 
 
 def _who(asked: Asked) -> str:

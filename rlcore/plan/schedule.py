@@ -80,9 +80,7 @@ def _check_streaming(
                 f"reward.functions.{reward.name}.scope=sample or group, or schedule.stream_minibatches=false"
             )
     if config.algo.whiten_advantages:
-        raise PlanError(
-            f"{what}, but algo.whiten_advantages=true needs those of the whole step; choose one of the two"
-        )
+        raise PlanError(f"{what}, but algo.whiten_advantages=true needs those of the whole step; choose one of the two")
     if config.algo.dynamic_sampling:
         raise PlanError(
             f"{what}, but algo.dynamic_sampling=true chooses by all of them which prompts to replace; choose one of "

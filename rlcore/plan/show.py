@@ -88,6 +88,7 @@ def _worker(plan: WorkerPlan) -> dict[str, Any]:
         "pool": request.pool,
         "replicas": request.replicas,
         "ranks": request.ranks,
+        "shared_prefix": plan.shared_prefix.value,
         "gpus": request.gpus,
         "cpus": request.cpus,
         "threads": request.threads,

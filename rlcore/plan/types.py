@@ -8,7 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rlcore.config import LoadedConfig, RunConfig
+from rlcore.config import EngineConfig, LoadedConfig, RunConfig
+from rlcore.types import SharedPrefix
 from rlcore.workers import Worker, WorkerGroup
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ class WorkerRequest:
     """Functions for the worker, by purpose: {'loss': 'my_plugin.engine:value_loss'}."""
     bytes_per_parameter: float = 0.0
     """Memory of a rank, in bytes a parameter of `model.path`, activations left out; 0: not known, and said so."""
+    engine: EngineConfig | None = None
+    """How the role trains a model of `model.path`'s architecture: from it the planner reckons activations."""
+    shared_prefix: str = "none"
+    """How it shares the prompt of a group: 'planned' leaves that to the planner, else a value of `SharedPrefix`."""
+    cached_tokens: int = 0
+    """Tokens whose keys and values a rank holds at most."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,8 @@ class WorkerClass:
     """The class is served inside this role's worker and needs it as `WorkerContext.host`: an embedded rollout says
     ACTOR. The host has the same backend. The planner gives the request the same `inside`, so nobody reads it from a
     backend's name."""
+    every_rank: bool = False
+    """Inside a host of several ranks there is one of it in each, and each does its share (`WorkerContext.rank`)."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +249,8 @@ class WorkerPlan:
     provided_by: str
     section: Any = None
     """The settings section of the plugin that offered the class, or None."""
+    shared_prefix: SharedPrefix = SharedPrefix.NONE
+    """How the prompt of a group is computed once for its samples."""
 
 
 @dataclass(frozen=True)
@@ -300,6 +311,22 @@ class SchedulePlan:
 
 
 @dataclass(frozen=True)
+class ModelShape:
+    """The architecture of a decoder, as its config.json tells it."""
+
+    model_type: str
+    layers: int
+    hidden_size: int
+    inner_size: int
+    """Of the feed-forward layers."""
+    kv_size: int
+    """Heads of keys times the size of a head."""
+    vocabulary: int
+    full_attention: bool
+    """Every layer sees all tokens before: no sliding window, no recurrent state, no soft cap in attention."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """What the machine or the user declares; the planner looks up nothing by itself."""
 
@@ -311,6 +338,8 @@ class Facts:
     """Of the smallest device."""
     parameters: int | None = None
     """Number of parameters of `model.path`; None is unknown and said so."""
+    shape: ModelShape | None = None
+    """Architecture of `model.path`; None is unknown and said so."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from rlcore_critic_engine.critic import CRITIC, ValueCritic
 from rlcore_critic_engine.settings import CriticSettings
 from rlcore_critic_engine.worker import HfCritic
 
-BYTES_PER_PARAMETER = {"float64": 32.0, "float32": 16.0, "bfloat16": 16.0}
-"""Weights, gradients and Adam's two moments; half-precision weights have float32 masters."""
+BYTES_PER_PARAMETER = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0}
+"""Weights, gradients and Adam's two moments; half-precision weights have float32 masters, and those gradients."""
 BYTES_OF_WEIGHTS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0}
 POOL = CRITIC.name
 """The pool of a critic with devices of its own."""
@@ -34,6 +34,8 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
             threads=config.cluster.threads,
             inside=ACTOR if on_actor else None,
             references={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
+            engine=section.engine() if same else None,
+            shared_prefix="planned" if same else "none",
             bytes_per_parameter=table[section.dtype] if same and not on_actor else 0.0,
         )
     ]

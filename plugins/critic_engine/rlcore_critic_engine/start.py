@@ -49,6 +49,8 @@ def start_engine(context: WorkerContext) -> TrainEngine:
         device=context.device,
         seed=context.seed,
         section=SECTION,
+        peak_tflops=context.config.cluster.peak_tflops,
+        shared_prefix=context.shared_prefix,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from rlcore.actor import ActorWorker
 from rlcore.errors import WorkerError
@@ -34,6 +35,7 @@ class HfActor(ActorWorker):
         from rlcore.algo.registry import resolve
         from rlcore.backends.hf.engine import TrainEngine
         from rlcore.backends.hf.policy_loss import PolicyLoss
+        from rlcore.backends.hf.ranks import ranks_of
 
         context, config = self.context, self.context.config
         use_threads(context)
@@ -47,7 +49,16 @@ class HfActor(ActorWorker):
             temperature=config.rollout.temperature,
             device=context.device,
             seed=context.seed,
+            peak_tflops=config.cluster.peak_tflops,
+            shared_prefix=context.shared_prefix,
         )
+
+        self.engine.ranks = ranks_of(context)
+
+    def close(self) -> None:
+        engine = getattr(self, "engine", None)
+        if engine is not None and engine.ranks is not None:
+            engine.ranks.close()
 
     def logprobs(self, batch: Batch) -> Ref[Float32s]:
         return Ref(self.engine.logprobs(batch))
@@ -63,7 +74,8 @@ class HfActor(ActorWorker):
         self.version = version
 
     def save(self, directory: Path) -> None:
-        self.engine.save(directory)
+        if self.context.rank == 0:  # every rank has the same weights and optimizer
+            self.engine.save(directory)
 
     def restore(self, directory: Path) -> None:
         self._weights_change()
@@ -117,6 +129,7 @@ class HfReference(ReferenceWorker):
                 max_tokens=config.reference.micro_batch_tokens,
                 temperature=config.rollout.temperature,
                 device=torch.device(self.context.device),
+                shared_prefix=self.context.shared_prefix,
             )
         return Ref(scores_BT)
 
@@ -147,10 +160,21 @@ class HfRollout(RolloutWorker):
         """Every completion of every request, each as it finishes; calls that overlap are decoded together.
 
         A row that is unfinished when the weights change goes on with the new ones, and its completion says from where.
+        Of several ranks each samples its share.
         """
+        requests = share_of(requests, self.context.rank, self.context.num_ranks)
+        if not requests:
+            return
         async with aclosing(self._sampler.generate(requests)) as completions:  # type: ignore[type-var]
             async for completion in completions:
                 yield completion
+
+
+def share_of(requests: Sequence[GenerateRequest], rank: int, num_ranks: int) -> list[GenerateRequest]:
+    """A rank's share of the requests: dealt out in canonical order, beginning with a rank that their ids decide."""
+    ordered = sorted(requests, key=lambda request: request.id)
+    first = crc32(ordered[0].id.encode()) if ordered else 0
+    return [request for index, request in enumerate(ordered) if (first + index) % num_ranks == rank]
 
 
 def use_threads(context: WorkerContext) -> None:

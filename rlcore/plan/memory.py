@@ -1,0 +1,100 @@
+"""What a run holds in memory, reckoned before it starts.
+
+Of each process: its libraries (on a CPU), weights, gradients and optimizer state, the activations of one micro-batch,
+which the token budget bounds, the logits that exist at a time, and the keys and values of the rows that are generated.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from rlcore.config import EngineConfig, RunConfig
+from rlcore.errors import PlanError
+from rlcore.plan.types import Facts, ModelShape, WorkerPlan
+
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
+TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0}
+"""Of a parameter: weight, gradient and Adam's two moments; a half-precision weight has a float32 master, whose gradient
+is summed in float32."""
+PROCESS_BYTES = 450 * 2**20
+"""Python with torch and transformers, on the host; measured on Linux."""
+LOGIT_BYTES = 4 * 2**24 * 4
+"""Four arrays of one chunk of logits in float32: `rlcore.backends.hf.head.CHUNK_ELEMENTS`."""
+
+
+def training_bytes_per_parameter(engine: EngineConfig) -> float:
+    """Weights, gradients, optimizer state and masters; of LoRA the frozen weights alone, for adapters are small."""
+    return float(BYTES[engine.dtype]) if engine.lora.enabled else TRAINING_BYTES[engine.dtype]
+
+
+def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts) -> dict[str, int]:
+    """Bytes of one rank of each role, with those served inside it, when prompts and responses are as long as allowed.
+
+    Empty when the number of parameters is not known; where the architecture is not, activations and caches are left
+    out. Roles in one process take turns, so the largest of what they need beside weights and optimizer state counts.
+    """
+    if facts.parameters is None:
+        return {}
+    return {
+        plan.request.role.name: int(plan.request.bytes_per_parameter * facts.parameters)
+        + (0 if plan.request.gpus else PROCESS_BYTES)
+        + max(
+            _working_bytes(config, each, facts.shape)
+            for each in workers
+            if plan.request.role in (each.request.role, each.request.inside)
+        )
+        for plan in workers
+        if plan.request.inside is None and plan.request.bytes_per_parameter > 0
+    }
+
+
+def _working_bytes(config: RunConfig, plan: WorkerPlan, shape: ModelShape | None) -> int:
+    """What a role needs beside weights and optimizer state; 0 where nothing is known of it."""
+    engine, cached = plan.request.engine, plan.request.cached_tokens
+    if shape is None:
+        return 0
+    if engine is not None:
+        longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+        samples = config.train.prompts_per_step * config.rollout.samples_per_prompt
+        num_tokens = min(max(engine.micro_batch_tokens, longest), samples * longest)
+        return num_tokens * activation_bytes(shape, engine) + LOGIT_BYTES
+    return cached * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]
+
+
+def activation_bytes(shape: ModelShape, engine: EngineConfig) -> int:
+    """What one token of a micro-batch leaves behind for the backward pass.
+
+    Of a layer with gated feed-forward: inputs, outputs and scaled values of two norms, queries, attention's output
+    twice and the residual stream, 14 of the hidden size; gate, its activation, up and their product, and a copy in
+    passing, 4.5 of the inner size; keys and values, plain and rotated. With gradient checkpointing the input of each
+    layer, and one layer whole.
+    """
+    whole = 14 * shape.hidden_size + int(4.5 * shape.inner_size) + 4 * shape.kv_size
+    kept = shape.hidden_size * shape.layers + whole if engine.gradient_checkpointing else whole * shape.layers
+    return kept * BYTES[engine.dtype]
+
+
+def check_memory(workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts) -> None:
+    """PlanError when the estimate exceeds what there is, with the settings that lower it."""
+    remedy = (
+        "lower actor.micro_batch_tokens, data.max_prompt_tokens or rollout.max_tokens, set "
+        "actor.gradient_checkpointing=true or actor.lora.enabled=true, or take a smaller model"
+    )
+    on_host, parts = 0, []
+    for plan in workers:
+        request, size = plan.request, memory.get(plan.request.role.name, 0)
+        if request.gpus and facts.gpu_memory_bytes is not None and size > facts.gpu_memory_bytes:
+            raise PlanError(
+                f"role '{request.role.name}' needs about {_gib(size)} GiB a rank, a device has "
+                f"{_gib(facts.gpu_memory_bytes)}; {remedy}"
+            )
+        if size and not request.gpus:
+            on_host += size * request.replicas * request.ranks
+            parts.append(f"{request.role.name} {_gib(size * request.replicas * request.ranks)}")
+    if facts.memory_bytes is not None and on_host > facts.memory_bytes:
+        raise PlanError(
+            f"memory: the run needs about {_gib(on_host)} GiB ({', '.join(parts)}), the machine has "
+            f"{_gib(facts.memory_bytes)}; {remedy}"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"

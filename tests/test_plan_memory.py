@@ -1,0 +1,130 @@
+"""What the planner makes of a model's architecture: how prompts are shared, and how much memory a run takes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import PlanError
+from rlcore.machine import model_shape
+from rlcore.plan import Facts, ModelShape, RunPlan, make_plan, plan_to_json
+from rlcore.plugins import configure
+from rlcore.testing.null import SETTINGS
+from rlcore.types import SharedPrefix
+
+LLAMA = ModelShape("llama", 2, 8, 16, 4, 100, full_attention=True)
+KL = ("algo.kl.placement=loss", "reference.backend=null")
+PROCESS = 450 * 2**20
+LOGITS = 4 * 4 * 2**24
+
+
+def plan(*overrides: str, facts: Facts) -> RunPlan:
+    hooks, loaded = configure([], [*SETTINGS, *overrides], ["null"])
+    return make_plan(loaded, hooks, facts)
+
+
+def shape_of(directory: Path, **config: object) -> ModelShape | None:
+    common = {
+        "model_type": "llama",
+        "hidden_size": 8,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+        "intermediate_size": 16,
+    }
+    (directory / "config.json").write_text(json.dumps(common | config))
+    return model_shape(directory)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "overrides", "way"),
+    [
+        ("llama", (), "tree"),
+        ("llama", ("actor.gradient_checkpointing=true",), "tree"),
+        ("gptj", (), "cache"),
+        ("gptj", ("actor.gradient_checkpointing=true",), "none"),
+        ("mamba", (), "none"),
+        ("llama", ("actor.shared_prefix=cache",), "cache"),
+        ("mamba", ("actor.shared_prefix=tree",), "tree"),
+    ],
+)
+def test_the_way_prompts_are_shared_follows_from_the_architecture_unless_it_is_named(
+    model_type: str, overrides: tuple[str, ...], way: str
+) -> None:
+    shape = ModelShape(model_type, 2, 8, 16, 4, 100, full_attention=True)
+    made = plan(*KL, *overrides, facts=Facts(shape=shape))
+    ways = {each.request.role.name: each.shared_prefix for each in made.workers}
+    assert ways["actor"] == way
+    assert ways["rollout"] == SharedPrefix.NONE
+    if "actor.gradient_checkpointing=true" not in overrides:  # the reference only computes forward
+        assert ways["reference"] == way
+    assert plan_to_json(made)["workers"]["actor"]["shared_prefix"] == way
+    assert bool([note for note in made.notes if note.startswith("actor: prompts are computed once for each")]) == (
+        way == "none"
+    )
+
+
+def test_a_model_whose_layers_do_not_see_everything_computes_each_prompt_for_each_sample() -> None:
+    windowed = ModelShape("mistral", 2, 8, 16, 4, 100, full_attention=False)
+    for shape, reason in ((windowed, "not every layer of 'mistral' sees"), (None, "architecture of its model is not")):
+        made = plan(facts=Facts(shape=shape))
+        assert made.workers[0].shared_prefix == SharedPrefix.NONE
+        assert any(note.startswith("actor: prompts") and reason in note for note in made.notes)
+
+
+def test_a_cache_cannot_be_had_with_gradient_checkpointing() -> None:
+    with pytest.raises(PlanError, match=r"actor\.shared_prefix=cache: .*choose tree or none"):
+        plan("actor.shared_prefix=cache", "actor.gradient_checkpointing=true", facts=Facts(shape=LLAMA))
+
+
+def test_shapes_are_read_from_config_json(tmp_path: Path) -> None:
+    assert shape_of(tmp_path) == ModelShape("llama", 2, 8, 16, 8, 100, full_attention=True)
+    assert shape_of(tmp_path, num_key_value_heads=2, head_dim=4) == ModelShape("llama", 2, 8, 16, 8, 100, True)
+    for more in (
+        {"sliding_window": 4},
+        {"layer_types": ["full_attention", "sliding_attention"]},
+        {"attn_logit_softcapping": 50.0},
+    ):
+        found = shape_of(tmp_path, **more)
+        assert found is not None
+        assert not found.full_attention
+    unused = shape_of(tmp_path, sliding_window=4, use_sliding_window=False)
+    assert unused is not None
+    assert unused.full_attention
+    (tmp_path / "config.json").write_text("{}")
+    assert model_shape(tmp_path) is None
+    assert model_shape(tmp_path / "nowhere") is None
+
+
+def test_memory_is_weights_and_optimizer_state_when_the_architecture_is_not_known() -> None:
+    made = plan(*KL, facts=Facts(cpus=2, parameters=1000, memory_bytes=10**10))
+    assert made.memory_bytes == {"actor": PROCESS + 16000, "reference": PROCESS + 4000}
+    # a bfloat16 weight has a float32 master: 2 + 4, gradients 2 + 4, moments 8
+    assert plan("actor.dtype=bfloat16", facts=Facts(parameters=1000)).memory_bytes == {"actor": PROCESS + 20000}
+    assert plan("actor.lora.enabled=true", facts=Facts(parameters=1000)).memory_bytes == {"actor": PROCESS + 4000}
+
+
+def test_activations_of_a_micro_batch_and_cached_tokens_are_reckoned_by_hand() -> None:
+    sizes = ("data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4")
+    facts = Facts(parameters=1000, shape=LLAMA)
+    # a layer keeps 14 * 8 + 4.5 * 16 + 4 * 4 = 200 numbers a token
+    budget = plan(*sizes, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=100", facts=facts)
+    assert budget.memory_bytes["actor"] == PROCESS + 16000 + 100 * 200 * 2 * 4 + LOGITS
+    all_rows = plan(*sizes, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=1000", facts=facts)
+    assert all_rows.memory_bytes["actor"] == PROCESS + 16000 + 8 * 16 * 200 * 2 * 4 + LOGITS
+    one_row = plan(*sizes, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=3", facts=facts)
+    assert one_row.memory_bytes["actor"] == PROCESS + 16000 + 16 * 200 * 2 * 4 + LOGITS
+    checkpointed = plan(
+        *sizes, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=100", "actor.gradient_checkpointing=true",
+        facts=facts,
+    )  # fmt: skip
+    assert checkpointed.memory_bytes["actor"] == PROCESS + 16000 + 100 * (8 * 2 + 200) * 4 + LOGITS
+
+
+def test_a_run_that_does_not_fit_is_refused_with_the_estimate_and_the_knobs() -> None:
+    facts = Facts(parameters=10**6, shape=LLAMA, memory_bytes=10**9)
+    assert plan(facts=facts).memory_bytes["actor"] < 10**9
+    with pytest.raises(PlanError, match=r"needs about .* GiB \(actor .*the machine has 0\.9; lower actor\.micro_batch"):
+        plan("actor.micro_batch_tokens=1000000", "train.prompts_per_step=4096", facts=facts)
+    with pytest.raises(PlanError, match="memory: the run needs about"):
+        plan(*KL, facts=Facts(parameters=10**9, memory_bytes=10**9))
