@@ -20,6 +20,18 @@ VARYING_KEYS = frozenset(
     }
 )
 
+VARYING_ENDS = (
+    "/latency_p50",
+    "/latency_p95",
+    "/in_flight_max",
+    "/concurrency",
+    "/num_retries",
+    "/num_cache_hits",
+    "/num_ejections",
+    "/ejected",
+)
+"""Ends of metrics that say how rewards were asked for, not which they were."""
+
 
 def differing(one: Path, other: Path) -> list[str]:
     """What differs between two runs, one line each: metrics but times, trajectories, every file of the last checkpoint.
@@ -50,7 +62,7 @@ def _stable(row: dict[str, Any]) -> dict[str, Any]:
     return {
         key: _stable(value) if isinstance(value, dict) else value
         for key, value in row.items()
-        if not key.startswith(VARYING) and key not in VARYING_KEYS
+        if not key.startswith(VARYING) and key not in VARYING_KEYS and not key.endswith(VARYING_ENDS)
     }
 
 
