@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scored, Trajectory
@@ -91,12 +92,14 @@ class RewardLoop(RewardManager):
         """See `RewardManager.score`; what the stream raises passes."""
         results = self._functions.score(stream, lane)
         self._asked.start()
-        try:
+        async with AsyncExitStack() as stack:
+            stack.callback(self._asked.stop)
+            for model in self._models.values():
+                stack.push_async_callback(model.end)
+                await model.begin()
+            await stack.enter_async_context(aclosing(results))  # type: ignore[type-var]
             async for scored in results:
                 yield scored
-        finally:
-            self._asked.stop()
-            await results.aclose()  # type: ignore[attr-defined]
 
     def metrics(self) -> Metrics:
         """See docs/rewards.md. A step is over: statistics take in what was seen in it."""
