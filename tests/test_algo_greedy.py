@@ -104,6 +104,14 @@ def test_a_setting_of_a_loss_that_is_not_chosen_has_no_effect_and_is_refused(
     plan_run([config], [f"algo.{key}=0.5", f"algo.policy_loss={name}"], ["null"])
 
 
+@pytest.mark.parametrize(("name", "key"), [("gpg", "clip_low"), ("sapo", "clip_high"), ("gmpo", "dual_clip")])
+def test_a_bound_that_the_chosen_loss_does_not_have_is_refused(config: dict[str, Any], name: str, key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"algo\.{key}: .* it is used only when algo\.policy_loss not in \(.*'{name}'"
+    ):
+        plan_run([config], [f"algo.{key}=0.5", f"algo.policy_loss={name}"], ["null"])
+
+
 def test_every_offered_algorithm_is_accepted(config: dict[str, Any]) -> None:
     plain = plan_run([config], [], ["null"]).config
     for offer in OFFERS:

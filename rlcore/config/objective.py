@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 from rlcore.config.options import option
 
+UNDISCOUNTED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "pass_at_k", "remax", "reinforce_pp_baseline")
+"""The core's estimators that give one advantage a sample: no discount a token."""
+
 
 @dataclass(frozen=True)
 class RewardFunctionConfig:
@@ -108,11 +111,13 @@ class AlgoConfig:
     """How token losses become the loss of a mini-batch."""
     aggregation_constant: float = option(1024.0, used_when="aggregation == 'token_sum_constant'", above=0)
     """Tokens a sample that the sum is divided by."""
-    clip_low: float = option(0.2, at_least=0, at_most=1)
+    clip_low: float = option(0.2, used_when="policy_loss not in ('sapo', 'gpg', 'kl_cov')", at_least=0, at_most=1)
     """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = option(0.28, at_least=0)
+    clip_high: float = option(0.28, used_when="policy_loss not in ('sapo', 'gpg', 'kl_cov')", at_least=0)
     """The ratio is clipped above at 1 + clip_high."""
-    dual_clip: float = option(0.0, at_least=0)
+    dual_clip: float = option(
+        0.0, used_when="policy_loss not in ('cispo', 'sapo', 'gpg', 'gmpo', 'kl_cov')", at_least=0
+    )
     """Bound c of the dual clip for negative advantages (arXiv 1912.09729); 0: off."""
     sapo_tau_positive: float = option(1.0, used_when="policy_loss == 'sapo'", above=0)
     """How fast the gate of tokens with A > 0 closes."""
@@ -132,9 +137,9 @@ class AlgoConfig:
     """Correction for tokens that another policy than the trainer's drew."""
     entropy_coef: float = 0.0
     """Factor of the entropy bonus in the loss; 0: off."""
-    gamma: float = option(1.0, at_least=0, at_most=1)
+    gamma: float = option(1.0, used_when=f"advantage not in {UNDISCOUNTED}", at_least=0, at_most=1)
     """Discount a token."""
-    lam: float = option(1.0, at_least=0, at_most=1)
+    lam: float = option(1.0, used_when=f"advantage not in {(*UNDISCOUNTED, 'reinforce_pp')}", at_least=0, at_most=1)
     """GAE's lambda, for estimators that use values."""
     whiten_advantages: bool = option(False, used_when="critic.engine != 'none'")
     """Shift and scale a step's token advantages to mean 0 and standard deviation 1; the critic's targets stay."""

@@ -2,9 +2,10 @@
 
 The sections of the core and of plugins alike may use it; `rlcore.config.load` enforces what it says.
 
-The language of `used_when` is one comparison, '<key> == <literal>' or '<key> != <literal>'. A key with no dot is a
-field of the same section; a dotted key starts at the top of the configuration. The literal is a Python literal: a
-string, number, True, False, None, () or {}. Nothing is ever evaluated.
+The language of `used_when` is one comparison, '<key> == <literal>', '<key> != <literal>', '<key> in <tuple>' or
+'<key> not in <tuple>'. A key with no dot is a field of the same section; a dotted key starts at the top of the
+configuration. The literal is a Python literal: a string, number, True, False, None, () or {}, or a tuple of them.
+Nothing is ever evaluated.
 """
 
 import ast
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-_COMPARISON = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(==|!=)\s*(.+?)\s*")
+_COMPARISON = re.compile(r"\s*([A-Za-z_][\w.]*)\s*(==|!=|\bin\b|\bnot in\b)\s*(.+?)\s*")
 _BOUNDS = ("at_least", "above", "at_most", "below")
 
 
@@ -47,28 +48,34 @@ class Condition:
 
     key: str
     """Dotted, from the top of the configuration."""
-    equal: bool
+    operator: str
     literal: Any
 
     def holds(self, value: Any) -> bool:
         """Whether the condition is true when `key` has this value."""
-        return bool(value == self.literal) is self.equal
+        found = value in self.literal if self.operator in ("in", "not in") else bool(value == self.literal)
+        return found is (self.operator in ("==", "in"))
 
     def __str__(self) -> str:
-        return f"{self.key} {'==' if self.equal else '!='} {self.literal!r}"
+        return f"{self.key} {self.operator} {self.literal!r}"
 
 
 def condition_of(used_when: str, section: str) -> Condition:
     """`used_when` of a field in `section` (dotted); ValueError if it is not in the language above."""
     match = _COMPARISON.fullmatch(used_when)
     if match is None:
-        raise ValueError(f"used_when={used_when!r}: needs '<key> == <literal>' or '<key> != <literal>'")
+        raise ValueError(
+            f"used_when={used_when!r}: needs '<key> == <literal>', '<key> != <literal>', '<key> in <tuple>' or "
+            "'<key> not in <tuple>'"
+        )
     key, operator, literal = match.groups()
     try:
         value = ast.literal_eval(literal)
     except (ValueError, SyntaxError) as cause:
         raise ValueError(f"used_when={used_when!r}: {literal!r} is no Python literal") from cause
-    return Condition(key if "." in key or not section else f"{section}.{key}", operator == "==", value)
+    if operator in ("in", "not in") and not isinstance(value, tuple):
+        raise ValueError(f"used_when={used_when!r}: {literal!r} is no tuple")
+    return Condition(key if "." in key or not section else f"{section}.{key}", operator, value)
 
 
 def needed(metadata: Mapping[str, Any]) -> str:
