@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from rlcore.errors import RlcoreError
 from rlcore_agent_loop.messages import BadRequest
 from rlcore_agent_loop.recording import Answer, Recording
 
@@ -16,6 +17,10 @@ MODEL = "policy"
 """The one model there is; requests may name any."""
 MAX_BODY_BYTES = 8 << 20
 CLOSE_S = 2.0
+
+
+class Unknown(RlcoreError):
+    """A request without the token of a running sample."""
 
 
 class Endpoint:
@@ -58,21 +63,22 @@ class Endpoint:
         _, recording = self._samples.pop(token.partition(".")[0])
         recording.close()
 
-    def _recording(self, request: web.Request) -> Recording | None:
-        """Whose token the request carries; the secret is compared in constant time."""
+    def _recording(self, request: web.Request) -> Recording:
+        """Whose token the request carries; the secret is compared in constant time. Unknown if it is nobody's."""
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         number, _, secret = given.partition(".")
         known, recording = self._samples.get(number, ("", None))
-        return recording if recording and hmac.compare_digest(known.encode(), secret.encode()) else None
+        if recording is None or not hmac.compare_digest(known.encode(), secret.encode()):
+            raise Unknown("the token of a running sample is needed")
+        return recording
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        recording = self._recording(request)
-        if recording is None:
-            return _error(401, "the token of a running sample is needed", "invalid_api_key")
-        request["recording"] = recording
         try:
+            self._recording(request)
             response: web.StreamResponse = await handler(request)
+        except Unknown as error:
+            return _error(401, str(error), "invalid_api_key")
         except BadRequest as error:
             return _error(400, str(error), error.code)
         return response
@@ -87,7 +93,7 @@ class Endpoint:
             raise BadRequest("the body is not JSON") from cause
         if not isinstance(body, dict):
             raise BadRequest("the body is no object")
-        recording: Recording = request["recording"]
+        recording = self._recording(request)
         answer = await recording.complete(body)
         name = f"chatcmpl-{recording.num_requests}"
         if not body.get("stream"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +33,7 @@ class Step:
     """Kept with the trajectory, as `info['environment']`; plain values."""
 
 
-class Environment:
+class Environment(ABC):
     """One object a sample; subclasses implement `step`, sync (run in a child process) or async (run on the loop).
 
     Sync and async may not be mixed in one class.
@@ -42,9 +43,9 @@ class Environment:
         """The opening messages; those of the prompt unless a subclass says otherwise."""
         return prompt.messages
 
+    @abstractmethod
     def step(self, messages: Sequence[Message]) -> Any:
         """The answer, a `Step`, to a conversation that ends with the policy's turn."""
-        raise NotImplementedError(f"{type(self).__name__} has no step()")
 
     def close(self) -> Any:
         """The sample has ended."""
@@ -69,15 +70,18 @@ class Environments:
         return InChild(sample, self._settings, self._seats)
 
 
-class SampleEnvironment:
+class SampleEnvironment(ABC):
     """An environment as the loop sees it; every method raises ChildError for whatever went wrong."""
 
+    @abstractmethod
     async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
-        raise NotImplementedError
+        """The opening messages."""
 
+    @abstractmethod
     async def step(self, messages: Sequence[Message]) -> Step:
-        raise NotImplementedError
+        """The answer to a conversation that ends with the policy's turn."""
 
+    @abstractmethod
     async def close(self) -> None:
         """The sample has ended; what goes wrong is logged."""
 

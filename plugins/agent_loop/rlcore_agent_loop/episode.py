@@ -28,7 +28,7 @@ class Part:
     """What was said after the prompt."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     turns: list[dict[str, Any]] = field(default_factory=list)
-    """Of each turn: start, num_tokens, version, finish."""
+    """Of each turn: start, num_tokens, versions, finish."""
     turn_s: list[list[float]] = field(default_factory=list)
     """Of each turn: seconds of its generation, and of the tools that followed."""
     generate_s: float = 0.0
@@ -46,13 +46,15 @@ class Part:
 
     def sampled(self, completion: Completion, message: Message) -> None:
         """The policy took a turn."""
-        if not self.versions or self.versions[-1][1] != completion.version:
-            self.versions.append((len(self.ids), completion.version))
+        runs = completion.versions or ((0, completion.version),)
+        for offset, version in runs:
+            if not self.versions or self.versions[-1][1] != version:
+                self.versions.append((len(self.ids) + offset, version))
         self.turns.append(
             {
                 "start": len(self.ids),
                 "num_tokens": len(completion.token_ids),
-                "version": completion.version,
+                "versions": tuple(version for _, version in runs),
                 "finish": completion.finish.value,
             }
         )

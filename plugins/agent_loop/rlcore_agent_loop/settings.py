@@ -84,8 +84,8 @@ class AgentLoopSettings:
     """Tokens of one turn at most; 0: what is left of `rollout.max_tokens`."""
     context_tokens: int = option(0, at_least=0)
     """Tokens of prompt, turns and results together at most; 0: the model's window."""
-    time_s: float = option(600.0, above=0)
-    """Seconds a sample may take."""
+    time_s: float = option(3600.0, above=0)
+    """Seconds a sample may take, from when it is let in; waiting for the engine counts."""
     max_calls: int = option(8, at_least=1)
     """Calls of one turn; further ones are refused."""
     max_same_calls: int = option(3, at_least=1)

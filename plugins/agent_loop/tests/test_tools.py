@@ -129,6 +129,7 @@ def test_a_stateful_tool_has_an_object_for_each_sample_which_is_released(
     assert sorted(path.name for path in tmp_path.glob("released_*")) == ["released_13", "released_16"]
 
 
+@pytest.mark.fault
 def test_a_stateful_tool_whose_process_died_says_that_its_state_is_lost(settings: AgentLoopSettings) -> None:
     policy = says(call("Counter", by=1), call("dies"), call("Counter", by=1), "Done.")
     found = talk(policy, settings, processes=True).only
@@ -296,6 +297,7 @@ def test_tools_of_an_mcp_server_answer_fail_and_are_bounded(tmp_path: Path) -> N
     assert '"name": "hangs"' in bytes(policy.requests[0].token_ids).decode()
 
 
+@pytest.mark.fault
 def test_an_mcp_server_that_does_not_start_is_named(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     settings = AgentLoopSettings(mcp={"gone": McpSettings(command=("/nowhere/server",))}, describe_tools="never")

@@ -1,0 +1,29 @@
+"""An agent as its author wrote it, for any server that speaks the protocol of OpenAI. Nothing in it is of rlcore.
+
+OPENAI_BASE_URL=... OPENAI_API_KEY=... python examples/openai_agent/agent.py "What is 3 + 4?"
+"""
+
+import re
+import sys
+
+from openai import OpenAI
+
+
+def solve(question: str, base_url: str | None = None, api_key: str | None = None, model: str = "policy") -> str:
+    """The answer to a question: thought about first, and then given as a number."""
+    messages: list = [
+        {"role": "system", "content": "You work out sums."},
+        {"role": "user", "content": f"{question} Think about it in a few words."},
+    ]
+    with OpenAI(base_url=base_url, api_key=api_key) as client:
+        for asked in ("Now give the number only.", ""):
+            response = client.chat.completions.create(model=model, messages=messages, max_tokens=24)
+            messages.append(response.choices[0].message)
+            if asked:
+                messages.append({"role": "user", "content": asked})
+    found = re.findall(r"-?\d+", messages[-1].content or "")
+    return found[-1] if found else ""
+
+
+if __name__ == "__main__":
+    print(solve(sys.argv[1]))
