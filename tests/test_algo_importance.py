@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import product
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -64,8 +65,9 @@ def test_by_hand() -> None:
 
 def test_equal_policies_have_a_factor_of_exactly_one() -> None:
     logprobs_BT = -torch.rand(3, 5)
-    for correction in ("truncate", "mask", "none"):
-        config = ImportanceConfig(correction=correction, level="sequence")  # type: ignore[arg-type]
+    corrections: tuple[Literal["truncate", "mask", "none"], ...] = ("truncate", "mask", "none")
+    for correction in corrections:
+        config = ImportanceConfig(correction=correction, level="sequence")
         factor_BT, metrics = importance_factor(logprobs_BT, logprobs_BT.clone(), logprobs_BT < 0, config)
         assert torch.equal(factor_BT, torch.ones(3, 5))
         assert not metrics["importance_capped_frac"].any()

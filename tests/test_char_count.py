@@ -52,8 +52,8 @@ def test_the_sample_of_the_ci_configuration_is_what_the_script_writes(tmp_path: 
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     for name in ("train.jsonl", "heldout.jsonl"):
         assert (tmp_path / name).read_text() == (EXAMPLE / "sample" / name).read_text()
-    rows = [json.loads(line)["prompt"] for name in ("train", "heldout") for line in (tmp_path / f"{name}.jsonl").open()]
-    assert len(rows) == len(set(rows)) == 40
+    lines = [line for name in ("train", "heldout") for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
+    assert len(lines) == len({json.loads(line)["prompt"] for line in lines}) == 40
 
 
 @pytest.mark.parametrize("small", [False, True])

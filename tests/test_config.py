@@ -6,11 +6,11 @@ import pickle
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from rlcore.config import EngineConfig, LoadedConfig, RunConfig, enabled_plugins, load_config, option
+from rlcore.config import AlgoConfig, EngineConfig, LoadedConfig, RunConfig, enabled_plugins, load_config, option
 from rlcore.config.checks import walk
 from rlcore.config.options import condition_of, within
 from rlcore.config.presets import PRESETS
@@ -365,7 +365,11 @@ def test_the_presets_differ_as_their_papers_do() -> None:
     assert (algo["dapo"].dynamic_sampling, algo["dapo"].overlong, algo["dapo"].clip_high) == (True, "penalty", 0.28)
     assert algo["rloo"].aggregation == "seq_mean_token_sum"
     assert algo["reinforce_pp"].advantage == "reinforce_pp"
-    assert set(PRESETS) == set(Literal["none", "grpo", "dr_grpo", "dapo", "ppo", "rloo", "reinforce_pp"].__args__)  # type: ignore[attr-defined]
+    assert (algo["gspo"].policy_loss, algo["gspo"].clip_high) == ("gspo", 4e-4)
+    assert (algo["cispo"].policy_loss, algo["cispo"].clip_low) == ("cispo", 1.0)
+    assert algo["remax"].advantage == "remax"
+    assert algo["reinforce_pp_baseline"].advantage == "reinforce_pp_baseline"
+    assert set(PRESETS) == set(get_args(get_type_hints(AlgoConfig)["preset"]))
 
 
 def test_a_preset_may_come_from_a_plugin_and_is_looked_up_first() -> None:

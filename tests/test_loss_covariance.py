@@ -101,7 +101,8 @@ def gradients_of(engine: TrainEngine, batch: Batch) -> tuple[list[torch.Tensor],
     engine._optimizer.step = lambda lr: seen.extend(  # type: ignore[method-assign]
         each.grad.clone() for each in engine._optimizer.parameters if each.grad is not None
     )
-    return seen, engine.update(batch)
+    metrics = engine.update(batch)
+    return seen, {name: value for name, value in metrics.items() if not name.startswith("perf/")}
 
 
 LOSSES: dict[Callable[..., PolicyLossOutput], Callable[..., torch.Tensor] | None] = {
