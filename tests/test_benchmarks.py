@@ -64,7 +64,8 @@ def test_a_line_is_json_with_machine_and_five_digits(bench: Modules, capsys: pyt
     bench.measure.emit("x", {"value": 0.123456789, "many": (1, 2.00000001)})
     line = json.loads(capsys.readouterr().out)
     assert (line["benchmark"], line["value"], line["many"]) == ("x", 0.12346, [1, 2.0])
-    assert line["machine"]["versions"]["python"] and line["machine"]["cores"] >= 1
+    assert line["machine"]["versions"]["python"]
+    assert line["machine"]["cores"] >= 1
 
 
 def test_peak_memory_counts_this_process_and_its_children(bench: Modules) -> None:
