@@ -52,7 +52,13 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
             ranks=config.actor.ranks,
             **common,
         ),
-        WorkerRequest(ROLLOUT, config.rollout.backend, cached_tokens=_cached_tokens(config), **common),
+        WorkerRequest(
+            ROLLOUT,
+            config.rollout.backend,
+            replicas=config.rollout.replicas,
+            cached_tokens=_cached_tokens(config),
+            **common,
+        ),
     ]
     if config.algo.kl.placement != "none":
         same = config.reference.path in ("", config.model.path)

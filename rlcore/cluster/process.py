@@ -4,6 +4,7 @@ import asyncio
 import logging
 import pickle
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import rlcore.errors
@@ -11,6 +12,7 @@ from rlcore.child import OK, OURS
 from rlcore.cluster.child import ChildProcess, PendingCall, start_message
 from rlcore.cluster.host import Shipment
 from rlcore.cluster.serve import BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
+from rlcore.cluster.streams import merged
 from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary
 
 logger = logging.getLogger(__name__)
@@ -167,14 +169,10 @@ class ProcessBody:
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, close_s: float
     ) -> AsyncGenerator[Any, None]:
         """See `Body.stream`."""
-        if len(self._processes) > 1:
-            raise WorkerError(f"{where}: it streams, which needs a replica of one rank, not {len(self._processes)}")
-        items = self._processes[0].items((STREAM, role, method, args, kwargs), where, close_s)
-        try:
+        message = (STREAM, role, method, args, kwargs)
+        async with aclosing(merged([each.items(message, where, close_s) for each in self._processes])) as items:
             async for item in items:
                 yield item
-        finally:
-            await items.aclose()
 
     async def ended(self) -> str:
         """See `Body.ended`."""

@@ -46,7 +46,7 @@ class Body(Protocol):
     def stream(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, close_s: float
     ) -> AsyncGenerator[Any, None]:
-        """The items of an async-generator method."""
+        """The items of an async-generator method, those of all ranks as they come."""
         ...
 
     async def ended(self) -> str:

@@ -83,6 +83,8 @@ class RolloutConfig:
     """The agent loop, by name."""
     backend: str = "hf"
     """The rollout engine; hf is embedded in the actor's process."""
+    replicas: int = option(1, at_least=1)
+    """Engines that generate side by side; of one that is embedded in the actor there are as many as of the actor."""
     samples_per_prompt: int = option(8, at_least=1)
     """Size of a group."""
     temperature: float = option(1.0, above=0)

@@ -4,9 +4,10 @@ One engine serves every role that trains: the actor here, a critic in a plugin. 
 """
 
 import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor
 
 from rlcore.algo.aggregation import weighted_sum
+from rlcore.backends.hf.flops import update_flops
 from rlcore.backends.hf.microbatch import Loss, MetricSums, MicroBatch, Predictions, score, split
 from rlcore.backends.hf.model import ModelKind, PolicyModel, ValueModel, load_model
 from rlcore.backends.hf.optimizer import MasterAdamW, check_schedule, learning_rate
 from rlcore.backends.hf.probe import check_shared_prefix
+from rlcore.backends.hf.ranks import Ranks
 from rlcore.backends.hf.state import load_training_state, load_weights, save_training_state, save_weights
 from rlcore.batch import select
 from rlcore.config import EngineConfig, ModelConfig
@@ -50,6 +53,7 @@ class TrainEngine:
         device: str = "cpu",
         seed: int = 0,
         section: str = "",
+        peak_tflops: float = 0.0,
         shared_prefix: SharedPrefix = SharedPrefix.NONE,
     ) -> None:
         """Load the model of `model.path`, or take one that is there already.
@@ -57,7 +61,8 @@ class TrainEngine:
         `loss` gives each token's loss; None: the engine only scores. `name` is the prefix of the engine's metrics and
         of its errors, `loss_name` the metric of the weighted loss. `temperature` is the rollout's: log-probs are those
         of softmax(logits / temperature). `num_updates`: optimizer steps of the whole run, 0 while unknown.
-        `section`: where the settings stand in the configuration, for errors; empty: as `name`.
+        `section`: where the settings stand in the configuration, for errors; empty: as `name`. `peak_tflops`: what the
+        device can do, for 'perf/mfu/<name>', which is not logged when it is 0.
         `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError when the model cannot.
         A new adapter and its dropout are functions of `seed` and the number of the update, of nothing else.
         """
@@ -65,6 +70,7 @@ class TrainEngine:
         self.config = config
         self.name = name
         self._section = section or name
+        self._peak_tflops = peak_tflops
         self.device = torch.device(device)
         self.temperature = temperature
         self.num_updates = num_updates
@@ -72,6 +78,8 @@ class TrainEngine:
         self._loss = loss
         self._loss_name = loss_name
         self._skipped_in_a_row = 0
+        self.ranks: Ranks | None = None
+        """The processes that train this model together; None: this one alone."""
         self._accelerator = process_accelerator(self.device.type == "cpu")
         self._seed = seed
         with self._seeded():
@@ -121,6 +129,7 @@ class TrainEngine:
         that happened `max_skipped_updates` times in a row.
         """
         check_schedule(self.config, self.num_updates, self._section)
+        began = time.perf_counter()
         if self.config.offload:
             self._optimizer.to(self.device)
         try:
@@ -130,6 +139,7 @@ class TrainEngine:
             self._optimizer.clear_gradients()
             if self.config.offload:
                 self._optimizer.to(torch.device("cpu"))
+        metrics |= self._performance(minibatch, time.perf_counter() - began)
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def save(self, directory: Path) -> None:
@@ -157,6 +167,11 @@ class TrainEngine:
         }
 
     def _score(self, model: PolicyModel | ValueModel, batch: Batch) -> Float32s:
+        if self.ranks is not None:
+            return self.ranks.scored(batch, self.shared_prefix, partial(self._score_here, model))
+        return self._score_here(model, batch)
+
+    def _score_here(self, model: PolicyModel | ValueModel, batch: Batch) -> Float32s:
         return score(
             model,
             batch,
@@ -171,8 +186,10 @@ class TrainEngine:
         if self._loss is None or minibatch.weights_B is None:
             raise ValueError(f"{self.name}: an update needs a loss function and the batch's weights_B")
         loss, sums = 0.0, MetricSums()
+        if self.ranks is not None:
+            minibatch = select(minibatch, self.ranks.rows_of(minibatch, self.shared_prefix))
         with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded():
-            for rows in split(minibatch, self.config.micro_batch_tokens, self.shared_prefix):
+            for rows in split(minibatch, self.config.micro_batch_tokens, self.shared_prefix) if len(minibatch) else ():
                 micro = MicroBatch(select(minibatch, rows), self.device, self.shared_prefix)
                 scores_N, entropy_N = self._forward(micro, self.temperature, True)
                 terms = self._loss(micro, Predictions(micro.spread(scores_N), micro.spread(entropy_N)))
@@ -181,7 +198,20 @@ class TrainEngine:
                 self._optimizer.collect_gradients()
                 loss += float(partial.detach())
                 sums.add(terms.metrics, micro.mask_BT)
+        if self.ranks is not None:
+            self.ranks.sum_gradients(self._optimizer.masters)
+            everything = self.ranks.gather({"loss": loss, **sums.state()})
+            loss, sums = math.fsum(each["loss"] for each in everything), MetricSums.merged(everything)
         return loss, sums
+
+    def _performance(self, minibatch: Batch, seconds: float) -> Metrics:
+        """perf/tflops/<name>: needed operations over wall time; perf/mfu/<name>: those over the device's peak."""
+        with self.model.training_mode():
+            tflops = update_flops(self.model, minibatch, self.shared_prefix) / seconds / 1e12
+        metrics = {f"perf/tflops/{self.name}": tflops}
+        if self._peak_tflops:
+            metrics[f"perf/mfu/{self.name}"] = tflops / self._peak_tflops
+        return metrics
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
@@ -218,6 +248,6 @@ class TrainEngine:
             raise WorkerError(
                 f"{self.name}: {self._skipped_in_a_row} updates in a row had a loss ({loss}) or gradient norm ({norm}) "
                 f"that is not finite, and were skipped; {self._section}.max_skipped_updates="
-                f"{self.config.max_skipped_updates}; look at rewards and advantages, lower {self._section}.lr, or start "
-                "from the last checkpoint"
+                f"{self.config.max_skipped_updates}; look at rewards and advantages, lower {self._section}.lr, or "
+                "start from the last checkpoint"
             )

@@ -3,9 +3,10 @@
 Letters as in `rlcore.types`, and N: the positions with a loss in a micro-batch, row by row.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,6 +109,23 @@ class MetricSums:
                 self._sums[name] = max(self._sums.get(name, -float("inf")), largest)
             else:
                 self._sums[name] = self._sums.get(name, 0.0) + float(chosen.sum())
+
+    def state(self) -> dict[str, Any]:
+        """What has been gathered, for another rank."""
+        return {"num": self._num, "sums": self._sums}
+
+    @classmethod
+    def merged(cls, states: Sequence[Mapping[str, Any]]) -> "MetricSums":
+        """What several ranks have gathered of one mini-batch."""
+        total = cls()
+        for state in states:
+            total._num += state["num"]
+            for name, value in state["sums"].items():
+                if name.endswith("_max"):
+                    total._sums[name] = max(total._sums.get(name, -float("inf")), value)
+                else:
+                    total._sums[name] = total._sums.get(name, 0.0) + value
+        return total
 
     def result(self) -> dict[str, float]:
         """The averages and maxima; empty without a token."""

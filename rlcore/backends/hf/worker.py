@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -122,16 +123,18 @@ class HfReference(ReferenceWorker):
         from rlcore.backends.hf.microbatch import score
 
         config = self.context.config
+        shared_prefix = self.context.shared_prefix
+        score_here = partial(
+            score,
+            self._model,
+            max_tokens=config.reference.micro_batch_tokens,
+            temperature=config.rollout.temperature,
+            device=torch.device(self.context.device),
+            shared_prefix=shared_prefix,
+        )
+        ranks = None if self.context.host is None else _host_engine(self.context).ranks
         with self._model.without_adapter():
-            scores_BT = score(
-                self._model,
-                batch,
-                max_tokens=config.reference.micro_batch_tokens,
-                temperature=config.rollout.temperature,
-                device=torch.device(self.context.device),
-                shared_prefix=self.context.shared_prefix,
-            )
-        return Ref(scores_BT)
+            return Ref(score_here(batch) if ranks is None else ranks.scored(batch, shared_prefix, score_here))
 
 
 class HfRollout(RolloutWorker):

@@ -1,12 +1,12 @@
 """What runs in an actor, and the controller's side of a replica made of actors."""
 
 import asyncio
-import itertools
 import logging
 import socket
 import sys
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import rlcore.errors
 from rlcore.child import OK, OURS
 from rlcore.cluster.host import Shipment, WorkerHost
 from rlcore.cluster.process import first_error
+from rlcore.cluster.streams import merged
 from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary, describe
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ class ActorHost:
         sys.path += [entry for entry in path if entry not in sys.path and Path(entry).exists()]
         self._host = WorkerHost()
         self._tasks: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._next = 0
 
     async def address(self) -> tuple[str, int]:
         """This node's address and a port that is free on it."""
@@ -49,6 +52,7 @@ class ActorHost:
 
     async def call(self, number: int, role: str, method: str, given: tuple[Sequence[Any], Mapping[str, Any]]) -> Answer:
         """The method's result; `given` are its arguments."""
+        await self._turn(number)
         task = self._tasks[number] = asyncio.ensure_future(self._host.call(role, method, *given))
         try:
             return await _answered(lambda: task)
@@ -69,6 +73,7 @@ class ActorHost:
             finally:
                 await items.aclose()
 
+        await self._turn(number)
         task = self._tasks[number] = asyncio.ensure_future(pump())
         try:
             while not (task.done() and queue.empty()):
@@ -80,6 +85,17 @@ class ActorHost:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             del self._tasks[number]
+
+    async def _turn(self, number: int) -> None:
+        """Return in the order of the numbers: ranks have to begin what they do together in one order."""
+        self._waiting[number] = asyncio.get_running_loop().create_future()
+        if self._next in self._waiting and not self._waiting[self._next].done():
+            self._waiting[self._next].set_result(None)
+        await self._waiting[number]
+        del self._waiting[number]
+        self._next += 1
+        if self._next in self._waiting:
+            self._waiting[self._next].set_result(None)
 
     async def cancel(self, number: int) -> None:
         """End a call or stream that is under way."""
@@ -132,7 +148,7 @@ class ActorBody:
         self.name = name
         self.rendezvous = ""
         self._actors = tuple(actors)
-        self._numbers = itertools.count()
+        self._number = 0
         self._reason = ""
 
     @property
@@ -159,10 +175,11 @@ class ActorBody:
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
     ) -> Any:
         """See `Body.call`; what all ranks are given is stored once."""
-        number = next(self._numbers)
+        number = self._number
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
             given: Any = (args, kwargs) if len(self._actors) == 1 else ray.put((args, kwargs))
             refs = [actor.call.remote(number, role, method, given) for actor in self._actors]
+        self._number += 1  # only now: actors wait for every number in turn
         try:
             answers = await first_error([self._ask(ref, where, deadline_s) for ref in refs])
         except BaseException:
@@ -175,11 +192,22 @@ class ActorBody:
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, close_s: float
     ) -> AsyncGenerator[Any, None]:
         """See `Body.stream`."""
-        if len(self._actors) > 1:
-            raise WorkerError(f"{where}: it streams, which needs a replica of one rank, not {len(self._actors)}")
-        number = next(self._numbers)
+        number = self._number
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
-            refs = self._actors[0].stream.options(num_returns="streaming").remote(number, role, method, (args, kwargs))
+            calls = [
+                actor.stream.options(num_returns="streaming").remote(number, role, method, (args, kwargs))
+                for actor in self._actors
+            ]
+        self._number += 1
+        streams = [
+            self._items(actor, refs, number, where, close_s) for actor, refs in zip(self._actors, calls, strict=True)
+        ]
+        async with aclosing(merged(streams)) as items:
+            async for item in items:
+                yield item
+
+    async def _items(self, actor: Any, refs: Any, number: int, where: str, close_s: float) -> AsyncGenerator[Any, None]:
+        """The items of one rank's stream."""
         ended = False
         try:
             while True:
@@ -195,7 +223,7 @@ class ActorBody:
             raise WorkerError(f"{where}: {self._lost(error)}") from error
         finally:
             if not ended:
-                self._cancel(number)
+                actor.cancel.remote(number)
                 await self._drain(refs, close_s)
 
     async def _drain(self, refs: Any, close_s: float) -> None:

@@ -1,0 +1,166 @@
+"""Ray after things went wrong: a driver killed, a signal, a worker that dies, another run in the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.testing.leaks import descendants, is_running
+
+pytest.importorskip("ray")
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+
+DEADLINE_S = 120.0
+
+
+def settings(directory: Path, **more: Any) -> dict[str, Any]:
+    """A run on Ray whose updates take long enough to be interrupted; every step is saved."""
+    prompts = directory / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"say a, {n}", "answer": "a"}) + "\n" for n in range(400)))
+    return {
+        "model.path": "none",
+        "model.tokenizer": "bytes",
+        "data.sources.all.path": str(prompts),
+        "actor.backend": "null",
+        "rollout.backend": "null",
+        "rollout.samples_per_prompt": 2,
+        "rollout.max_tokens": 8,
+        "reward.functions.letters.fn": "count_letter",
+        "train.dir": str(directory / "runs"),
+        "train.max_steps": 200,
+        "train.prompts_per_step": 2,
+        "train.name": "run",
+        "checkpoint.every_steps": 1,
+        "cluster.backend": "ray",
+        "cluster.object_store_gib": 0.1,
+        "plugins.null.update_s": 0.2,
+        **more,
+    }
+
+
+@contextmanager
+def training(values: Mapping[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """`rlcore train` as a process, killed at the end if it still runs."""
+    command = [sys.executable, "-m", "rlcore", "train", *(f"{key}={value}" for key, value in values.items())]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(what: str, holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+    """Return when it holds; fail when it does not in time."""
+    ends_at = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < ends_at, f"{what}: not within {deadline_s:g} s"
+        time.sleep(0.05)
+
+
+def steps(directory: Path) -> int:
+    """Steps that the run has written down."""
+    log = directory / "runs" / "run" / "metrics.jsonl"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def actors_of(process: int) -> list[int]:
+    """The processes of our actors under a driver."""
+    found = []
+    for each in descendants(process):
+        try:
+            if b"ActorHost" in Path(f"/proc/{each}/cmdline").read_bytes():
+                found.append(each)
+        except OSError:
+            continue
+    return found
+
+
+def test_a_killed_driver_takes_its_ray_along(tmp_path: Path) -> None:
+    with training(settings(tmp_path)) as run:
+        wait_for("two steps", lambda: steps(tmp_path) >= 2)
+        ours = descendants(run.pid)
+        assert actors_of(run.pid)
+        run.kill()
+        wait_for("the end of every process", lambda: not any(map(is_running, ours)), 20)
+
+
+def test_a_signal_ends_run_actors_and_ray(tmp_path: Path) -> None:
+    with training(settings(tmp_path)) as run:
+        wait_for("two steps", lambda: steps(tmp_path) >= 2)
+        ours = descendants(run.pid)
+        run.send_signal(signal.SIGTERM)
+        _, errors = run.communicate(timeout=60)
+        assert run.returncode == 143, errors
+        wait_for("the end of every process", lambda: not any(map(is_running, ours)), 20)
+    assert list((tmp_path / "runs" / "run" / "checkpoints").glob("step_*"))
+
+
+def test_a_dead_actor_ends_the_run_naming_itself_and_the_last_checkpoint(tmp_path: Path) -> None:
+    with training(settings(tmp_path)) as run:
+        wait_for("two steps", lambda: steps(tmp_path) >= 2)
+        ours = descendants(run.pid)
+        os.kill(actors_of(run.pid)[0], signal.SIGKILL)
+        _, errors = run.communicate(timeout=60)
+        assert run.returncode == 2, errors
+        last = errors.strip().splitlines()[-1]
+        assert "actor[0]" in last
+        assert "its actor ended" in last
+        assert str(tmp_path / "runs" / "run" / "checkpoints" / "step_") in last
+        wait_for("the end of every process", lambda: not any(map(is_running, ours)), 20)
+
+
+HEAD = """
+import os, sys
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+import ray
+context = ray.init("local", num_cpus=1, object_store_memory=100 * 2**20, include_dashboard=False)
+print("head:", context.address_info["gcs_address"], flush=True)
+sys.stdin.read()
+ray.shutdown()
+"""
+
+
+@pytest.fixture
+def head() -> Iterator[str]:
+    """The address of a Ray cluster with room for one run."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HEAD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        for line in process.stdout or ():
+            if line.startswith("head: "):
+                yield line.split()[1]
+                break
+        process.communicate("", timeout=60)
+
+
+def test_two_runs_on_one_cluster_the_second_is_told_who_holds_it_and_gets_it_when_the_first_is_killed(
+    head: str, tmp_path: Path
+) -> None:
+    joined = {"cluster.address": head, "cluster.placement_s": 2}
+    values = settings(tmp_path, **joined)
+    del values["cluster.object_store_gib"]
+    with training(values) as first:
+        wait_for("two steps", lambda: steps(tmp_path) >= 2)
+        with training({**values, "train.name": "second"}) as second:
+            _, errors = second.communicate(timeout=60)
+            assert second.returncode == 2
+            assert "pool 'main' wants 1 CPU" in errors
+            assert "held by: rlcore run main" in errors
+        first.kill()
+        first.wait()
+    with training({**values, "train.name": "third", "train.max_steps": 1, "cluster.placement_s": 60}) as third:
+        _, errors = third.communicate(timeout=DEADLINE_S)
+        assert third.returncode == 0, errors

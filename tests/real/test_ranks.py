@@ -1,0 +1,149 @@
+"""Several processes train one model: their gradient is that of one process, whatever share of the rows each holds."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcore.backends.hf.ranks import balanced
+from rlcore.batch import select
+from rlcore.cluster.deadlines import Deadlines
+from rlcore.cluster.local import LocalCluster
+from rlcore.errors import WorkerError
+from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plugins import configure
+from rlcore.testing.packages import importable, write_package
+from rlcore.testing.tiny import random_batch, write_tiny_model
+from rlcore.types import Batch
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+SOURCE = """
+    from dataclasses import replace
+    from rlcore.actor import ActorWorker
+    from rlcore.backends.hf.worker import HfActor
+    from rlcore.hookspecs import hookimpl
+    from rlcore.plan import *
+
+    class Open(ActorWorker):
+        def gradients(self, batch): ...
+        def weights(self): ...
+        def fail_alone(self, rank): ...
+
+    class OpenActor(HfActor, Open):
+        def gradients(self, batch):
+            self.engine.expect(100)
+            loss, sums = self.engine._accumulate(batch)
+            grads = [each.grad.numpy().copy() for each in self.engine._optimizer.masters]
+            self.engine._optimizer.clear_gradients()
+            return loss, sums.result(), grads
+
+        def weights(self):
+            return [each.detach().numpy().copy() for each in self.engine.model.parameters()]
+
+        def fail_alone(self, rank):
+            if self.context.rank == rank:
+                raise ValueError("only here")
+
+    @hookimpl
+    def rlcore_agent_loops():
+        def asks(config, section):
+            common = dict(
+                threads=1,
+                references={"policy_loss": "rlcore.algo.loss:clip"},
+                engine=config.actor,
+                shared_prefix=config.actor.shared_prefix,
+            )
+            return [
+                WorkerRequest(Role("one", Open), "open", **common),
+                WorkerRequest(Role("two", Open), "open", ranks=2, **common),
+            ]
+        return [Component("open", lambda context: None, asks)]
+
+    @hookimpl
+    def rlcore_worker_classes():
+        return [WorkerClass(Open, "open", OpenActor)]
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A directory from which the test's plugin is imported."""
+    with importable(tmp_path / "site") as directory:
+        write_package(directory, "open_ranks", SOURCE)
+        yield directory
+
+
+def planned(model: Path, *overrides: str) -> RunPlan:
+    """A run with one worker of one rank and one of two."""
+    settings = [
+        f"model.path={model}",
+        "model.tokenizer=bytes",
+        "data.sources.all.path=p.jsonl",
+        "reward.functions.letters.fn=count_letter",
+        "rollout.agent=open",
+        *overrides,
+    ]
+    hooks, loaded = configure([], settings, ["null", "open_ranks"])
+    return make_plan(loaded, hooks, Facts(cpus=2))
+
+
+def batches() -> dict[str, Batch]:
+    """Mini-batches by what is special about them."""
+    whole = random_batch(num_groups=4, samples=3, seed=5)
+    return {
+        "twelve": whole,
+        "five": select(whole, [0, 1, 2, 4, 7]),
+        "one": select(whole, [6]),
+        "a whole group": select(whole, [3, 4, 5]),
+    }
+
+
+@pytest.mark.parametrize("shared_prefix", ["none", "tree", "cache"])
+def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, shared_prefix: str) -> None:
+    model = write_tiny_model(tmp_path / "tiny")
+    plan = planned(model, f"actor.shared_prefix={shared_prefix}", "actor.micro_batch_tokens=40")
+    Open = sys.modules["open_ranks"].Open  # type: ignore[attr-defined]
+
+    async def story() -> None:
+        cluster = LocalCluster(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5))
+        try:
+            ours = [each for each in plan.workers if each.asked_by != "core"]
+            one, two = [(await cluster.start(each)).replicas[0] for each in ours]
+            for name, batch in batches().items():
+                expected: Any = await one.call(Open.gradients, batch)
+                found: Any = await two.call(Open.gradients, batch)
+                for left, right in zip(expected[2], found[2], strict=True):
+                    np.testing.assert_allclose(right, left, rtol=1e-5, atol=1e-5 * np.abs(left).max(), err_msg=name)
+                assert found[0] == pytest.approx(expected[0], rel=1e-5)
+                assert found[1] == pytest.approx(expected[1], rel=1e-4)
+                logprobs = [(await each.call(Open.logprobs, batch)).get() for each in (one, two)]
+                np.testing.assert_allclose(logprobs[1], logprobs[0], atol=1e-5)
+            norms = [
+                (await each.call(Open.update, replace(batches()["five"])))["actor/grad_norm"] for each in (one, two)
+            ]
+            assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+            weights = [await each.call(Open.weights) for each in (one, two)]
+            assert max(float(np.abs(a - b).max()) for a, b in zip(*weights, strict=True)) < 1e-6
+            with pytest.raises(WorkerError, match=r"two\[0\]\.fail_alone\(\): ValueError: only here"):
+                await two.call(Open.fail_alone, 1)
+        finally:
+            await cluster.close()
+
+    asyncio.run(story())
+
+
+def test_rows_are_dealt_out_by_tokens_and_groups_stay_whole() -> None:
+    lengths_B = np.array([10, 1, 1, 1, 9, 2])
+    alone_B = balanced(lengths_B, np.arange(6), 2)
+    assert sorted(np.bincount(alone_B, lengths_B).tolist()) == [12.0, 12.0]
+    groups_B = np.array([0, 0, 1, 1, 2, 2])
+    ranks_B = balanced(lengths_B, groups_B, 2)
+    assert all(len(set(ranks_B[groups_B == group].tolist())) == 1 for group in range(3))
+    assert sorted(np.bincount(ranks_B, lengths_B).tolist()) == [11.0, 13.0]
+    assert balanced(np.array([7]), np.array([0]), 3).tolist() == [0]
