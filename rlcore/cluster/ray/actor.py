@@ -168,8 +168,7 @@ class ActorBody:
         """See `Body.build`."""
         where = f"{ranks[0].name}.setup()"
         refs = [actor.build.remote(shipment) for actor, shipment in zip(self._actors, ranks, strict=True)]
-        for answer in await first_error([self._ask(ref, where, deadline_s) for ref in refs]):
-            opened(answer)
+        await first_error([self._value(ref, where, deadline_s) for ref in refs])
 
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
@@ -181,11 +180,11 @@ class ActorBody:
             refs = [actor.call.remote(number, role, method, given) for actor in self._actors]
         self._number += 1  # only now: actors wait for every number in turn
         try:
-            answers = await first_error([self._ask(ref, where, deadline_s) for ref in refs])
+            # The first error ends the wait: the other ranks may be waiting for that one.
+            values = await first_error([self._value(ref, where, deadline_s) for ref in refs])
         except BaseException:
             self._cancel(number)
             raise
-        values = [opened(answer) for answer in answers]
         return values[0]
 
     async def stream(
@@ -234,6 +233,10 @@ class ActorBody:
                     pass
         except (TimeoutError, RayError):
             pass
+
+    async def _value(self, ref: Any, where: str, deadline_s: float) -> Any:
+        """What a worker returned; what it raised is raised here."""
+        return opened(await self._ask(ref, where, deadline_s))
 
     async def _ask(self, ref: Any, where: str, deadline_s: float) -> Any:
         """The value of a reference; WorkerError when the deadline passes or the actor ends."""
