@@ -43,7 +43,7 @@ class CriticSettings:
     """Keep optimizer state in host memory between updates."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank adapters instead of all weights; on the actor's trunk beside the actor's own."""
-    micro_batch_tokens: int = option(4096, at_least=1)
+    micro_batch_tokens: int = option(2048, at_least=1)
     """Tokens, padding included, of one forward and backward pass."""
     max_skipped_updates: int = option(3, at_least=1)
     """The run stops when this many updates in a row had a gradient that is not finite."""

@@ -17,9 +17,10 @@ from rlcore_critic_engine.settings import CriticSettings
 from rlcore_critic_engine.worker import HfCritic
 
 from rlcore.backends.hf import HfActor
+from rlcore.batch import micro_batches
 from rlcore.config import EngineConfig, LoraConfig, ModelConfig, RunConfig
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Batch, Ref
+from rlcore.types import Batch, Ref, SharedPrefix
 from rlcore.workers import Worker, WorkerContext
 
 LORA = LoraConfig(enabled=True, rank=2)
@@ -222,12 +223,17 @@ def test_the_gradient_is_that_of_a_plain_model(model_directory: Path, kind: str)
         assert gradient == pytest.approx(expected.numpy(), rel=1e-3, abs=1e-5 * max(1.0, float(expected.abs().max())))
 
 
+def budget(batch: Batch, num: int) -> int:
+    """A token budget with which the batch is divided into `num` micro-batches."""
+    longest = int(batch.lengths_B.max())
+    return next(n for n in range(longest, 99 * longest) if len(micro_batches(batch.lengths_B, n)) == num)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_two_and_four_micro_batches_are_the_same_update(model_directory: Path, kind: str) -> None:
     batch = with_targets(random_batch(num_groups=4, samples=2))
-    longest = int(batch.lengths_B.max())
     results = []
-    for tokens in (8 * longest, 4 * longest, 2 * longest):
+    for tokens in (budget(batch, num) for num in (1, 2, 4)):
         worker = shaken(critic(model_directory, dtype="float64", micro_batch_tokens=tokens, **KINDS[kind]))
         metrics = worker.update(batch)
         results.append((metrics["critic/loss"], metrics["critic/grad_norm"], worker.values(batch).get()))
@@ -235,6 +241,22 @@ def test_one_two_and_four_micro_batches_are_the_same_update(model_directory: Pat
         assert loss == pytest.approx(results[0][0], rel=1e-9)
         assert norm == pytest.approx(results[0][1], rel=1e-9)
         assert values_BT == pytest.approx(results[0][2], abs=1e-6)
+
+
+@pytest.mark.parametrize("way", [SharedPrefix.TREE, SharedPrefix.CACHE])
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_shared_prompts_values_and_gradients_are_the_same(
+    model_directory: Path, kind: str, way: SharedPrefix
+) -> None:
+    batch = with_targets(random_batch(num_groups=3, samples=3))
+    found = []
+    for shared_prefix in (SharedPrefix.NONE, way):
+        worker = shaken(critic(model_directory, dtype="float64", **KINDS[kind]))
+        worker.engine.shared_prefix = shared_prefix
+        found.append((worker.values(batch).get(), gradient_of(worker, batch)))
+    assert found[1][0] == pytest.approx(found[0][0], abs=1e-5)
+    for one, other in zip(found[1][1], found[0][1], strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-5 * max(1.0, float(np.abs(other).max())))
 
 
 def test_the_loss_of_an_update_is_that_of_a_plain_loop_over_the_minibatch(model_directory: Path) -> None:
