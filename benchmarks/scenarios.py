@@ -34,6 +34,11 @@ class Scenario:
         """Samples of a step."""
         return self.prompts * self.samples
 
+    @property
+    def group_tokens(self) -> int:
+        """Tokens of a whole group whose prompt is computed once: our micro-batch."""
+        return self.prompt_tokens + self.samples * self.new_tokens
+
     def lengths(self) -> list[int]:
         """The number of new tokens of each row, prompt by prompt: the same in every call."""
         if not self.varying:

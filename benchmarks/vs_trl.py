@@ -74,10 +74,14 @@ class Comparison:
         scenario = self.scenario
         config: dict[str, Any] = {
             "model": {"path": str(self._endless)},
-            "data": {"sources": {"all": {"path": str(directory / "prompts.jsonl")}}, "shuffle": False},
+            "data": {
+                "sources": {"all": {"path": str(directory / "prompts.jsonl")}},
+                "shuffle": False,
+                "max_prompt_tokens": scenario.prompt_tokens,
+            },
             "rollout": {"samples_per_prompt": scenario.samples, "max_tokens": scenario.new_tokens},
             "reward": {"functions": {"letters": {"fn": f"{HERE / 'reward.py'}:letter_share"}}},
-            "actor": {"lr": 1e-6, "dtype": self._options.dtype},
+            "actor": {"lr": 1e-6, "dtype": self._options.dtype, "micro_batch_tokens": scenario.group_tokens},
             "cluster": {"threads": self.threads, "device": self._options.device},
             "train": {"prompts_per_step": scenario.prompts, "max_steps": 1000},
         }

@@ -1,6 +1,7 @@
 """Starts exactly what a plan says, and closes what it started, also after a crash."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,10 @@ from rlcore.cluster.child import ChildProcesses
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.generator import RolloutService
 from rlcore.cluster.local import LocalCluster
+from rlcore.cluster.weights import WeightsSync
 from rlcore.critic import CriticEngine
 from rlcore.errors import PlanError, PluginError, WorkerError, boundary
-from rlcore.machine import gather_facts
+from rlcore.machine import gather_facts, keep_freed_memory
 from rlcore.plan import CORE, Algorithm, BuildContext, ComponentPlan, Role, RunPlan, WorkerPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.reference import REFERENCE, ReferenceWorker
@@ -95,6 +97,15 @@ class Run:
     selection: Callable[..., Any] | None = None
     """The selection that the policy loss names: `rlcore.algo.covariance`; None for one that has none."""
     sink: MetricsSink = field(default_factory=MetricsSink)
+    weights: WeightsSync | None = None
+    """None where the rollout samples from the actor's own weights."""
+
+    async def sync_weights(self, version: int) -> None:
+        """Rollout replicas sample with the actor's weights, published as `version`, when this returns."""
+        if self.weights is not None:
+            began = time.monotonic()
+            await self.weights.publish(version)
+            self.sink.record("time/weights_s", time.monotonic() - began)
 
     def take_metrics(self) -> Metrics:
         """What components recorded or count themselves since the last call."""
@@ -116,6 +127,8 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
     WorkerError naming the worker, or PluginError naming the component, that did not start.
     """
     limits = deadlines or Deadlines()
+    if plan.config.cluster.device == "cpu":
+        keep_freed_memory()
     async with AsyncExitStack() as stack:
         tokens = await asyncio.to_thread(load_tokens, plan.config.model, plan.config.data.system_prompt)
         children = ChildProcesses()
@@ -123,6 +136,9 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         groups = await _start_workers(plan, run_dir, limits, stack)
         generator = RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s)
         sink = MetricsSink()
+        weights = None if plan.schedule.embedded else _weights_sync(plan, run_dir, groups)
+        if weights is not None:
+            stack.push_async_callback(weights.close)
         context = BuildContext(
             config=plan.config,
             section=None,
@@ -152,7 +168,14 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
             advantage_algorithm=algorithm,
             selection=await asyncio.to_thread(resolve, selection) if selection else None,
             sink=sink,
+            weights=weights,
         )
+
+
+def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups) -> WeightsSync:
+    chosen = plan.config.rollout.weights_dir
+    where = Path(chosen) / f"rlcore-{run_dir.name}" if chosen else run_dir / "weights"
+    return WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], where.absolute())
 
 
 async def _start_workers(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack) -> Groups:

@@ -1,5 +1,6 @@
 """What this machine has and how large a model is, found without torch: the facts that the planner is given."""
 
+import ctypes
 import json
 import math
 import os
@@ -11,6 +12,8 @@ from rlcore.plan import Facts, ModelShape
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
+"""Parameters of glibc's mallopt(3)."""
 
 
 def gather_facts(config: RunConfig) -> Facts:
@@ -22,6 +25,20 @@ def gather_facts(config: RunConfig) -> Facts:
         parameters=num_parameters(Path(config.model.path).expanduser()),
         shape=model_shape(Path(config.model.path).expanduser()),
     )
+
+
+def keep_freed_memory() -> None:
+    """Let glibc's allocator keep what is freed for the next micro-batch, and all threads share it.
+
+    By default large tensors are given back to the system at once, and every page of the next ones is cleared anew by
+    the kernel: a tenth of an update's time on a CPU. Peak memory stays as it is. Nothing happens with another C library.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):
+        return
+    for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, 2**31 - 1)):
+        mallopt(parameter, value)
 
 
 def num_cpus() -> int:

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from rlcore.errors import ConfigError
 
 CHUNK_ELEMENTS = 2**24
-"""Logits that exist at a time: 64 MiB in float32."""
+"""Logits that are computed at a time: 64 MiB in float32."""
+KEPT_ELEMENTS = 2**25
+"""Logits that are kept for the backward pass, 128 MiB in float32; those of further chunks are computed again."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,9 @@ def token_scores(
 ) -> tuple[Tensor, Tensor]:
     """(N,) log-probability of each target and (N,) entropy in nats, of softmax(logits / temperature).
 
-    `hidden_NH[i]` is the state *before* target i. Entropy is 0 unless asked for. The forward pass keeps only the
-    log-sum-exp of each position; the backward pass computes the logits again, chunk by chunk. A chunk has at most
-    `chunk_elements` logits.
+    `hidden_NH[i]` is the state *before* target i. Entropy is 0 unless asked for. The forward pass keeps the log-sum-exp
+    of each position, and the logits of the first chunks, `KEPT_ELEMENTS` at most; the backward pass computes the others
+    again, chunk by chunk. A chunk has at most `chunk_elements` logits.
     """
     scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]
         hidden_NH,
@@ -127,30 +129,35 @@ class _TokenScores(torch.autograd.Function):
         num = len(hidden_NH)
         dtype = at_least_float32(hidden_NH[:0]).dtype
         logprobs_N, entropy_N, log_sum_N = (torch.zeros(num, dtype=dtype, device=hidden_NH.device) for _ in range(3))
+        kept: list[Tensor] = []
         for rows in _chunks(num, chunk_rows):
-            logits_nV = head.cap(head.raw_logits(hidden_NH[rows], weight_VH, bias_V)) / temperature
+            raw_nV = head.raw_logits(hidden_NH[rows], weight_VH, bias_V)
+            if any(ctx.needs_input_grad) and rows.stop * len(weight_VH) <= KEPT_ELEMENTS:
+                kept.append(raw_nV)
+            logits_nV = _tempered(head.cap(raw_nV), temperature)
             log_sum_N[rows] = torch.logsumexp(logits_nV, dim=-1)
             logprobs_N[rows] = logits_nV.gather(1, targets_N[rows, None])[:, 0] - log_sum_N[rows]
             if with_entropy:
                 probs_nV = torch.exp(logits_nV - log_sum_N[rows, None])
                 entropy_N[rows] = log_sum_N[rows] - torch.linalg.vecdot(probs_nV, _finite(logits_nV))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sum_N, entropy_N)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sum_N, entropy_N, *kept)
         ctx.head, ctx.temperature, ctx.chunk_rows = head, temperature, chunk_rows
         return logprobs_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_logprobs_N, grad_entropy_N = grads
-        hidden_NH, weight_VH, bias_V, targets_N, log_sum_N, entropy_N = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, log_sum_N, entropy_N, *kept = ctx.saved_tensors
         head: Head = ctx.head
         grad_hidden_NH = torch.zeros_like(hidden_NH) if ctx.needs_input_grad[0] else None
         sum_dtype = log_sum_N.dtype
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=sum_dtype) if ctx.needs_input_grad[1] else None
         needs_bias = bias_V is not None and ctx.needs_input_grad[2]
         grad_bias_V = torch.zeros_like(bias_V, dtype=sum_dtype) if needs_bias else None
-        for rows in _chunks(len(hidden_NH), ctx.chunk_rows):
-            raw_nV = head.raw_logits(hidden_NH[rows], weight_VH, bias_V)
+        for index, rows in enumerate(_chunks(len(hidden_NH), ctx.chunk_rows)):
+            again = index >= len(kept)
+            raw_nV = head.raw_logits(hidden_NH[rows], weight_VH, bias_V) if again else kept[index]
             grad_nV = _grad_of_raw_logits(
                 raw_nV,
                 head,
@@ -192,18 +199,23 @@ def _grad_of_raw_logits(
     With p = softmax(z): d logp_y / dz = onehot_y - p, and d entropy / dz = -p * (log p + entropy).
     """
     capped_nV = head.cap(raw_nV)
-    logprobs_nV = capped_nV / temperature - log_sum_n1
+    logprobs_nV = _tempered(capped_nV, temperature) - log_sum_n1
     probs_nV = torch.exp(logprobs_nV)
-    grad_nV = torch.zeros_like(probs_nV)
+    grad_nV = torch.zeros_like(probs_nV) if grad_logprobs_n1 is None else probs_nV * -grad_logprobs_n1
     if grad_logprobs_n1 is not None:
-        grad_nV -= probs_nV * grad_logprobs_n1
         grad_nV.scatter_add_(1, targets_n[:, None], grad_logprobs_n1.to(grad_nV.dtype))
     if grad_entropy_n1 is not None:
         grad_nV -= grad_entropy_n1 * probs_nV * (_finite(logprobs_nV) + entropy_n1)
-    grad_nV *= head.scale / temperature
+    if head.scale != temperature:
+        grad_nV *= head.scale / temperature
     if head.softcap:
         grad_nV *= 1.0 - (capped_nV / head.softcap) ** 2
     return grad_nV
+
+
+def _tempered(logits_nV: Tensor, temperature: float) -> Tensor:
+    """Logits / temperature; the tensor itself where that changes nothing."""
+    return logits_nV if temperature == 1.0 else logits_nV / temperature
 
 
 def _finite(values_nV: Tensor) -> Tensor:
