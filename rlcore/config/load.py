@@ -254,5 +254,7 @@ def _saved(raw: Mapping[str, Any], config: RunConfig) -> str:
 
 def _remove(values: dict[str, Any], parts: Sequence[str]) -> None:
     for part in parts[:-1]:
+        if part not in values:  # the section around it had no effect, and is gone
+            return
         values = values[part]
     values.pop(parts[-1], None)
