@@ -27,4 +27,4 @@ async def live(
             try:
                 yield trainer
             finally:
-                await trainer.flight.close()
+                await trainer.close()

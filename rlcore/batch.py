@@ -4,6 +4,7 @@ Rows keep one order through all of this: groups as they were given, in a group s
 index. What arrived first has no meaning.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -186,12 +187,13 @@ def _check_group(group: Sequence[Scored]) -> None:
             raise RewardError(
                 f"batch: the reward of {row} is '{reward.status}'; drop the sample or give it a value first"
             )
-        if not np.isfinite(reward.score):
+        if not math.isfinite(reward.score):
             raise RewardError(f"batch: the reward of {row} is {reward.score}; a finite score is needed")
         _check_token_scores(each)
-        if before is not None and before.trajectory.id == row:
+        same_sample = before is not None and before.trajectory.id.sample == row.sample
+        if same_sample and before is not None and before.trajectory.id.part == row.part:
             raise PluginError(f"batch: trajectory {row} comes twice; each must come exactly once")
-        if before is not None and before.trajectory.id.unit() == row.unit() and before.reward.score != reward.score:
+        if same_sample and before is not None and before.reward.score != reward.score:
             raise PluginError(
                 f"batch: parts of {row.unit()} have rewards {before.reward.score} and {reward.score}; "
                 "the parts of a sample share one reward"
@@ -200,10 +202,10 @@ def _check_group(group: Sequence[Scored]) -> None:
 
 
 def _check_arrays(trajectory: Trajectory) -> None:
-    shapes = {name: getattr(trajectory, name).shape for name in ("token_ids", "loss_mask", "logprobs")}
-    if set(shapes.values()) != {(len(trajectory.token_ids),)}:
+    shapes = trajectory.token_ids.shape, trajectory.loss_mask.shape, trajectory.logprobs.shape
+    if shapes != ((len(trajectory.token_ids),),) * 3:
         raise PluginError(f"batch: arrays of trajectory {trajectory.id} have shapes {shapes}; one (T,) is needed")
-    if trajectory.loss_mask[:1].any():
+    if len(trajectory.loss_mask) and trajectory.loss_mask[0]:
         raise PluginError(f"batch: trajectory {trajectory.id} has a loss at position 0, whose token has no probability")
 
 
@@ -230,7 +232,8 @@ def _token_arrays(trajectories: Sequence[Trajectory], pad_id: int) -> TokenArray
         token_ids_BT[row, :length] = each.token_ids
         valid_BT[row, :length] = True
         loss_mask_BT[row, :length] = each.loss_mask
-        logprobs_BT[row, :length] = np.where(each.loss_mask, each.logprobs, 0.0)
+        logprobs_BT[row, :length] = each.logprobs
+    logprobs_BT[~loss_mask_BT] = 0.0
     return TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, logprobs_BT)
 
 

@@ -8,10 +8,10 @@ the right. A *sample* is one draw for a prompt and may end as several rows (part
 prompt.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ class FrozenDict(Mapping[K, V]):
     __slots__ = ("_items",)
 
     def __init__(self, items: Mapping[K, V] | None = None) -> None:
-        self._items = dict(items or {})
+        self._items = dict(items._items if isinstance(items, FrozenDict) else items or {})
 
     def __getitem__(self, key: K) -> V:
         return self._items[key]
@@ -44,6 +44,19 @@ class FrozenDict(Mapping[K, V]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+    # These are here because what Mapping has in their place is many times slower.
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def keys(self) -> KeysView[K]:
+        return self._items.keys()
+
+    def values(self) -> ValuesView[V]:
+        return self._items.values()
+
+    def items(self) -> ItemsView[K, V]:
+        return self._items.items()
 
     def __hash__(self) -> int:
         return hash(frozenset(self._items.items()))
@@ -59,10 +72,9 @@ class ReadOnlyArrays:
     """Mixin of frozen dataclasses that hold numpy arrays: the arrays cannot be written, also after unpickling."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, each.name)
+        for value in self.__dict__.values():
             if isinstance(value, np.ndarray):
-                value.flags.writeable = False
+                value.setflags(write=False)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -139,7 +151,7 @@ class TrajectoryId:
 
     def unit(self) -> "TrajectoryId":
         """The id of the sample, the same for all its parts."""
-        return TrajectoryId(self.prompt, self.epoch, self.sample)
+        return self if self.part == 0 else TrajectoryId(self.prompt, self.epoch, self.sample)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,12 +182,13 @@ class Trajectory(ReadOnlyArrays):
     @property
     def num_sampled(self) -> int:
         """How many tokens the policy sampled."""
-        return int(self.loss_mask.sum())
+        return int(np.count_nonzero(self.loss_mask))
 
     @property
     def prompt_length(self) -> int:
         """Number of tokens before the first sampled one (all of them if none was sampled)."""
-        return int(self.loss_mask.argmax()) if self.loss_mask.any() else len(self.token_ids)
+        first = int(self.loss_mask.argmax()) if len(self.loss_mask) else 0
+        return first if self.loss_mask[first : first + 1].any() else len(self.token_ids)
 
     def text(self) -> str:
         """The completion as one string; of messages, the content of the assistant's."""
@@ -326,7 +339,20 @@ class Completion(ReadOnlyArrays):
     """Of the weights that sampled the first token."""
     generate_s: float = 0.0
     versions: tuple[tuple[int, int], ...] = ()
-    """(offset in token_ids, version) of each run of tokens sampled with one version; empty: `version` sampled all."""
+    """(offset in token_ids, version) of each run of tokens sampled with the same weights; empty: `version` sampled all.
+
+    A version that comes twice was sampled with before and after an update that was not published in between.
+    """
+
+
+@dataclass(frozen=True)
+class WeightsHandle:
+    """Where the actor's weights of one version are, for replicas that hold a copy of their own."""
+
+    version: int
+    kind: Literal["directory"]
+    """directory: a model directory that from_pretrained opens, with safetensors files."""
+    path: str
 
 
 def frozen_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -14,6 +14,7 @@ from rlcore.batch import collate
 from rlcore.launch import Run
 from rlcore.plan import OldLogprobs
 from rlcore.reference import ReferenceWorker
+from rlcore.schedule.timing import Timeline
 from rlcore.types import Batch, Float32s, Ref, Reward, Scored, Trajectory, TrajectoryId
 
 FIELDS = ("reference_logprobs", "old_logprobs", "values")
@@ -23,8 +24,8 @@ FIELDS = ("reference_logprobs", "old_logprobs", "values")
 class RowArrays:
     """Arrays of (T,) by trajectory, for one step."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, timeline: Timeline) -> None:
+        self._run, self._timeline = run, timeline
         self._old = run.plan.schedule.old_logprobs
         self._arrays: dict[TrajectoryId, dict[str, Float32s]] = {}
 
@@ -37,7 +38,8 @@ class RowArrays:
         for each in missing:
             groups.setdefault((each.id.prompt, each.id.epoch), []).append(Scored(each, Reward(0.0)))
         batch = collate(list(groups.values()), self._run.tokens.pad_id)
-        found = await self._passes(batch)
+        with self._timeline.passing():
+            found = await self._passes(batch)
         rows = [row.trajectory for group in groups.values() for row in sorted(group, key=_place)]
         for index, each in enumerate(rows):
             length = len(each.token_ids)

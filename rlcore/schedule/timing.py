@@ -31,19 +31,25 @@ class Timeline:
     pass_s: float = 0.0
     """In forward passes that need no reward."""
     update_s: list[float] = field(default_factory=list)
+    _passing: bool = False
+    _passed_at: float = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Rewards are waited for."""
+        """Rewards are waited for; that counts when no forward pass goes on."""
         begin = now()
         yield
-        self.waited_s += now() - begin
+        if not self._passing:
+            self.waited_s += max(0.0, now() - max(begin, self._passed_at))
 
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Forward passes go on."""
-        begin = now()
-        yield
+        begin, self._passing = now(), True
+        try:
+            yield
+        finally:
+            self._passing, self._passed_at = False, now()
         self.pass_s += now() - begin
 
     @contextmanager
@@ -86,6 +92,7 @@ class Timeline:
         return {
             "time/generate_s": self.sampled_at - self.began,
             "time/passes_s": self.pass_s,
+            "time/updates_s": sum(self.update_s),
             "time/sample_s": self.first_update_at - self.began,
             "time/update_s": self.ended_at - self.first_update_at,
             "time/step_s": step_s,

@@ -4,6 +4,7 @@ The four schedules differ here and in `Flight.refill` only: how far ahead prompt
 are cut from a whole step in canonical order or formed of the groups whose rewards are in first.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from rlcore.algo.kl import FixedKl
@@ -23,7 +24,7 @@ from rlcore.schedule.issued import Issued
 from rlcore.schedule.prepare import completion_metrics, epoch_minibatches, later_epoch, row_advantages
 from rlcore.schedule.rows import RowArrays
 from rlcore.schedule.timing import Timeline, length_correlation
-from rlcore.types import Batch, Metrics, Scored, Trajectory, TrajectoryId
+from rlcore.types import Batch, Metrics, Scored, TrajectoryId
 
 
 class StepWork:
@@ -35,14 +36,16 @@ class StepWork:
         self._config, self._schedule = run.plan.config, run.plan.schedule
         self.timeline = Timeline()
         self._members = flight.refill(step, last_step)
-        self._arrays = RowArrays(run)
+        self._arrays = RowArrays(run, self.timeline)
         self.taken: list[Issued] = []
         """Prompts that this step uses up, whatever becomes of them."""
         self.everything: list[Scored] = []
         """Every scored trajectory of theirs, also failed and replaced ones."""
         self.advantages: dict[TrajectoryId, float] = {}
         """Of the rows that are trained on."""
+        self._preparing: asyncio.Task[None] | None = None
         self._metrics: Metrics = {}
+        self._measured: Metrics | None = None
         self._prepared: list[Metrics] = []
         self._trained: list[tuple[int, Scored]] = []
         """Rows with the index of their mini-batch in the first epoch; 0 where mini-batches are not streamed."""
@@ -52,19 +55,27 @@ class StepWork:
         await self._flight.sampled(None if self._schedule.sample_before_update else self._members)
         self.timeline.sample_end()
 
-    async def prepare(self) -> None:
-        """Run the forward passes that need no reward, while rewards are pending.
+    def prepare(self) -> None:
+        """Begin the forward passes that need no reward; they go on while rewards are pending.
 
         Not under dynamic sampling: most of what is replaced would be computed for nothing.
         """
         if not self._config.algo.dynamic_sampling:
-            await self._ensure_arrays([row for each in self._members for row in each.trajectories.values()])
+            rows = [row for each in self._members for row in each.trajectories.values()]
+            self._preparing = asyncio.create_task(self._arrays.ensure(rows), name="forward passes")
+
+    async def aclose(self) -> None:
+        """End what was begun."""
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.gather(self._preparing, return_exceptions=True)
 
     async def minibatches(self) -> AsyncIterator[Batch]:
         """Every mini-batch of every epoch, weighed: as soon as it may be trained on."""
         config, number = self._config, self._step - 1
         if not self._schedule.stream:
             batch = await self._finish(await self._all_groups(), 0)
+            self._measure_soon()
             for epoch in range(config.actor.epochs):
                 for minibatch in epoch_minibatches(self._run, batch, number, epoch):
                     yield minibatch
@@ -73,6 +84,8 @@ class StepWork:
         async for groups in self._first_ready():
             batch = await self._finish(groups, len(streamed))
             streamed.append(weigh(batch, config.algo, self._run.selection))
+            if len(self.taken) == self._num_prompts():
+                self._measure_soon()
             yield streamed[-1]
         for epoch in range(1, config.actor.epochs):
             for minibatch in later_epoch(streamed, config.train.seed, number, epoch):
@@ -81,14 +94,22 @@ class StepWork:
     def end(self) -> Metrics:
         """The step has been taken: what was sampled, and how the schedule did."""
         self.timeline.end()
-        return (
-            self._metrics
-            | reward_metrics(self.everything)
-            | completion_metrics(self.everything)
-            | average(self._prepared)
-            | self.timeline.metrics(self.taken, self._schedule.stream, self._config.actor.minibatch_prompts)
-            | self._staleness()
-        )
+        self._measure()
+        schedule = self.timeline.metrics(self.taken, self._schedule.stream, self._config.actor.minibatch_prompts)
+        return self._metrics | (self._measured or {}) | average(self._prepared) | schedule
+
+    def _measure_soon(self) -> None:
+        """Everything is sampled and scored: what that came to is computed while the device is busy with an update."""
+        asyncio.get_running_loop().call_soon(self._measure)
+
+    def _measure(self) -> None:
+        if self._measured is None:
+            everything = self.everything
+            self._measured = reward_metrics(everything) | completion_metrics(everything) | self._staleness()
+
+    def _num_prompts(self) -> int:
+        """How many prompts the step uses up, replaced ones left out."""
+        return len(self._members) or self._config.train.prompts_per_step
 
     async def _all_groups(self) -> list[Group]:
         """The groups of the step, in the order in which they were issued.
@@ -99,7 +120,7 @@ class StepWork:
         """
         algo, wanted = self._config.algo, self._config.train.prompts_per_step
         groups, spare = list[Group](), list[Group]()
-        kept = await self._round(len(self._members) or wanted)
+        kept = await self._round(self._num_prompts())
         if not algo.dynamic_sampling:
             return kept
         rounds = 0
@@ -127,7 +148,7 @@ class StepWork:
 
     async def _first_ready(self) -> AsyncIterator[list[Group]]:
         """The groups of one mini-batch after another, those first whose rewards are in first."""
-        prompts = len(self._members) or self._config.train.prompts_per_step
+        prompts = self._num_prompts()
         size = self._config.actor.minibatch_prompts or prompts
         budget = Budget(prompts * self._config.rollout.samples_per_prompt, self._config.reward)
         waiting: list[tuple[int, Group]] = []
@@ -161,19 +182,17 @@ class StepWork:
         """The groups, of mini-batch `index`, as a batch with everything that the update needs but weights."""
         run, config = self._run, self._config
         rows = [row for group in groups for row in group]
-        await self._ensure_arrays([row.trajectory for row in rows])
-        ids = [row.trajectory.id for row in rows]
-        batch = self._arrays.attach(collate(groups, run.tokens.pad_id), ids)
+        ids, batch = [row.trajectory.id for row in rows], collate(groups, run.tokens.pad_id)
+        if self._preparing is not None:
+            await self._preparing
+        await self._arrays.ensure([row.trajectory for row in rows])
+        batch = self._arrays.attach(batch, ids)
         per_token, max_tokens = run.advantage_algorithm.per_token, config.rollout.max_tokens
         batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl)
         self.advantages |= zip(ids, row_advantages(batch), strict=True)
         self._prepared.append(metrics)
         self._trained += [(index, row) for row in rows]
         return batch
-
-    async def _ensure_arrays(self, trajectories: Sequence[Trajectory]) -> None:
-        with self.timeline.passing():
-            await self._arrays.ensure(trajectories)
 
     def _take_note(self, groups: Sequence[Group], counts: Metrics) -> None:
         self.everything += [row for group in groups for row in group]

@@ -47,6 +47,7 @@ class Saver:
         began, trainer = time.monotonic(), self._trainer
         step, (state, in_flight) = trainer.progress.step, trainer.snapshot()
         logger.info("saving step %d", step)
+        await trainer.written()
         staging = await asyncio.to_thread(checkpoint.staging, self._run_dir, step)
         await trainer.actor.call(ActorWorker.save, staging)
         await trainer.run.critic.save(staging)
@@ -99,5 +100,6 @@ class Saver:
         in_flight = await asyncio.to_thread(read_scored, loaded.path / IN_FLIGHT, prompt)
         self._trainer.restore(dict(loaded.state), in_flight)
         await self._trainer.actor.call(ActorWorker.publish, loaded.step)
+        await self._trainer.run.sync_weights(loaded.step)
         self._trainer.sinks.metrics.cut_back(loaded.step)
         self._trainer.sinks.trajectories.cut_back(loaded.step)

@@ -14,13 +14,14 @@ from rlcore.actor import ActorWorker
 from rlcore.algo.kl import kl_controller
 from rlcore.config import RunConfig
 from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, WorkerError
 from rlcore.evaluate import evaluate
 from rlcore.launch import Deadlines, Run, launch
 from rlcore.metrics import MetricsLog, TrajectoryLog
 from rlcore.plan import RunPlan
 from rlcore.reward.canary import check_canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
+from rlcore.schedule.advice import advice
 from rlcore.terminal import Terminal
 from rlcore.tokens import Tokens
 from rlcore.track import Trackers, require_installed
@@ -69,6 +70,10 @@ async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Pa
                     result = await session.train(resume, start_from, changes)
                     said = "every step was taken"
                     return result
+                except WorkerError as error:
+                    if session.saver.last is None:
+                        raise
+                    raise WorkerError(f"{error}; last checkpoint: {session.saver.last}, go on with --resume") from error
                 except asyncio.CancelledError:
                     if stop.signum is None:
                         raise
@@ -124,6 +129,7 @@ async def evaluate_async(plan: RunPlan, from_checkpoint: Path | None) -> Metrics
             if from_checkpoint is not None:
                 loaded = await asyncio.to_thread(checkpoint.load, from_checkpoint)
                 await run.actor.replicas[0].call(ActorWorker.restore, loaded.path)
+                await run.sync_weights(loaded.step)
             prompts = fitting(heldout, run.tokens, plan.config, Terminal())
             return (await evaluate(run, prompts, plan.config.train.seed)).metrics
 
@@ -169,7 +175,7 @@ class Session:
         trainer = self._trainer
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
-            stack.push_async_callback(trainer.flight.close)
+            stack.push_async_callback(trainer.close)
             _keep_rewards(self._run.plan, self._run_dir)
             num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
             num_updates = await self._run.critic.expect(num_updates)
@@ -235,6 +241,9 @@ class Session:
                 source = name.removeprefix("eval/").removesuffix("/mean")
                 if name in before:
                     say(f"held-out '{source}': {before[name]:.3f} at step {first} -> {after[name]:.3f} at step {last}")
+        plan = self._run.plan
+        for line in advice(self._trainer.history, plan.schedule, plan.arithmetic["minibatches"]):
+            say(line)
         if result.checkpoint is not None:
             model = result.checkpoint / "model"
             say(f"checkpoint: {result.checkpoint}")

@@ -1,5 +1,6 @@
 """The training loop: `Trainer.step` is one step, `Trainer.train` the run."""
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -69,18 +70,18 @@ class Trainer:
         self.history: list[Metrics] = []
         """What the steps of this process say of the schedule."""
         self.evaluations: list[tuple[int, Metrics]] = []
+        self._writing: asyncio.Task[None] | None = None
         self.published = self.state()
 
     async def step(self) -> None:
         """One training step; every arrow of the data flow is one line."""
         work = StepWork(self.run, self.flight, self.progress.kl, self.progress.step + 1, self.last_step)
-        await work.sampled()  # trajectories go to their rewards the moment they are finished
-        await work.prepare()  # while rewards are pending
-        updated = Metrics()
-        async with aclosing(work.minibatches()) as minibatches:  # type: ignore[type-var]
+        async with aclosing(work), aclosing(work.minibatches()) as minibatches:  # type: ignore[type-var]
+            await work.sampled()  # each trajectory goes to its reward the moment it is finished
+            work.prepare()  # log-probs and values, while rewards are pending
             updated = average([await self.update(minibatch, work.timeline) async for minibatch in minibatches])
-        measured = await self.publish(work)
-        self.record(work, measured | updated | self.run.take_metrics())
+            measured = await self.publish(work)
+        await self.record(work, measured | updated | self.run.take_metrics())
 
     async def update(self, minibatch: Batch, timeline: Timeline) -> Metrics:
         """One optimizer step, of actor and critic alike."""
@@ -99,6 +100,7 @@ class Trainer:
         if self.run.plan.schedule.sample_before_publish:
             await self.flight.sampled()
         await self.actor.call(ActorWorker.publish, progress.step + 1)
+        await self.run.sync_weights(progress.step + 1)
         progress.step += 1
         self.flight.published(progress.step, work.taken)
         measured = work.end()
@@ -108,31 +110,59 @@ class Trainer:
         self.updating = False
         return measured
 
-    def record(self, work: StepWork, metrics: Metrics) -> None:
-        """Metrics, trajectories and what the terminal shows of the step just taken."""
+    async def record(self, work: StepWork, metrics: Metrics) -> None:
+        """Metrics, trajectories and what the terminal shows of the step just taken.
+
+        Trajectories are written while the next step begins to sample; `written` waits for them.
+        """
+        await self.written()
         step, algo, train = self.progress.step, self.config.algo, self.config.train
         metrics["reward/equal_steps"] = float(self.progress.equal_steps)
         if self.run.plan.schedule.drop:
             metrics["data/given_up"] = float(self.flight.num_given_up)
         self.history.append(metrics)
         rows = [(scored, work.advantages.get(scored.trajectory.id)) for scored in work.everything]
-        self.sinks.trajectories.append(step, rows, Lane.TRAIN)
+        writing = asyncio.to_thread(self.sinks.trajectories.append, step, rows, Lane.TRAIN)
+        self._writing = asyncio.create_task(writing, name=f"trajectories of step {step}")
         self.sinks.record(step, metrics)
         self.sinks.terminal.step(step, metrics)
         if train.log_completions_every and (step == 1 or step % train.log_completions_every == 0):
             stride = max(1, len(rows) // max(1, train.log_completions))  # of different prompts, where there are several
             self.sinks.terminal.completions(step, rows[::stride][: train.log_completions])
+        self._check_sampler(metrics)
         if algo.equal_rewards_warn_steps and self.progress.equal_steps >= algo.equal_rewards_warn_steps:
             self.sinks.terminal.warn(
                 f"in each of the last {self.progress.equal_steps} steps all rewards of every group were equal: "
                 "nothing is learned; look at the completions and at the reward function"
             )
 
+    def _check_sampler(self, metrics: Metrics) -> None:
+        """Say so when another engine samples from what is not the actor's policy."""
+        rollout, difference = self.config.rollout, metrics.get("policy/rollout_logprob_diff", 0.0)
+        if rollout.backend == "vllm" and difference > rollout.vllm.warn_logprob_diff:
+            self.sinks.terminal.warn(
+                f"step {self.progress.step}: log-probs of vLLM and of the actor differ by {difference:.3g} a token in "
+                f"the mean (rollout.vllm.warn_logprob_diff={rollout.vllm.warn_logprob_diff:g}); the loss corrects for "
+                "it up to algo.importance.cap; look at rollout.vllm.dtype and at the staleness"
+            )
+
+    async def written(self) -> None:
+        """Wait until the trajectories of every step taken are on disk; what went wrong is raised."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await asyncio.shield(writing)
+
+    async def close(self) -> None:
+        """Let go of what is in flight; the ledger stays as it is, for a checkpoint."""
+        await self.flight.close()
+        await self.written()
+
     async def evaluate(self) -> None:
         """Score held-out prompts with the weights as they are; training state stays as it is."""
         step = self.progress.step
         self.sinks.terminal.phase("evaluating")
         result = await evaluate(self.run, self.heldout, self.config.train.seed)
+        await self.written()
         self.sinks.trajectories.append(step, [(scored, None) for scored in result.rows], Lane.EVAL)
         self.sinks.record(step, result.metrics)
         logger.info("evaluated after step %d", step)

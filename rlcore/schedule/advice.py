@@ -1,0 +1,65 @@
+"""What bounded a run, and which setting to turn, in plain words."""
+
+from collections.abc import Sequence
+
+from rlcore.plan import SchedulePlan
+from rlcore.types import Metrics
+
+NOTICEABLE = 0.1
+"""A share of the step's time that is worth a sentence."""
+
+
+def advice(history: Sequence[Metrics], schedule: SchedulePlan, num_minibatches: int) -> list[str]:
+    """Sentences about the steps of `history`, the first left out when there are others: it pays for the start."""
+    steps = list(history[1:] or history)
+    if not steps:
+        return []
+    step_s = _mean(steps, "time/step_s")
+    waited = _mean(steps, "reward/wait_exposed_s") / step_s if step_s > 0 else 0.0
+    lines = [f"schedule: {schedule.name}; {_shares(steps, step_s)}"]
+    if waited < NOTICEABLE:
+        lines.append("rewards are hidden behind the work: compute bounds the run, and no other schedule would help")
+    elif _mean(steps, "reward/service_bound") >= 0.5:
+        lines.append(
+            "the reward's concurrency bounds the run: calls queue for it; allow more of them at a time "
+            "(reward.functions.<name>.children or threads, or the setting of your reward manager)"
+        )
+    else:
+        lines.append(f"the reward's latency bounds the run; {_less_exposed(schedule, num_minibatches)}")
+    overhead = _mean(steps, "schedule/overhead")
+    if overhead > NOTICEABLE:
+        lines.append(
+            f"steps took {overhead:.0%} longer than what they consisted of (schedule/overhead): the machine is shared, "
+            "or the controller is the bound; see perf/* and log.txt"
+        )
+    return lines
+
+
+def _shares(steps: Sequence[Metrics], step_s: float) -> str:
+    if step_s <= 0:
+        return "steps took no time"
+    named = {
+        "sampling": "time/generate_s",
+        "forward passes": "time/passes_s",
+        "waiting for rewards": "reward/wait_exposed_s",
+        "updates": "time/updates_s",
+    }
+    shares = {what: _mean(steps, name) / step_s for what, name in named.items()}
+    return f"{step_s:.3g} s a step: " + ", ".join(f"{share:.0%} {what}" for what, share in shares.items())
+
+
+def _less_exposed(schedule: SchedulePlan, num_minibatches: int) -> str:
+    """What would hide more of it."""
+    knobs = []
+    if not schedule.stream and num_minibatches > 1:
+        knobs.append("schedule.stream_minibatches=true updates on the groups that are ready, and stays on-policy")
+    if not schedule.stream and num_minibatches == 1:
+        knobs.append("actor.minibatch_prompts with schedule.stream_minibatches=true updates on groups that are ready")
+    more = schedule.max_staleness + 1
+    knobs.append(f"schedule.max_staleness={more} samples further ahead, at the price of older samples")
+    return "; ".join(knobs)
+
+
+def _mean(steps: Sequence[Metrics], name: str) -> float:
+    values = [step[name] for step in steps if name in step]
+    return sum(values) / len(values) if values else 0.0

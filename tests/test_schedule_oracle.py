@@ -1,0 +1,99 @@
+"""The replay: cases by hand, and against an event simulation that moves a clock in small ticks."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlcore.plan import OldLogprobs, SchedulePlan
+from rlcore.schedule.advice import advice
+from rlcore.schedule.oracle import Draws, Service, StepTimes, replay, step_ideal_s
+from rlcore.schedule.timing import length_correlation
+
+
+def times(ready: list[float], *, stream: bool, size: int = 1, updates: int = 2) -> StepTimes:
+    return StepTimes(4.0, 1.0, ready, [3.0] * updates, size, stream)
+
+
+def test_a_step_by_hand() -> None:
+    # sampled at 4, passes until 5; the groups are ready at 6 and 12, an update takes 3
+    assert step_ideal_s(times([12.0, 6.0], stream=False)) == 12 + 3 + 3
+    assert step_ideal_s(times([12.0, 6.0], stream=True)) == max(6 + 3, 12) + 3
+    assert step_ideal_s(times([-5.0, 2.0], stream=True)) == 5 + 3 + 3
+    assert step_ideal_s(times([12.0, 6.0], stream=True, updates=4)) == 12 + 3 + 3 + 3
+    assert step_ideal_s(times([], stream=True, updates=0)) == 5.0
+
+
+def test_calls_are_served_first_come_first_served() -> None:
+    service = Service(2)
+    assert [service.serve(asked, 10.0) for asked in (0.0, 1.0, 2.0, 3.0)] == [10.0, 11.0, 20.0, 21.0]
+    assert [Service(None).serve(asked, 10.0) for asked in (0.0, 1.0)] == [10.0, 11.0]
+
+
+def test_one_step_of_staleness_hides_rewards_behind_the_next_generation_and_the_update() -> None:
+    step = Draws([2.0, 4.0], [6.0, 6.0], [0, 1], 1.0, [2.0, 2.0], 1)
+    synchronous = replay([step] * 3, max_staleness=0, stream=False, slots=None)
+    assert synchronous.step_s == [4 + 6 + 4] * 3
+    pipeline = replay([step] * 3, max_staleness=0, stream=True, slots=None)
+    assert pipeline.step_s == [10 + 2] * 3
+    # two steps' prompts are sampled first, until 8; passes until 9; the rewards came at 8 and 10
+    ahead = replay([step] * 3, max_staleness=1, stream=False, slots=None)
+    assert ahead.published_s == [14.0, 14.0 + 4 + 1 + 4, 23.0 + 1 + 4]
+    one_slot = replay([step] * 3, max_staleness=0, stream=False, slots=1)
+    assert one_slot.step_s == [2 + 12 + 4] * 3
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 2), st.booleans(), st.sampled_from([None, 1, 3]))
+def test_no_schedule_that_keeps_the_rules_is_faster_than_the_replay(
+    seed: int, max_staleness: int, stream: bool, slots: int | None
+) -> None:
+    draw = random.Random(seed)
+    steps = [random_step(draw) for _ in range(4)]
+    ideal = replay(steps, max_staleness=max_staleness, stream=stream, slots=slots)
+    lazy = replay([delayed(each, draw) for each in steps], max_staleness=max_staleness, stream=stream, slots=slots)
+    assert all(late >= early - 1e-9 for late, early in zip(lazy.published_s, ideal.published_s, strict=True))
+    compute = sum(max(each.finished_s) + each.prepare_s + sum(each.update_s) for each in steps)
+    assert ideal.published_s[-1] >= compute - 1e-9
+    if slots is not None:
+        work = sum(sum(each.reward_s) for each in steps)
+        assert ideal.published_s[-1] >= work / slots - 1e-9
+    on_policy = replay(steps, max_staleness=0, stream=stream, slots=slots)
+    assert on_policy.published_s[-1] >= ideal.published_s[-1] - 1e-9
+
+
+def random_step(draw: random.Random) -> Draws:
+    finished = sorted(draw.uniform(0, 5) for _ in range(6))
+    rewards = [draw.uniform(0, 8) for _ in range(6)]
+    return Draws(finished, rewards, [0, 0, 1, 1, 2, 2], draw.uniform(0, 1), [draw.uniform(0, 3)] * 3, 1)
+
+
+def delayed(step: Draws, draw: random.Random) -> Draws:
+    """The same step with time lost in its passes and updates."""
+    return Draws(
+        step.finished_s,
+        step.reward_s,
+        step.group,
+        step.prepare_s + draw.uniform(0, 1),
+        [each + draw.uniform(0, 1) for each in step.update_s],
+        step.minibatch_groups,
+    )
+
+
+def test_the_correlation_of_minibatch_and_length() -> None:
+    assert length_correlation([0, 0, 1, 1], [5, 5, 9, 9]) == pytest.approx(1.0)
+    assert length_correlation([0, 1], [9, 5]) == pytest.approx(-1.0)
+    assert length_correlation([0, 0], [1, 2]) == length_correlation([0, 1], [3, 3]) == 0.0
+
+
+def test_the_advice_names_what_bounds_the_run_and_the_setting_to_turn() -> None:
+    synchronous = SchedulePlan("synchronous", 0, False, False, OldLogprobs.SAMPLED, (), True)
+    fast = {"time/step_s": 1.0, "reward/wait_exposed_s": 0.01, "schedule/overhead": 0.02}
+    slow = fast | {"reward/wait_exposed_s": 0.5}
+    assert "compute bounds the run" in advice([fast], synchronous, 4)[1]
+    assert "schedule.stream_minibatches=true" in advice([fast, slow], synchronous, 4)[1]
+    assert "actor.minibatch_prompts" in advice([fast, slow], synchronous, 1)[1]
+    assert "concurrency bounds the run" in advice([slow | {"reward/service_bound": 1.0}], synchronous, 4)[1]
+    assert "30% longer" in advice([fast | {"schedule/overhead": 0.3}], synchronous, 4)[2]
+    assert advice([], synchronous, 4) == []
