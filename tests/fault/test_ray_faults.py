@@ -72,6 +72,12 @@ def steps(directory: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
+def ended(process: subprocess.Popen[str]) -> bool:
+    """False while the run goes on; fails with its last words when it has ended before it should."""
+    assert process.poll() is None, process.communicate()[1]
+    return False
+
+
 def actors_of(process: int) -> list[int]:
     """The processes of our actors under a driver."""
     found = []
@@ -86,7 +92,7 @@ def actors_of(process: int) -> list[int]:
 
 def test_a_killed_driver_takes_its_ray_along(tmp_path: Path) -> None:
     with training(settings(tmp_path)) as run:
-        wait_for("two steps", lambda: steps(tmp_path) >= 2)
+        wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(run))
         ours = descendants(run.pid)
         assert actors_of(run.pid)
         run.kill()
@@ -95,7 +101,7 @@ def test_a_killed_driver_takes_its_ray_along(tmp_path: Path) -> None:
 
 def test_a_signal_ends_run_actors_and_ray(tmp_path: Path) -> None:
     with training(settings(tmp_path)) as run:
-        wait_for("two steps", lambda: steps(tmp_path) >= 2)
+        wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(run))
         ours = descendants(run.pid)
         run.send_signal(signal.SIGTERM)
         _, errors = run.communicate(timeout=60)
@@ -106,7 +112,7 @@ def test_a_signal_ends_run_actors_and_ray(tmp_path: Path) -> None:
 
 def test_a_dead_actor_ends_the_run_naming_itself_and_the_last_checkpoint(tmp_path: Path) -> None:
     with training(settings(tmp_path)) as run:
-        wait_for("two steps", lambda: steps(tmp_path) >= 2)
+        wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(run))
         ours = descendants(run.pid)
         os.kill(actors_of(run.pid)[0], signal.SIGKILL)
         _, errors = run.communicate(timeout=60)
@@ -153,7 +159,7 @@ def test_two_runs_on_one_cluster_the_second_is_told_who_holds_it_and_gets_it_whe
     values = settings(tmp_path, **joined)
     del values["cluster.object_store_gib"]
     with training(values) as first:
-        wait_for("two steps", lambda: steps(tmp_path) >= 2)
+        wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(first))
         with training({**values, "train.name": "second"}) as second:
             _, errors = second.communicate(timeout=60)
             assert second.returncode == 2
