@@ -124,6 +124,13 @@ def shared_prefixes(batch: Batch) -> Int64s:
     return prefix_B
 
 
+def suffix_lengths(batch: Batch, prefix_B: Int64s) -> Int64s:
+    """(B,) tokens of each row after its prefix that a prediction needs: those before the row's last loss token."""
+    loss_mask_BT = batch.tokens.get().loss_mask_BT
+    last_B = np.where(loss_mask_BT.any(axis=1), loss_mask_BT.shape[1] - 1 - loss_mask_BT[:, ::-1].argmax(axis=1), 0)
+    return np.maximum(last_B - prefix_B, 0)
+
+
 def shared_micro_batches(batch: Batch, max_tokens: int, *, packed: bool) -> list[Int64s]:
     """Row indices of micro-batches in which a group's prefix counts once, most costly groups first, every row once.
 
@@ -132,7 +139,7 @@ def shared_micro_batches(batch: Batch, max_tokens: int, *, packed: bool) -> list
     each part; a row that alone costs more is a micro-batch of its own.
     """
     prefix_B = shared_prefixes(batch)
-    suffix_B = batch.lengths_B - prefix_B
+    suffix_B = suffix_lengths(batch, prefix_B)
     pieces = [
         piece
         for group in np.unique(batch.group_B)

@@ -31,7 +31,7 @@ def keep_freed_memory() -> None:
     """Let glibc's allocator keep what is freed for the next micro-batch, and all threads share it.
 
     By default large tensors are given back to the system at once, and every page of the next ones is cleared anew by
-    the kernel: a tenth of an update's time on a CPU. Peak memory stays as it is. Nothing happens with another C library.
+    the kernel: a tenth of an update on a CPU. Peak memory stays as it is. Nothing happens with another C library.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

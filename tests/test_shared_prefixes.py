@@ -176,7 +176,7 @@ def test_prefixes_end_where_rows_differ_or_were_sampled() -> None:
 def test_micro_batches_hold_every_row_once_and_keep_to_the_budget(budget: int, packed: bool) -> None:
     batch = random_batch(num_groups=6, samples=5)
     prefix_B = shared_prefixes(batch)
-    suffix_B = batch.lengths_B - prefix_B
+    suffix_B = batch.lengths_B - prefix_B - 1  # every row ends with a sampled token, from which nothing is predicted
     parts = shared_micro_batches(batch, budget, packed=packed)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))
     for rows in parts:

@@ -3,6 +3,8 @@
 Letters: B rows, T positions, S positions of a row after its prefix, P positions of a prefix, G prefixes, N tokens that
 are no padding, M loss tokens, K keys that a suffix may see (P + S), H hidden size.
 
+A row's last loss token, and what follows it, is no input: nothing is predicted from it.
+
 Two ways, one contract: the hidden states, and so the gradients, are those of the rows computed one by one.
 
 `tree`: all prefixes and all suffixes as one sequence without padding. Only attention knows the tree: a token of a
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlcore.batch import shared_prefixes
+from rlcore.batch import shared_prefixes, suffix_lengths
 from rlcore.types import Batch, Bools, Int64s
 
 TREE_ATTENTION = "rlcore_tree"
@@ -83,7 +85,7 @@ def arrange(batch: Batch, device: torch.device) -> Arrangement:
     """The rows of a micro-batch with the prefix of each group stored once."""
     tokens = batch.tokens.get()
     prefix_B = shared_prefixes(batch)
-    suffix_B = batch.lengths_B - prefix_B
+    suffix_B = suffix_lengths(batch, prefix_B)
     first_G = np.unique(batch.group_B, return_index=True)[1]
     prefix_G = prefix_B[first_G]
     num_columns = int(prefix_G.max(initial=0))
