@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from rlcore_reward_loop import build
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
 
 from rlcore.reward import RewardManager
-from rlcore.testing.rewards import make_trajectory, reward_context
-from rlcore.testing.service import Answer, ScriptedService
+from rlcore.testing.rewards import make_trajectory, reward_context, stream_of
+from rlcore.testing.service import Answer, Asked, ScriptedService
 from rlcore.types import Lane, RewardStatus, Trajectory
 
 IN_FLIGHT, SERVICE_S = 256, 0.25
@@ -40,7 +40,13 @@ ONE = b'{"score": 1.0}'
 async def serve(shortest_s: float, longest_s: float) -> None:
     """The service: it says where it listens, and ends with whoever started it."""
     draw = random.Random(0)
-    service = ScriptedService(lambda asked: Answer(ONE, after_s=draw.uniform(shortest_s, longest_s)))
+
+    async def script(asked: Asked) -> Answer:
+        if longest_s:
+            await asyncio.sleep(draw.uniform(shortest_s, longest_s))
+        return Answer(ONE)
+
+    service = ScriptedService(script)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
     await service.serve(lambda: print(service.url, flush=True), stop)
@@ -70,13 +76,8 @@ def manager_of(url: str, run_dir: Path, **service: Any) -> RewardManager:
 
 async def seconds_of(manager: RewardManager, trajectories: Sequence[Trajectory], lane: Lane) -> float:
     """Seconds until all are scored."""
-
-    async def stream() -> AsyncIterator[Trajectory]:
-        for each in trajectories:
-            yield each
-
     began = time.perf_counter()
-    async with aclosing(manager.score(stream(), lane)) as results:  # type: ignore[type-var]
+    async with aclosing(manager.score(stream_of(trajectories), lane)) as results:  # type: ignore[type-var]
         statuses = [each.reward.status async for each in results]
     took = time.perf_counter() - began
     if statuses != [RewardStatus.OK] * len(trajectories):
@@ -111,7 +112,7 @@ async def lanes(run_dir: Path, pending: int, repeats: int) -> tuple[list[float],
             await seconds_of(manager, samples(EVAL_SLOTS), Lane.EVAL)
             alone = [await seconds_of(manager, samples(EVAL_SLOTS), Lane.EVAL) for _ in range(repeats)]
             training = asyncio.create_task(seconds_of(manager, samples(pending), Lane.TRAIN))
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(0.2)
             for _ in range(repeats):
                 beside.append(await seconds_of(manager, samples(EVAL_SLOTS), Lane.EVAL))
             if training.done():
@@ -126,7 +127,7 @@ async def lanes(run_dir: Path, pending: int, repeats: int) -> tuple[list[float],
 def main(arguments: argparse.Namespace) -> None:
     """Measure and print."""
     number, repeats, pending = (512, 1, 500) if arguments.smoke else (6000, 5, 5000)
-    num_rounds = 2 if arguments.smoke else 10
+    num_rounds = 2 if arguments.smoke else 20
     with tempfile.TemporaryDirectory() as directory:
         run_dir = Path(directory)
         say("a service that takes no time")

@@ -7,6 +7,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from rlcore.errors import describe
 
@@ -47,13 +48,10 @@ class Client:
         if session is not None:
             await session.close()
 
-    async def post(self, url: str, body: bytes, token: str, max_bytes: int) -> Any:
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], max_bytes: int) -> Any:
         """The answer, parsed. Unavailable for what may pass, NoAnswer for what will not."""
         if self._session is None:
             raise NoAnswer("the manager was not started, or is closed")
-        headers = {"Content-Type": "application/json"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
         try:
             # A redirect could lead the token to another host.
             async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
@@ -76,9 +74,19 @@ class Client:
             raise NoAnswer(f"answered with {content[:40]!r}; JSON is needed") from cause
 
 
+def headers_of(token: str) -> Mapping[str, str]:
+    """What goes with every call of a service."""
+    headers = {"Content-Type": "application/json"}
+    return CIMultiDictProxy(CIMultiDict({**headers, "Authorization": f"Bearer {token}"} if token else headers))
+
+
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     content = bytearray()
     try:
+        # A short answer in one go; one that is packed may be long.
+        packed = "Content-Encoding" in response.headers
+        if not packed and response.content_length is not None and response.content_length <= max_bytes:
+            return await response.read()
         async for chunk in response.content.iter_any():
             content += chunk
             if len(content) > max_bytes:

@@ -39,12 +39,11 @@ class ServiceSource(Source):
 
     async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
         questions = [question(each) for each in trajectories]
-        identities = [{key: value for key, value in each.items() if key != "id"} for each in questions]
         if self._scope == "sample":
-            call = Call(reward, questions[0]["id"], questions[0], identity=identities)
+            call = Call(reward, questions[0]["id"], questions[0], with_ids=True)
             answers: Any = [await self._service.ask(call, lane)]
         else:
-            call = Call(reward, questions[0]["id"], {"samples": questions}, identity=identities)
+            call = Call(reward, questions[0]["id"], {"samples": questions}, with_ids=True)
             answer = await self._service.ask(call, lane)
             answers = answer.get("scores") if isinstance(answer, Mapping) else None
             if not isinstance(answers, list) or len(answers) != len(questions):

@@ -13,7 +13,7 @@ from typing import Any
 from rlcore import Lane
 from rlcore.reward.seats import Stopwatch
 from rlcore_reward_loop.audit import AuditLog
-from rlcore_reward_loop.client import Client, NoAnswer, Unavailable, plain
+from rlcore_reward_loop.client import Client, NoAnswer, Unavailable, headers_of, plain
 from rlcore_reward_loop.gate import Gate, Pace, Turns
 from rlcore_reward_loop.router import NoTarget, Router
 from rlcore_reward_loop.settings import ServiceSettings
@@ -38,8 +38,8 @@ class Call:
     """Follows the service's address."""
     answer_tokens: int = 0
     """Tokens that the answer may have, for the pace."""
-    identity: Any = None
-    """What makes two questions identical; None: the whole body."""
+    with_ids: bool = False
+    """The questions in the body hold ids, which do not count when it is asked whether two are identical."""
 
 
 class Service:
@@ -48,6 +48,7 @@ class Service:
     def __init__(self, name: str, settings: ServiceSettings, client: Client, audit: AuditLog, queued: Stopwatch):
         self.name, self.settings = name, settings
         self.client, self.audit = client, audit
+        self.headers = headers_of(settings.token)
         self.gate = Gate(settings.concurrency, settings.eval_slots, settings.adaptive, queued)
         self.turns = Turns(Pace(settings.requests_per_minute), Pace(settings.tokens_per_minute))
         self.router = Router(settings.urls, settings.eject_after, settings.eject_s)
@@ -108,7 +109,9 @@ class Service:
     def _key(self, call: Call) -> bytes | None:
         if not self.settings.cache:
             return None
-        identity = call.body if call.identity is None else call.identity
+        questions = call.body.get("samples", [call.body]) if call.with_ids else [call.body]
+        left_out = ("id",) if call.with_ids else ()
+        identity = [{key: value for key, value in each.items() if key not in left_out} for each in questions]
         text = json.dumps([call.path, identity], default=plain, sort_keys=True)
         return hashlib.sha256(text.encode()).digest()
 
@@ -165,7 +168,7 @@ class _Tries:
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + due - time.monotonic()):
                     answer = await service.client.post(
-                        target.name + self.call.path, self.body, self.settings.token, self.settings.max_response_bytes
+                        target.name + self.call.path, self.body, service.headers, self.settings.max_response_bytes
                     )
             except TimeoutError:
                 service.router.failed(target, number, "no answer in time")

@@ -79,7 +79,7 @@ def test_post_processing_that_fails_fails_its_group(
 ) -> None:
     samples = [make_trajectory(0, sample, text=str(sample)) for sample in range(2)]
     with serving(numbers) as service:
-        results, _ = score(settings(service.url, function), samples)
+        results, _ = score(settings(service.url, function), samples, lane=Lane.TRAIN)
     assert [each.reward.status for each in results] == [RewardStatus.FAILED] * 2
     assert all("post_process: " in each.reward.info["error"] for each in results)
     assert all(said in each.reward.info["error"] for each in results)
@@ -88,7 +88,7 @@ def test_post_processing_that_fails_fails_its_group(
 def test_a_function_that_does_not_exist_stops_the_start(
     score: Score, settings: Callable[..., RewardLoopSettings]
 ) -> None:
-    with serving(numbers) as service, pytest.raises(PluginError, match=r"liked\.post_process.*there is no 'nothing'"):
+    with serving(numbers) as service, pytest.raises(PluginError, match=r"own\.py:nothing': there is no 'nothing'"):
         score(settings(service.url, "nothing"), [make_trajectory(0)])
 
 
