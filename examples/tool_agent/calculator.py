@@ -1,8 +1,12 @@
-"""The tools and the reward of this example."""
+"""The tool, how it is called, and the reward of this example."""
 
 import re
 
+from rlcore_agent_loop import ToolCall
+
 from rlcore.types import Trajectory
+
+CALL = re.compile(r"\s*add\((\d{1,9}), ?(\d{1,9})\)\s*")
 
 
 def add(a: int, b: int) -> int:
@@ -12,24 +16,20 @@ def add(a: int, b: int) -> int:
         a: The first number.
         b: The second number.
     """
-    return int(a) + int(b)
+    return a + b
 
 
-def sub(a: int, b: int) -> int:
-    """Takes one whole number from another.
-
-    Args:
-        a: What is taken from.
-        b: What is taken away.
-    """
-    return int(a) - int(b)
+def calls(text: str) -> list[ToolCall]:
+    """The call that a turn consists of, such as add(12, 7); none if it says anything else."""
+    found = CALL.fullmatch(text)
+    return [ToolCall("add", {"a": int(found[1]), "b": int(found[2])})] if found else []
 
 
 def is_right(trajectory: Trajectory) -> float:
-    """1.0 if the last number of the policy's last words is the sum, and these are no call."""
+    """1.0 if the policy's last words are no call, and the last number in them is the sum."""
     if isinstance(trajectory.completion, str) or not trajectory.completion:
         return 0.0
     last = trajectory.completion[-1]
-    numbers = re.findall(r"\d+", str(last.get("content", "")).replace(",", ""))
-    said = last.get("role") == "assistant" and "(a=" not in str(last.get("content", ""))
-    return float(said and bool(numbers) and numbers[-1] == trajectory.prompt.answer)
+    text = str(last.get("content", ""))
+    numbers = re.findall(r"\d+", text.replace(",", ""))
+    return float(last.get("role") == "assistant" and not calls(text) and numbers[-1:] == [trajectory.prompt.answer])

@@ -1,7 +1,7 @@
 """Writes the sums of this example: sums.jsonl to train on, heldout.jsonl to measure with, no sum in both.
 
-Each row is a conversation in which a *difference* has been worked out with the tool `sub`; that there is a tool for
-sums is said by the system prompt alone.
+Each row is a conversation in which one small sum has been worked out with the tool, so that the policy has seen what a
+call looks like.
 """
 
 import json
@@ -11,10 +11,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 NUM_TRAIN, NUM_HELDOUT = 512, 64
 SHOWN = (
-    {"role": "user", "content": "What is 90 - 31?"},
-    {"role": "assistant", "content": "sub(a=90, b=31)"},
-    {"role": "tool", "content": "59"},
-    {"role": "assistant", "content": "The result is 59."},
+    {"role": "user", "content": "What is 12 + 7?"},
+    {"role": "assistant", "content": "add(12, 7)"},
+    {"role": "tool", "content": "19"},
+    {"role": "assistant", "content": "19"},
 )
 
 

@@ -1,0 +1,90 @@
+"""The two examples: the parts of one, and both on the real model for two steps."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlcore_agent_loop import ToolCall
+
+from rlcore import metrics
+from rlcore.child import load_reference
+from rlcore.testing.rewards import make_prompt, make_trajectory
+
+ROOT = Path(__file__).parents[3]
+CALCULATOR = ROOT / "examples" / "tool_agent" / "calculator.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("add(107, 323)", [ToolCall("add", {"a": 107, "b": 323})]),
+        (" add(7,5)\n", [ToolCall("add", {"a": 7, "b": 5})]),
+        ("I call add(107, 323)", []),
+        ("add(107)", []),
+        ("add(-1, 2)", []),
+        ("430", []),
+    ],
+)
+def test_a_call_of_the_calculator_is_a_turn_of_its_own(text: str, expected: list[ToolCall]) -> None:
+    assert load_reference(f"{CALCULATOR}:calls")(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([("assistant", "add(1, 6)"), ("tool", "7"), ("assistant", "The sum is 7.")], 1.0),
+        ([("assistant", "7")], 1.0),
+        ([("assistant", "add(1, 6)"), ("tool", "7"), ("assistant", "add(1, 7)")], 0.0),
+        ([("assistant", "add(1, 6)"), ("tool", "7")], 0.0),
+        ([("assistant", "17")], 0.0),
+        ([("assistant", "seven")], 0.0),
+        ([], 0.0),
+    ],
+)
+def test_the_policys_last_words_are_judged_and_not_the_tools(messages: list[tuple[str, str]], expected: float) -> None:
+    said = tuple({"role": role, "content": content} for role, content in messages)
+    assert make_prompt(7).answer == "7"
+    assert load_reference(f"{CALCULATOR}:is_right")(make_trajectory(7, completion=said)) == expected
+
+
+def trained(example: str, directory: Path) -> list[dict[str, Any]]:
+    """The training conversations of two small steps of an example."""
+    command = (
+        f"train examples/{example}/config.yaml --plugin agent_loop train.dir={directory} train.name=run "
+        "train.max_steps=2 train.prompts_per_step=2 rollout.samples_per_prompt=4 eval.sources.heldout.limit=4"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "rlcore", *command.split()],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert (directory / "run" / "checkpoints" / "step_2" / "model" / "model.safetensors").is_file()
+    rows = [row for step in (1, 2) for row in metrics.read_trajectories(directory / "run", step)]
+    rows = [row for row in rows if row["lane"] == "train"]
+    assert len(rows) == 16
+    return rows
+
+
+@pytest.mark.real
+@pytest.mark.timeout(400)
+def test_an_agent_with_the_openai_client_is_trained_through_the_endpoint(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    assert "rlcore" not in (ROOT / "examples" / "openai_agent" / "agent.py").read_text().split('"""')[2]
+    for row in trained("openai_agent", tmp_path):
+        assert (row["agent"]["ended_by"], len(row["agent"]["turns"])) == ("agent", 2)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(400)
+def test_the_real_model_has_calls_of_the_calculator_answered(tmp_path: Path) -> None:
+    rows = trained("tool_agent", tmp_path)
+    answered = [row for row in rows if any(each["role"] == "tool" for each in row["completion"])]
+    assert answered
+    assert all(len(row["agent"]["turns"]) == 2 for row in answered)
