@@ -45,10 +45,16 @@ class Instant(RolloutWorker):
         self.ids_T = np.arange(65, 65 + {new_tokens}, dtype=np.int32)
         self.logprobs_T = np.full({new_tokens}, -5.0, np.float32)
 
+        self.version = 0
+
+    async def load_weights(self, handle):
+        self.version = handle.version
+        return handle.version
+
     async def generate(self, requests):
         for request in requests:
             for sample in range(request.n):
-                yield Completion(request.id, sample, self.ids_T, self.logprobs_T, Finish.LENGTH, 0)
+                yield Completion(request.id, sample, self.ids_T, self.logprobs_T, Finish.LENGTH, self.version)
 
 
 @hookimpl

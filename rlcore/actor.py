@@ -4,8 +4,9 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
+from rlcore.errors import WorkerError
 from rlcore.plan import Role
-from rlcore.types import Batch, Float32s, Metrics, Ref
+from rlcore.types import Batch, Float32s, Metrics, Ref, WeightsHandle
 from rlcore.workers import Worker
 
 
@@ -26,6 +27,16 @@ class ActorWorker(Worker):
     @abstractmethod
     def publish(self, version: int) -> None:
         """Name the current weights: what the rollout samples from now on carries this version."""
+
+    def weights(self, version: int, directory: Path) -> WeightsHandle:
+        """Write the current weights, named `version`, into the new `directory`, an adapter merged into its base.
+
+        For rollout replicas that hold a copy of their own; of several ranks one writes.
+        """
+        raise WorkerError(
+            f"{self.context}: {type(self).__name__} cannot hand its weights to another process; choose a rollout that "
+            "is embedded in it"
+        )
 
     @abstractmethod
     def save(self, directory: Path) -> None:

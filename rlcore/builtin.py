@@ -1,7 +1,7 @@
 """The core's own offers, through the same hooks as anybody's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
 from rlcore import __version__
@@ -10,6 +10,7 @@ from rlcore.agents import AgentLoop
 from rlcore.agents.single_turn import build_single_turn
 from rlcore.algo.offers import OFFERS
 from rlcore.backends.hf import HfActor, HfReference, HfRollout
+from rlcore.backends.vllm import VllmRollout
 from rlcore.config import RunConfig
 from rlcore.critic import CriticEngine, NoCritic
 from rlcore.hookspecs import hookimpl
@@ -52,13 +53,7 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
             ranks=config.actor.ranks,
             **common,
         ),
-        WorkerRequest(
-            ROLLOUT,
-            config.rollout.backend,
-            replicas=config.rollout.replicas,
-            cached_tokens=_cached_tokens(config),
-            **common,
-        ),
+        _rollout_request(config, common),
     ]
     if config.algo.kl.placement != "none":
         same = config.reference.path in ("", config.model.path)
@@ -72,6 +67,15 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
             )
         )
     return requests
+
+
+def _rollout_request(config: RunConfig, common: Mapping[str, Any]) -> WorkerRequest:
+    """Of vLLM a pool and a size of its own: an engine reserves its device's memory for as long as it lives."""
+    request = WorkerRequest(ROLLOUT, config.rollout.backend, replicas=config.rollout.replicas, **common)
+    if config.rollout.backend != "vllm":
+        return replace(request, cached_tokens=_cached_tokens(config))
+    vllm = config.rollout.vllm
+    return replace(request, pool=vllm.pool, gpus=request.gpus * vllm.tensor_parallel)
 
 
 def _cached_tokens(config: RunConfig) -> int:
@@ -117,7 +121,9 @@ def rlcore_algorithms() -> Sequence[Algorithm]:
 
 @hookimpl
 def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
-    return [PoolSpec(MAIN_POOL)] if any(request.pool == MAIN_POOL for request in requests) else []
+    """The main pool, and that of rollout replicas; sizes are what they need, unless `cluster.pools` says."""
+    pools = {request.pool for request in requests if request.pool == MAIN_POOL or request.role == ROLLOUT}
+    return [PoolSpec(pool) for pool in sorted(pools)]
 
 
 @hookimpl
@@ -126,4 +132,5 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
         WorkerClass(ActorWorker, "hf", HfActor),
         WorkerClass(ReferenceWorker, "hf", HfReference, every_rank=True),
         WorkerClass(RolloutWorker, "hf", HfRollout, inside=ACTOR, every_rank=True),
+        WorkerClass(RolloutWorker, "vllm", VllmRollout, isolated=True),
     ]

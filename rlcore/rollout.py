@@ -4,8 +4,9 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+from rlcore.errors import WorkerError
 from rlcore.plan import Role
-from rlcore.types import Completion, GenerateRequest, Lane
+from rlcore.types import Completion, GenerateRequest, Lane, WeightsHandle
 from rlcore.workers import Worker
 
 
@@ -18,6 +19,21 @@ class RolloutWorker(Worker):
 
         The same set of requests gives the same tokens in whatever order it was submitted.
         """
+
+    async def load_weights(self, handle: WeightsHandle) -> int:
+        """Sample with these weights from the next token on; returns their version, when no old one is used any more.
+
+        Nothing that was computed with other weights, such as a cached prefix, is used with them. Called of rollouts
+        that are not embedded in the actor, after every step.
+        """
+        raise WorkerError(
+            f"{self.context}: {type(self).__name__} takes no weights, so it would sample with those that the run began "
+            "with; choose another rollout.backend"
+        )
+
+    async def health(self) -> str:
+        """What is served, in words; raises when it cannot be."""
+        return f"{self.context}: {type(self).__name__}"
 
 
 class Generator(Protocol):

@@ -136,7 +136,11 @@ def test_the_arithmetic_of_a_step() -> None:
         (ConfigError, "critic.engine=critic_engine", "pip install rlcore-critic-engine"),
         (ConfigError, "algo.advantage=gae", "pip install rlcore-critic-engine"),
         (PlanError, "rollout.backend=nul", "did you mean 'null'"),
-        (PlanError, "rollout.backend=vllm", "backend 'vllm': none is offered; choose from: hf, null"),
+        (
+            PlanError,
+            "rollout.backend=sglang",
+            "backend 'sglang': none is offered; choose from: hf, null, null_replica, vllm",
+        ),
         (PlanError, "actor.backend=hf", "make the two equal"),
         (PlanError, "cluster.pools.spare.gpus_per_node=0", "pool 'spare' of config (cluster.pools) is unused"),
         (PlanError, "cluster.pools.main.nodes=2", "2 nodes"),

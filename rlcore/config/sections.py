@@ -76,13 +76,37 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class VllmConfig:
+    """Rollout replicas on vLLM, each an engine with a copy of the weights of its own."""
+
+    pool: str = "rollout"
+    """The pool of its own, or main to share the actor's."""
+    dtype: Literal["actor", "float32", "bfloat16", "float16"] = "actor"
+    """Number format of weights and activations; actor: `actor.dtype`."""
+    tensor_parallel: int = option(1, at_least=1)
+    """Devices that share one replica's weights."""
+    max_model_len: int = option(0, at_least=0)
+    """Tokens of prompt and response together, at most; 0: what the model allows. Less takes less memory."""
+    kv_cache_gib: float = option(1.0, used_when="cluster.device == 'cpu'", above=0)
+    """Host memory for keys and values of a replica; room for one sequence of `max_model_len` is the least."""
+    gpu_memory_frac: float = option(0.9, used_when="cluster.device == 'cuda'", above=0, at_most=1)
+    """Share of its devices' memory that a replica takes, weights included."""
+    enforce_eager: bool = False
+    """Compile nothing: the engine starts in seconds instead of minutes and decodes more slowly."""
+    warn_logprob_diff: float = option(0.05, above=0)
+    """Warn when log-probs of vLLM and of the actor differ by more in the mean over a step's tokens."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's AsyncEngineArgs."""
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     """How trajectories are generated in training."""
 
     agent: str = "single_turn"
     """The agent loop, by name."""
     backend: str = "hf"
-    """The rollout engine; hf is embedded in the actor's process."""
+    """The rollout engine. hf: embedded in the actor's process; vllm: replicas with a copy of the weights."""
     replicas: int = option(1, at_least=1)
     """Engines that generate side by side; of one that is embedded in the actor there are as many as of the actor."""
     samples_per_prompt: int = option(8, at_least=1)
@@ -103,6 +127,10 @@ class RolloutConfig:
     """Rows that are decoded at once."""
     deadline_s: float = option(3600.0, above=0)
     """Seconds the generation of one step may take before the run stops and says so."""
+    weights_dir: str = ""
+    """Where the actor writes weights for replicas that hold a copy: seen by all of them; empty: the run directory."""
+    vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"used_when": "backend == 'vllm'"})
+    """The engine of rollout.backend=vllm."""
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ def _fill(config: RunConfig, offers: Offers, asked: Asked) -> WorkerPlan:
         )
     if embedded is not None:
         request = replace(request, inside=embedded)
+    elif offer.value.isolated:
+        request = replace(request, isolated=True)
     section = section_of(config, offers, offer.provider)
     return WorkerPlan(request, offer.value.cls, asked.by, str(offer.provider), section)
 

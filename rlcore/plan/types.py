@@ -100,6 +100,8 @@ class WorkerClass:
     backend's name."""
     every_rank: bool = False
     """Inside a host of several ranks there is one of it in each, and each does its share (`WorkerContext.rank`)."""
+    isolated: bool = False
+    """It serves, and may die and be restarted: requests that it fills are `isolated`, whoever stated them."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,13 @@ Shape letters: B rows, T token positions, V vocabulary.
 """
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ from rlcore.reference import ReferenceWorker
 from rlcore.rollout import RolloutWorker
 from rlcore.testing.null_critic import NullCritic
 from rlcore.tokens import ByteTokens
-from rlcore.types import Batch, Completion, Finish, Float32s, GenerateRequest, Metrics, Ref, Sampling
+from rlcore.types import Batch, Completion, Finish, Float32s, GenerateRequest, Metrics, Ref, Sampling, WeightsHandle
 from rlcore.workers import WorkerContext
 
 Float64s = npt.NDArray[np.float64]
@@ -67,6 +71,8 @@ class NullSection:
     """Updates, counted from 1, whose gradient is not finite."""
     forget_version: int = 0
     """The rollout misses this version and all later ones: it says that it samples with the one before; 0: none."""
+    die_at_token: int = 0
+    """The first replica to have decoded that many tokens of a row kills its process, once in a run; 0: none."""
 
 
 def log_softmax(logits_V: Float64s, temperature: float) -> Float64s:
@@ -98,17 +104,33 @@ class NullActor(ActorWorker):
         self.num_adam_steps = 0
         self.skipped_in_a_row = 0
         self.version = 0
+        self.busy_s = 0.0
+        """CPU seconds that the model itself took: sampling, updates and log-probs. The rest is the controller's."""
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """The model is at work."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.busy_s += time.thread_time() - began
 
     def setup(self) -> None:
         time.sleep(self.settings.setup_s)
 
     def logprobs(self, batch: Batch) -> Ref[Float32s]:
         time.sleep(self.settings.logprobs_s)
-        return Ref(logprobs_of(self.logits_V, batch, self.context.config.rollout.temperature))
+        with self.busy():
+            return Ref(logprobs_of(self.logits_V, batch, self.context.config.rollout.temperature))
 
     def update(self, minibatch: Batch) -> Metrics:
         """One Adam step on -sum_b weights_B[b] * sum_t advantage * log-prob: the policy gradient without clipping."""
         time.sleep(self.settings.update_s)
+        with self.busy():
+            return self._update(minibatch)
+
+    def _update(self, minibatch: Batch) -> Metrics:
         self.num_updates += 1
         if self.num_updates == self.settings.fail_at_update:
             raise RuntimeError(f"update {self.num_updates} fails, as plugins.null.fail_at_update says")
@@ -164,6 +186,11 @@ class NullActor(ActorWorker):
 
     def publish(self, version: int) -> None:
         self.version = version
+
+    def weights(self, version: int, directory: Path) -> WeightsHandle:
+        directory.mkdir(parents=True)
+        np.save(directory / "logits_V.npy", self.logits_V)
+        return WeightsHandle(version, "directory", str(directory))
 
     def save(self, directory: Path) -> None:
         time.sleep(self.settings.save_s)
@@ -222,32 +249,75 @@ class NullRollout(RolloutWorker):
         self._actor = self.context.host
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        """Short completions first, as if all rows were decoded together, a token every `token_s`.
+        async with aclosing(_decode(requests, self._actor.settings, self._policy)) as completions:
+            async for completion in completions:
+                yield completion
 
-        When the weights change meanwhile, rows that have not ended go on with the new ones.
-        """
-        settings, began = self._actor.settings, time.monotonic()
-        rows = [_Row(each, sample) for each in sorted(requests, key=lambda r: r.id) for sample in range(each.n)]
-        weights, decoded = None, 0
-        while rows:
-            if weights != (weights := (self._actor.version, self._actor.num_updates)):
-                for row in rows:
-                    row.draw(self._actor.logits_V, self._version(), decoded)
-                rows.sort(key=lambda row: (len(row.ids_N), row.request.id, row.sample), reverse=True)
-            row = rows[-1]
-            if decoded < len(row.ids_N):
-                # with nothing to wait for, or between two tokens when the weights may change
-                num = 1 if settings.token_s else len(row.ids_N) - decoded
-                await asyncio.sleep(settings.token_s * num)
-                decoded += num
-            if settings.fail_at_token and decoded >= settings.fail_at_token:
-                raise RuntimeError(f"token {decoded} fails, as plugins.null.fail_at_token says")
-            if decoded >= len(row.ids_N):
-                yield rows.pop().completion(time.monotonic() - began)
-
-    def _version(self) -> int:
+    def _policy(self) -> tuple[int, int, Float64s]:
         version, forgotten = self._actor.version, self._actor.settings.forget_version
-        return min(version, forgotten - 1) if forgotten else version
+        version = min(version, forgotten - 1) if forgotten else version
+        return version, self._actor.num_updates, self._actor.logits_V
+
+
+class NullReplica(RolloutWorker):
+    """Samples in a process of its own with the weights that it was last handed."""
+
+    def setup(self) -> None:
+        self._settings: NullSection = self.context.section or NullSection()
+        self._logits_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
+        self._version = 0
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
+        decoding = _decode(requests, self._settings, lambda: (self._version, 0, self._logits_V), self._die_at)
+        async with aclosing(decoding) as completions:
+            async for completion in completions:
+                yield completion
+
+    async def load_weights(self, handle: WeightsHandle) -> int:
+        forgotten = self._settings.forget_version
+        if not forgotten or handle.version < forgotten:
+            self._logits_V, self._version = _load(Path(handle.path) / "logits_V.npy"), handle.version
+        return handle.version
+
+    def _die_at(self, decoded: int) -> None:
+        mark = self.context.run_dir / "a replica has died"
+        if self._settings.die_at_token and decoded >= self._settings.die_at_token:
+            with contextlib.suppress(FileExistsError):
+                mark.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _decode(
+    requests: Sequence[GenerateRequest],
+    settings: NullSection,
+    policy: Callable[[], tuple[int, int, Float64s]],
+    decoded_so_far: Callable[[int], None] = lambda decoded: None,
+) -> AsyncGenerator[Completion, None]:
+    """Short completions first, as if all rows were decoded together, a token every `token_s`.
+
+    `policy` says version, number of the update, and logits; when it says something else than before, rows that have
+    not ended go on with that.
+    """
+    began = time.monotonic()
+    rows = [_Row(each, sample) for each in sorted(requests, key=lambda r: r.id) for sample in range(each.n)]
+    weights, decoded = None, 0
+    while rows:
+        version, update, logits_V = policy()
+        if weights != (weights := (version, update)):
+            for row in rows:
+                row.draw(logits_V, version, decoded)
+            rows.sort(key=lambda row: (len(row.ids_N), row.request.id, row.sample), reverse=True)
+        row = rows[-1]
+        if decoded < len(row.ids_N):
+            # with nothing to wait for, or between two tokens when the weights may change
+            num = 1 if settings.token_s else len(row.ids_N) - decoded
+            await asyncio.sleep(settings.token_s * num)
+            decoded += num
+        decoded_so_far(decoded)
+        if settings.fail_at_token and decoded >= settings.fail_at_token:
+            raise RuntimeError(f"token {decoded} fails, as plugins.null.fail_at_token says")
+        if decoded >= len(row.ids_N):
+            yield rows.pop().completion(time.monotonic() - began)
 
 
 class _Row:
@@ -317,4 +387,5 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
         WorkerClass(ReferenceWorker, "null", NullReference),
         WorkerClass(CriticWorker, "null", NullCritic),
         WorkerClass(RolloutWorker, "null", NullRollout, inside=ACTOR),
+        WorkerClass(RolloutWorker, "null_replica", NullReplica, isolated=True),
     ]

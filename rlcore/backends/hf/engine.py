@@ -21,7 +21,7 @@ from rlcore.backends.hf.model import ModelKind, PolicyModel, ValueModel, load_mo
 from rlcore.backends.hf.optimizer import MasterAdamW, check_schedule, learning_rate
 from rlcore.backends.hf.probe import check_shared_prefix
 from rlcore.backends.hf.ranks import Ranks
-from rlcore.backends.hf.state import load_training_state, load_weights, save_training_state, save_weights
+from rlcore.backends.hf.state import load_training_state, load_weights, save_training_state, save_weights, save_whole
 from rlcore.batch import select
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.errors import ConfigError, WorkerError
@@ -147,6 +147,10 @@ class TrainEngine:
         save_weights(self.model, directory)
         counters = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
         save_training_state(directory, self._optimizer, counters)
+
+    def save_whole(self, directory: Path) -> None:
+        """Write the model into `directory` for from_pretrained, an adapter merged into its base."""
+        save_whole(self.model, directory)
 
     def restore(self, directory: Path) -> None:
         """Load what `save` wrote, bit for bit: weights, optimizer, random states.

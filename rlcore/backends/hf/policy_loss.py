@@ -61,6 +61,8 @@ class PolicyLoss:
             )
             loss_BT = loss_BT * factor_BT
             metrics |= {f"policy/{name}": value_BT for name, value_BT in importance.items()}
+            difference_BT = (inputs.old_logprobs_BT.detach() - rollout_BT).abs()
+            metrics["policy/rollout_logprob_diff"] = torch.where(micro.mask_BT, difference_BT, 0.0)
         if self._config.entropy_coef:
             loss_BT = loss_BT - self._config.entropy_coef * predictions.entropy_BT
         if micro.batch.reference_logprobs is not None:

@@ -29,6 +29,36 @@ def save_weights(model: Model, directory: Path) -> None:
             _save_value_head(model, directory)
 
 
+@torch.no_grad()
+def save_whole(model: Model, directory: Path) -> None:
+    """Write a model directory for from_pretrained; of a LoRA model its base with the adapter added to the weights.
+
+    The model's own tensors stay as they are: merging in place and taking it back would not restore their low bits.
+    """
+    with boundary(f"weights in '{directory}'", CheckpointError):
+        if model.adapter is None:
+            model.transformer.save_pretrained(directory)
+        else:
+            model.transformer.save_pretrained(directory, state_dict=_merged(model.transformer))
+
+
+def _merged(transformer: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a model with adapters in it, under the names that they have without."""
+    from peft.tuners.lora import LoraLayer
+
+    merged = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in transformer.state_dict().items()
+        if ".lora_" not in name
+    }
+    for name, module in transformer.named_modules():
+        if isinstance(module, LoraLayer):
+            base: Any = module.get_base_layer()
+            added = sum(module.get_delta_weight(each) for each in module.active_adapters)  # type: ignore[operator]
+            merged[f"{name}.weight"] = base.weight + added
+    return merged
+
+
 def load_weights(model: Model, directory: Path) -> None:
     """Copy what `save_weights` wrote into the model's own tensors; CheckpointError when it is missing or differs."""
     source = directory / (MODEL_DIR if model.adapter is None else ADAPTER_DIR)

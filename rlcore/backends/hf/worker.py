@@ -11,9 +11,10 @@ from zlib import crc32
 
 from rlcore.actor import ActorWorker
 from rlcore.errors import WorkerError
+from rlcore.machine import give_back_freed_memory
 from rlcore.reference import ReferenceWorker
 from rlcore.rollout import RolloutWorker
-from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, Ref
+from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, Ref, WeightsHandle
 
 if TYPE_CHECKING:
     from rlcore.backends.hf.engine import TrainEngine
@@ -27,7 +28,9 @@ class HfActor(ActorWorker):
 
     engine: TrainEngine
     version: int = 0
-    """Names the current weights."""
+    """Names the weights that were published last."""
+    is_published: bool = True
+    """Whether they are the current ones."""
     before_change: list[Callable[[], None]]
     """Told before every change of the weights, so that what samples from them drops what it has computed."""
 
@@ -66,13 +69,22 @@ class HfActor(ActorWorker):
 
     def update(self, minibatch: Batch) -> Metrics:
         self._weights_change()
+        if self.is_published:  # what generation has used is not what an update uses
+            give_back_freed_memory()
+        self.is_published = False
         return self.engine.update(minibatch)
 
     def expect(self, num_updates: int) -> None:
         self.engine.expect(num_updates)
 
     def publish(self, version: int) -> None:
-        self.version = version
+        self.version, self.is_published = version, True
+        give_back_freed_memory()
+
+    def weights(self, version: int, directory: Path) -> WeightsHandle:
+        if self.context.rank == 0:
+            self.engine.save_whole(directory)
+        return WeightsHandle(version, "directory", str(directory))
 
     def save(self, directory: Path) -> None:
         if self.context.rank == 0:  # every rank has the same weights and optimizer
@@ -80,6 +92,7 @@ class HfActor(ActorWorker):
 
     def restore(self, directory: Path) -> None:
         self._weights_change()
+        self.is_published = True
         self.engine.restore(directory)
 
     def facts(self) -> dict[str, Any]:
@@ -149,20 +162,25 @@ class HfRollout(RolloutWorker):
         from rlcore.tokens import load_tokens
 
         context, config = self.context, self.context.config
-        actor = _host(context)
+        actor, schedule = _host(context), config.schedule
+        # Where no step waits for rows that are sampled during its updates, they wait for it instead: their tokens are
+        # of one version each, and what they hold is computed anew once a step and not after each update.
+        waits = schedule.max_staleness > 1 and not schedule.stream_minibatches
         self._sampler = EmbeddedSampler(
             actor.engine.policy,
             load_tokens(config.model, config.data.system_prompt),
             max_rows=config.rollout.max_rows,
             device=torch.device(context.device),
             version=lambda: actor.version,
+            may_sample=lambda: actor.is_published or not waits,
         )
         actor.before_change.append(self._sampler.weights_changed)
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes; calls that overlap are decoded together.
 
-        A row that is unfinished when the weights change goes on with the new ones, and its completion says from where.
+        A row that is unfinished when the weights change goes on with the new ones, and its completion says from where:
+        at once where mini-batches are streamed, whose step may wait for it, else when they are published.
         Of several ranks each samples its share.
         """
         requests = share_of(requests, self.context.rank, self.context.num_ranks)

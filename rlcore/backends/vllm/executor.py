@@ -1,0 +1,38 @@
+"""vLLM's executors, which here end with the process that started the engine.
+
+vLLM runs its engine in a process of its own, which outlives a parent that was killed. An executor is made in that
+process, so it can ask the kernel to end it then; the executor's own workers end with it.
+"""
+
+import ctypes
+import os
+import signal
+
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor  # type: ignore[import-not-found]
+from vllm.v1.executor.uniproc_executor import UniProcExecutor  # type: ignore[import-not-found]
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Be killed when the parent ends, also when it has ended already."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class BoundMultiprocExecutor(MultiprocExecutor):  # type: ignore[misc]
+    """The engine's workers in processes of their own."""
+
+    def _init_executor(self) -> None:
+        end_with_parent()
+        super()._init_executor()
+
+
+class BoundUniProcExecutor(UniProcExecutor):  # type: ignore[misc]
+    """The engine's one worker in the engine's process."""
+
+    def _init_executor(self) -> None:
+        end_with_parent()
+        super()._init_executor()
