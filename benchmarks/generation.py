@@ -21,6 +21,7 @@ from measure import MODEL, emit, gemm_peak_gflops, machine, peak_rss_bytes, say,
 from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
 from rlcore.backends.hf.rollout import EmbeddedSampler
 from rlcore.config import ModelConfig
+from rlcore.machine import keep_freed_memory
 from rlcore.tokens import Tokens, load_tokens
 from rlcore.types import Completion, GenerateRequest, Sampling
 
@@ -161,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="few short rows, once: does it still run?")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
+    keep_freed_memory()  # as every run does; both sides have it
     settings = ModelConfig(path=str(chosen.model), tokenizer="bytes" if chosen.smoke else "")
     model = load_model(ModelKind.CAUSAL_LM, settings, dtype="float32", device="cpu")
     if not isinstance(model, PolicyModel):

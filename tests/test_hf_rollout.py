@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 from rlcore.algo.loss import clip
 from rlcore.backends.hf import TrainEngine
+from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
 from rlcore.backends.hf.policy_loss import PolicyLoss
 from rlcore.backends.hf.rollout import EmbeddedSampler
 from rlcore.backends.hf.sampling import row_stream
@@ -43,20 +43,20 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("models") / "llama", num_key_value_heads=2)
 
 
-def engine_of(path: Path, **settings: Any) -> TrainEngine:
-    attention = settings.pop("attention", "sdpa")
-    temperature = settings.pop("temperature", 1.0)
-    return TrainEngine(
-        "causal_lm",
-        ModelConfig(path=str(path), attention=attention),
-        EngineConfig(**settings),
-        PolicyLoss(clip, AlgoConfig()),
-        temperature=temperature,
-    )
+@pytest.fixture(scope="module")
+def policy(llama: Path) -> PolicyModel:
+    """For tests that leave it as it is."""
+    return model_of(llama)
 
 
-def sampler_of(engine: TrainEngine, max_rows: int = 64) -> EmbeddedSampler:
-    return EmbeddedSampler(engine.policy, ByteTokens(), max_rows=max_rows, device=CPU, version=lambda: 3)
+def model_of(path: Path) -> PolicyModel:
+    model = load_model(ModelKind.CAUSAL_LM, ModelConfig(path=str(path)), dtype="float64", device="cpu")
+    assert isinstance(model, PolicyModel)
+    return model
+
+
+def sampler_of(model: PolicyModel, max_rows: int = 64) -> EmbeddedSampler:
+    return EmbeddedSampler(model, ByteTokens(), max_rows=max_rows, device=CPU, version=lambda: 3)
 
 
 def requests_of(sampling: Sampling, num: int = 4, n: int = 2) -> list[GenerateRequest]:
@@ -78,41 +78,12 @@ def ids_of(completions: dict[tuple[str, int], Completion]) -> dict[tuple[str, in
     return {key: each.token_ids.tolist() for key, each in completions.items()}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "settings"),
-    [
-        ("Llama", {"num_key_value_heads": 2}),
-        ("Qwen2", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
-        ("GPTNeoX", {}),
-        ("Mistral", {"num_key_value_heads": 2, "sliding_window": 8}),
-        ("Gemma2", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 4.0}),
-    ],
-)
-@pytest.mark.parametrize("max_rows", [3, 64])
-def test_greedy_tokens_are_those_of_transformers(
-    tmp_path: Path, architecture: str, settings: dict[str, Any], max_rows: int
-) -> None:
-    path = write_tiny_model(tmp_path, architecture, **settings)
-    # Gemma 2 caps its attention's logits, which sdpa cannot do.
-    special = {"attention": "eager", "dtype": "float32"} if architecture == "Gemma2" else {"dtype": "float64"}
-    engine = engine_of(path, **special)
-    requests = requests_of(GREEDY)
-    ours = generated(sampler_of(engine, max_rows), requests)
-    for request in requests:
-        prompt_BT = torch.tensor([request.token_ids])
-        theirs_BT = engine.policy.transformer.generate(
-            prompt_BT, attention_mask=torch.ones_like(prompt_BT), max_new_tokens=24, do_sample=False, pad_token_id=END
-        )
-        expected = theirs_BT[0, prompt_BT.shape[1] :].tolist()
-        for sample in range(request.n):
-            assert ours[request.id, sample].token_ids.tolist() == expected
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_recorded_logprobs_are_those_of_the_trainer(llama: Path, temperature: float) -> None:
-    engine = engine_of(llama, temperature=temperature)
+    loss, model = PolicyLoss(clip, AlgoConfig()), ModelConfig(path=str(llama))
+    engine = TrainEngine("causal_lm", model, EngineConfig(), loss, temperature=temperature)
     requests = requests_of(Sampling(temperature=temperature, max_tokens=16), num=6, n=3)
-    completions = generated(sampler_of(engine), requests)
+    completions = generated(sampler_of(engine.policy), requests)
     batch = collate(
         [[scored(request, completions[request.id, i]) for i in range(request.n)] for request in requests], END
     )
@@ -138,21 +109,20 @@ def scored(request: GenerateRequest, completion: Completion) -> Scored:
     return Scored(trajectory, Reward(0.0))
 
 
-def test_recorded_logprobs_are_untruncated_and_those_of_a_greedy_row_have_temperature_one(llama: Path) -> None:
-    engine = engine_of(llama)
-    sampler = sampler_of(engine)
+def test_recorded_logprobs_are_untruncated_and_those_of_a_greedy_row_have_temperature_one(policy: PolicyModel) -> None:
+    sampler = sampler_of(policy)
     truncated = Sampling(temperature=0.5, top_k=2, max_tokens=1)
     for sampling, temperature in ((truncated, 0.5), (replace(GREEDY, max_tokens=1), 1.0)):
         (request,) = requests_of(sampling, num=1, n=1)
         (completion,) = generated(sampler, [request]).values()
         with torch.no_grad():
-            logits_V = engine.policy.transformer(torch.tensor([request.token_ids])).logits[0, -1] / temperature
+            logits_V = policy.transformer(torch.tensor([request.token_ids])).logits[0, -1] / temperature
         expected = torch.log_softmax(logits_V, dim=-1)[int(completion.token_ids[0])]
         assert completion.logprobs[0] == pytest.approx(float(expected), abs=1e-5)
 
 
-def test_the_order_of_submission_changes_nothing(llama: Path) -> None:
-    sampler = sampler_of(engine_of(llama), max_rows=5)
+def test_the_order_of_submission_changes_nothing(policy: PolicyModel) -> None:
+    sampler = sampler_of(policy, max_rows=5)
     requests = requests_of(Sampling(max_tokens=20), num=5, n=3)
     expected = generated(sampler, requests)
     shuffled = generated(sampler, [requests[i] for i in (3, 0, 4, 2, 1)])
@@ -161,8 +131,8 @@ def test_the_order_of_submission_changes_nothing(llama: Path) -> None:
     assert len({tuple(each) for each in ids_of(expected).values()}) == 15
 
 
-def test_a_seed_decides_what_a_sample_draws(llama: Path) -> None:
-    sampler = sampler_of(engine_of(llama))
+def test_a_seed_decides_what_a_sample_draws(policy: PolicyModel) -> None:
+    sampler = sampler_of(policy)
     (request,) = requests_of(Sampling(max_tokens=20), num=1, n=2)
     first = ids_of(generated(sampler, [request]))
     assert ids_of(generated(sampler, [request])) == first
@@ -171,13 +141,12 @@ def test_a_seed_decides_what_a_sample_draws(llama: Path) -> None:
     assert row_stream(-5, 0).random() == row_stream(-5, 0).random() != row_stream(-5, 1).random()
 
 
-def test_rows_of_different_budgets_end_on_their_own_and_others_go_on_unharmed(llama: Path) -> None:
-    engine = engine_of(llama, dtype="float64")
+def test_rows_of_different_budgets_end_on_their_own_and_others_go_on_unharmed(policy: PolicyModel) -> None:
     long = requests_of(Sampling(max_tokens=40), num=6, n=2)
-    expected = ids_of(generated(sampler_of(engine), long))
+    expected = ids_of(generated(sampler_of(policy), long))
     budgets = [3, 40, 1, 17, 2, 40]
     mixed = [replace(each, sampling=Sampling(max_tokens=budget)) for each, budget in zip(long, budgets, strict=True)]
-    completions = generated(sampler_of(engine), mixed)
+    completions = generated(sampler_of(policy), mixed)
     for request, budget in zip(mixed, budgets, strict=True):
         for sample in range(2):
             found, whole = completions[request.id, sample], expected[request.id, sample]
@@ -188,32 +157,31 @@ def test_rows_of_different_budgets_end_on_their_own_and_others_go_on_unharmed(ll
             assert found.version == 3
 
 
-def make_end_likely(engine: TrainEngine) -> None:
+def make_end_likely(model: PolicyModel) -> None:
     """Give the end token a fixed, high logit: copy the row of the output layer that wins most often."""
     with torch.no_grad():
-        head = engine.policy.head.linear
+        head = model.head.linear
         head.weight[END] = head.weight[:END].mean(dim=0) + 0.3 * torch.ones(32)
 
 
 def test_the_end_token_is_kept_and_nothing_follows_it(llama: Path) -> None:
-    engine = engine_of(llama)
-    make_end_likely(engine)
-    completions = generated(sampler_of(engine), requests_of(Sampling(max_tokens=200, temperature=2.0), num=4, n=8))
+    model = model_of(llama)
+    make_end_likely(model)
+    completions = generated(sampler_of(model), requests_of(Sampling(max_tokens=40, temperature=2.0), num=2, n=8))
     ended = [each for each in completions.values() if each.finish is Finish.STOP]
     assert ended
     assert all(each.token_ids[-1] == END and END not in each.token_ids[:-1] for each in ended)
 
 
-def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(llama: Path) -> None:
-    engine = engine_of(llama, dtype="float64")
+def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(policy: PolicyModel) -> None:
     requests = requests_of(Sampling(max_tokens=60), num=3, n=4)
-    free = generated(sampler_of(engine), requests)
+    free = generated(sampler_of(policy), requests)
     tokens = ByteTokens()
     key, target = next(
         (key, text) for key, each in free.items() if len(text := tokens.decode(each.token_ids.tolist()[10:13])) == 3
     )
     stopped = generated(
-        sampler_of(engine), [replace(r, sampling=replace(r.sampling, stop=("never!", target))) for r in requests]
+        sampler_of(policy), [replace(r, sampling=replace(r.sampling, stop=("never!", target))) for r in requests]
     )
     found = stopped[key]
     assert found.finish is Finish.STOP
@@ -224,11 +192,10 @@ def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(llama: Pa
         assert ids == free[other].token_ids.tolist()[: len(ids)]
 
 
-def test_each_prompt_is_computed_once_for_all_its_samples(llama: Path) -> None:
-    engine = engine_of(llama)
-    sampler = sampler_of(engine)
+def test_each_prompt_is_computed_once_for_all_its_samples(policy: PolicyModel) -> None:
+    sampler = sampler_of(policy)
     shapes: list[tuple[int, ...]] = []
-    handle = engine.policy.transformer.base_model.register_forward_pre_hook(
+    handle = policy.transformer.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
     generated(sampler, requests_of(replace(GREEDY, max_tokens=5), num=3, n=8))
@@ -237,12 +204,11 @@ def test_each_prompt_is_computed_once_for_all_its_samples(llama: Path) -> None:
     assert shapes[1] == (24, 1)
 
 
-def test_rows_that_ended_leave_the_batch(llama: Path) -> None:
-    engine = engine_of(llama)
-    sampler = sampler_of(engine)
+def test_rows_that_ended_leave_the_batch(policy: PolicyModel) -> None:
+    sampler = sampler_of(policy)
     rows: list[int] = []
     requests = [replace(each, sampling=Sampling(max_tokens=4 * i + 2)) for i, each in enumerate(requests_of(GREEDY))]
-    handle = engine.policy.transformer.base_model.register_forward_pre_hook(
+    handle = policy.transformer.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
     )
     generated(sampler, requests)
@@ -252,8 +218,8 @@ def test_rows_that_ended_leave_the_batch(llama: Path) -> None:
     assert rows[1:] == sorted(rows[1:], reverse=True)
 
 
-def test_each_completion_is_yielded_when_it_ends_and_other_tasks_run_meanwhile(llama: Path) -> None:
-    sampler = sampler_of(engine_of(llama))
+def test_each_completion_is_yielded_when_it_ends_and_other_tasks_run_meanwhile(policy: PolicyModel) -> None:
+    sampler = sampler_of(policy)
     requests = [replace(each, sampling=Sampling(max_tokens=10 * i + 1)) for i, each in enumerate(requests_of(GREEDY))]
     turns = 0
 
@@ -274,29 +240,28 @@ def test_each_completion_is_yielded_when_it_ends_and_other_tasks_run_meanwhile(l
     assert seen[-1] >= 20
 
 
-def test_generation_leaves_the_model_as_it_was(llama: Path) -> None:
-    engine = engine_of(llama)
-    before = [each.detach().clone() for each in engine.model.parameters()]
+def test_generation_leaves_the_model_as_it_was(policy: PolicyModel) -> None:
+    before = [each.detach().clone() for each in policy.parameters()]
     state = torch.get_rng_state()
-    generated(sampler_of(engine), requests_of(Sampling(max_tokens=5)))
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(engine.model.parameters(), before, strict=True))
+    generated(sampler_of(policy), requests_of(Sampling(max_tokens=5)))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(policy.parameters(), before, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.is_grad_enabled()
-    assert all(each.grad is None for each in engine.model.parameters())
+    assert all(each.grad is None for each in policy.parameters())
 
 
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(250, 7), (300, 1)])
 def test_what_does_not_fit_the_window_is_refused_with_its_numbers(
-    llama: Path, num_prompt: int, max_tokens: int
+    policy: PolicyModel, num_prompt: int, max_tokens: int
 ) -> None:
-    sampler = sampler_of(engine_of(llama))
+    sampler = sampler_of(policy)
     request = GenerateRequest("long/7", (65,) * num_prompt, Sampling(max_tokens=max_tokens), 1, 0)
     with pytest.raises(ConfigError, match=rf"'long/7' has {num_prompt} .* {num_prompt + max_tokens}, .* holds 256"):
         generated(sampler, [request])
 
 
-def test_a_prompt_of_another_vocabulary_is_refused(llama: Path) -> None:
-    sampler = sampler_of(engine_of(llama))
+def test_a_prompt_of_another_vocabulary_is_refused(policy: PolicyModel) -> None:
+    sampler = sampler_of(policy)
     with pytest.raises(WorkerError, match=rf"'r' holds the token id 999.*vocabulary has {VOCABULARY}"):
         generated(sampler, [GenerateRequest("r", (5, 999), GREEDY, 1, 0)])
     with pytest.raises(WorkerError, match="'r' has 0 prompt tokens"):
@@ -305,15 +270,15 @@ def test_a_prompt_of_another_vocabulary_is_refused(llama: Path) -> None:
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(max_tokens=5), Sampling(max_tokens=5, top_p=0.5)])
 def test_weights_that_are_no_numbers_are_named(llama: Path, sampling: Sampling) -> None:
-    engine = engine_of(llama)
+    model = model_of(llama)
     with torch.no_grad():
-        engine.policy.head.linear.weight[7, 3] = float("nan")
+        model.head.linear.weight[7, 3] = float("nan")
     with pytest.raises(WorkerError, match="request 'r0', sample 0: the logits after 5 tokens are not finite"):
-        generated(sampler_of(engine), requests_of(sampling, num=2))
+        generated(sampler_of(model), requests_of(sampling, num=2))
 
 
 def test_a_model_with_recurrent_state_is_refused(llama: Path) -> None:
-    engine = engine_of(llama)
-    engine.policy.transformer.config.layer_types = ["linear_attention", "full_attention"]
+    model = model_of(llama)
+    model.transformer.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ConfigError, match=r"linear_attention.*another rollout backend"):
-        sampler_of(engine)
+        sampler_of(model)

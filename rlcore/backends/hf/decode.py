@@ -11,7 +11,7 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlcore.backends.hf.head import at_least_float32
 from rlcore.backends.hf.kv_cache import PromptPass, RowPass, SlotCache
@@ -39,6 +39,8 @@ class Decoder:
         self._device = device
         self._hidden_RH: Tensor | None = None
         self._packed: PackedLinears | None = None
+        self.siblings: list[tuple[nn.Linear, ...]] = []
+        """Linear layers that are given the same tensor."""
         self.joins = not getattr(model.transformer, "_supports_attention_backend", False)
         """Whether the model brings an attention of its own, which gets copies of whole rows."""
         self._is_stale = False
@@ -50,8 +52,8 @@ class Decoder:
         self._drop_cache()
 
     def release(self) -> None:
-        """Nobody is left: let go of the cache. What comes next depends on nothing that was but the weights."""
-        self.rows, self.groups = [], []
+        """Nobody is left: let go of all memory. What comes next depends on nothing that was but the weights."""
+        self.rows, self.groups, self._packed = [], [], None
         self._drop_cache()
 
     def _drop_cache(self) -> None:
@@ -127,7 +129,7 @@ class Decoder:
         """Pack the weights if that pays."""
         most = max((row.request.sampling.max_tokens - len(row.token_ids) for row in self.rows), default=0)
         if self._packed is None and most >= PACK_TOKENS and can_pack(self._device):
-            self._packed = PackedLinears(self._model.transformer, self._max_rows)
+            self._packed = PackedLinears(self._model.transformer, self._max_rows, self.siblings)
 
     def _prefill(self, groups: Sequence[Group], first: int) -> None:
         """Compute the prompts of groups whose slots are `first` and those after it."""
@@ -181,6 +183,7 @@ class Decoder:
             longest_own=max(own) + tokens,
             rows_GW=torch.tensor(filled, device=self._device),
             place_R=torch.tensor(places, device=self._device),
+            in_order=places == list(range(len(self.groups) * width)),
         )
 
     def _pass(self, now: PromptPass | RowPass, token_ids_NT: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rlcore.backends.hf.decode import PACK_TOKENS, Decoder
 from rlcore.backends.hf.model import PolicyModel
+from rlcore.backends.hf.packed import siblings_of, watching
 from rlcore.backends.hf.row_attention import UnsupportedAttention
 from rlcore.backends.hf.rows import Row, rows_of
 from rlcore.errors import ConfigError, boundary
@@ -15,9 +16,10 @@ from rlcore.types import GenerateRequest, Sampling
 
 
 def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None:
-    """Choose how the model attends; ConfigError when decoding gives other logits than its plain forward pass.
+    """Choose how the model attends, and find out which of its layers multiply the same tensor.
 
-    Weights that are no numbers pass: who samples from them says so.
+    ConfigError when decoding gives other logits than its plain forward pass. Weights that are no numbers pass: who
+    samples from them says so.
     """
     name = type(model.transformer).__name__
     kinds = set(getattr(model.transformer.config.get_text_config(), "layer_types", None) or [])
@@ -56,7 +58,9 @@ def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
     probe = GenerateRequest("probe", tuple(ids[:8]), Sampling(max_tokens=2 * PACK_TOKENS), 2, 0)
     rows = [*rows_of(probe, 0, tokens), *rows_of(replace(probe, token_ids=tuple(ids[3:8]), n=1), 0, tokens)]
     try:
-        decoder.join(rows)
+        with watching(model.transformer) as calls:
+            decoder.join(rows)
+        decoder.siblings = siblings_of(calls)
         for index, row in enumerate(rows):
             row.token_ids = ids[8 + index : 10 + index]
         decoder.forget()
@@ -68,7 +72,6 @@ def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
         return max(worst, _worst(model, decoder.logits(), rows))
     finally:
         decoder.release()
-        decoder.forget()  # and to the packed weights
 
 
 @torch.no_grad()

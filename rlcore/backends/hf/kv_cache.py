@@ -48,6 +48,10 @@ class RowPass:
     """The rows of each prompt, as indices into this pass, filled up with any row."""
     place_R: Tensor
     """Each row's place in `rows_GW`, flat."""
+    in_order: bool
+    """Whether the rows are those of `rows_GW`, flat, and no more."""
+    masks_of_heads: dict[tuple[int | None, int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Where attention keeps `masks` as it adds them."""
     _masks: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _written: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 

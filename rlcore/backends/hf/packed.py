@@ -2,17 +2,19 @@
 
 A decoding pass multiplies each weight matrix with a few dozen rows, and what the matrix product then spends on
 bringing the weights into its own order counts. oneDNN does that once, for all passes until the weights change: measured
-20 to 30 % less time for 64 rows, for a second copy of the weights while it is held.
+20 to 30 % less time for 64 rows, for a second copy of the weights while it is held. Layers that multiply the very same
+tensor, as those of queries, keys and values do, are one product.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 SMALLEST = 2**16
-"""Elements of the smallest weight matrix that is worth it."""
+"""Weights of the smallest product that is worth it."""
 
 
 def can_pack(device: torch.device) -> bool:
@@ -22,22 +24,62 @@ def can_pack(device: torch.device) -> bool:
     )
 
 
+@contextmanager
+def watching(model: nn.Module) -> Iterator[list[tuple[nn.Linear, Tensor]]]:
+    """Which linear layer is given which tensor, while the model computes inside."""
+    calls: list[tuple[nn.Linear, Tensor]] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda module, inputs: calls.extend((module, each) for each in inputs))
+        for layer in model.modules()
+        if type(layer) is nn.Linear
+    ]
+    try:
+        yield calls
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def siblings_of(calls: Sequence[tuple[nn.Linear, Tensor]]) -> list[tuple[nn.Linear, ...]]:
+    """The layers that were always given one tensor together."""
+    by_tensor: dict[int, list[nn.Linear]] = {}
+    for layer, states in calls:
+        by_tensor.setdefault(id(states), []).append(layer)
+    sets = list(dict.fromkeys(map(tuple, by_tensor.values())))
+    seen = [layer for each in sets for layer in each]
+    return [each for each in sets if len(each) > 1 and all(seen.count(layer) == 1 for layer in each)]
+
+
 class PackedLinears:
     """Copies of the weights of a model's float32 linear layers, good until the weights change."""
 
-    def __init__(self, model: nn.Module, num_rows: int, smallest: int = SMALLEST) -> None:
-        """`num_rows` is how many rows are multiplied most often."""
-        self._forwards: dict[nn.Module, Callable[[Tensor], Tensor]] = {
-            layer: _packed_forward(layer, num_rows)
+    def __init__(
+        self,
+        model: nn.Module,
+        num_rows: int,
+        siblings: Sequence[tuple[nn.Linear, ...]] = (),
+        smallest: int = SMALLEST,
+    ) -> None:
+        """`num_rows` is how many rows are multiplied most often; `siblings` are layers that get the same tensor."""
+        layers = [
+            layer
             for layer in model.modules()
-            if type(layer) is nn.Linear
-            and layer.weight.dtype == torch.float32
-            and layer.weight.numel() >= smallest
-            and "forward" not in vars(layer)
+            if type(layer) is nn.Linear and layer.weight.dtype == torch.float32 and "forward" not in vars(layer)
+        ]
+        sets = [each for each in siblings if set(layers).issuperset(each) and _fit_together(each)]
+        joined = {layer for each in sets for layer in each}
+        sets += [(layer,) for layer in layers if layer not in joined]
+        self._products = [
+            _Product(each, num_rows) for each in sets if sum(layer.weight.numel() for layer in each) >= smallest
+        ]
+        self._forwards: dict[nn.Module, Callable[[Tensor], Tensor]] = {
+            layer: forward for each in self._products for layer, forward in each.forwards()
         }
 
-    def __len__(self) -> int:
-        return len(self._forwards)
+    @property
+    def num_products(self) -> int:
+        """How many products are computed in a pass, if every layer is used once."""
+        return len(self._products)
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -49,14 +91,45 @@ class PackedLinears:
         finally:
             for layer in self._forwards:
                 del layer.forward
+            for product in self._products:
+                product.clear()
 
 
-def _packed_forward(layer: nn.Linear, num_rows: int) -> Callable[[Tensor], Tensor]:
-    packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), num_rows)
-    bias = None if layer.bias is None else layer.bias.detach()
+def _fit_together(layers: Sequence[nn.Linear]) -> bool:
+    return len({layer.bias is None for layer in layers}) == 1 and len({layer.in_features for layer in layers}) == 1
 
-    def forward(states: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
+
+class _Product:
+    """What layers that are given the same tensor multiply it with, in one."""
+
+    def __init__(self, layers: Sequence[nn.Linear], num_rows: int) -> None:
+        self._layers = layers
+        weights, biases = [each.weight.detach() for each in layers], [each.bias for each in layers]
+        whole = torch.cat(weights) if len(layers) > 1 else weights[0]
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(whole, num_rows)
+        self._bias = None if biases[0] is None else torch.cat([each.detach() for each in biases])
+        self._sizes = [len(each) for each in weights]
+        self._states: Tensor | None = None
+        """What was multiplied last."""
+        self._parts: Sequence[Tensor] = ()
+
+    def forwards(self) -> Iterator[tuple[nn.Linear, Callable[[Tensor], Tensor]]]:
+        """What each layer computes."""
+        if len(self._layers) == 1:
+            yield self._layers[0], self._multiply
+            return
+        for index, layer in enumerate(self._layers):
+            yield layer, partial(self._part, index)
+
+    def clear(self) -> None:
+        """Let go of the last product."""
+        self._states, self._parts = None, ()
+
+    def _part(self, index: int, states: Tensor) -> Tensor:
+        if states is not self._states:
+            self._parts, self._states = self._multiply(states).split(self._sizes, dim=-1), states
+        return self._parts[index]
+
+    def _multiply(self, states: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._packed, self._bias, "none", [], "")
         return product
-
-    return forward

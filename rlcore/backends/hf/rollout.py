@@ -24,6 +24,9 @@ from rlcore.errors import ConfigError, WorkerError
 from rlcore.tokens import Tokens
 from rlcore.types import Completion, GenerateRequest
 
+HELD_S = 0.002
+"""How often rows that may not be sampled for the moment look whether they may."""
+
 
 @dataclass(eq=False)
 class _Call:
@@ -47,13 +50,18 @@ class EmbeddedSampler:
         max_rows: int,
         device: torch.device,
         version: Callable[[], int] = lambda: 0,
+        may_sample: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`version` names the current weights. ConfigError for a model that cannot be decoded this way."""
+        """`version` is the last that was published; while `may_sample` says no, rows wait.
+
+        ConfigError for a model that cannot be decoded this way.
+        """
         self._model = model
         self._tokens = tokens
         self._max_rows = max_rows
         self._device = device
-        self._version = version
+        self._version, self._may_sample = version, may_sample
+        self._num_changes = 0
         self._vocabulary = model.head.linear.weight.shape[0]
         self._decoder = Decoder(model, max_rows, device)
         self._waiting: list[Row] = []
@@ -63,9 +71,9 @@ class EmbeddedSampler:
         check_decoding(model, self._decoder, tokens)
 
     @property
-    def num_rows(self) -> int:
-        """Rows that are being decoded."""
-        return len(self._decoder.rows)
+    def rows(self) -> Sequence[Row]:
+        """Those that are being decoded."""
+        return self._decoder.rows
 
     @property
     def num_waiting(self) -> int:
@@ -75,8 +83,10 @@ class EmbeddedSampler:
     def weights_changed(self) -> None:
         """To be called around every change of the weights: unfinished rows go on with the new ones.
 
-        What the old weights computed is dropped, and computed again before the next token.
+        What the old weights computed is dropped, and computed again before the next token, with which a new run of
+        `Completion.versions` begins: under the old version if the change is not published by then.
         """
+        self._num_changes += 1
         self._decoder.forget()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
@@ -95,7 +105,9 @@ class EmbeddedSampler:
                     yield call.finished.popleft()
                 if call.error is not None:
                     raise call.error
-                if call.rows_left:
+                if call.rows_left and not self._may_sample():
+                    await asyncio.sleep(HELD_S)
+                elif call.rows_left:
                     self._step()
                     # Other calls of this worker's loop get their turn between two tokens.
                     await asyncio.sleep(0)
@@ -137,14 +149,14 @@ class EmbeddedSampler:
                 self._fail()
 
     def _sample(self) -> None:
-        rows, version = self._decoder.rows, self._version()
+        rows, weights = self._decoder.rows, (self._version(), self._num_changes)
         settings = RowSampling.of([row.request.sampling for row in rows], self._vocabulary, self._device)
-        token_R, logprob_R = draw(self._decoder.logits(), settings, np.array([row.uniform for row in rows]))
+        token_R, logprob_R = draw(self._decoder.logits(), settings, np.array([row.stream.random() for row in rows]))
         gone = []
         for row, token, logprob in zip(rows, token_R.tolist(), logprob_R.tolist(), strict=True):
             call = self._calls[row.call]
             try:
-                row.take(token, logprob, version, self._tokens.eos_ids)
+                row.take(token, logprob, weights, self._tokens.eos_ids)
             except WorkerError as error:
                 call.error = call.error or error
                 gone.append(row)

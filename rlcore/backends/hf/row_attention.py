@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from rlcore.backends.hf.head import at_least_float32
 from rlcore.backends.hf.kv_cache import RowPass, SlotCache
 
 NAME = "rlcore_rows"
@@ -64,57 +65,66 @@ def attend(
     num_rows, heads, tokens, size = query.shape
     keys_RhLD = layer.row_part(0)
     kv_heads = keys_RhLD.shape[1]
-    query_RhMD = (query * (size**-0.5 if scaling is None else scaling)).reshape(num_rows, kv_heads, -1, size)
-    prompt_mask, own_mask = current.masks(sliding_window)
+    query_RhMD = query.reshape(num_rows, kv_heads, -1, size)
+    scale = size**-0.5 if scaling is None else scaling
+    mask_G1XP, mask_R1ML = _masks(current, sliding_window, heads // kv_heads, query.dtype)
 
-    query_GhWD = _by_prompt(query_RhMD, current)
-    scores_GhWP = _scores(query_GhWD, layer.prompt_part(0), softcap)
-    if sliding_window is None and tokens == 1:  # all rows of a prompt see the same
-        scores_GhWP += prompt_mask[current.rows_GW[:, 0], :, None]
-    else:
-        mask_RMP = prompt_mask[:, None].expand(-1, kv_heads, -1, -1)
-        mask_RhMP = mask_RMP.repeat(1, 1, heads // kv_heads, 1)
-        scores_GhWP += _by_prompt(mask_RhMP, current)
-    shared = _part(scores_GhWP, layer.prompt_part(1))
-    shared = _by_row(shared, current)
-
-    scores_RhML = _scores(query_RhMD, keys_RhLD, softcap)
-    scores_RhML.view(num_rows, kv_heads, -1, tokens, scores_RhML.shape[-1]).add_(own_mask[:, None, None])
-    own = _part(scores_RhML, layer.row_part(1))
-    sinks = None if s_aux is None else s_aux.view(1, kv_heads, -1, 1).repeat_interleave(tokens, dim=2)
-    out_RhMD = _together(shared, own, sinks).to(query.dtype)
-    return out_RhMD.reshape(num_rows, heads, tokens, -1).transpose(1, 2).contiguous(), None
+    query_GhXD = _by_prompt(query_RhMD, current)
+    prompt = _part(query_GhXD, layer.prompt_part(0), layer.prompt_part(1), mask_G1XP, scale, softcap)
+    out_RhMD, log_sum_RhM1 = (_by_row(each, current) for each in prompt)
+    own = _part(query_RhMD, keys_RhLD, layer.row_part(1), mask_R1ML, scale, softcap)
+    out_RhMD = torch.lerp(own[0], out_RhMD, torch.sigmoid(log_sum_RhM1 - own[1]))
+    if s_aux is not None:
+        sinks_1hM1 = s_aux.view(1, kv_heads, -1, 1).repeat_interleave(tokens, dim=2)
+        out_RhMD = out_RhMD * torch.sigmoid(torch.logaddexp(log_sum_RhM1, own[1]) - sinks_1hM1)
+    out_RhTD = out_RhMD.to(query.dtype).reshape(num_rows, heads, tokens, -1)
+    return out_RhTD.transpose(1, 2).contiguous(), None
 
 
-def _scores(query: Tensor, keys: Tensor, softcap: float | None) -> Tensor:
-    scores = query @ keys.transpose(2, 3)
-    scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
-    return scores if softcap is None else torch.tanh(scores.div_(softcap)).mul_(softcap)
+def _masks(current: RowPass, window: int | None, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(G, 1, 1 or W * M, P) and (R, 1, M, L) masks for heads that share keys, the same for every layer of a pass."""
+    key = window, heads, dtype
+    if key not in current.masks_of_heads:
+        prompt_RTP, own_RTL = current.masks(window)
+        own_R1ML = own_RTL[:, None].repeat(1, 1, heads, 1).to(dtype)
+        if window is None and current.tokens == 1:  # all rows of a prompt see the same
+            prompt_G1XP = prompt_RTP[current.rows_GW[:, 0], None]
+        else:
+            prompt_G1XP = _by_prompt(prompt_RTP[:, None].repeat(1, 1, heads, 1), current)
+        current.masks_of_heads[key] = prompt_G1XP.to(dtype), own_R1ML
+    return current.masks_of_heads[key]
 
 
-def _part(scores: Tensor, values: Tensor) -> Tensor:
-    """(..., D + 2) attention over one part of the positions, not yet divided; its sum, and its highest score."""
+def _part(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention over one part of the positions, and (..., 1) the log of its sum; of half precision in float32."""
+    if can_fuse(query.device) and softcap is None and values.shape[-1] == query.shape[-1]:
+        out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, keys, values, attn_mask=mask, scale=scale
+        )
+        return at_least_float32(out), log_sum[..., None]
+    scores = at_least_float32((query * scale) @ keys.transpose(2, 3))
+    if softcap is not None:
+        scores = torch.tanh(scores.div_(softcap)).mul_(softcap)
+    scores += mask
     highest = scores.amax(dim=-1, keepdim=True)
     weights = scores.sub_(highest).exp_()
     total = weights.sum(dim=-1, keepdim=True)
-    return torch.cat([(weights.to(values.dtype) @ values).to(weights.dtype), total, highest], dim=-1)
+    return at_least_float32(weights.to(values.dtype) @ values) / total, highest + total.log()
 
 
-def _together(one: Tensor, other: Tensor, sinks: Tensor | None) -> Tensor:
-    """Attention over both parts, and over sinks, which add to the sum and to nothing else."""
-    highest = torch.maximum(one[..., -1:], other[..., -1:])
-    if sinks is not None:
-        highest = torch.maximum(highest, sinks)
-    joined = one[..., :-1] * (one[..., -1:] - highest).exp() + other[..., :-1] * (other[..., -1:] - highest).exp()
-    total = joined[..., -1:] if sinks is None else joined[..., -1:] + (sinks - highest).exp()
-    return joined[..., :-1] / total
+def can_fuse(device: torch.device) -> bool:
+    """Whether this build of torch has attention with its log-sums as one operation for that device."""
+    return device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
 
 def _by_prompt(rows_RhMX: Tensor, current: RowPass) -> Tensor:
     """(G, h, W * M, X): the rows of a prompt next to each other."""
     _, kv_heads, queries, size = rows_RhMX.shape
     num_prompts, width = current.rows_GW.shape
-    apart = rows_RhMX.index_select(0, current.places_F).view(num_prompts, width, kv_heads, queries, size)
+    chosen = rows_RhMX if current.in_order else rows_RhMX.index_select(0, current.places_F)
+    apart = chosen.reshape(num_prompts, width, kv_heads, queries, size)
     return apart.transpose(1, 2).reshape(num_prompts, kv_heads, width * queries, size)
 
 
@@ -122,8 +132,9 @@ def _by_row(prompts_GhWX: Tensor, current: RowPass) -> Tensor:
     """(R, h, M, X) again."""
     num_prompts, width = current.rows_GW.shape
     _, kv_heads, lines, size = prompts_GhWX.shape
-    apart = prompts_GhWX.view(num_prompts, kv_heads, width, lines // width, size).transpose(1, 2)
-    return apart.reshape(num_prompts * width, kv_heads, lines // width, size).index_select(0, current.place_R)
+    apart = prompts_GhWX.unflatten(2, (width, lines // width)).transpose(1, 2)
+    rows = apart.reshape(num_prompts * width, kv_heads, lines // width, size)
+    return rows if current.in_order else rows.index_select(0, current.place_R)
 
 
 AttentionInterface.register(NAME, attend)

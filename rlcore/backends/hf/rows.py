@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from rlcore.backends.hf.sampling import Float64s, row_stream
+from rlcore.backends.hf.sampling import row_stream
 from rlcore.backends.hf.stop import StopScan
 from rlcore.errors import WorkerError
 from rlcore.tokens import Tokens
@@ -33,13 +33,15 @@ class Row:
     sample: int
     call: int
     """Which call of `generate` waits for it."""
-    uniforms: Float64s
-    """(max_tokens,) the row's random numbers, one a token."""
+    stream: np.random.Generator
+    """Gives the row's random numbers, one a token."""
     stop: StopScan
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """(offset, version) of each run of tokens that one version of the weights sampled."""
+    """(offset, version) of each run of tokens that the same weights sampled."""
+    weights: tuple[int, int] | None = None
+    """Which weights sampled the last token: their version, and how many changes led to them."""
     finish: Finish | None = None
 
     @property
@@ -52,21 +54,17 @@ class Row:
         """Its place in the canonical order."""
         return self.request.id, self.sample, self.call
 
-    @property
-    def uniform(self) -> float:
-        """The random number of the next token."""
-        return float(self.uniforms[len(self.token_ids)])
-
-    def take(self, token: int, logprob: float, version: int, eos_ids: frozenset[int]) -> None:
-        """One more token; WorkerError when the logits were no numbers."""
+    def take(self, token: int, logprob: float, weights: tuple[int, int], eos_ids: frozenset[int]) -> None:
+        """One more token, which `weights` sampled; WorkerError when the logits were no numbers."""
         if not np.isfinite(logprob):
             raise WorkerError(
                 f"rollout: request '{self.request.id}', sample {self.sample}: the logits after "
                 f"{len(self.request.token_ids) + len(self.token_ids)} tokens are not finite (log-prob {logprob}); "
                 "the weights have diverged: lower actor.lr or start from an earlier checkpoint"
             )
-        if not self.versions or self.versions[-1][1] != version:
-            self.versions.append((len(self.token_ids), version))
+        if weights != self.weights:
+            self.versions.append((len(self.token_ids), weights[0]))
+            self.weights = weights
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in eos_ids or self.stop.found(self.token_ids):
@@ -98,7 +96,7 @@ def rows_of(request: GenerateRequest, call: int, tokens: Tokens) -> list[Row]:
             group=group,
             sample=sample,
             call=call,
-            uniforms=row_stream(request.seed, sample).random(request.sampling.max_tokens),
+            stream=row_stream(request.seed, sample),
             stop=StopScan(request.sampling.stop, tokens.decode),
         )
         for sample in range(request.n)

@@ -1,8 +1,8 @@
 """Drawing tokens from logits, each row with its own settings and its own random numbers.
 
-One number of [0, 1) a row, one exponential a logit, and sums over blocks of the vocabulary: the block in which the
-cumulated probability passes the number is found first, then the token within it. Nothing is sorted but the most
-probable tokens of rows that truncate.
+One number of [0, 1) a row, one softmax, and sums over blocks of the vocabulary: the block in which the cumulated
+probability passes the number is found first, then the token within it. Nothing is sorted but the most probable tokens
+of rows that truncate.
 
 Letters: R rows that are decoded together, r some of them, V vocabulary, N blocks of it, K most probable tokens.
 """
@@ -68,6 +68,22 @@ class RowSampling:
             min_p_r=torch.tensor([settings[i].min_p for i in truncated], device=device, dtype=torch.float64),
         )
 
+    def within(self, rows: slice) -> "RowSampling":
+        """The settings of consecutive rows, but for their temperature."""
+        if not self.greedy and not self.truncated:
+            return self
+        inside_r = torch.tensor(
+            [rows.start <= each < rows.stop for each in self.truncated], device=self.top_p_r.device, dtype=torch.bool
+        )
+        return RowSampling(
+            temperature_R=None,
+            greedy=tuple(each - rows.start for each in self.greedy if rows.start <= each < rows.stop),
+            truncated=tuple(each - rows.start for each in self.truncated if rows.start <= each < rows.stop),
+            top_p_r=self.top_p_r[inside_r],
+            top_k_r=self.top_k_r[inside_r],
+            min_p_r=self.min_p_r[inside_r],
+        )
+
 
 def draw(logits_RV: Tensor, settings: RowSampling, uniforms_R: Float64s) -> tuple[Tensor, Tensor]:
     """(R,) token ids and (R,) their log-probs under softmax(logits / temperature), untruncated.
@@ -75,70 +91,83 @@ def draw(logits_RV: Tensor, settings: RowSampling, uniforms_R: Float64s) -> tupl
     `uniforms_R` are numbers of [0, 1), one a row. A row whose log-prob is not finite had logits that are no numbers;
     its token means nothing.
     """
-    if settings.temperature_R is not None:
-        logits_RV = logits_RV / settings.temperature_R[:, None]
-    uniforms = torch.as_tensor(uniforms_R, device=logits_RV.device)
-    token_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
-    log_sum_R = torch.empty(len(logits_RV), dtype=logits_RV.dtype, device=logits_RV.device)
-    scratch_rV: Tensor | None = None
+    uniforms_R1 = torch.as_tensor(uniforms_R, device=logits_RV.device)[:, None]
+    tokens, logprobs = [], []
     for rows in _chunks(logits_RV):
-        chunk_rV = logits_RV[rows]
-        if scratch_rV is None:
-            width = -(-logits_RV.shape[1] // BLOCK) * BLOCK
-            scratch_rV = chunk_rV.new_zeros((len(chunk_rV), width))  # what is beyond the vocabulary stays 0
-        token_R[rows], log_sum_R[rows] = _draw_whole(chunk_rV, uniforms[rows], scratch_rV[: len(chunk_rV)])
-    if settings.greedy:
-        greedy_r = torch.tensor(settings.greedy, device=logits_RV.device)
-        token_R[greedy_r] = logits_RV[greedy_r].argmax(dim=-1)
-    if settings.truncated:
-        cut_r = torch.tensor(settings.truncated, device=logits_RV.device)
-        token_R[cut_r] = _draw_truncated(logits_RV[cut_r] - log_sum_R[cut_r, None], settings, uniforms[cut_r])
-    return token_R, logits_RV.gather(1, token_R[:, None])[:, 0] - log_sum_R
+        logits_rV = logits_RV[rows]
+        if settings.temperature_R is not None:
+            logits_rV = logits_rV / settings.temperature_R[rows, None]
+        token_r1, logprob_r1 = _draw_chunk(logits_rV, settings.within(rows), uniforms_R1[rows])
+        tokens.append(token_r1)
+        logprobs.append(logprob_r1)
+    return torch.cat(tokens)[:, 0], torch.cat(logprobs)[:, 0]
 
 
-def _draw_whole(logits_rV: Tensor, uniforms_r: Tensor, scratch_rV: Tensor) -> tuple[Tensor, Tensor]:
-    """(r,) tokens drawn from the whole vocabulary, and the (r,) log of the sum of exponentials."""
-    vocabulary = logits_rV.shape[1]
-    highest_r1 = logits_rV.amax(dim=-1, keepdim=True)
-    torch.sub(logits_rV, highest_r1, out=scratch_rV[:, :vocabulary])
-    scratch_rV[:, :vocabulary].exp_()
-    blocks_rNB = scratch_rV.view(len(scratch_rV), -1, BLOCK)
+def _draw_chunk(logits_rV: Tensor, settings: RowSampling, uniforms_r1: Tensor) -> tuple[Tensor, Tensor]:
+    """(r, 1) tokens and (r, 1) log-probs of rows whose logits have been divided by their temperatures."""
+    probs_rV = torch.softmax(logits_rV, dim=-1)
     # Float64 from here on, so that 10^5 small probabilities do not lose the last of them.
-    block_r, rest_r = _pass_through(blocks_rNB.sum(dim=-1).double(), uniforms_r)
-    chosen_rB = blocks_rNB[torch.arange(len(blocks_rNB), device=blocks_rNB.device), block_r].double()
-    inside_r, _ = _pass_through(chosen_rB, rest_r)
-    token_r = (block_r * BLOCK + inside_r).clamp_(max=vocabulary - 1)  # beyond only where there are NaN
-    return token_r, (highest_r1 + blocks_rNB.sum(dim=(1, 2))[:, None].log())[:, 0]
+    blocks_rN = _block_sums(probs_rV)
+    token_r1 = _draw_whole(probs_rV, blocks_rN, uniforms_r1)
+    if settings.greedy:
+        greedy_r = torch.tensor(settings.greedy, device=logits_rV.device)
+        token_r1[greedy_r] = logits_rV[greedy_r].argmax(dim=-1, keepdim=True)
+    # A softmax in float32 sums to 1 only nearly; divided by their sum in float64 its entries are as exact as they get.
+    total_r1 = blocks_rN.sum(dim=-1, keepdim=True)
+    if settings.truncated:
+        cut_r = torch.tensor(settings.truncated, device=logits_rV.device)
+        token_r1[cut_r] = _draw_truncated(probs_rV[cut_r], total_r1[cut_r], settings, uniforms_r1[cut_r])
+    return token_r1, (probs_rV.gather(1, token_r1).double() / total_r1).log_().to(logits_rV.dtype)
 
 
-def _pass_through(mass_rN: Tensor, uniforms_r: Tensor) -> tuple[Tensor, Tensor]:
-    """(r,) where the cumulated mass first exceeds uniform * total, and (r,) how far into that entry, in [0, 1)."""
+def _block_sums(probs_rV: Tensor) -> Tensor:
+    """(r, N) sums of the blocks, the last of which may be shorter, in float64."""
+    whole = probs_rV.shape[1] // BLOCK * BLOCK
+    sums_rN = probs_rV[:, :whole].unflatten(1, (whole // BLOCK, BLOCK)).sum(dim=-1)
+    if whole < probs_rV.shape[1]:
+        sums_rN = torch.cat([sums_rN, probs_rV[:, whole:].sum(dim=-1, keepdim=True)], dim=-1)
+    return sums_rN.double()
+
+
+def _draw_whole(probs_rV: Tensor, blocks_rN: Tensor, uniforms_r1: Tensor) -> Tensor:
+    """(r, 1) tokens drawn from the whole vocabulary."""
+    last = probs_rV.shape[1] - 1
+    block_r1, rest_r1 = _pass_through(blocks_rN, uniforms_r1)
+    place_rB = block_r1 * BLOCK + torch.arange(min(BLOCK, last + 1), device=probs_rV.device)
+    mass_rB = probs_rV.gather(1, place_rB.clamp(max=last)).masked_fill_(place_rB > last, 0.0).double()
+    inside_r1, _ = _pass_through(mass_rB, rest_r1)
+    return (block_r1 * BLOCK + inside_r1).clamp_(max=last)  # beyond only where there are NaN
+
+
+def _pass_through(mass_rN: Tensor, uniforms_r1: Tensor) -> tuple[Tensor, Tensor]:
+    """(r, 1) where the cumulated mass first exceeds uniform * total, and (r, 1) how far into that entry, in [0, 1)."""
     cumulated_rN = mass_rN.cumsum(dim=-1)
-    total_r = cumulated_rN[:, -1]
-    threshold_r1 = torch.minimum(uniforms_r * total_r, torch.nextafter(total_r, torch.zeros_like(total_r)))[:, None]
+    total_r1 = cumulated_rN[:, -1:]
+    threshold_r1 = torch.minimum(uniforms_r1 * total_r1, torch.nextafter(total_r1, torch.zeros_like(total_r1)))
     place_r1 = torch.searchsorted(cumulated_rN, threshold_r1, right=True).clamp_(max=mass_rN.shape[1] - 1)
     mass_r1 = mass_rN.gather(1, place_r1)
     into_r1 = (threshold_r1 - (cumulated_rN.gather(1, place_r1) - mass_r1)) / mass_r1
-    return place_r1[:, 0], into_r1[:, 0].clamp_(0.0, 1.0)
+    return place_r1, into_r1.clamp_(0.0, 1.0)
 
 
-def _draw_truncated(logprobs_rV: Tensor, settings: RowSampling, uniforms_r: Tensor) -> Tensor:
-    """(r,) tokens drawn after top_k, then top_p of the rest, then min_p have ruled out what transformers rules out.
+def _draw_truncated(probs_rV: Tensor, total_r1: Tensor, settings: RowSampling, uniforms_r1: Tensor) -> Tensor:
+    """(r, 1) tokens drawn after top_k, then top_p of the rest, then min_p have ruled out what transformers rules out.
 
     Each keeps the most probable tokens up to some place in their order, so only as many are put in order as are
     needed to see where the first of them cuts; tokens as probable as the last one that top_k keeps stay.
     """
-    vocabulary = logprobs_rV.shape[1]
+    vocabulary = probs_rV.shape[1]
     num = min(FIRST_TOP, vocabulary)
     while True:
-        top_rK, order_rK = logprobs_rV.topk(num, dim=-1)
-        kept_r, is_known = _num_kept(top_rK.double().exp(), settings, vocabulary)
+        highest_rK, order_rK = probs_rV.topk(num, dim=-1)
+        top_rK = highest_rK.double() / total_r1
+        kept_r, is_known = _num_kept(top_rK, settings, vocabulary)
         if num == vocabulary or is_known:
             break
         num = min(8 * num, vocabulary)
-    inside_rK = torch.arange(num, device=logprobs_rV.device)[None] < kept_r[:, None]
-    place_r, _ = _pass_through(torch.where(inside_rK, top_rK.double().exp(), 0.0), uniforms_r)
-    return order_rK.gather(1, place_r[:, None])[:, 0]
+    inside_rK = torch.arange(num, device=probs_rV.device) < kept_r[:, None]
+    place_r1, _ = _pass_through(torch.where(inside_rK, top_rK, 0.0), uniforms_r1)
+    return order_rK.gather(1, place_r1)
 
 
 def _num_kept(top_rK: Tensor, settings: RowSampling, vocabulary: int) -> tuple[Tensor, bool]:

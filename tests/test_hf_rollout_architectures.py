@@ -1,0 +1,63 @@
+"""The embedded rollout decodes what transformers' own `generate` decodes, whatever the architecture."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
+from rlcore.backends.hf.rollout import EmbeddedSampler
+from rlcore.config import ModelConfig
+from rlcore.testing.tiny import END, write_tiny_model
+from rlcore.tokens import ByteTokens
+from rlcore.types import Completion, GenerateRequest, Sampling
+
+torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
+
+GREEDY = Sampling(temperature=0.0, max_tokens=14)
+OLD_NAMES = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+GEMMA = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8, "final_logit_softcapping": 4.0}
+CASES = [
+    ("Llama", "sdpa", "float64", {"num_key_value_heads": 2}),
+    ("Qwen2", "sdpa", "float64", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    ("GPTNeoX", "sdpa", "float64", {}),
+    ("Mistral", "eager", "float64", {"num_key_value_heads": 2, "sliding_window": 8}),
+    # Gemma 2 caps its attention's logits, which sdpa cannot do.
+    pytest.param("Gemma2", "eager", "float32", GEMMA, marks=pytest.mark.real),
+    pytest.param("Qwen3", "sdpa", "float64", {"num_key_value_heads": 2, "head_dim": 8}, marks=pytest.mark.real),
+    # It brings an attention of its own.
+    ("GPTJ", "eager", "float64", {**OLD_NAMES, "rotary_dim": 8}),
+    # Its layers are not `nn.Linear`.
+    pytest.param("GPT2", "sdpa", "float64", OLD_NAMES, marks=pytest.mark.real),
+]
+
+
+@pytest.mark.parametrize(("architecture", "attention", "dtype", "settings"), CASES)
+def test_greedy_tokens_are_those_of_transformers(
+    tmp_path: Path, architecture: str, attention: str, dtype: str, settings: dict[str, Any]
+) -> None:
+    """Prompts of different lengths, so that some are padded; all rows at once, and fewer than there are."""
+    config = ModelConfig(path=str(write_tiny_model(tmp_path, architecture, **settings)), attention=attention)
+    model = load_model(ModelKind.CAUSAL_LM, config, dtype=dtype, device="cpu")
+    assert isinstance(model, PolicyModel)
+    requests = [GenerateRequest(f"r{i}", tuple(range(40 + i, 45 + 3 * i)), GREEDY, 2, seed=i) for i in range(3)]
+    ours = [
+        decoded(EmbeddedSampler(model, ByteTokens(), max_rows=n, device=torch.device("cpu")), requests) for n in (4, 64)
+    ]
+    for request in requests:
+        prompt_BT = torch.tensor([request.token_ids])
+        theirs_BT = model.transformer.generate(
+            prompt_BT, attention_mask=torch.ones_like(prompt_BT), max_new_tokens=14, do_sample=False, pad_token_id=END
+        )
+        expected = theirs_BT[0, prompt_BT.shape[1] :].tolist()
+        for found in ours:
+            assert [found[request.id, sample] for sample in range(2)] == [expected] * 2
+
+
+def decoded(sampler: EmbeddedSampler, requests: list[GenerateRequest]) -> dict[tuple[str, int], list[int]]:
+    async def run() -> list[Completion]:
+        return [each async for each in sampler.generate(requests)]
+
+    return {(each.request_id, each.sample): each.token_ids.tolist() for each in asyncio.run(run())}

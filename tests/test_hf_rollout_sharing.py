@@ -1,0 +1,258 @@
+"""Calls that overlap share one table of rows: joins, early ends, failures, and weights that change under way."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
+from rlcore.backends.hf.packed import PackedLinears, siblings_of, watching
+from rlcore.backends.hf.rollout import EmbeddedSampler
+from rlcore.config import ModelConfig
+from rlcore.errors import WorkerError
+from rlcore.testing.tiny import write_tiny_model
+from rlcore.tokens import ByteTokens
+from rlcore.types import Completion, Finish, GenerateRequest, Sampling
+
+torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
+
+CPU = torch.device("cpu")
+Found = dict[tuple[str, int], list[int]]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "llama", num_key_value_heads=2)
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> PolicyModel:
+    """For tests that leave it as it is."""
+    return model_of(path)
+
+
+def model_of(path: Path, dtype: str = "float64") -> PolicyModel:
+    model = load_model(ModelKind.CAUSAL_LM, ModelConfig(path=str(path)), dtype=dtype, device="cpu")
+    assert isinstance(model, PolicyModel)
+    return model
+
+
+def sampler_of(model: PolicyModel, max_rows: int = 4, **settings: Any) -> EmbeddedSampler:
+    return EmbeddedSampler(model, ByteTokens(), max_rows=max_rows, device=CPU, **settings)
+
+
+def requests_of(num: int, n: int = 2, max_tokens: int = 20, name: str = "r") -> list[GenerateRequest]:
+    return [
+        GenerateRequest(f"{name}{i}", tuple(range(40 + i, 45 + 3 * i)), Sampling(max_tokens=max_tokens), n, seed=i)
+        for i in range(num)
+    ]
+
+
+async def turns(num: int) -> None:
+    """Let the loop's other tasks have theirs: some tokens later."""
+    for _ in range(num):
+        await asyncio.sleep(0)
+
+
+async def all_of(sampler: EmbeddedSampler, requests: Sequence[GenerateRequest]) -> list[Completion]:
+    return [each async for each in sampler.generate(requests)]
+
+
+def ids_of(completions: Sequence[Completion]) -> Found:
+    return {(each.request_id, each.sample): each.token_ids.tolist() for each in completions}
+
+
+def test_calls_that_overlap_are_decoded_together_and_get_what_they_would_alone(model: PolicyModel) -> None:
+    early, late = requests_of(3, max_tokens=30), requests_of(2, max_tokens=10, name="a")
+    alone = {
+        **ids_of(asyncio.run(all_of(sampler_of(model), early))),
+        **ids_of(asyncio.run(all_of(sampler_of(model), late))),
+    }
+    sampler = sampler_of(model, max_rows=8)
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, len(sampler.rows))
+            await asyncio.sleep(0)
+
+    async def story() -> Found:
+        watcher, first = asyncio.create_task(watch()), asyncio.create_task(all_of(sampler, early))
+        await turns(8)
+        found = {**ids_of(await all_of(sampler, late)), **ids_of(await first)}
+        watcher.cancel()
+        return found
+
+    assert asyncio.run(story()) == alone
+    assert most > 6
+    assert (len(sampler.rows), sampler.num_waiting) == (0, 0)
+
+
+def test_whoever_stops_early_frees_the_rows_and_disturbs_nobody(model: PolicyModel) -> None:
+    expected = ids_of(asyncio.run(all_of(sampler_of(model), requests_of(2))))
+    sampler = sampler_of(model)
+
+    async def story() -> Found:
+        other = asyncio.create_task(all_of(sampler, requests_of(2)))
+        mixed = [
+            replace(each, sampling=Sampling(max_tokens=1 + 60 * i)) for i, each in enumerate(requests_of(2, name="a"))
+        ]
+        async with aclosing(sampler.generate(mixed)) as completions:  # type: ignore[type-var]
+            async for _ in completions:
+                break
+        assert len(sampler.rows) + sampler.num_waiting <= 4
+        return ids_of(await other)
+
+    assert asyncio.run(story()) == expected
+    assert (len(sampler.rows), sampler.num_waiting) == (0, 0)
+
+
+def test_a_cancelled_call_leaves_nothing_behind(model: PolicyModel) -> None:
+    sampler = sampler_of(model)
+
+    async def story() -> int:
+        task = asyncio.create_task(all_of(sampler, requests_of(3, max_tokens=200)))
+        await turns(5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(story()) == 1
+    assert (len(sampler.rows), sampler.num_waiting) == (0, 0)
+
+
+def test_a_row_goes_on_with_new_weights_and_says_where(path: Path) -> None:
+    model = model_of(path)
+    version = 5
+    sampler = sampler_of(model, version=lambda: version)
+    requests = [replace(each, sampling=Sampling(max_tokens=40)) for each in requests_of(2, n=3)]
+
+    async def story() -> list[Completion]:
+        nonlocal version
+        task = asyncio.create_task(all_of(sampler, requests))
+        await turns(10)
+        sampler.weights_changed()
+        with torch.no_grad():
+            for each in model.parameters():
+                each.mul_(1.1)
+        version = 6
+        return await task
+
+    def logprobs(request: GenerateRequest, each: Completion) -> np.ndarray[Any, Any]:
+        whole_1T = torch.tensor([[*request.token_ids, *each.token_ids.tolist()]])
+        with torch.no_grad():
+            logits_TV = model.transformer(whole_1T).logits[0, len(request.token_ids) - 1 : -1]
+        scores_T = torch.log_softmax(logits_TV, dim=-1).gather(1, whole_1T[0, len(request.token_ids) :, None])
+        return scores_T[:, 0].numpy()
+
+    completions = asyncio.run(story())
+    changed = [each for each in completions if len(each.versions) == 2]
+    assert changed
+    by_id = {request.id: request for request in requests}
+    after = {(each.request_id, each.sample): logprobs(by_id[each.request_id], each) for each in changed}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.div_(1.1)
+    for each in changed:
+        (first, old), (offset, new) = each.versions
+        assert (first, old, new, each.version) == (0, 5, 6, 5)
+        before = logprobs(by_id[each.request_id], each)
+        np.testing.assert_allclose(each.logprobs[:offset], before[:offset], atol=1e-5)
+        np.testing.assert_allclose(each.logprobs[offset:], after[each.request_id, each.sample][offset:], atol=1e-5)
+        assert np.abs(before[offset:] - each.logprobs[offset:]).max() > 1e-3
+
+
+def test_tokens_between_an_update_and_its_publication_are_a_run_of_the_old_version(model: PolicyModel) -> None:
+    version = 5
+    sampler = sampler_of(model, version=lambda: version)
+
+    async def story() -> list[Completion]:
+        nonlocal version
+        task = asyncio.create_task(all_of(sampler, requests_of(2, max_tokens=60)))
+        await turns(10)
+        sampler.weights_changed()  # an update
+        await turns(10)
+        version = 6  # published
+        return await task
+
+    completions = asyncio.run(story())
+    longest = max(completions, key=lambda each: len(each.token_ids))
+    assert [number for _, number in longest.versions] == [5, 5, 6]
+    starts = [start for start, _ in longest.versions]
+    assert starts[0] == 0
+    assert starts == sorted(set(starts))
+
+
+def test_rows_wait_while_they_may_not_be_sampled(model: PolicyModel) -> None:
+    expected = ids_of(asyncio.run(all_of(sampler_of(model), requests_of(2))))
+    may_sample = True
+    sampler = sampler_of(model, may_sample=lambda: may_sample)
+
+    async def story() -> Found:
+        nonlocal may_sample
+        task = asyncio.create_task(all_of(sampler, requests_of(2)))
+        await turns(6)
+        may_sample = False
+        await turns(2)
+        before = [len(row.token_ids) for row in sampler.rows]
+        await asyncio.sleep(0.02)
+        assert [len(row.token_ids) for row in sampler.rows] == before
+        assert min(before) > 0
+        may_sample = True
+        return ids_of(await task)
+
+    assert asyncio.run(story()) == expected
+
+
+def test_logits_that_are_no_numbers_end_each_call_with_its_own_request(path: Path) -> None:
+    model = model_of(path, "float32")
+    sampler = sampler_of(model, max_rows=8)
+    with torch.no_grad():
+        model.head.linear.weight[7, 3] = float("nan")
+
+    async def story() -> list[Any]:
+        calls = (all_of(sampler, requests_of(1, name=name)) for name in ("a", "b"))
+        return list(await asyncio.gather(*calls, return_exceptions=True))
+
+    for name, error in zip("ab", asyncio.run(story()), strict=True):
+        assert isinstance(error, WorkerError)
+        assert f"request '{name}0', sample 0: the logits after 5 tokens are not finite" in str(error)
+    assert (len(sampler.rows), sampler.num_waiting) == (0, 0)
+
+
+def test_no_prompts_give_no_completions_and_an_end_at_once_is_a_response(path: Path) -> None:
+    model = model_of(path)
+    sampler = sampler_of(model)
+    assert asyncio.run(all_of(sampler, [])) == []
+    with torch.no_grad():
+        model.head.linear.weight.zero_()
+    tokens = ByteTokens()
+    tokens.eos_ids = frozenset(range(264))
+    ending = EmbeddedSampler(model, tokens, max_rows=3, device=CPU)
+    for each in asyncio.run(all_of(ending, requests_of(2, n=3))):
+        assert (len(each.token_ids), each.finish) == (1, Finish.STOP)
+
+
+def test_packed_weights_multiply_as_the_layers_do_and_are_put_away(path: Path) -> None:
+    model = model_of(path, "float32")
+    token_ids_BT = torch.arange(20)[None] + 60
+    with torch.no_grad(), watching(model.transformer) as calls:
+        expected = model.transformer(token_ids_BT).logits
+    siblings = siblings_of(calls)
+    assert [len(each) for each in siblings] == [3, 2] * 2  # queries, keys and values; gate and up
+    for sets, num in ((siblings, 2 * 4 + 1), ([], 2 * 7 + 1)):
+        packed = PackedLinears(model.transformer, num_rows=4, siblings=sets, smallest=1)
+        with torch.no_grad(), packed.used():
+            found = [model.transformer(ids_BT).logits for ids_BT in (token_ids_BT, token_ids_BT + 1, token_ids_BT)]
+        assert packed.num_products == num
+        assert not any("forward" in vars(each) for each in model.modules())
+        torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found[2], found[0], atol=0.0, rtol=0.0)
+        assert (found[1] - found[0]).abs().max() > 1e-2
