@@ -56,7 +56,7 @@ class Ranks:
             gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
             flat = torch.cat([each.flatten() for each in gradients])
             dist.all_reduce(flat)
-            for parameter, part in zip(bucket, flat.split([each.numel() for each in gradients]), strict=True):
+            for parameter, part in zip(bucket, torch.split(flat, [each.numel() for each in gradients]), strict=True):
                 parameter.grad = part.view_as(parameter)
 
     def scored(self, batch: Batch, shared_prefix: SharedPrefix, score: Callable[[Batch], Float32s]) -> Float32s:
