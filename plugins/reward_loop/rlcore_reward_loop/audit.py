@@ -9,6 +9,7 @@ from typing import Any
 from rlcore.config.redaction import redact
 
 FILE = "reward_calls.jsonl"
+ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 class AuditLog:
@@ -31,7 +32,7 @@ class AuditLog:
             self._file = self._path.open("a", encoding="utf-8")
         line = {"time": round(time.time(), 3), "reward": reward, "id": id, "target": target, "status": status, **more}
         line |= {"query": self._cut(query), "response": self._cut(response)}
-        self._file.write(redact(json.dumps(line, ensure_ascii=False)) + "\n")
+        self._file.write(redact(ENCODER.encode(line)) + "\n")
 
     def flush(self) -> None:
         """Hand everything to the operating system."""
@@ -46,6 +47,6 @@ class AuditLog:
 
     def _cut(self, value: Any) -> str:
         text = value.decode(errors="replace") if isinstance(value, bytes) else value
-        text = text if isinstance(text, str) else json.dumps(text, ensure_ascii=False, default=str)
+        text = text if isinstance(text, str) else ENCODER.encode(text)
         left_out = len(text) - self._characters
         return text if left_out <= 0 else f"{text[: self._characters]}... ({left_out} more characters)"

@@ -113,3 +113,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+ENCODER = json.JSONEncoder(default=plain)
+"""Made once: `json.dumps` with a `default` makes one for every call."""

@@ -182,10 +182,10 @@ def question(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "id": identity(trajectory),
         "source": prompt.source,
-        "messages": prompt.messages,
+        "messages": [dict(each) for each in prompt.messages],
         "completion": trajectory.completion,
         "answer": prompt.answer,
-        "columns": prompt.columns,
+        "columns": dict(prompt.columns),
     }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from rlcore import Lane
 from rlcore.reward.seats import Stopwatch
 from rlcore_reward_loop.audit import AuditLog
-from rlcore_reward_loop.client import Client, NoAnswer, Unavailable, headers_of, plain
+from rlcore_reward_loop.client import ENCODER, Client, NoAnswer, Unavailable, headers_of, plain
 from rlcore_reward_loop.gate import Gate, Pace, Turns
 from rlcore_reward_loop.router import NoTarget, Router
 from rlcore_reward_loop.settings import ServiceSettings
@@ -102,7 +102,7 @@ class Service:
         return answer
 
     async def _ask(self, call: Call, lane: Lane) -> Any:
-        body = json.dumps(call.body, default=plain).encode()
+        body = ENCODER.encode(call.body).encode()
         async with self.gate.slot(lane):
             return await _Tries(self, call, body, lane).answer()
 

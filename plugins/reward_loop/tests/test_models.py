@@ -85,7 +85,10 @@ BAD_SETTINGS = {
         "needs an",
     ),
     "a password in an address": ({"services": {"s": {"urls": ["http://me:pw@x/"]}}}, "an address holds a password"),
-    "a token in the file": ({"services": {"s": {"urls": ["http://x/"], "token": "sk-1"}}}, r"token: is written out"),
+    "a token in the file": (
+        {"services": {"s": {"urls": ["http://x/"], "token": "sk-1"}}},
+        r"token: found a secret written out",
+    ),
     "nobody to ask": ({"rewards": {"a": {"served_by": "x"}}}, r"served_by: found 'x'; kind=service needs an entry"),
     "a name of two": ({"services": {"s": {}}, "models": {"s": {"path": "p"}}}, "both in services and in models"),
     "nobody asks": (
