@@ -17,8 +17,8 @@ REWARDS = """
 from rlcore import Reward
 import numpy
 
-async def vowels(trajectory):
-    return sum(letter in "aeiou" for letter in trajectory.text()) / 12
+async def evens(trajectory):
+    return float((trajectory.token_ids[trajectory.loss_mask] % 2 == 0).mean())
 
 async def by_token(trajectory):
     scores = numpy.where(trajectory.loss_mask, trajectory.token_ids % 2 / 8, 0).astype(numpy.float32)
@@ -34,7 +34,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
         "model": {"path": "none", "tokenizer": "bytes"},
         "data": {"sources": {"train": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 20, "{index}"))}}},
         "rollout": {"samples_per_prompt": 2, "max_tokens": 6, "backend": "null"},
-        "reward": {"functions": {"vowels": {"fn": f"{tmp_path / 'rewards.py'}:vowels"}}},
+        "reward": {"functions": {"evens": {"fn": f"{tmp_path / 'rewards.py'}:evens"}}},
         "algo": {"preset": "ppo"},
         "actor": {"lr": 0.01, "minibatch_prompts": 2, "backend": "null"},
         "plugins": {"critic_engine": {"backend": "null"}, "null": {}},
@@ -49,7 +49,7 @@ def real(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """The same with a tiny transformers model for both."""
     config["model"]["path"] = str(write_tiny_model(tmp_path / "tiny", num_key_value_heads=2))
     config["rollout"]["backend"] = config["actor"]["backend"] = "hf"
-    config["plugins"] = {"critic_engine": {"lr": 0.003}, "null": {}}
+    config["plugins"] = {"critic_engine": {"lr": 0.003}}
     return config
 
 
@@ -71,6 +71,7 @@ def test_a_run_without_torch_goes_on_bit_for_bit_and_its_critic_comes_closer(con
     assert (whole / "checkpoints" / "step_4" / "critic" / "values.json").is_file()
 
 
+@pytest.mark.fault
 def test_the_actor_waits_for_the_critic_and_a_restart_does_not_make_it_wait_again(config: dict[str, Any]) -> None:
     waits = "plugins.critic_engine.actor_waits_updates=3"  # of two updates a step
     whole = train(config, waits).run_dir

@@ -153,6 +153,7 @@ def exact_values(worker: HfCritic, batch: Batch) -> npt.NDArray[np.float64]:
     return micro.spread(scores_N).numpy()
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_is_that_of_finite_differences(model_directory: Path, kind: str) -> None:
     worker = shaken(critic(model_directory, **KINDS[kind], dtype="float64", lr=0.0))
@@ -243,6 +244,7 @@ def test_one_two_and_four_micro_batches_are_the_same_update(model_directory: Pat
         assert values_BT == pytest.approx(results[0][2], abs=1e-6)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("way", [SharedPrefix.TREE, SharedPrefix.CACHE])
 @pytest.mark.parametrize("kind", KINDS)
 def test_with_shared_prompts_values_and_gradients_are_the_same(
@@ -276,6 +278,7 @@ def test_checkpointed_gradients_are_the_same(model_directory: Path) -> None:
         assert other == pytest.approx(one, rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_begin_at_zero_and_updates_bring_them_to_the_returns(model_directory: Path, kind: str) -> None:
     worker = critic(model_directory, **KINDS[kind])
