@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import pickle
 import random
 import time
 from collections.abc import Coroutine, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 
 from rlcore.config import RewardFunctionConfig
 from rlcore.errors import ChildError, PluginError, RlcoreError, WorkerError, boundary, describe
+from rlcore.reward.copies import private_copy
 from rlcore.reward.outcome import Outcome, failed
 from rlcore.reward.seats import Place, Seats, Stopwatch
 from rlcore.reward.served import FunctionSpec, ServedReward
@@ -141,7 +141,7 @@ class LoopCaller:
     """An async function on the run's event loop."""
 
     def __init__(self, spec: FunctionSpec, watch: LoopWatch, queued: Stopwatch) -> None:
-        self._spec, self._watch = spec, watch
+        self._spec, self._watch, self._task_name = spec, watch, str(spec)
         self._seats = Seats([Place(ASYNC_CALLS)], queued)
         self._served = ServedReward(spec)
         self._tasks: set[asyncio.Task[list[Outcome]]] = set()
@@ -153,20 +153,16 @@ class LoopCaller:
 
     async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
         """See `Caller`. The function gets copies: what it changes, nobody else sees."""
-        copies: list[Trajectory] = pickle.loads(pickle.dumps(list(trajectories)))
+        copies = [private_copy(each) for each in trajectories]
         async with self._seats.taken(lane):
             began = time.monotonic()
-            task = asyncio.create_task(self._run(copies), name=str(self._spec))
+            task = asyncio.create_task(self._run(copies), name=self._task_name)
             self._tasks.add(task)
-            task.add_done_callback(self._forget)
             try:
-                # Not asyncio.timeout: a function that swallows the cancellation must not hold up the run.
-                done, _ = await asyncio.wait([task], timeout=allowance.left_s)
+                await _ended(task, allowance.left_s)
             finally:
-                task.cancel()
                 allowance.left_s -= time.monotonic() - began
-            if not done:
-                raise TimeoutError
+                self._let_go(task)
             if task.cancelled():
                 raise ChildError("it cancelled itself")
             return task.result()
@@ -178,6 +174,13 @@ class LoopCaller:
         except RlcoreError as error:
             cause = error.__cause__ if isinstance(error, ChildError) else None
             raise ChildError(describe(cause) if cause else str(error)) from error
+
+    def _let_go(self, task: "asyncio.Task[list[Outcome]]") -> None:
+        if task.done():
+            self._forget(task)
+        else:
+            task.add_done_callback(self._forget)
+            task.cancel()
 
     def _forget(self, task: "asyncio.Task[list[Outcome]]") -> None:
         self._tasks.discard(task)
@@ -192,6 +195,30 @@ class LoopCaller:
             if left:
                 logger.warning("%s: %d calls ignore that they were cancelled", self._spec, len(left))
         await self._served.close_here()
+
+
+async def _ended(task: "asyncio.Task[Any]", timeout_s: float) -> None:
+    """Wait for the end of the task, whatever it was; TimeoutError when it takes longer.
+
+    Not asyncio.timeout: a function that swallows the cancellation must not hold up the run. And not asyncio.wait, which
+    is made for many tasks and costs twice as much.
+    """
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def let_go(_: object = None) -> None:
+        if not over.done():
+            over.set_result(None)
+
+    timer = loop.call_later(timeout_s, let_go)
+    task.add_done_callback(let_go)
+    try:
+        await over
+    finally:
+        timer.cancel()
+        task.remove_done_callback(let_go)
+    if not task.done():
+        raise TimeoutError
 
 
 class FunctionCalls:

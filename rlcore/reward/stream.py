@@ -100,6 +100,7 @@ class RewardStream:
     def __init__(self, scorers: Sequence[Scorer], lane: Lane, group_size: int) -> None:
         self._scorers, self._lane, self._group_size = scorers, lane, group_size
         self._weights = {each.name: each.weight for each in scorers}
+        self._asks_directly = len(scorers) == 1 and scorers[0].scope == "sample" and not scorers[0].post_processes
         self._policies = {each.name: each.on_failure for each in scorers if each.on_failure}
         self._scored: asyncio.Queue[tuple[list[Trajectory], Reward] | None] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -137,8 +138,12 @@ class RewardStream:
             await asyncio.wait(self._tasks)
 
     def _spawn(self, parts: list[Trajectory]) -> None:
-        opinions = [self._opinion(scorer, parts[-1]) for scorer in self._scorers]
-        self._keep(asyncio.create_task(self._score(parts, opinions), name=f"reward of {parts[-1].id}"))
+        if self._asks_directly:
+            work = self._score_directly(parts)
+        else:
+            work = self._score(parts, [self._opinion(scorer, parts[-1]) for scorer in self._scorers])
+        unit = parts[-1].id
+        self._keep(asyncio.create_task(work, name=f"reward of {unit.prompt} {unit.epoch} {unit.sample}"))
 
     def _keep(self, task: "asyncio.Task[None]") -> None:
         self._tasks.add(task)
@@ -150,11 +155,18 @@ class RewardStream:
             self._failure = error
             self._scored.put_nowait(None)
 
+    async def _score_directly(self, parts: list[Trajectory]) -> None:
+        """`_score` with one scorer that looks at one sample: what is asked needs no task of its own."""
+        began, scorer = time.monotonic(), self._scorers[0]
+        self._deliver(parts, {scorer.name: await self._score_one(scorer, parts[-1])}, began)
+
     async def _score(self, parts: list[Trajectory], opinions: "list[asyncio.Future[Outcome]]") -> None:
         began = time.monotonic()
         outcomes = await asyncio.gather(*opinions)
-        by_name = {scorer.name: each for scorer, each in zip(self._scorers, outcomes, strict=True)}
-        reward = combine(by_name, self._weights, time.monotonic() - began, self._policies)
+        self._deliver(parts, {scorer.name: each for scorer, each in zip(self._scorers, outcomes, strict=True)}, began)
+
+    def _deliver(self, parts: list[Trajectory], outcomes: dict[str, Outcome], began: float) -> None:
+        reward = combine(outcomes, self._weights, time.monotonic() - began, self._policies)
         self._scored.put_nowait((parts, reward))
 
     def _opinion(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
@@ -200,5 +212,7 @@ class RewardStream:
 
 def rows(parts: Sequence[Trajectory], reward: Reward) -> list[Scored]:
     """Every part with the sample's reward; scores per token belong to the part that was judged, the last."""
+    if len(parts) == 1:
+        return [Scored(parts[0], reward)]
     others = replace(reward, token_scores=None)
     return [Scored(each, reward if each is parts[-1] else others) for each in parts]
