@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rlcore.reward.manager import RewardManager
 from rlcore.reward.replica import RawScore, RewardReplica, ScoreRequest
 
 if TYPE_CHECKING:
     from rlcore.reward.functions import FunctionRewards, build_function_rewards
+    from rlcore.reward.manager import RewardManager
 
 __all__ = ["FunctionRewards", "RawScore", "RewardManager", "RewardReplica", "ScoreRequest", "build_function_rewards"]
 
@@ -17,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from rlcore.reward import functions
 
         return getattr(functions, name)
+    if name == "RewardManager":
+        from rlcore.reward import manager
+
+        return manager.RewardManager
     raise AttributeError(f"module 'rlcore.reward' has no attribute '{name}'")
