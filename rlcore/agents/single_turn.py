@@ -8,7 +8,7 @@ import numpy as np
 
 from rlcore.agents.loop import AgentLoop, RolloutTask
 from rlcore.errors import WorkerError
-from rlcore.types import Completion, FrozenDict, GenerateRequest, Lane, Sampling, Trajectory, TrajectoryId
+from rlcore.types import Completion, FrozenDict, GenerateRequest, Int32s, Lane, Sampling, Trajectory, TrajectoryId
 
 if TYPE_CHECKING:
     from rlcore.plan import BuildContext
@@ -31,29 +31,38 @@ class SingleTurn(AgentLoop):
                 f"agent 'single_turn': {len(tasks)} tasks hold {len(asked)} different pairs of prompt and epoch; each "
                 "must come once"
             )
-        prompts = {name: self._tokens.encode_prompt(task.prompt.messages) for name, task in asked.items()}
         requests = [
-            GenerateRequest(id=name, token_ids=prompts[name], sampling=sampling, n=task.n, seed=task.seed)
+            GenerateRequest(
+                id=name,
+                token_ids=self._tokens.encode_prompt(task.prompt.messages),
+                sampling=sampling,
+                n=task.n,
+                seed=task.seed,
+            )
             for name, task in asked.items()
         ]
+        prompts = {each.id: np.array(each.token_ids, dtype=np.int32) for each in requests}
         async with aclosing(self._generator.generate(requests, lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:
                 name = completion.request_id
                 yield self._trajectory(asked[name], prompts[name], completion)
 
-    def _trajectory(self, task: RolloutTask, prompt_ids: tuple[int, ...], completion: Completion) -> Trajectory:
-        num_prompt, num_sampled = len(prompt_ids), len(completion.token_ids)
+    def _trajectory(self, task: RolloutTask, prompt_P: Int32s, completion: Completion) -> Trajectory:
+        num_prompt, num_tokens = len(prompt_P), len(prompt_P) + len(completion.token_ids)
+        token_ids_T, logprobs_T = np.empty(num_tokens, dtype=np.int32), np.zeros(num_tokens, dtype=np.float32)
+        loss_mask_T = np.zeros(num_tokens, dtype=np.bool_)
+        token_ids_T[:num_prompt], token_ids_T[num_prompt:] = prompt_P, completion.token_ids
+        logprobs_T[num_prompt:], loss_mask_T[num_prompt:] = completion.logprobs, True
+        versions = completion.versions or ((0, completion.version),)
         return Trajectory(
             id=TrajectoryId(task.prompt.id, task.epoch, completion.sample),
             prompt=task.prompt,
-            token_ids=np.concatenate([np.asarray(prompt_ids, dtype=np.int32), completion.token_ids]),
-            loss_mask=np.arange(num_prompt + num_sampled) >= num_prompt,
-            logprobs=np.concatenate([np.zeros(num_prompt, dtype=np.float32), completion.logprobs]),
+            token_ids=token_ids_T,
+            loss_mask=loss_mask_T,
+            logprobs=logprobs_T,
             completion=self._tokens.decode(completion.token_ids.tolist()),
             finish=completion.finish,
-            versions=tuple(
-                (num_prompt + offset, version) for offset, version in completion.versions or ((0, completion.version),)
-            ),
+            versions=tuple((num_prompt + offset, version) for offset, version in versions),
             timing=FrozenDict({"generate_s": completion.generate_s}),
         )
 
