@@ -20,6 +20,7 @@ from rlcore.types import Lane, Metrics, Scored
 
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories"
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
 
 
@@ -97,9 +98,9 @@ def average(metrics: Iterable[Mapping[str, float]]) -> Metrics:
 
 
 def _describe(scored: Scored, advantage: float | None, lane: Lane) -> dict[str, Any]:
-    trajectory, reward = scored.trajectory, scored.reward
+    trajectory, reward, row = scored.trajectory, scored.reward, scored.trajectory.id
     return {
-        "id": _plain(vars(trajectory.id)),
+        "id": {"prompt": redact(row.prompt), "epoch": row.epoch, "sample": row.sample, "part": row.part},
         "lane": lane.value,
         "source": trajectory.prompt.source,
         "prompt": [_plain(message) for message in trajectory.prompt.messages],
@@ -140,7 +141,7 @@ def _finite(value: float) -> float | None:
 
 def _line(record: Mapping[str, Any]) -> bytes:
     # a lone surrogate in a text becomes its JSON escape
-    return (json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
+    return (_ENCODER.encode(record) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
