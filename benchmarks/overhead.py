@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/overhead.py [--smoke]
 
-Prints one JSON line: seconds of a step of 64 samples, seconds a sample from 64 to 16 384 samples, seconds to import
-rlcore and to make a plan in a fresh interpreter. The reward is an async function on the controller's own loop; with a
+Prints one JSON line: what the controller takes for a step of 64 samples and for a sample from 64 to 16 384, seconds to
+import rlcore and to make a plan in a fresh interpreter. The null model works in a thread of this process, and says how
+much CPU its updates took; the rest, its sampling too, counts as the controller's. The reward is an async function on the controller's own loop; with a
 sync one, each call goes to a child process and back, and `children` says what that adds.
 """
 
@@ -57,21 +58,42 @@ def settings(directory: Path, samples: int, reward: str) -> list[str]:
     ]
 
 
-async def step_seconds(directory: Path, samples: int, reward: str, steps: int) -> dict[str, Any]:
-    """Seconds of each step, those of the null model's own work, and what is left to the controller."""
+async def step_seconds(directory: Path, samples: int, reward: str, steps: int) -> dict[str, dict[str, float]]:
+    """What a step takes, in seconds.
+
+    `wall`: the clock. `model`: CPU of the null model, its sampling left out. `controller`: wall less model; both hold the interpreter, so they
+    take turns. `controller_cpu`: CPU of all threads of the process less model, also what writes the step before this
+    one. `main_cpu`: of it, that of the event loop's thread.
+    """
     with tempfile.TemporaryDirectory(dir=directory) as run_dir:
         async with live({}, settings(directory, samples, reward), ["null"], Path(run_dir)) as trainer:
             for _ in range(2):
                 await trainer.step()
             with collector_off():
-                seconds = [await _timed_step(trainer) for _ in range(steps)]
-    return summary(seconds)
+                steps_taken = [await _timed_step(trainer) for _ in range(steps)]
+    return {name: summary([each[name] for each in steps_taken]) for name in steps_taken[0]}
 
 
-async def _timed_step(trainer: Any) -> float:
-    began = time.perf_counter()
+async def _timed_step(trainer: Any) -> dict[str, float]:
+    began = _clocks(trainer)
     await trainer.step()
-    return time.perf_counter() - began
+    took = {name: value - began[name] for name, value in _clocks(trainer).items()}
+    return {
+        "wall": took["wall"],
+        "model": took["model"],
+        "controller": took["wall"] - took["model"],
+        "controller_cpu": took["process_cpu"] - took["model"],
+        "main_cpu": took["main_cpu"],
+    }
+
+
+def _clocks(trainer: Any) -> dict[str, float]:
+    return {
+        "wall": time.perf_counter(),
+        "process_cpu": time.process_time(),
+        "main_cpu": time.thread_time(),
+        "model": trainer.actor.worker.busy_s,
+    }
 
 
 def fresh_seconds(program: str, arguments: Sequence[str], times: int) -> dict[str, float]:
@@ -99,7 +121,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         times = 1 if smoke else 5
         imported = fresh_seconds(IMPORT, [], times)
         planned = fresh_seconds(PLAN, settings(directory, 64, "on_the_loop"), times)
-    per_sample = {samples: found["median"] / samples for samples, found in by_samples.items()}
+    per_sample = {
+        kind: {samples: found[kind]["median"] / samples for samples, found in by_samples.items()}
+        for kind in ("controller", "controller_cpu")
+    }
     emit(
         "overhead",
         {
@@ -107,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "group": GROUP,
             "step_s": by_samples,
             "s_per_sample": per_sample,
-            "s_per_sample_growth": per_sample[counts[-1]] / per_sample[counts[0]],
+            "s_per_sample_growth": {kind: each[counts[-1]] / each[counts[0]] for kind, each in per_sample.items()},
             "step_with_children_s": children,
             "import_s": imported,
             "plan_s": planned,

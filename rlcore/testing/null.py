@@ -105,7 +105,7 @@ class NullActor(ActorWorker):
         self.skipped_in_a_row = 0
         self.version = 0
         self.busy_s = 0.0
-        """CPU seconds that the model itself took: sampling, updates and log-probs. The rest is the controller's."""
+        """CPU seconds that updates and log-probs took; sampling is not counted."""
 
     @contextmanager
     def busy(self) -> Iterator[None]:
