@@ -4,8 +4,9 @@
 
 Prints one JSON line: what the controller takes for a step of 64 samples and for a sample from 64 to 16 384, seconds to
 import rlcore and to make a plan in a fresh interpreter. The null model works in a thread of this process, and says how
-much CPU its updates took; the rest, its sampling too, counts as the controller's. The reward is an async function on the controller's own loop; with a
-sync one, each call goes to a child process and back, and `children` says what that adds.
+much CPU its updates took; the rest, its sampling too, counts as the controller's. The reward is an async function on
+the controller's own loop; with a sync one, each call goes to a child process and back, and `children` says what that
+adds.
 """
 
 import argparse
@@ -61,9 +62,9 @@ def settings(directory: Path, samples: int, reward: str) -> list[str]:
 async def step_seconds(directory: Path, samples: int, reward: str, steps: int) -> dict[str, dict[str, float]]:
     """What a step takes, in seconds.
 
-    `wall`: the clock. `model`: CPU of the null model, its sampling left out. `controller`: wall less model; both hold the interpreter, so they
-    take turns. `controller_cpu`: CPU of all threads of the process less model, also what writes the step before this
-    one. `main_cpu`: of it, that of the event loop's thread.
+    `wall`: the clock. `model`: CPU of the null model, its sampling left out. `controller`: wall less model; both hold
+    the interpreter, so they take turns. `controller_cpu`: CPU of all threads of the process less model, also what
+    writes the step before this one. `main_cpu`: of it, that of the event loop's thread.
     """
     with tempfile.TemporaryDirectory(dir=directory) as run_dir:
         async with live({}, settings(directory, samples, reward), ["null"], Path(run_dir)) as trainer:
