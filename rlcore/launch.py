@@ -134,7 +134,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         children = ChildProcesses()
         stack.push_async_callback(children.close)
         groups = await _start_workers(plan, run_dir, limits, stack)
-        generator = RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s)
+        generator = _rollout_service(plan, groups)
         sink = MetricsSink()
         weights = None if plan.schedule.embedded else _weights_sync(plan, run_dir, groups)
         if weights is not None:
@@ -170,6 +170,12 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
             sink=sink,
             weights=weights,
         )
+
+
+def _rollout_service(plan: RunPlan, groups: Groups) -> RolloutService:
+    isolated = any(each.request.role == ROLLOUT and each.request.isolated for each in plan.workers)
+    restarts = plan.config.cluster.max_restarts if isolated else 0
+    return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, restarts)
 
 
 def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups) -> WeightsSync:

@@ -49,6 +49,9 @@ class Group:
     def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
+    def on_event(self, callback: Any) -> None:
+        """Nothing dies here."""
+
 
 def service_of(*replicas: Replica) -> RolloutService:
     return RolloutService(Group(replicas), deadline_s=10.0)

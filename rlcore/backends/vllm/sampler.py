@@ -80,7 +80,7 @@ class VllmSampler:
         window = int(self._engine.model_config.max_model_len)
         if num_prompt == 0 or budget < 1:
             raise WorkerError(
-                f"request '{request.id}' has {num_prompt} prompt tokens and max_tokens={budget}; needs at least 1 of each"
+                f"request '{request.id}' has {num_prompt} prompt tokens and max_tokens={budget}; needs at least 1"
             )
         if num_prompt + budget > window:
             raise ConfigError(

@@ -1,0 +1,129 @@
+"""Rollout replicas with a copy of the weights: handed over every step, by version, and again after a restart."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcore import metrics
+from rlcore.errors import PlanError, WorkerError
+from rlcore.launch import plan_run
+from rlcore.testing import write_prompts
+from rlcore.testing.runs import differing
+from rlcore.train import train
+
+
+def config(directory: Path, **rollout: Any) -> dict[str, Any]:
+    """Three steps on the null model."""
+    path = directory / "prompts.jsonl"
+    return {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(path if path.exists() else write_prompts(path, 30))}}},
+        "rollout": {"samples_per_prompt": 4, "max_tokens": 8, **rollout},
+        "reward": {"functions": {"letters": {"fn": "tests_letters.py:letters"}}},
+        "actor": {"backend": "null", "lr": 0.1},
+        "train": {"prompts_per_step": 4, "max_steps": 3, "dir": str(directory / "runs"), "name": rollout["backend"]},
+        "checkpoint": {"every_steps": 0},
+        "plugins": {"null": {}},
+    }
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "tests_letters.py").write_text(
+        "async def letters(completions, **columns):\n    return [float(each.count('a')) for each in completions]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def versions(run: Path) -> list[set[int]]:
+    """The versions of the weights that sampled each step's trajectories."""
+    found = []
+    for path in sorted((run / "trajectories").glob("step_*.jsonl")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        found.append({version for row in rows for _, version in row["versions"]})
+    return found
+
+
+def test_replicas_with_a_copy_sample_what_the_embedded_rollout_samples(here: Path) -> None:
+    embedded = train(config(here, backend="null"))
+    copies = train(config(here, backend="null_replica", replicas=2))
+    assert differing(embedded.run_dir, copies.run_dir) == []
+    assert versions(copies.run_dir) == [{0}, {1}, {2}]
+    assert not (copies.run_dir / "weights").exists(), "what was handed over is removed with the run"
+    seconds = [row["time/weights_s"] for row in metrics.read(copies.run_dir) if "time/weights_s" in row]
+    assert len(seconds) == 3
+
+
+def test_a_skipped_sync_is_seen_before_the_update(here: Path) -> None:
+    with pytest.raises(WorkerError, match=r"sampled with version 1 of the weights, the step begins with version 2"):
+        train({**config(here, backend="null_replica"), "plugins": {"null": {"forget_version": 2}}})
+    assert versions(here / "runs" / "null_replica") == [{0}, {1}], "two steps were taken, the third was not"
+
+
+@pytest.mark.fault
+def test_what_a_dead_replica_owes_is_sampled_by_its_successor_with_the_same_weights(here: Path) -> None:
+    embedded = train(config(here, backend="null"))
+    faults = {"null": {"die_at_token": 3, "token_s": 0.01}}
+    died = train({**config(here, backend="null_replica"), "plugins": faults})
+    assert (died.run_dir / "a replica has died").exists()
+    assert differing(embedded.run_dir, died.run_dir) == []
+    assert versions(died.run_dir) == [{0}, {1}, {2}]
+
+
+@pytest.mark.fault
+def test_a_replica_that_dies_too_often_ends_the_run_with_its_name(here: Path) -> None:
+    faults = {**config(here, backend="null_replica"), "plugins": {"null": {"die_at_token": 3}}}
+    faults["cluster"] = {"max_restarts": 0}
+    with pytest.raises(WorkerError, match=r"rollout\[0\]\.generate\(\)"):
+        train(faults)
+
+
+def test_vllm_has_a_pool_of_its_own_and_may_be_restarted(here: Path) -> None:
+    plan = plan_run([config(here, backend="vllm", replicas=2)], ["actor.ranks=2"])
+    [rollout] = [each for each in plan.workers if each.request.role.name == "rollout"]
+    assert (rollout.request.pool, rollout.request.isolated, rollout.request.replicas) == ("rollout", True, 2)
+    assert rollout.request.inside is None
+    assert not plan.schedule.embedded
+    with pytest.raises(PlanError, match="pool 'nowhere'"):
+        plan_run([config(here, backend="vllm")], ["cluster.pools.nowhere.nodes=1"])
+
+
+def test_weights_of_a_lora_model_are_handed_over_merged_and_the_model_stays_as_it_is(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rlcore.backends.hf.model import ModelKind, load_model
+    from rlcore.backends.hf.state import save_whole
+    from rlcore.config import LoraConfig, ModelConfig
+    from rlcore.testing.tiny import write_tiny_model
+
+    base = write_tiny_model(tmp_path / "tiny")
+    model = load_model(
+        ModelKind.CAUSAL_LM,
+        ModelConfig(path=str(base)),
+        dtype="float32",
+        device="cpu",
+        lora=LoraConfig(enabled=True, rank=4),
+    )
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ids_BT = torch.arange(5, 13)[None]
+    with torch.no_grad():
+        adapted = model.transformer(ids_BT).logits
+        with model.without_adapter():
+            plain = model.transformer(ids_BT).logits
+    save_whole(model, tmp_path / "whole")
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32).eval()
+    with torch.no_grad():
+        merged = whole(ids_BT).logits
+    np.testing.assert_allclose(merged, adapted, atol=1e-4)
+    assert (adapted - plain).abs().max() > 0.01, "the adapter has to matter for this to mean something"
