@@ -96,6 +96,7 @@ def test_every_command_of_a_document_runs(document: Path, workplace: Path) -> No
         assert (workplace / "runs" / "sums" / "checkpoints" / "step_1").is_dir(), log
 
 
+@pytest.mark.real
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*/ci.yaml")), ids=lambda each: each.parent.name)
 def test_the_ci_configuration_of_an_example_runs_as_its_first_lines_say(example: Path, tmp_path: Path) -> None:

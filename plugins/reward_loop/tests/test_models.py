@@ -254,6 +254,7 @@ def judged(service: ScriptedService) -> dict[str, Any]:
     }
 
 
+@pytest.mark.real
 def test_a_reward_model_in_its_own_pool_and_a_judge_reward_a_whole_run(tmp_path: Path) -> None:
     path = write_tiny_classifier(tmp_path / "classifier")
     model = {"path": str(path), "tokenizer": "bytes", "replicas": 2, "threads": 1}
@@ -274,6 +275,7 @@ def test_a_reward_model_in_its_own_pool_and_a_judge_reward_a_whole_run(tmp_path:
     assert rows[0]["parts"]["liked"] == pytest.approx(expected_score(path, conversation), abs=1e-4)
 
 
+@pytest.mark.real
 def test_a_model_that_does_not_load_stops_the_run_and_names_the_role_and_the_model(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "llama", "num_labels": 1}')
