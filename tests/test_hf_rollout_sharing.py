@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlcore.backends.hf.decode import PACK_TOKENS
 from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
 from rlcore.backends.hf.packed import PackedLinears, siblings_of, watching
 from rlcore.backends.hf.rollout import EmbeddedSampler
@@ -238,6 +239,24 @@ def test_no_prompts_give_no_completions_and_an_end_at_once_is_a_response(path: P
     ending = EmbeddedSampler(model, tokens, max_rows=3, device=CPU)
     for each in asyncio.run(all_of(ending, requests_of(2, n=3))):
         assert (len(each.token_ids), each.finish) == (1, Finish.STOP)
+
+
+def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:
+    """Bit for bit, in a model that is large enough for packed weights: a run that resumes has not sampled before."""
+    model = model_of(write_tiny_model(tmp_path / "wide", hidden_size=256, num_hidden_layers=1), "float32")
+    short, sampler = requests_of(2, max_tokens=PACK_TOKENS - 1), sampler_of(model)
+    long = asyncio.run(all_of(sampler, requests_of(2, max_tokens=2 * PACK_TOKENS)))
+    later, fresh = (asyncio.run(all_of(each, short)) for each in (sampler, sampler_of(model)))
+    assert ids_of(later) == ids_of(fresh)
+    for mine, theirs in zip(sorted_by_id(later), sorted_by_id(fresh), strict=True):
+        np.testing.assert_array_equal(mine.logprobs, theirs.logprobs)
+    # Packed weights round otherwise, or the test shows nothing.
+    pairs = zip(sorted_by_id(long), sorted_by_id(fresh), strict=True)
+    assert any((mine.logprobs[: len(each.logprobs)] != each.logprobs).any() for mine, each in pairs)
+
+
+def sorted_by_id(completions: Sequence[Completion]) -> list[Completion]:
+    return sorted(completions, key=lambda each: (each.request_id, each.sample))
 
 
 def test_packed_weights_multiply_as_the_layers_do_and_are_put_away(path: Path) -> None:

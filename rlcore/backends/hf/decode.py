@@ -183,6 +183,7 @@ class Decoder:
             longest_own=max(own) + tokens,
             rows_GW=torch.tensor(filled, device=self._device),
             place_R=torch.tensor(places, device=self._device),
+            same_own=own[0] if len(set(own)) == 1 else None,
             in_order=places == list(range(len(self.groups) * width)),
         )
 

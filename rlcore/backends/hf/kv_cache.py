@@ -48,6 +48,8 @@ class RowPass:
     """The rows of each prompt, as indices into this pass, filled up with any row."""
     place_R: Tensor
     """Each row's place in `rows_GW`, flat."""
+    same_own: int | None
+    """`own_R` where it is the same for all; else None, and `tokens` is 1."""
     in_order: bool
     """Whether the rows are those of `rows_GW`, flat, and no more."""
     masks_of_heads: dict[tuple[int | None, int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -129,12 +131,12 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         current = cache.row_pass
         self.rows = _fitting(self.rows, new, cache.row_slots)
         for table, states in zip(self.rows, new, strict=True):
-            if current.tokens == 1:
+            if current.same_own is not None:  # also rows that are computed anew, from their beginning
+                table[current.rows, :, current.same_own : current.longest_own] = states
+            else:
                 _, kv_heads, positions, size = table.shape
                 where = current.written(kv_heads, positions)
                 table.view(-1, size).index_copy_(0, where, states.reshape(-1, size))
-            else:  # rows that are computed anew, from their beginning
-                table[current.rows, :, : current.tokens] = states
         if cache.joins:
             return self.joined(0), self.joined(1)
         return self.rows[0][current.rows, :, : current.longest_own], self.rows[1][
