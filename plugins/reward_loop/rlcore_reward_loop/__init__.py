@@ -17,6 +17,7 @@ from rlcore import (
 )
 from rlcore_reward_loop.checks import check
 from rlcore_reward_loop.settings import RewardLoopSettings
+from rlcore_reward_loop.vllm_replica import VllmReplica
 from rlcore_reward_loop.worker import HfReplica
 
 NAME = "reward_loop"
@@ -67,4 +68,4 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 
 @hookimpl
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
-    return [WorkerClass(RewardReplica, "hf", HfReplica)]
+    return [WorkerClass(RewardReplica, "hf", HfReplica), WorkerClass(RewardReplica, "vllm", VllmReplica)]
