@@ -17,6 +17,7 @@ from rlcore.backends.hf.policy_loss import PolicyLoss
 from rlcore.batch import micro_batches, select
 from rlcore.config import AlgoConfig, EngineConfig, KlConfig, ModelConfig
 from rlcore.errors import ConfigError, WorkerError
+from rlcore.testing.runs import untimed
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch, Float32s, Metrics, Ref
 
@@ -62,11 +63,6 @@ def policy_batch(engine: TrainEngine, seed: int = 0, **extra: Any) -> Batch:
         (current_BT + 0.3 * rng.standard_normal(current_BT.shape)).astype(np.float32) for _ in range(2)
     )
     return replace(batch, old_logprobs=Ref(old_BT), reference_logprobs=Ref(reference_BT))
-
-
-def untimed(metrics: Metrics) -> Metrics:
-    """Without what depends on the clock."""
-    return {name: value for name, value in metrics.items() if not name.startswith("perf/")}
 
 
 FULL = AlgoConfig(entropy_coef=0.05, kl=KlConfig(placement="loss", estimator="k3", coef=0.1))

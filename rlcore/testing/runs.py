@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlcore.types import Metrics
+
 VARYING = ("time/", "perf/", "schedule/")
 """Metrics that no two runs share, and no comparison includes."""
 VARYING_KEYS = frozenset(
@@ -31,6 +33,11 @@ VARYING_ENDS = (
     "/ejected",
 )
 """Ends of metrics that say how rewards were asked for, not which they were."""
+
+
+def untimed(metrics: Metrics) -> Metrics:
+    """The metrics without those that depend on the clock."""
+    return {name: value for name, value in metrics.items() if not name.startswith(VARYING)}
 
 
 def differing(one: Path, other: Path) -> list[str]:
