@@ -12,7 +12,7 @@ from rlcore.plan.pools import make_pools
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.requests import choose_classes, gather
 from rlcore.plan.rewards import resolve_rewards
-from rlcore.plan.schedule import plan_schedule
+from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.types import Facts, Provider, RunPlan, WorkerPlan
 
 
@@ -40,7 +40,13 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     chosen = (components.values(), algorithms.values(), workers, pools, rewards)
     used = {plan.provided_by for plans in chosen for plan in plans}
     _check_plugins_used(plugins, used, loaded)
-    notes = (*_unused(offers, plugins, workers), *_unknown(facts, workers), *unshared, *_unchecked(config))
+    notes = (
+        *_unused(offers, plugins, workers),
+        *_unknown(facts, workers),
+        *unshared,
+        *_unchecked(config),
+        *schedule_notes(schedule, arithmetic),
+    )
     return RunPlan(
         loaded=loaded,
         facts=facts,

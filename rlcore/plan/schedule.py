@@ -42,6 +42,13 @@ def plan_schedule(
     )
 
 
+def schedule_notes(schedule: SchedulePlan, arithmetic: Mapping[str, int]) -> list[str]:
+    """What a user should know of it."""
+    if schedule.stream and arithmetic["minibatches"] == 1:
+        return ["a step is one mini-batch, so there is nothing to stream: set actor.minibatch_prompts"]
+    return []
+
+
 def schedule_name(max_staleness: int, stream: bool) -> str:
     """What the combination is called."""
     if max_staleness == 0:

@@ -17,35 +17,35 @@ from rlcore.reference import ReferenceWorker
 from rlcore.schedule.timing import Timeline
 from rlcore.types import Batch, Float32s, Ref, Reward, Scored, Trajectory, TrajectoryId
 
-FIELDS = ("reference_logprobs", "old_logprobs", "values")
-"""Of a `Batch`."""
-
 
 class RowArrays:
-    """Arrays of (T,) by trajectory, for one step."""
+    """Arrays by trajectory, for one step."""
 
     def __init__(self, run: Run, timeline: Timeline) -> None:
         self._run, self._timeline = run, timeline
         self._old = run.plan.schedule.old_logprobs
-        self._arrays: dict[TrajectoryId, dict[str, Float32s]] = {}
+        self._passes: list[dict[str, Float32s]] = []
+        """By field, (B, T), of each pass over some of the step's trajectories."""
+        self._where: dict[TrajectoryId, tuple[int, int]] = {}
+        """The pass and the row of each trajectory."""
 
     async def ensure(self, trajectories: Iterable[Trajectory]) -> None:
         """Compute what the plan needs for the trajectories that have it not yet, in one pass of each model."""
-        missing = [each for each in trajectories if each.id not in self._arrays]
-        if not missing or not self._run.plan.schedule.passes:
+        if not self._run.plan.schedule.passes:
             return
         groups: dict[tuple[str, int], list[Scored]] = {}
-        for each in missing:
-            groups.setdefault((each.id.prompt, each.id.epoch), []).append(Scored(each, Reward(0.0)))
+        for each in trajectories:
+            if each.id not in self._where:
+                groups.setdefault((each.id.prompt, each.id.epoch), []).append(Scored(each, Reward(0.0)))
+        if not groups:
+            return
         batch = collate(list(groups.values()), self._run.tokens.pad_id)
         with self._timeline.passing():
-            found = await self._passes(batch)
-        rows = [row.trajectory for group in groups.values() for row in sorted(group, key=_place)]
-        for index, each in enumerate(rows):
-            length = len(each.token_ids)
-            self._arrays[each.id] = {name: array_BT[index, :length].copy() for name, array_BT in found.items()}
+            self._passes.append(await self._pass(batch))
+        rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
+        self._where |= {row: (len(self._passes) - 1, index) for index, row in enumerate(rows)}
 
-    async def _passes(self, batch: Batch) -> dict[str, Float32s]:
+    async def _pass(self, batch: Batch) -> dict[str, Float32s]:
         run, found = self._run, dict[str, Ref[Float32s] | None]()
         if run.reference is not None:
             found["reference_logprobs"] = await run.reference.replicas[0].call(ReferenceWorker.logprobs, batch)
@@ -58,11 +58,18 @@ class RowArrays:
         """The batch, whose rows are `rows`, with its arrays; 0 at padding."""
         if self._old is OldLogprobs.SAMPLED:
             batch = replace(batch, old_logprobs=Ref(batch.tokens.get().rollout_logprobs_BT))
-        arrays = [self._arrays.get(each, {}) for each in rows]
+        if not self._passes or not rows:
+            return batch
+        where_B2 = np.array([self._where[each] for each in rows])
         shape = batch.tokens.get().token_ids_BT.shape
-        for name in FIELDS:
-            if arrays and name in arrays[0]:
-                batch = _FILL[name](batch, Ref(_padded([each[name] for each in arrays], shape)))
+        for name in self._passes[0]:
+            values_BT = np.zeros(shape, dtype=np.float32)
+            for number, found in enumerate(self._passes):
+                mine = np.flatnonzero(where_B2[:, 0] == number)
+                length = min(shape[1], found[name].shape[1])
+                values_BT[mine, :length] = found[name][where_B2[mine, 1], :length]
+            values_BT.flags.writeable = False
+            batch = _FILL[name](batch, Ref(values_BT))
         return batch
 
 
@@ -71,14 +78,7 @@ _FILL: dict[str, Callable[[Batch, Ref[Float32s]], Batch]] = {
     "old_logprobs": lambda batch, value: replace(batch, old_logprobs=value),
     "values": lambda batch, value: replace(batch, values=value),
 }
-
-
-def _padded(arrays: Sequence[Float32s], shape: tuple[int, ...]) -> Float32s:
-    padded_BT = np.zeros(shape, dtype=np.float32)
-    for index, array_T in enumerate(arrays):
-        padded_BT[index, : len(array_T)] = array_T
-    padded_BT.flags.writeable = False
-    return padded_BT
+"""By the name of the field of a `Batch`."""
 
 
 def _place(scored: Scored) -> tuple[int, int]:

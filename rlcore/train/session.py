@@ -242,7 +242,7 @@ class Session:
                 if name in before:
                     say(f"held-out '{source}': {before[name]:.3f} at step {first} -> {after[name]:.3f} at step {last}")
         plan = self._run.plan
-        for line in advice(self._trainer.history, plan.schedule, plan.arithmetic["minibatches"]):
+        for line in advice(list(self._trainer.history), plan.schedule, plan.arithmetic["minibatches"]):
             say(line)
         if result.checkpoint is not None:
             model = result.checkpoint / "model"
