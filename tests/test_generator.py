@@ -16,6 +16,8 @@ from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
 class Replica:
     """Answers a sample every turn of the loop, and remembers what it was asked and whether it was stopped."""
 
+    alive = True
+
     def __init__(self, name: str, seconds: float = 0.0) -> None:
         self.name, self.seconds = name, seconds
         self.asked: list[str] = []

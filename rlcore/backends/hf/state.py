@@ -54,7 +54,8 @@ def _merged(transformer: Any) -> dict[str, torch.Tensor]:
     for name, module in transformer.named_modules():
         if isinstance(module, LoraLayer):
             base: Any = module.get_base_layer()
-            added = sum(module.get_delta_weight(each) for each in module.active_adapters)  # type: ignore[operator]
+            layer: Any = module
+            added = sum(layer.get_delta_weight(each) for each in layer.active_adapters)
             merged[f"{name}.weight"] = base.weight + added
     return merged
 
