@@ -34,7 +34,8 @@ class FrozenDict(Mapping[K, V]):
     __slots__ = ("_items",)
 
     def __init__(self, items: Mapping[K, V] | None = None) -> None:
-        self._items = dict(items._items if isinstance(items, FrozenDict) else items or {})
+        given: Mapping[K, V] = items or {}
+        self._items: dict[K, V] = dict(given._items) if isinstance(given, FrozenDict) else dict(given)
 
     def __getitem__(self, key: K) -> V:
         return self._items[key]

@@ -148,17 +148,18 @@ def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: 
             f"{who}: backend '{request.backend}' is served inside '{request.inside.name}' of the same backend, "
             f"but {request.inside.name}.backend={host.request.backend}; make the two equal"
         )
+    served_in = request.inside.name
     if request.role.name in everywhere and request.ranks == 1:
         request = replace(request, ranks=host.request.ranks)
     elif host.request.ranks > 1:
         choices = ", ".join(f"{request.role.name}.backend={name}" for name in serves_sharded())
         raise PlanError(
-            f"{who}: backend '{request.backend}' is served inside '{request.inside.name}', which is sharded over "
+            f"{who}: backend '{request.backend}' is served inside '{served_in}', which is sharded over "
             f"{host.request.ranks} ranks; it needs one rank; choose from: {choices}"
         )
     if request.isolated or request.replicas != host.request.replicas or request.ranks != host.request.ranks:
         raise PlanError(
-            f"{who} is served inside '{request.inside.name}', so it cannot be isolated and has as many replicas "
+            f"{who} is served inside '{served_in}', so it cannot be isolated and has as many replicas "
             f"and ranks ({host.request.replicas} x {host.request.ranks})"
         )
     pool = WorkerRequest.pool

@@ -27,7 +27,7 @@ def update_flops(model: Model, batch: Batch, shared_prefix: SharedPrefix) -> flo
     through = size if trained else 0
     needed = 2.0 * _num_tokens(batch, shared_prefix) * (size + through + trained)
     passes = 1 + (1 if trained else 0) + (1 if head.weight.requires_grad else 0)
-    return needed + 2.0 * int(batch.num_sampled_B.sum()) * passes * head.weight.numel()
+    return float(needed + 2.0 * int(batch.num_sampled_B.sum()) * passes * head.weight.numel())
 
 
 def _head(model: Model) -> nn.Linear:
