@@ -1,14 +1,20 @@
 """Rollout replicas on vLLM: run with the Python of .venv-vllm (`make setup-vllm`)."""
 
+import asyncio
 import contextlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from rlcore.errors import WorkerError
+from rlcore.types import Completion, GenerateRequest, Sampling, WeightsHandle
 
 pytestmark = [
     pytest.mark.real,
@@ -64,3 +70,61 @@ def test_three_steps_with_the_weights_of_each_step(cluster: str, tmp_path: Path)
         rows = (tmp_path / "run" / "trajectories" / f"step_{number + 1:06d}.jsonl").read_text().splitlines()
         assert {version for row in rows for _, version in json.loads(row)["versions"]} == {number}
     assert engines() <= before, "the engine's processes end with the run"
+
+
+def test_handed_over_weights_are_sampled_from_and_log_probs_are_those_of_the_policy(tmp_path: Path) -> None:
+    """With another temperature than 1, and an output layer that is tied to the embedding."""
+    asyncio.run(sampled_with_other_weights(tmp_path))
+
+
+async def sampled_with_other_weights(directory: Path) -> None:
+    """Sample, hand over all weights times 1.02 in the middle of longer samples, and compare with transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rlcore.backends.vllm.engine import open_engine, rollout_arguments
+    from rlcore.backends.vllm.sampler import VllmSampler
+    from rlcore.launch import plan_run
+    from rlcore.tokens import load_tokens
+
+    config = plan_run([EXAMPLE / "config.yaml"], []).config
+    tokens = load_tokens(config.model, config.data.system_prompt)
+    prompt = tokens.encode_prompt(({"role": "user", "content": "Tell me of the sea."},))
+    model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
+
+    def difference(completion: Completion, begin: int, end: int | None) -> float:
+        ids_T = torch.tensor([*prompt, *completion.token_ids.tolist()])
+        with torch.no_grad():
+            logprobs_TV = (model(ids_T[None]).logits[0] / 0.7).log_softmax(-1)
+        expected_N = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0].numpy()
+        return float(np.abs(expected_N - completion.logprobs)[begin:end].mean())
+
+    sampler = VllmSampler(open_engine(rollout_arguments(config, "cpu"), "test", 1), tokens, "test")
+    try:
+        requests = [GenerateRequest("r", prompt, Sampling(temperature=0.7, max_tokens=8), 2, 5)]
+        first = {each.sample: each async for each in sampler.generate(requests)}
+        again = {each.sample: each async for each in sampler.generate(requests)}
+        assert all(first[each].token_ids.tolist() == again[each].token_ids.tolist() for each in (0, 1))
+        assert max(difference(each, 0, None) for each in first.values()) < 1e-4
+
+        longer = [GenerateRequest("long", prompt, Sampling(temperature=0.7, max_tokens=120), 2, 5)]
+        stream = asyncio.create_task(collected(sampler.generate(longer)))
+        await asyncio.sleep(2.0)
+        for parameter in model.parameters():
+            parameter.data.mul_(1.02)
+        model.save_pretrained(directory / "weights")
+        assert await sampler.load_weights(WeightsHandle(1, "directory", str(directory / "weights"))) == 1
+        for each in await stream:
+            assert each.versions[-1][1] == 1
+            assert difference(each, each.versions[-1][0], None) < 1e-4, "the new weights, all of them"
+        with pytest.raises(WorkerError, match="no safetensors file"):
+            await sampler.load_weights(WeightsHandle(2, "directory", str(directory / "nothing")))
+        with pytest.raises(WorkerError, match="no safetensors file"):
+            await collected(sampler.generate(requests))
+    finally:
+        sampler.close()
+
+
+async def collected(completions: AsyncIterator[Completion]) -> list[Completion]:
+    """All of them."""
+    return [each async for each in completions]
