@@ -123,12 +123,12 @@ def test_recorded_logprobs_are_untruncated_and_those_of_a_greedy_row_have_temper
 
 def test_the_order_of_submission_changes_nothing(policy: PolicyModel) -> None:
     sampler = sampler_of(policy, max_rows=5)
-    requests = requests_of(Sampling(max_tokens=20), num=5, n=3)
+    requests = requests_of(Sampling(max_tokens=12), num=4, n=3)
     expected = generated(sampler, requests)
-    shuffled = generated(sampler, [requests[i] for i in (3, 0, 4, 2, 1)])
+    shuffled = generated(sampler, [requests[i] for i in (3, 0, 2, 1)])
     assert ids_of(shuffled) == ids_of(expected)
     assert all(np.array_equal(shuffled[key].logprobs, each.logprobs) for key, each in expected.items())
-    assert len({tuple(each) for each in ids_of(expected).values()}) == 15
+    assert len({tuple(each) for each in ids_of(expected).values()}) == 12
 
 
 def test_a_seed_decides_what_a_sample_draws(policy: PolicyModel) -> None:
@@ -142,9 +142,9 @@ def test_a_seed_decides_what_a_sample_draws(policy: PolicyModel) -> None:
 
 
 def test_rows_of_different_budgets_end_on_their_own_and_others_go_on_unharmed(policy: PolicyModel) -> None:
-    long = requests_of(Sampling(max_tokens=40), num=6, n=2)
+    long = requests_of(Sampling(max_tokens=24), num=6, n=2)
     expected = ids_of(generated(sampler_of(policy), long))
-    budgets = [3, 40, 1, 17, 2, 40]
+    budgets = [3, 24, 1, 17, 2, 24]
     mixed = [replace(each, sampling=Sampling(max_tokens=budget)) for each, budget in zip(long, budgets, strict=True)]
     completions = generated(sampler_of(policy), mixed)
     for request, budget in zip(mixed, budgets, strict=True):
@@ -174,11 +174,14 @@ def test_the_end_token_is_kept_and_nothing_follows_it(llama: Path) -> None:
 
 
 def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(policy: PolicyModel) -> None:
-    requests = requests_of(Sampling(max_tokens=60), num=3, n=4)
+    requests = requests_of(Sampling(max_tokens=30), num=3, n=4)
     free = generated(sampler_of(policy), requests)
     tokens = ByteTokens()
-    key, target = next(
-        (key, text) for key, each in free.items() if len(text := tokens.decode(each.token_ids.tolist()[10:13])) == 3
+    key, start, target = next(
+        (key, start, text)
+        for key, each in free.items()
+        for start in range(3, len(each.token_ids) - 3)
+        if len(text := tokens.decode(each.token_ids.tolist()[start : start + 3])) == 3 and text.isascii()
     )
     stopped = generated(
         sampler_of(policy), [replace(r, sampling=replace(r.sampling, stop=("never!", target))) for r in requests]
@@ -186,7 +189,7 @@ def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(policy: P
     found = stopped[key]
     assert found.finish is Finish.STOP
     assert tokens.decode(found.token_ids.tolist()).endswith(target)
-    assert len(found.token_ids) <= 13
+    assert len(found.token_ids) <= start + 3
     for other, each in stopped.items():
         ids = each.token_ids.tolist()
         assert ids == free[other].token_ids.tolist()[: len(ids)]

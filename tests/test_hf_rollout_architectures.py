@@ -36,7 +36,7 @@ CASES = [
 
 @pytest.mark.parametrize(("architecture", "attention", "dtype", "settings"), CASES)
 def test_greedy_tokens_are_those_of_transformers(
-    tmp_path: Path, architecture: str, attention: str, dtype: str, settings: dict[str, Any]
+    tmp_path: Path, architecture: str, attention: Any, dtype: str, settings: dict[str, Any]
 ) -> None:
     """Prompts of different lengths, so that some are padded; all rows at once, and fewer than there are."""
     config = ModelConfig(path=str(write_tiny_model(tmp_path, architecture, **settings)), attention=attention)

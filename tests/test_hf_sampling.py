@@ -1,5 +1,7 @@
 """Drawing tokens: frequencies as transformers' filters say, and rows that do not disturb each other."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -32,7 +34,7 @@ def test_tokens_are_drawn_as_often_as_transformers_filters_say(sampling: Samplin
 
     logits_1V = torch.randn((1, 12), generator=torch.Generator().manual_seed(1)) * 1.5
     kept_1V = logits_1V / sampling.temperature
-    unused = torch.zeros((1, 0), dtype=torch.int64)
+    unused: Any = torch.zeros((1, 0), dtype=torch.int64)
     if sampling.top_k:
         kept_1V = TopKLogitsWarper(sampling.top_k)(unused, kept_1V)
     if sampling.top_p < 1.0:

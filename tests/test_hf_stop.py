@@ -21,14 +21,14 @@ def ended_by_decoding_everything(token_ids: Sequence[int], stop: Sequence[str]) 
     return next((i for i in range(1, len(token_ids) + 1) if any(each in decode(token_ids[:i]) for each in stop)), None)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=TEXTS, stop=st.lists(st.text(alphabet="ab\n é€😀", min_size=1, max_size=3), max_size=3))
 def test_a_stop_string_ends_a_row_at_the_token_that_completes_it(text: str, stop: list[str]) -> None:
     token_ids = list(text.encode())
     assert ended_at(token_ids, stop) == ended_by_decoding_everything(token_ids, stop)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     noise=st.lists(st.sampled_from([0xE2, 0x82, 0xFF, 0xC3, 97, 98, 256]), max_size=8),
     text=st.text(alphabet="ab€", min_size=1, max_size=6),

@@ -9,6 +9,7 @@ tensor, as those of queries, keys and values do, are one product.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,8 @@ SMALLEST = 2**16
 
 def can_pack(device: torch.device) -> bool:
     """Whether this build of torch has the operations."""
-    return (
-        device.type == "cpu" and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    operations: Any = torch.backends.mkldnn
+    return device.type == "cpu" and operations.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @contextmanager
@@ -127,7 +127,7 @@ class _Product:
 
     def _part(self, index: int, states: Tensor) -> Tensor:
         if states is not self._states:
-            self._parts, self._states = self._multiply(states).split(self._sizes, dim=-1), states
+            self._parts, self._states = torch.split(self._multiply(states), self._sizes, dim=-1), states
         return self._parts[index]
 
     def _multiply(self, states: Tensor) -> Tensor:

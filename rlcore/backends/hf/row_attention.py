@@ -132,7 +132,7 @@ def _by_row(prompts_GhWX: Tensor, current: RowPass) -> Tensor:
     """(R, h, M, X) again."""
     num_prompts, width = current.rows_GW.shape
     _, kv_heads, lines, size = prompts_GhWX.shape
-    apart = prompts_GhWX.unflatten(2, (width, lines // width)).transpose(1, 2)
+    apart = prompts_GhWX.view(num_prompts, kv_heads, width, lines // width, size).transpose(1, 2)
     rows = apart.reshape(num_prompts * width, kv_heads, lines // width, size)
     return rows if current.in_order else rows.index_select(0, current.place_R)
 

@@ -123,7 +123,7 @@ def _draw_chunk(logits_rV: Tensor, settings: RowSampling, uniforms_r1: Tensor) -
 def _block_sums(probs_rV: Tensor) -> Tensor:
     """(r, N) sums of the blocks, the last of which may be shorter, in float64."""
     whole = probs_rV.shape[1] // BLOCK * BLOCK
-    sums_rN = probs_rV[:, :whole].unflatten(1, (whole // BLOCK, BLOCK)).sum(dim=-1)
+    sums_rN = probs_rV[:, :whole].view(len(probs_rV), whole // BLOCK, BLOCK).sum(dim=-1)
     if whole < probs_rV.shape[1]:
         sums_rN = torch.cat([sums_rN, probs_rV[:, whole:].sum(dim=-1, keepdim=True)], dim=-1)
     return sums_rN.double()
