@@ -1,12 +1,11 @@
 """Rollout replicas on vLLM: run with the Python of .venv-vllm (`make setup-vllm`)."""
 
 import asyncio
-import contextlib
 import importlib.util
 import json
-import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from rlcore.errors import WorkerError
+from rlcore.testing.leaks import descendants, is_running
 from rlcore.types import Completion, GenerateRequest, Sampling, WeightsHandle
 
 pytestmark = [
@@ -30,38 +30,29 @@ EXAMPLE = ROOT / "examples" / "ray_vllm"
 DEADLINE_S = 360.0
 
 
-def run(directory: Path, *overrides: str) -> list[dict[str, float]]:
-    """The metrics of three steps of the example."""
+def run(directory: Path, *overrides: str) -> tuple[list[dict[str, float]], set[int]]:
+    """The metrics of three steps of the example, and the processes that were seen below it."""
     command = [sys.executable, "-m", "rlcore", "train", str(EXAMPLE / "config.yaml"), str(EXAMPLE / "ci_vllm.yaml")]
-    done = subprocess.run(
-        [*command, f"train.dir={directory}", "train.name=run", *overrides],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
+    command += [f"train.dir={directory}", "train.name=run", *overrides]
+    seen: set[int] = set()
+    ends_at = time.monotonic() + DEADLINE_S
+    with (directory / "said").open("w") as said:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+        try:
+            while process.poll() is None and time.monotonic() < ends_at:
+                seen |= descendants(process.pid)
+                time.sleep(0.5)
+        finally:
+            process.kill()
+            process.wait()
+    assert process.returncode == 0, (directory / "said").read_text()[-4000:]
     lines = (directory / "run" / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if "reward/mean" in row]
-
-
-def engines() -> set[str]:
-    """Ids of all processes of vLLM on this machine, which give themselves a title."""
-    found = set()
-    for each in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if each.read_bytes().startswith(b"VLLM::"):
-                found.add(each.parent.name)
-    return found
+    return [row for row in map(json.loads, lines) if "reward/mean" in row], seen
 
 
 @pytest.mark.parametrize("cluster", ["local", "ray"])
 def test_three_steps_with_the_weights_of_each_step(cluster: str, tmp_path: Path) -> None:
-    before = engines()
-    steps = run(tmp_path, f"cluster.backend={cluster}")
+    steps, seen = run(tmp_path, f"cluster.backend={cluster}")
     assert len(steps) == 3
     for number, step in enumerate(steps):
         assert 0.0 <= step["reward/mean"] <= 1.0
@@ -69,7 +60,8 @@ def test_three_steps_with_the_weights_of_each_step(cluster: str, tmp_path: Path)
         assert step["schedule/staleness_max"] == 0.0
         rows = (tmp_path / "run" / "trajectories" / f"step_{number + 1:06d}.jsonl").read_text().splitlines()
         assert {version for row in rows for _, version in json.loads(row)["versions"]} == {number}
-    assert engines() <= before, "the engine's processes end with the run"
+    assert len(seen) > 2, "a rollout replica has an engine and its worker below it"
+    assert not [each for each in seen if is_running(each)], "the engine's processes end with the run"
 
 
 def test_handed_over_weights_are_sampled_from_and_log_probs_are_those_of_the_policy(tmp_path: Path) -> None:
