@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import sys
+import uuid
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
@@ -17,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlcore.cluster.contexts import context_of, threads_of
 from rlcore.cluster.deadlines import Deadlines
+from rlcore.cluster.guard import VARIABLE, Guard
 from rlcore.cluster.host import Shipment, pack, thread_environment
 from rlcore.cluster.local import WorkerThread
 from rlcore.cluster.process import first_error
@@ -44,6 +46,7 @@ class RayCluster:
         self._placement = Placement(run_dir.name)
         self._thread: WorkerThread | None = None
         self._ours = False
+        self._guard: Guard | None = None
 
     async def open(self) -> None:
         """Connect, and reserve the pools."""
@@ -69,7 +72,10 @@ class RayCluster:
                 ray.init(config.address, **quiet)
                 return
             asked = sum(slot.cpus for ranks in self._slots.values() for slot in ranks)
-            ray.init(
+            mark = uuid.uuid4().hex
+            self._guard = Guard(mark)
+            os.environ[VARIABLE] = mark
+            context = ray.init(
                 "local",
                 _node_ip_address="127.0.0.1",
                 num_cpus=max(facts.cpus, ceil(asked)),
@@ -78,9 +84,12 @@ class RayCluster:
                 include_dashboard=config.dashboard,
                 **quiet,
             )
+            self._guard.watch(str(context.address_info["session_dir"]))
         except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
             place = f"cluster.address={config.address}" if config.address else "cluster: starting Ray on this machine"
             raise WorkerError(f"{place}: {_why(error)}") from error
+        finally:
+            os.environ.pop(VARIABLE, None)
 
     async def start(self, plan: WorkerPlan) -> Group[Any]:
         """The replicas of one role, set up; WorkerError naming the one that failed."""
@@ -148,6 +157,8 @@ class RayCluster:
                     await self._thread.run(_call(ray.shutdown), "cluster: leaving Ray", CONNECT_S)
             except WorkerError as error:
                 logger.warning("%s", error)
+            if self._guard is not None:
+                await asyncio.to_thread(self._guard.dismiss)
             await self._thread.stop(self._deadlines.close_s)
 
 

@@ -1,0 +1,85 @@
+"""Ends what a driver leaves of the Ray that it started: `python -m rlcore.cluster.guard MARK`.
+
+Ray's servers end with the driver, but the agents beside them notice only after a minute. This process holds a pipe
+whose other end is the driver's alone, waits for its end, and kills every process that belongs to that Ray: those that
+were started with the mark in their environment, which some of Ray's write over, and those that write to a file of
+the session's directory, which the driver names on the pipe once there is one.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "RLCORE_RAY_OF"
+"""Holds the mark in the environment of what is guarded."""
+PATIENCE_S = 5.0
+"""How long it goes on looking for what is still being started."""
+
+
+class Guard:
+    """The guard of everything that is started with the mark in its environment from now on."""
+
+    def __init__(self, mark: str) -> None:
+        command = [sys.executable, "-m", "rlcore.cluster.guard", mark]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def watch(self, session: str) -> None:
+        """Whoever writes to a file of this directory belongs to it, too."""
+        if self._process.stdin is not None:
+            self._process.stdin.write(f"{session}\n".encode())
+            self._process.stdin.flush()
+
+    def dismiss(self) -> None:
+        """Let it end what is left, and itself."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(2 * PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def belonging(mark: str, session: str, driver: int) -> Iterator[int]:
+    """Processes of this user, but for driver and guard, that have the mark or write to a file of the session."""
+    wanted = f"{VARIABLE}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) in (os.getpid(), driver):
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0") or (session and _writes_to(entry, session)):
+                yield int(entry.name)
+
+
+def _writes_to(entry: Path, directory: str) -> bool:
+    for link in (entry / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(link).startswith(f"{directory}/"):
+                flags = int((entry / "fdinfo" / link.name).read_text().split("flags:")[1].split()[0], 8)
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    return True
+    return False
+
+
+def main(mark: str) -> None:
+    """Wait for the end of standard input, then kill until nothing is left."""
+    driver = os.getppid()
+    session = sys.stdin.readline().strip()
+    sys.stdin.read()
+    ends_at = time.monotonic() + PATIENCE_S
+    while (left := list(belonging(mark, session, driver))) and time.monotonic() < ends_at:
+        for process in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
