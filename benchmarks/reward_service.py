@@ -14,14 +14,15 @@ Prints one JSON line:
 import argparse
 import asyncio
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from measure import emit, say, summary
 from rlcore_reward_loop import build
@@ -29,27 +30,51 @@ from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, Serv
 
 from rlcore.reward import RewardManager
 from rlcore.testing.rewards import make_trajectory, reward_context, stream_of
-from rlcore.testing.service import Answer, Asked, ScriptedService
 from rlcore.types import Lane, RewardStatus, Trajectory
 
 IN_FLIGHT, SERVICE_S = 256, 0.25
 EVAL_SLOTS = 64
-ONE = b'{"score": 1.0}'
+LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"score": 1.0}'
+
+
+class Answers(asyncio.Protocol):
+    """One connection to the service, which does as little as a service can: it must not be what is measured."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self._draw, self._received = draw, b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what answers are written to."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer a request once it is complete; a client sends the next one after that."""
+        self._received += data
+        head, found, body = self._received.partition(b"\r\n\r\n")
+        length = LENGTH.search(head)
+        if not found or length is None or len(body) < int(length.group(1)):
+            return
+        self._received = b""
+        pause_s = self._draw()
+        if pause_s:
+            asyncio.get_running_loop().call_later(pause_s, self._answer)
+        else:
+            self._answer()
+
+    def _answer(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(ANSWER)
 
 
 async def serve(shortest_s: float, longest_s: float) -> None:
     """The service: it says where it listens, and ends with whoever started it."""
-    draw = random.Random(0)
-
-    async def script(asked: Asked) -> Answer:
-        if longest_s:
-            await asyncio.sleep(draw.uniform(shortest_s, longest_s))
-        return Answer(ONE)
-
-    service = ScriptedService(script)
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
-    await service.serve(lambda: print(service.url, flush=True), stop)
+    loop, stop, random_ = asyncio.get_running_loop(), asyncio.Event(), random.Random(0)
+    server = await loop.create_server(lambda: Answers(lambda: random_.uniform(shortest_s, longest_s)), "127.0.0.1", 0)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    loop.add_reader(sys.stdin.fileno(), stop.set)
+    await stop.wait()
+    server.close()
 
 
 @contextmanager
