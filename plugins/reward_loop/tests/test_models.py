@@ -166,7 +166,7 @@ def request(index: int) -> ScoreRequest:
 @contextmanager
 def replicas_of(group: Group, tmp_path: Path, **settings: Any) -> Iterator[Replicas]:
     audit = AuditLog(tmp_path, "all", 1000)
-    model = ModelSettings(path="p", health_s=0.01, **settings)
+    model = ModelSettings(**{"path": "p", "health_s": 0.01, **settings})
     yield Replicas("reward", model, group, audit, Stopwatch())  # type: ignore[arg-type]
     audit.close()
 
@@ -195,7 +195,8 @@ def test_a_replica_that_dies_mid_batch_costs_no_sample_and_returns_when_healthy(
         assert set(group.asked) == {"reward[0]", "reward[1]", "reward[2]"}
         await replicas.close()
 
-    with replicas_of(group, tmp_path) as replicas:
+    # On a busy machine a check may take a while, and one that takes longer than health_s ejects a replica that is well.
+    with replicas_of(group, tmp_path, health_s=0.5) as replicas:
         asyncio.run(run(replicas))
 
 
