@@ -36,16 +36,17 @@ class Target:
     on_trial: bool = False
     """One call, and no other, is finding out whether it is back."""
 
-    def expected_s(self, now: float) -> float:
+    def expected_s(self, now: float, guess_s: float) -> float:
         """Seconds until a call that begins now is answered, as far as is known.
 
         The mean latency, longer in proportion to how much more is under way than was then (a target that serves calls
         side by side keeps its latency, one that serves them in turn does not), or the age of its oldest call if that
-        is more. Of a target that has answered nothing yet, that age for each call under way: 0 if there is none.
+        is more. A target that has answered nothing yet is taken to need `guess_s`, or the age of its oldest call, for
+        each call under way: one that has just come back is asked a little, and not everything at once.
         """
         oldest_s = now - next(iter(self.calls.values()))[0] if self.calls else 0.0
         if self.latency_s == 0.0:
-            return oldest_s * (len(self.calls) + 1)
+            return max(oldest_s, guess_s) * (len(self.calls) + 1)
         return max(self.latency_s * max(1.0, (len(self.calls) + 1) / self.company), oldest_s)
 
 
@@ -144,7 +145,8 @@ class Router:
     def _best(self, targets: Sequence[Target], now: float) -> Target:
         if len(targets) == 1:
             return targets[0]
-        return min(targets, key=lambda each: (each.expected_s(now), len(each.calls)))
+        guess_s = min((each.latency_s for each in targets if each.latency_s), default=0.0)
+        return min(targets, key=lambda each: (each.expected_s(now, guess_s), len(each.calls)))
 
     def _begin(self, target: Target, now: float) -> tuple[Target, int]:
         target.on_trial = target.ejected_until is not None

@@ -212,3 +212,15 @@ def test_what_a_batch_raises_reaches_its_rows_and_the_next_batch_is_computed() -
         batcher.close()
 
     asyncio.run(run())
+
+
+def test_a_target_that_is_new_among_known_ones_is_not_asked_everything_at_once() -> None:
+    async def run() -> None:
+        router = Router(["old", "new"], 1, 1.0)
+        old, new = router.targets
+        old.latency_s = 0.1
+        taken = [await router.take(time.monotonic() + 1.0) for _ in range(30)]
+        assert {target.name for target, _ in taken} == {"old", "new"}
+        assert 10 <= len(new.calls) <= 20
+
+    asyncio.run(run())
