@@ -53,6 +53,7 @@ def test_a_greedy_sample_of_each_prompt_is_the_baseline_and_is_not_trained_on(co
         assert all(row["advantage"] == row["score"] - 1.0 for row in trained)
 
 
+@pytest.mark.fault
 def test_the_cov_losses_train_a_model_and_log_the_share_of_tokens_they_picked(
     config: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(
     config: dict[str, Any], tmp_path: Path, variant: str
@@ -105,6 +106,7 @@ def test_with_two_minibatches_the_recorded_logprobs_serve_as_those_of_the_old_po
     assert step_rows(result)[0]["policy/ratio_max"] == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("preset", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp"])
 def test_every_preset_without_a_critic_trains(config: dict[str, Any], preset: str) -> None:
     more = ("algo.overlong_buffer=4",) if preset == "dapo" else ()
