@@ -230,16 +230,16 @@ def _check_token_scores(scored: Scored) -> None:
 
 
 def _token_arrays(trajectories: Sequence[Trajectory], pad_id: int) -> TokenArrays:
-    shape = (len(trajectories), max((len(each.token_ids) for each in trajectories), default=0))
-    token_ids_BT = np.full(shape, pad_id, dtype=np.int32)
-    valid_BT, loss_mask_BT = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.bool_)
-    logprobs_BT = np.zeros(shape, dtype=np.float32)
-    for row, each in enumerate(trajectories):
-        length = len(each.token_ids)
-        token_ids_BT[row, :length] = each.token_ids
-        valid_BT[row, :length] = True
-        loss_mask_BT[row, :length] = each.loss_mask
-        logprobs_BT[row, :length] = each.logprobs
+    lengths_B = _int64s([len(each.token_ids) for each in trajectories])
+    valid_BT = np.arange(int(lengths_B.max(initial=0))) < lengths_B[:, None]
+    token_ids_BT = np.full(valid_BT.shape, pad_id, dtype=np.int32)
+    loss_mask_BT = np.zeros(valid_BT.shape, dtype=np.bool_)
+    logprobs_BT = np.zeros(valid_BT.shape, dtype=np.float32)
+    if trajectories:
+        # one assignment for all rows: a step may have many thousands
+        token_ids_BT[valid_BT] = np.concatenate([each.token_ids for each in trajectories])
+        loss_mask_BT[valid_BT] = np.concatenate([each.loss_mask for each in trajectories])
+        logprobs_BT[valid_BT] = np.concatenate([each.logprobs for each in trajectories])
     logprobs_BT[~loss_mask_BT] = 0.0
     return TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, logprobs_BT)
 

@@ -19,7 +19,9 @@ from rlcore.testing.runs import differing
 from rlcore.train import Stopped, TrainResult, train
 from rlcore.types import (
     Finish,
+    Float32s,
     FrozenDict,
+    Message,
     Prompt,
     Reward,
     RewardStatus,
@@ -229,30 +231,33 @@ def test_a_negative_staleness_and_a_setting_without_effect_are_refused() -> None
         plan("schedule.on_stale=drop")
 
 
+def scored(
+    prompt: Prompt, sample: int, length: int, completion: str | tuple[Message, ...], token_scores: Float32s | None
+) -> Scored:
+    trajectory = Trajectory(
+        id=TrajectoryId(prompt.id, 2, sample, 1),
+        prompt=prompt,
+        token_ids=np.arange(length, dtype=np.int32),
+        loss_mask=np.arange(length) > 1,
+        logprobs=np.linspace(-1, 0, length, dtype=np.float32),
+        completion=completion,
+        finish=Finish.STOP,
+        versions=((1, 0), (3, 2)),
+        turns=2,
+        num_parts=2,
+        info=FrozenDict({"tool": "a"}),
+    )
+    parts, info = FrozenDict({"x": 0.25}), FrozenDict({"answer": "\ud800"})
+    return Scored(trajectory, Reward(0.1, parts, RewardStatus.OK, token_scores, 1.5, info))
+
+
 def test_scored_trajectories_come_back_as_they_were_saved(tmp_path: Path) -> None:
     prompt = Prompt("train/1", ({"role": "user", "content": "x"},), "4", "train")
+    messages = (FrozenDict[str, Any]({"role": "assistant", "content": "hi"}),)
     rows = [
-        Scored(
-            Trajectory(
-                id=TrajectoryId("train/1", 2, sample, 1),
-                prompt=prompt,
-                token_ids=np.arange(length, dtype=np.int32),
-                loss_mask=np.arange(length) > 1,
-                logprobs=np.linspace(-1, 0, length, dtype=np.float32),
-                completion=completion,
-                finish=Finish.STOP,
-                versions=((1, 0), (3, 2)),
-                turns=2,
-                num_parts=2,
-                info=FrozenDict({"tool": "a"}),
-            ),
-            Reward(0.1, FrozenDict({"x": 0.25}), RewardStatus.OK, scores, 1.5, FrozenDict({"answer": "\ud800"})),
-        )
-        for sample, length, completion, scores in [
-            (0, 4, "text", None),
-            (1, 3, (FrozenDict({"role": "assistant", "content": "hi"}),), np.array([0, 0, 1], np.float32)),
-            (2, 5, "", np.arange(5, dtype=np.float32)),
-        ]
+        scored(prompt, 0, 4, "text", None),
+        scored(prompt, 1, 3, messages, np.array([0, 0, 1], np.float32)),
+        scored(prompt, 2, 5, "", np.arange(5, dtype=np.float32)),
     ]
     write_scored(tmp_path / "rows", rows)
     found = read_scored(tmp_path / "rows", {"train/1": prompt}.__getitem__)
@@ -266,4 +271,4 @@ def test_scored_trajectories_come_back_as_they_were_saved(tmp_path: Path) -> Non
             assert np.array_equal(one.reward.token_scores, other.reward.token_scores)
         assert (one.reward.token_scores is None) == (other.reward.token_scores is None)
     assert dict(found[0].reward.info) == {"answer": "\ud800"}
-    assert read_scored(tmp_path / "none", {}.__getitem__) == []
+    assert read_scored(tmp_path / "none", {"train/1": prompt}.__getitem__) == []

@@ -4,6 +4,7 @@ They need no reward, so they are computed while rewards are pending, with the we
 update of the step; and they are kept by trajectory, so that it does not matter which rows become which mini-batch.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -34,16 +35,22 @@ class RowArrays:
         if not self._run.plan.schedule.passes:
             return
         groups: dict[tuple[str, int], list[Scored]] = {}
+        unknown = Reward(0.0)
         for each in trajectories:
             if each.id not in self._where:
-                groups.setdefault((each.id.prompt, each.id.epoch), []).append(Scored(each, Reward(0.0)))
+                groups.setdefault((each.id.prompt, each.id.epoch), []).append(Scored(each, unknown))
         if not groups:
             return
         batch = collate(list(groups.values()), self._run.tokens.pad_id)
         with self._timeline.passing():
-            self._passes.append(await self._pass(batch))
-        rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
-        self._where |= {row: (len(self._passes) - 1, index) for index, row in enumerate(rows)}
+            passing = asyncio.create_task(self._pass(batch))
+            try:
+                await asyncio.sleep(0)  # the device has its work; what follows takes none of its time
+                rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
+                self._where |= {row: (len(self._passes), index) for index, row in enumerate(rows)}
+                self._passes.append(await passing)
+            finally:
+                passing.cancel()
 
     async def _pass(self, batch: Batch) -> dict[str, Float32s]:
         run, found = self._run, dict[str, Ref[Float32s] | None]()

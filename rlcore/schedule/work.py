@@ -5,6 +5,7 @@ are cut from a whole step in canonical order or formed of the groups whose rewar
 """
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 
 from rlcore.algo.kl import FixedKl
@@ -99,8 +100,10 @@ class StepWork:
         return self._metrics | (self._measured or {}) | average(self._prepared) | schedule
 
     def _measure_soon(self) -> None:
-        """Everything is sampled and scored: what that came to is computed while the device is busy with an update."""
-        asyncio.get_running_loop().call_soon(self._measure)
+        """Everything is sampled and scored: what can be done while the device is busy with an update."""
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._measure)
+        loop.call_soon(gc.collect, 1)
 
     def _measure(self) -> None:
         if self._measured is None:

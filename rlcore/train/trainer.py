@@ -24,6 +24,9 @@ from rlcore.types import Batch, Lane, Metrics, Prompt, Scored
 
 logger = logging.getLogger(__name__)
 
+QUIET_THRESHOLDS = (1_000_000, 10, 10)
+"""Of Python's garbage collector while a run trains; each step collects while its first update goes on."""
+
 
 @dataclass(frozen=True)
 class Sinks:
@@ -74,9 +77,11 @@ class Trainer:
         self.evaluations: list[tuple[int, Metrics]] = []
         self._writing: asyncio.Task[None] | None = None
         self.published = self.state()
-        # A step makes many small objects; looking again and again through the libraries' own would take a third of
-        # the controller's time.
+        # A step makes hundreds of small objects a sample, hardly any of them cyclic: looking through them, and through
+        # the libraries' own, again and again would take a third of the controller's time.
+        self._thresholds = gc.get_threshold()
         gc.freeze()
+        gc.set_threshold(*QUIET_THRESHOLDS)
 
     async def step(self) -> None:
         """One training step; every arrow of the data flow is one line."""
@@ -159,6 +164,7 @@ class Trainer:
 
     async def close(self) -> None:
         """Let go of what is in flight; the ledger stays as it is, for a checkpoint."""
+        gc.set_threshold(*self._thresholds)
         gc.unfreeze()
         await self.flight.close()
         await self.written()
