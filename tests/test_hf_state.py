@@ -237,6 +237,7 @@ def test_a_full_checkpoint_is_exported_as_a_model_directory_only(llama: Path, tm
         export_model(tmp_path / "nothing", tmp_path / "other", "hf")
 
 
+@pytest.mark.real
 def test_lora_without_peft_says_what_to_install(llama: Path) -> None:
     script = f"""
 import sys

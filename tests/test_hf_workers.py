@@ -49,6 +49,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("variant", [(), KL, (*LORA, *KL)], ids=["plain", "kl", "lora_kl"])
 def test_two_steps_and_a_resume_equal_four_steps_bit_for_bit(config: dict[str, Any], variant: tuple[str, ...]) -> None:
     settings = ("actor.minibatch_prompts=2", "actor.warmup_steps=6", *variant)
