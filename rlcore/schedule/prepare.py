@@ -1,6 +1,7 @@
 """Mini-batches of a step, and what is said of its rows."""
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
 
 import numpy as np
 
@@ -8,6 +9,19 @@ from rlcore.algo.step import weigh
 from rlcore.batch import minibatches
 from rlcore.launch import Run
 from rlcore.types import Batch, Finish, Metrics, Scored
+
+
+async def one_ahead(items: AsyncGenerator[Batch, None]) -> AsyncGenerator[Batch, None]:
+    """The items; while one is used, the next is made."""
+    following = asyncio.create_task(anext(items, None))
+    try:
+        while (item := await following) is not None:
+            following = asyncio.create_task(anext(items, None))
+            yield item
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await items.aclose()
 
 
 def epoch_minibatches(run: Run, batch: Batch, step: int, epoch: int) -> list[Batch]:

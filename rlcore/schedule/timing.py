@@ -11,6 +11,9 @@ from rlcore.schedule.issued import Issued
 from rlcore.schedule.oracle import StepTimes, step_ideal_s
 from rlcore.types import Metrics
 
+Span = tuple[float, float]
+"""From when to when."""
+
 
 def now() -> float:
     """The running loop's clock."""
@@ -26,40 +29,32 @@ class Timeline:
     """The sampling that must come before the first update had ended."""
     first_update_at: float = 0.0
     ended_at: float = 0.0
-    waited_s: float = 0.0
-    """While nothing but rewards was waited for."""
-    pass_s: float = 0.0
-    """In forward passes that need no reward."""
-    update_s: list[float] = field(default_factory=list)
-    _passing: bool = False
-    _passed_at: float = 0.0
+    _waits: list[Span] = field(default_factory=list)
+    _passes: list[Span] = field(default_factory=list)
+    _updates: list[Span] = field(default_factory=list)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Rewards are waited for; that counts when no forward pass goes on."""
+        """Rewards are waited for."""
         begin = now()
         yield
-        if not self._passing:
-            self.waited_s += max(0.0, now() - max(begin, self._passed_at))
+        self._waits.append((begin, now()))
 
     @contextmanager
     def passing(self) -> Iterator[None]:
         """Forward passes go on."""
-        begin, self._passing = now(), True
-        try:
-            yield
-        finally:
-            self._passing, self._passed_at = False, now()
-        self.pass_s += now() - begin
+        begin = now()
+        yield
+        self._passes.append((begin, now()))
 
     @contextmanager
     def updating(self) -> Iterator[None]:
         """An update goes on."""
         begin = now()
-        if not self.update_s:
+        if not self._updates:
             self.first_update_at = begin
         yield
-        self.update_s.append(now() - begin)
+        self._updates.append((begin, now()))
 
     def sample_end(self) -> None:
         """The sampling that must come before the first update has ended."""
@@ -78,12 +73,15 @@ class Timeline:
         which nothing but rewards was waited for, reward/hidden_frac the share of the time with rewards pending in
         which something else went on.
         """
-        step_s = self.ended_at - self.began
+        step_s, pass_s = self.ended_at - self.began, _union_s(self._passes)
+        busy = [*self._passes, *self._updates]
+        waited_s = _union_s([*busy, *self._waits]) - _union_s(busy)
+        update_s = [end - begin for begin, end in self._updates]
         times = StepTimes(
             sampled_s=self.sampled_at - self.began,
-            prepare_s=self.pass_s,
+            prepare_s=pass_s,
             ready_s=[each.ready_at - self.began for each in members],
-            update_s=self.update_s,
+            update_s=update_s,
             minibatch_groups=minibatch_groups,
             stream=stream,
         )
@@ -91,16 +89,16 @@ class Timeline:
         pending_s = _union_s([span for each in members for span in _pending(each)])
         return {
             "time/generate_s": self.sampled_at - self.began,
-            "time/passes_s": self.pass_s,
-            "time/updates_s": sum(self.update_s),
+            "time/passes_s": pass_s,
+            "time/updates_s": sum(update_s),
             "time/sample_s": self.first_update_at - self.began,
             "time/update_s": self.ended_at - self.first_update_at,
             "time/step_s": step_s,
-            "time/reward_wait_s": self.waited_s,
+            "time/reward_wait_s": waited_s,
             "schedule/ideal_s": ideal_s,
             "schedule/overhead": step_s / ideal_s - 1.0 if ideal_s > 0 else 0.0,
-            "reward/wait_exposed_s": self.waited_s,
-            "reward/hidden_frac": max(0.0, 1.0 - self.waited_s / pending_s) if pending_s > 0 else 1.0,
+            "reward/wait_exposed_s": waited_s,
+            "reward/hidden_frac": max(0.0, 1.0 - waited_s / pending_s) if pending_s > 0 else 1.0,
         }
 
 
@@ -111,13 +109,13 @@ def length_correlation(minibatch: Sequence[int], lengths: Sequence[int]) -> floa
     return float(np.corrcoef(minibatch, lengths)[0, 1])
 
 
-def _pending(issued: Issued) -> list[tuple[float, float]]:
+def _pending(issued: Issued) -> list[Span]:
     """From when to when each sample waited for its reward."""
     scored, finished = issued.judged.complete, issued.finished.complete
     return [(finished[sample], end) for sample, end in scored.items() if sample in finished]
 
 
-def _union_s(spans: Sequence[tuple[float, float]]) -> float:
+def _union_s(spans: Sequence[Span]) -> float:
     """Seconds that lie in at least one of the spans."""
     total, covered_to = 0.0, float("-inf")
     for begin, end in sorted(spans):

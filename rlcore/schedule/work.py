@@ -6,7 +6,7 @@ are cut from a whole step in canonical order or formed of the groups whose rewar
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
@@ -22,7 +22,7 @@ from rlcore.schedule.collector import Group
 from rlcore.schedule.flight import Flight
 from rlcore.schedule.greedy import with_greedy_baselines
 from rlcore.schedule.issued import Issued
-from rlcore.schedule.prepare import completion_metrics, epoch_minibatches, later_epoch, row_advantages
+from rlcore.schedule.prepare import completion_metrics, epoch_minibatches, later_epoch, one_ahead, row_advantages
 from rlcore.schedule.rows import RowArrays
 from rlcore.schedule.timing import Timeline, length_correlation
 from rlcore.types import Batch, Metrics, Scored, TrajectoryId
@@ -71,23 +71,25 @@ class StepWork:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)
 
-    async def minibatches(self) -> AsyncIterator[Batch]:
+    def minibatches(self) -> AsyncGenerator[Batch, None]:
         """Every mini-batch of every epoch, weighed: as soon as it may be trained on."""
+        return one_ahead(self._minibatches())
+
+    async def _minibatches(self) -> AsyncGenerator[Batch, None]:
         config, number = self._config, self._step - 1
         if not self._schedule.stream:
             batch = await self._finish(await self._all_groups(), 0)
-            self._measure_soon()
             for epoch in range(config.actor.epochs):
                 for minibatch in epoch_minibatches(self._run, batch, number, epoch):
                     yield minibatch
+                    self._settle()
             return
         streamed: list[Batch] = []
         async for groups in self._first_ready():
             batch = await self._finish(groups, len(streamed))
             streamed.append(weigh(batch, config.algo, self._run.selection))
-            if len(self.taken) == self._num_prompts():
-                self._measure_soon()
             yield streamed[-1]
+        self._settle()
         for epoch in range(1, config.actor.epochs):
             for minibatch in later_epoch(streamed, config.train.seed, number, epoch):
                 yield minibatch
@@ -99,11 +101,11 @@ class StepWork:
         schedule = self.timeline.metrics(self.taken, self._schedule.stream, self._config.actor.minibatch_prompts)
         return self._metrics | (self._measured or {}) | average(self._prepared) | schedule
 
-    def _measure_soon(self) -> None:
-        """Everything is sampled and scored: what can be done while the device is busy with an update."""
-        loop = asyncio.get_running_loop()
-        loop.call_soon(self._measure)
-        loop.call_soon(gc.collect, 1)
+    def _settle(self) -> None:
+        """Everything is sampled and scored: do what can be done while the device is busy with an update."""
+        if self._measured is None:
+            self._measure()
+            gc.collect(1)
 
     def _measure(self) -> None:
         if self._measured is None:

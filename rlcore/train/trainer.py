@@ -86,7 +86,7 @@ class Trainer:
     async def step(self) -> None:
         """One training step; every arrow of the data flow is one line."""
         work = StepWork(self.run, self.flight, self.progress.kl, self.progress.step + 1, self.last_step)
-        async with aclosing(work), aclosing(work.minibatches()) as minibatches:  # type: ignore[type-var]
+        async with aclosing(work), aclosing(work.minibatches()) as minibatches:
             await work.sampled()  # each trajectory goes to its reward the moment it is finished
             work.prepare()  # log-probs and values, while rewards are pending
             updated = average([await self.update(minibatch, work.timeline) async for minibatch in minibatches])
