@@ -41,8 +41,15 @@ async def slow(trajectory):
     await asyncio.sleep(0.05 * chance(trajectory))
     return chance(trajectory)
 
+asked = [0]
+
 async def late(trajectory):
-    await asyncio.sleep(0.6 if chance(trajectory) < 0.05 else 0.0)
+    # Until three steps' worth of others were asked for, or no more are to come.
+    asked[0] += 1
+    before, mine = 0, asked[0]
+    while chance(trajectory) < 0.05 and before < asked[0] < mine + 24:
+        before = asked[0]
+        await asyncio.sleep(0.3)
     return chance(trajectory)
 
 async def fails(trajectory):

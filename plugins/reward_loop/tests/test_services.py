@@ -206,11 +206,11 @@ def test_a_retry_after_beyond_the_deadline_fails_at_once(score: Score, one_servi
 def test_no_more_calls_are_open_than_slots_and_waiting_for_one_fails_nobody(
     score: Score, samples: Samples, one_service: Settings
 ) -> None:
-    # Four rounds of three take longer than one call's deadline.
-    with serving(lambda asked: Answer({"score": 1}, after_s=0.2)) as service:
-        results, numbers = score(one_service(service.url, concurrency=1, eval_slots=2, deadline_s=0.7), samples(12))
-    assert service.most_open == 3
-    assert numbers["reward/in_flight_max"] == 3.0
+    # Six rounds of two take longer than one call's deadline.
+    with serving(lambda asked: Answer({"score": 1}, after_s=0.15)) as service:
+        results, numbers = score(one_service(service.url, concurrency=1, eval_slots=1, deadline_s=0.85), samples(12))
+    assert service.most_open == 2
+    assert numbers["reward/in_flight_max"] == 2.0
     assert all(each.reward.status is RewardStatus.OK for each in results)
 
 
