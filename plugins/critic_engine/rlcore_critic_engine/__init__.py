@@ -20,7 +20,7 @@ POOL = CRITIC.name
 
 
 def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerRequest]:
-    """One worker: beside the actor, in a pool of its own, or inside the actor; ConfigError when settings clash."""
+    """One replica: beside the actor, in a pool of its own, or inside the actor; ConfigError when settings clash."""
     _check(section)
     table = BYTES_OF_WEIGHTS if section.lora.enabled else BYTES_PER_PARAMETER
     same = section.path in ("", config.model.path)
@@ -30,6 +30,7 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
             CRITIC,
             section.backend,
             pool=POOL if section.own_pool else WorkerRequest.pool,
+            ranks=section.ranks,
             gpus=1.0 if config.cluster.device == "cuda" and not on_actor else 0.0,
             threads=config.cluster.threads,
             inside=ACTOR if on_actor else None,
@@ -82,4 +83,4 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 
 @hookimpl
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
-    return [WorkerClass(CriticWorker, "hf", HfCritic)]
+    return [WorkerClass(CriticWorker, "hf", HfCritic, every_rank=True)]

@@ -19,6 +19,8 @@ class CriticSettings:
     """own: a second model. actor: the policy's own weights serve, frozen, and only a head (and `lora`) is trained."""
     own_pool: bool = False
     """Devices of the critic's own, the pool critic; otherwise it takes turns with the actor on the pool main."""
+    ranks: int = option(1, at_least=1, used_when="trunk == 'own'")
+    """Processes that train it together, each on a share of every mini-batch; on the actor's trunk as many as it has."""
     backend: str = "hf"
     """How the critic's work is done."""
     lr: float = option(1e-5, at_least=0)

@@ -9,10 +9,10 @@ from rlcore.algo.registry import resolve
 from rlcore.backends.hf import (
     VALUE_HEAD_FILE,
     HfActor,
-    PolicyModel,
     TrainEngine,
     ValueModel,
     load_value_head,
+    ranks_of,
     seed_process,
     use_threads,
 )
@@ -39,7 +39,7 @@ def start_engine(context: WorkerContext) -> TrainEngine:
         seed_process(context.seed)
         start = replace(model, path=settings.path or model.path)
         _check_model(start, model, settings)
-    return TrainEngine(
+    engine = TrainEngine(
         "value",
         start,
         settings.engine(),
@@ -52,21 +52,24 @@ def start_engine(context: WorkerContext) -> TrainEngine:
         peak_tflops=context.config.cluster.peak_tflops,
         shared_prefix=context.shared_prefix,
     )
+    # A process is in one group of ranks: a critic inside an actor is in the actor's.
+    engine.ranks = _actor(context).engine.ranks if settings.trunk == "actor" else ranks_of(context)
+    return engine
 
 
 def _on_trunk(context: WorkerContext, settings: CriticSettings) -> ValueModel:
-    policy = _policy(context)
+    policy = _actor(context).engine.policy
     value_model = TrunkValueModel(policy, settings.lora, context.seed)
     if settings.head == "saved":
         load_value_head(value_model, Path(settings.path))
     return value_model
 
 
-def _policy(context: WorkerContext) -> PolicyModel:
+def _actor(context: WorkerContext) -> HfActor:
     if not isinstance(context.host, HfActor):
         found = type(context.host).__name__ if context.host is not None else "nothing"
         raise WorkerError(f"{context}: trunk=actor needs an actor of backend 'hf' around it, and it is inside {found}")
-    return context.host.engine.policy
+    return context.host
 
 
 def _check_saved(directory: Path, settings: CriticSettings) -> None:

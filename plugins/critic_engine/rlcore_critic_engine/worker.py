@@ -23,6 +23,11 @@ class HfCritic(CriticWorker):
 
         self.engine = start_engine(self.context)
 
+    def close(self) -> None:
+        engine = getattr(self, "engine", None)
+        if engine is not None and engine.ranks is not None and self.context.host is None:  # else the actor's
+            engine.ranks.close()
+
     def expect(self, num_updates: int) -> None:
         self.engine.expect(num_updates)
 
@@ -67,7 +72,8 @@ class HfCritic(CriticWorker):
         return self.engine.update(minibatch) | explained(minibatch)
 
     def save(self, directory: Path) -> None:
-        self.engine.save(directory)
+        if self.context.rank == 0:  # every rank has the same weights and optimizer
+            self.engine.save(directory)
 
     def restore(self, directory: Path) -> None:
         self.engine.restore(directory)

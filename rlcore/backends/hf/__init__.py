@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rlcore.backends.hf.export import export_model
     from rlcore.backends.hf.microbatch import LossTerms, MicroBatch, Predictions
     from rlcore.backends.hf.model import VALUE_HEAD_FILE, PolicyModel, ValueModel, load_value_head
+    from rlcore.backends.hf.ranks import ranks_of
 
 __all__ = [
     "VALUE_HEAD_FILE",
@@ -23,6 +24,7 @@ __all__ = [
     "ValueModel",
     "export_model",
     "load_value_head",
+    "ranks_of",
     "seed_process",
     "use_threads",
 ]
@@ -37,6 +39,7 @@ _LAZY = {
     "PolicyModel": "model",
     "ValueModel": "model",
     "load_value_head": "model",
+    "ranks_of": "ranks",
 }
 
 

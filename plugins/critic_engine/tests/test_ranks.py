@@ -1,0 +1,139 @@
+"""Several processes train one critic: values and gradients are those of one, whatever share of the rows each holds."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from rlcore.backends.hf import VALUE_HEAD_FILE
+from rlcore.batch import select
+from rlcore.cluster.deadlines import Deadlines
+from rlcore.cluster.local import LocalCluster
+from rlcore.critic import CriticWorker
+from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plugins import configure
+from rlcore.testing.tiny import random_batch, write_tiny_model
+from rlcore.types import Batch, Metrics, Ref
+
+KINDS = {
+    "whole, shared prompts": ("plugins.critic_engine.ranks={ranks}", "actor.shared_prefix=tree"),
+    "head on the actor": ("actor.ranks={ranks}", "plugins.critic_engine.trunk=actor"),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a critic said of the batches: values, metrics of the update, and the gradient of each."""
+
+    values: list[npt.NDArray[np.float32]]
+    metrics: list[Metrics]
+    gradients: list[dict[str, npt.NDArray[np.float32]]]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A saved critic with a random head; the policy is the model below it."""
+    from safetensors.numpy import save_file
+
+    directory = write_tiny_model(tmp_path / "tiny")
+    rng = np.random.default_rng(0)
+    head = {"weight": 0.3 * rng.standard_normal((1, 32)), "bias": np.zeros(1)}
+    save_file({name: each.astype(np.float32) for name, each in head.items()}, directory / VALUE_HEAD_FILE)
+    return directory
+
+
+def planned(model: Path, *overrides: str) -> RunPlan:
+    settings = [
+        f"model.path={model}",
+        "model.tokenizer=bytes",
+        "data.sources.all.path=p.jsonl",
+        "reward.functions.letters.fn=count_letter",
+        "algo.preset=ppo",
+        f"plugins.critic_engine.path={model}",
+        "plugins.critic_engine.head=saved",
+        "plugins.critic_engine.beta1=0",  # the optimizer's first moment is then the gradient
+        "plugins.critic_engine.max_grad_norm=1e9",
+        "plugins.critic_engine.lr=1e-6",
+        "plugins.critic_engine.micro_batch_tokens=40",
+        *overrides,
+    ]
+    hooks, loaded = configure([], settings, ["null", "critic_engine"])
+    return make_plan(loaded, hooks, Facts(cpus=2))
+
+
+def batches() -> list[Batch]:
+    """Twelve rows, five, a whole group, and one, which leaves a rank without any; with random targets."""
+    whole, rng = random_batch(num_groups=4, samples=3, seed=5), np.random.default_rng(1)
+    mask_BT = whole.tokens.get().loss_mask_BT
+    targets = [np.where(mask_BT, rng.standard_normal(mask_BT.shape), 0).astype(np.float32) for _ in range(2)]
+    whole = replace(whole, values=Ref(targets[0]), returns=Ref(targets[1]))
+    return [whole, *(select(whole, rows) for rows in ([0, 1, 2, 4, 7], [3, 4, 5], [6]))]
+
+
+async def asked(plan: RunPlan, directory: Path) -> Found:
+    """A critic as the plan wants it, asked for values and updated with every batch."""
+    from safetensors.numpy import load_file
+
+    cluster = LocalCluster(plan, directory, Deadlines(setup_s=120, call_s=60, close_s=5))
+    found = Found([], [], [])
+    try:
+        by_role = {each.request.role.name: each for each in plan.workers}
+        if by_role["critic"].request.inside is not None:
+            await cluster.start(by_role["actor"])
+        critic = (await cluster.start(by_role["critic"])).replicas[0]
+        await critic.call(CriticWorker.expect, 100)
+        for number, batch in enumerate(batches()):
+            found.values.append((await critic.call(CriticWorker.values, batch)).get())
+            found.metrics.append(await critic.call(CriticWorker.update, batch))
+            saved = directory / str(number)
+            await critic.call(CriticWorker.save, saved)
+            tensors = load_file(saved / "trainer_state.safetensors")
+            found.gradients.append({name: each for name, each in tensors.items() if "exp_avg" in name})
+        await critic.call(CriticWorker.restore, directory / "0")
+        found.values.append((await critic.call(CriticWorker.values, batches()[0])).get())
+    finally:
+        await cluster.close()
+    return found
+
+
+@pytest.mark.real
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_make_the_update_of_one(model: Path, tmp_path: Path, kind: str) -> None:
+    one, two = (
+        asyncio.run(asked(planned(model, *_with_ranks(KINDS[kind], ranks)), tmp_path / str(ranks))) for ranks in (1, 2)
+    )
+    for expected, found in zip(one.values, two.values, strict=True):
+        assert np.abs(expected).max() > 0.1
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    for left, right in zip(one.gradients, two.gradients, strict=True):
+        assert left.keys() == right.keys()
+        largest = max(float(np.abs(each).max()) for each in left.values())
+        assert largest > 1e-4
+        for name, expected in left.items():
+            np.testing.assert_allclose(right[name], expected, rtol=1e-5, atol=1e-5 * largest, err_msg=name)
+    for before, after in zip(one.metrics, two.metrics, strict=True):
+        for name in ("loss", "squared_error", "clip_frac", "grad_norm", "explained_variance", "value_mean"):
+            assert after.get(f"critic/{name}") == pytest.approx(before.get(f"critic/{name}"), rel=1e-4), name
+
+
+def _with_ranks(settings: Sequence[str], ranks: int) -> list[str]:
+    return [each.format(ranks=ranks) for each in settings]
+
+
+def request_of(plan: RunPlan) -> tuple[int, str, bool]:
+    [request] = [each.request for each in plan.workers if each.request.role.name == "critic"]
+    return request.ranks, request.pool, request.inside is not None
+
+
+def test_a_critic_has_ranks_of_its_own_or_those_of_the_actor_that_it_is_inside_of(model: Path) -> None:
+    assert request_of(planned(model, "plugins.critic_engine.ranks=2", "plugins.critic_engine.own_pool=true")) == (
+        2,
+        "critic",
+        False,
+    )
+    assert request_of(planned(model, "actor.ranks=3", "plugins.critic_engine.trunk=actor")) == (3, "main", True)
