@@ -6,27 +6,36 @@ from rlcore.agents import AgentLoop
 from rlcore.config import RunConfig
 from rlcore.errors import PluginError
 from rlcore.hookspecs import hookimpl
-from rlcore.plan import BuildContext, Component, ConfigSection, RewardFunction, WorkerRequest
+from rlcore.plan import BuildContext, Component, ConfigSection, RewardFunction, WorkerClass, WorkerRequest
 from rlcore_agent_loop.calls import ToolCall
 from rlcore_agent_loop.checks import check_settings
 from rlcore_agent_loop.environments import Environment, Step
 from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.worker import AGENT, AgentWorker, LoopWorker
 
-__all__ = ["AgentLoopSettings", "Environment", "Step", "ToolCall"]
+__all__ = ["AgentLoopSettings", "AgentWorker", "Environment", "Step", "ToolCall"]
+
+BACKEND = "loop"
 
 
 def requests(config: RunConfig, section: AgentLoopSettings) -> Sequence[WorkerRequest]:
-    """No workers; but the planner asks here, so what is wrong with the settings is said before anything starts."""
+    """Workers for the conversations, if there are to be any; what is wrong with the settings is said here, too."""
     check_settings(config, section)
-    return ()
+    if not section.workers:
+        return ()
+    return [WorkerRequest(AGENT, BACKEND, replicas=section.workers, threads=1, isolated=True)]
 
 
 def build(context: BuildContext) -> AgentLoop:
-    """The loop, on the run's rollout service."""
+    """The loop, on the run's rollout service: on the loop of the run, or in workers of its own."""
     from rlcore_agent_loop.loop import ToolLoop
+    from rlcore_agent_loop.spread import SpreadLoop
 
     if context.generator is None:
         raise PluginError("agent loop 'agent_loop': it was built without a rollout service")
+    if context.section.workers:
+        workers = context.workers(AGENT)
+        return SpreadLoop(context.generator, workers, context.section, context.config.cluster.max_restarts)
     return ToolLoop(context.generator, context.tokens, context.children, context.section)
 
 
@@ -38,6 +47,11 @@ def rlcore_config_sections() -> Sequence[ConfigSection]:
 @hookimpl
 def rlcore_agent_loops() -> Sequence[Component[AgentLoop]]:
     return [Component("agent_loop", build, requests)]
+
+
+@hookimpl
+def rlcore_worker_classes() -> Sequence[WorkerClass]:
+    return [WorkerClass(AgentWorker, BACKEND, LoopWorker)]
 
 
 @hookimpl

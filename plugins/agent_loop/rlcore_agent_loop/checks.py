@@ -1,5 +1,6 @@
 """What can be wrong with the settings, said when the plan is made."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from rlcore.config import RunConfig
@@ -72,6 +73,17 @@ def _check_reference(key: str, reference: str) -> None:
         raise ConfigError(f"{key}: found '{reference}'; needs file.py:name or module:name")
     if where.endswith(".py") and not Path(where).is_file():
         raise ConfigError(f"{key}: there is no file '{where}'; needs one, relative to {Path.cwd()}")
+
+
+def located(settings: AgentLoopSettings) -> AgentLoopSettings:
+    """The settings with full paths, for a process that runs elsewhere."""
+    return replace(
+        settings,
+        tools={name: replace(tool, fn=absolute(tool.fn)) for name, tool in settings.tools.items()},
+        environment=replace(settings.environment, fn=absolute(settings.environment.fn)),
+        agent=replace(settings.agent, fn=absolute(settings.agent.fn)),
+        parser=absolute(settings.parser),
+    )
 
 
 def absolute(reference: str) -> str:

@@ -1,18 +1,19 @@
 """The agent loop: every sample is a conversation, and every conversation a coroutine of its own."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 from rlcore.agents import AgentLoop, RolloutTask
 from rlcore.child import load_reference
-from rlcore.errors import ConfigError, WorkerError
+from rlcore.errors import ConfigError
 from rlcore.types import Completion, Lane, Metrics, Sampling, Trajectory
 from rlcore_agent_loop.admission import Admission
 from rlcore_agent_loop.agent import Agents
 from rlcore_agent_loop.conversation import Conversation, Kit
 from rlcore_agent_loop.environments import Environments
+from rlcore_agent_loop.flight import Counts, Flight, Sample
 from rlcore_agent_loop.parsers import PARSERS
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools import Tools
@@ -41,7 +42,7 @@ class ToolLoop(AgentLoop):
         self._environments = Environments(settings.environment, self._tools.seats) if settings.environment.fn else None
         parser = PARSERS.get(settings.parser)
         self._kit = Kit(tokens, self._tools, self._environments, parser or load_reference(settings.parser), settings)
-        self._counts = _Counts()
+        self._counts = Counts()
 
     async def start(self) -> None:
         """Start tools and environment. ConfigError when the chat template cannot serve their messages."""
@@ -74,125 +75,59 @@ class ToolLoop(AgentLoop):
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
         """Every trajectory of every task, the moment its sample ends; `sampling.max_tokens` bounds what follows the
         prompt of each part, results included."""
-        if len({group_name(task) for task in tasks}) != len(tasks):
-            raise WorkerError("agent loop: a pair of prompt and epoch came twice in one call; each must come once")
-        flight = _Flight(self._admission)
-        turns = Turns(self._generator, sampling, lane)
-        flight.spawn(self._admit(flight, turns, list(tasks), sampling))
-        left = sum(task.n for task in tasks)
-        try:
-            while left:
-                arrived = await flight.arrived.get()
-                if isinstance(arrived, BaseException):
-                    raise arrived
-                left -= 1
-                self._counts.sample(arrived)
-                for trajectory in arrived:
+        async with aclosing(self.samples(self._generator, tasks, sampling, lane)) as samples:
+            async for parts in samples:
+                self._counts.add(parts)
+                for trajectory in parts:
                     yield trajectory
-        finally:
-            await flight.close()
 
-    async def _admit(self, flight: "_Flight", turns: Turns, tasks: list[RolloutTask], sampling: Sampling) -> None:
-        """Begin the groups, in order, as many at a time as there is room for."""
-        while tasks:
-            await self._admission.take(tasks[0].n)
-            group = [tasks.pop(0)]
-            while tasks and self._admission.take_now(tasks[0].n):
-                group.append(tasks.pop(0))
-            flight.owed += sum(task.n for task in group)
-            if self._agents is None:
-                self._begin(flight, turns, group, sampling)
-                continue
-            for task in group:
-                for sample in range(task.n):
-                    flight.spawn_sample(self._agents.run(self._kit, turns, task, sample, sampling))
+    def samples(
+        self,
+        generator: "Generator",
+        tasks: Sequence[RolloutTask],
+        sampling: Sampling,
+        lane: Lane,
+        done: Collection[Sample] = (),
+    ) -> AsyncGenerator[Sequence[Trajectory], None]:
+        """The parts of each sample the moment it ends, of all that are not `done`, with turns from `generator`."""
+        flight, turns = Flight(self._admission), Turns(generator, sampling, lane)
+        return flight.samples(tasks, lambda group: self._begin(flight, turns, group, sampling, done), done)
 
-    def _begin(self, flight: "_Flight", turns: Turns, tasks: Sequence[RolloutTask], sampling: Sampling) -> None:
-        waiting: dict[tuple[str, int], asyncio.Future[Completion]] = {}
+    def _begin(
+        self,
+        flight: Flight,
+        turns: Turns,
+        tasks: Sequence[RolloutTask],
+        sampling: Sampling,
+        done: Collection[Sample],
+    ) -> None:
+        waiting: dict[Sample, asyncio.Future[Completion]] = {}
         requests = []
         for task in tasks:
             ids: Sequence[int] = ()
+            name = group_name(task)
+            samples = [sample for sample in range(task.n) if (name, sample) not in done]
+            if self._agents is not None:
+                for sample in samples:
+                    flight.spawn_sample(self._agents.run(self._kit, turns, task, sample, sampling))
+                continue
             if self._environments is None:
-                schemas = self._tools.open("", task.prompt).schemas
-                ids = self._tokens.encode_prompt(task.prompt.messages, schemas)
+                ids = self._first_ids(task)
                 budget = self._kit.budget(len(ids), sampling.max_tokens, task.prompt.id)
                 requests.append(turns.first(task, ids, self._kit.turn_budget(budget)))
-            for sample in range(task.n):
+            for sample in samples:
                 first = None
                 if self._environments is None:
-                    first = waiting[group_name(task), sample] = asyncio.get_running_loop().create_future()
+                    first = waiting[name, sample] = asyncio.get_running_loop().create_future()
                 conversation = Conversation(self._kit, turns, task, sample, sampling, ids)
                 flight.spawn_sample(conversation.run(first))
         if requests:
             flight.spawn(turns.sample_groups(requests, waiting))
 
+    def _first_ids(self, task: RolloutTask) -> Sequence[int]:
+        return self._tokens.encode_prompt(task.prompt.messages, self._tools.open("", task.prompt).schemas)
+
     def metrics(self) -> Metrics:
-        """Since the last time: means over the samples, agent/turns_mean, agent/parts_mean and agent/ended/<why>_frac;
-        agent/num_new_parts, how often a sample began a part anew; agent/num_tool_calls, and agent/num_tool_errors."""
-        counts, self._counts = self._counts, _Counts()
-        calls = self._tools.counts
-        found = {
-            "agent/turns_mean": counts.turns / max(1, counts.samples),
-            "agent/parts_mean": counts.parts / max(1, counts.samples),
-            "agent/num_new_parts": float(counts.parts - counts.samples),
-            "agent/num_tool_calls": float(calls.calls),
-            "agent/num_tool_errors": float(calls.errors),
-        }
-        calls.calls = calls.errors = 0
-        return found | {f"agent/ended/{why}_frac": n / counts.samples for why, n in sorted(counts.ended.items())}
-
-
-class _Counts:
-    """What `metrics` tells next."""
-
-    def __init__(self) -> None:
-        self.samples = self.parts = self.turns = 0
-        self.ended: Counter[str] = Counter()
-
-    def sample(self, parts: Sequence[Trajectory]) -> None:
-        """A sample has ended."""
-        self.samples += 1
-        self.parts += len(parts)
-        self.turns += sum(part.turns for part in parts)
-        self.ended[str(parts[-1].info["ended_by"])] += 1
-
-
-class _Flight:
-    """The tasks of one rollout; none outlives it."""
-
-    def __init__(self, admission: Admission) -> None:
-        self.arrived: asyncio.Queue[Sequence[Trajectory] | BaseException] = asyncio.Queue()
-        self.owed = 0
-        """Places taken and not yet given back."""
-        self._admission = admission
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run in the background; what it raises ends the rollout."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def spawn_sample(self, work: Coroutine[Any, Any, Sequence[Trajectory]]) -> None:
-        """Run a sample and deliver it."""
-        self.spawn(self._deliver(work))
-
-    async def _deliver(self, work: Coroutine[Any, Any, Sequence[Trajectory]]) -> None:
-        self.arrived.put_nowait(await work)
-        self.owed -= 1
-        await self._admission.give_back(1)
-
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.arrived.put_nowait(error)
-
-    async def close(self) -> None:
-        """Cancel what still runs, wait for it, and give its places back."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        owed, self.owed = self.owed, 0
-        if owed:
-            await self._admission.give_back(owed)
+        """See `Counts.metrics`; of the samples that ended since the last time."""
+        counts, self._counts = self._counts, Counts()
+        return counts.metrics()

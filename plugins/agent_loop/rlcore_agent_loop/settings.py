@@ -95,6 +95,8 @@ class AgentLoopSettings:
     max_conversations: int = option(1024, at_least=1)
     """Samples that are under way at a time."""
     children: int = option(2, at_least=1)
-    """Child processes in which sync tools and environments run, one call at a time each."""
+    """Child processes in which sync tools and environments run, one call at a time each; of every worker."""
+    workers: int = option(0, at_least=0)
+    """Processes of their own in which conversations run, the role `agent`; 0: on the loop of the run."""
     result_role: str = "tool"
     """Role of a result, for chat templates that refuse `tool`."""

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+import pickle
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from rlcore.agents import RolloutTask
+from rlcore.agents import AgentLoop, RolloutTask
 from rlcore.child import load_reference
 from rlcore.cluster.child import ChildProcesses
 from rlcore.errors import ChildError, boundary
@@ -16,12 +18,14 @@ from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_prompt
 from rlcore.tokens import ByteTokens, Tokens
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Metrics, Prompt, Sampling, Trajectory
-from rlcore.workers import Child
+from rlcore.workers import Child, Children, ReplicaEvent, ReplicaHandle
 from rlcore_agent_loop.conversation import Kit
 from rlcore_agent_loop.loop import ToolLoop
 from rlcore_agent_loop.parsers import hermes
 from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.spread import SpreadLoop
 from rlcore_agent_loop.tools import Tools
+from rlcore_agent_loop.worker import LoopWorker
 
 END = ByteTokens.EOS
 Script = Callable[[int, int, tuple[int, ...]], Sequence[int]]
@@ -107,6 +111,47 @@ class HereChildren:
         """There is nothing to end."""
 
 
+class HereWorker:
+    """A worker of the role `agent` that is none: its methods run on this loop."""
+
+    alive = True
+
+    def __init__(self, index: int, tokens: Tokens, children: Any) -> None:
+        self.name = f"agent[{index}]"
+        context: Any = self.name
+        self._worker = LoopWorker(context)
+        self._worker.equip(tokens, children)
+
+    async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `rlcore.workers.ReplicaHandle`; arguments and result go through pickle, as between processes."""
+        args, kwargs = pickle.loads(pickle.dumps((args, kwargs)))
+        return pickle.loads(pickle.dumps(await getattr(self._worker, method.__name__)(*args, **kwargs)))
+
+    async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """See `rlcore.workers.ReplicaHandle`."""
+        args, kwargs = pickle.loads(pickle.dumps((args, kwargs)))
+        async with aclosing(getattr(self._worker, method.__name__)(*args, **kwargs)) as items:
+            async for item in items:
+                yield pickle.loads(pickle.dumps(item))
+
+
+class HereCrew:
+    """Workers that never die. Implements `rlcore.workers.WorkerGroup`."""
+
+    def __init__(self, num: int, tokens: Tokens, children: Any) -> None:
+        self.replicas = [HereWorker(index, tokens, children) for index in range(num)]
+
+    async def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """The method's result of every worker."""
+        return [await worker.call(method, *args, **kwargs) for worker in self.replicas]
+
+    def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
+        """There are none."""
+
+    def before_return(self, prepare: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
+        """None ever comes back."""
+
+
 @dataclass(frozen=True)
 class Talk:
     """What came of conversations."""
@@ -134,12 +179,13 @@ def talk(
 ) -> Talk:
     """Conversations of the policy with the tools and environment of the settings, with `processes` in real children.
 
-    Nothing of them may be left behind, no task, process or descriptor.
+    With `settings.workers` they run in so many workers of the role `agent`, which live on the loop of the test. Nothing
+    of them may be left behind, no task, process or descriptor.
     """
 
     async def roll() -> Talk:
         children = ChildProcesses() if processes else HereChildren()
-        loop = ToolLoop(policy, tokens or ByteTokens(), children, settings)
+        loop = loop_of(policy, settings, tokens or ByteTokens(), children)
         try:
             await loop.start()
             tasks = [RolloutTask(each, 0, num_samples, 7) for each in prompts or [make_prompt(0)]]
@@ -152,6 +198,14 @@ def talk(
 
     with leaks():
         return asyncio.run(roll())
+
+
+def loop_of(policy: ScriptedPolicy, settings: AgentLoopSettings, tokens: Tokens, children: Children) -> AgentLoop:
+    """The loop of these settings, not yet started."""
+    if settings.workers:
+        crew: Any = HereCrew(settings.workers, tokens, children)
+        return SpreadLoop(policy, crew, settings)
+    return ToolLoop(policy, tokens, children, settings)
 
 
 def kit_of(settings: AgentLoopSettings) -> Kit:

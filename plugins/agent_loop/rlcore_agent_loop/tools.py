@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlcore.errors import ChildError, ConfigError, nearest
@@ -22,14 +21,6 @@ START_S = 60.0
 """Seconds that a child may take to import tools and environment."""
 
 
-@dataclass
-class CallCounts:
-    """Calls since the run began."""
-
-    calls: int = 0
-    errors: int = 0
-
-
 class Tools:
     """All sources of tools, and the child processes they share with the environment."""
 
@@ -40,7 +31,6 @@ class Tools:
         self._sources += [McpServer(name, server, settings.max_result_chars) for name, server in settings.mcp.items()]
         self._owners: dict[str, Source] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}
-        self.counts = CallCounts()
 
     async def start(self, describe: bool) -> None:
         """Start the children and every source.
@@ -77,7 +67,7 @@ class Tools:
                     )
         owners = {name: self._owners[name] for name in names}
         schemas = [self._schemas[name] for name in names if self._schemas[name]]
-        return SampleTools(sample, prompt.columns, owners, schemas, self.counts)
+        return SampleTools(sample, prompt.columns, owners, schemas)
 
     async def _start_child(self, index: int) -> Child:
         settings = self._settings
@@ -100,9 +90,8 @@ class SampleTools:
         columns: Mapping[str, Any],
         owners: Mapping[str, Source],
         schemas: Sequence[Mapping[str, Any]],
-        counts: CallCounts,
     ) -> None:
-        self._sample, self._columns, self._owners, self._counts = sample, columns, owners, counts
+        self._sample, self._columns, self._owners = sample, columns, owners
         self.schemas = schemas
         self.num_calls = 0
         self.num_errors = 0
@@ -112,7 +101,6 @@ class SampleTools:
         made = [self._result(call, max_chars) for call in calls[:max_calls]]
         over = [self._failed(f"more than {max_calls} calls in one turn", max_chars) for _ in calls[max_calls:]]
         self.num_calls += len(calls)
-        self._counts.calls += len(calls)
         return [*await asyncio.gather(*made), *over]
 
     async def _result(self, call: ToolCall, max_chars: int) -> str:
@@ -127,7 +115,6 @@ class SampleTools:
 
     def _failed(self, problem: str, max_chars: int) -> str:
         self.num_errors += 1
-        self._counts.errors += 1
         return f"error: {problem.encode(errors='replace').decode()[:max_chars]}"
 
     async def close(self) -> None:

@@ -38,11 +38,14 @@ class Turns:
         requests: Sequence[GenerateRequest],
         waiting: "dict[tuple[str, int], asyncio.Future[Completion]]",
     ) -> None:
-        """Resolve `waiting`, by (group, sample), as first turns come in; one call, so that the engine sees them all."""
+        """Resolve `waiting`, by (group, sample), as first turns come in; one call, so that the engine sees them all.
+
+        A turn that nobody waits for is sampled too: what a sample draws depends on its place in the group.
+        """
         async with aclosing(self._generator.generate(requests, self._lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:
-                future = waiting[completion.request_id, completion.sample]
-                if not future.done():  # its conversation may have run out of time
+                future = waiting.get((completion.request_id, completion.sample))
+                if future is not None and not future.done():  # its conversation may have run out of time
                     future.set_result(completion)
 
     async def next(
