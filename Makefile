@@ -29,7 +29,8 @@ export PIP_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup setup-vllm demo model test test-optimized fault real bench results gpu-check lint fix types outsider ci clean
+.PHONY: help setup setup-vllm demo model test test-optimized fault real bench results results-trl results-ppo \
+    char-count-small char-count gpu-check lint fix types outsider ci clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
@@ -58,8 +59,19 @@ real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark, half an hour on a quiet machine; one JSON line each
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-results: $(STAMPS)/dev $(TRL)/stamp  ## the learning curves beside TRL's, into docs/results/
+results: results-trl results-ppo  ## the learning curves, into docs/results/
+
+results-trl: $(STAMPS)/dev $(TRL)/stamp  ## beside TRL's alone
 	$(BIN)/python benchmarks/learning_vs_trl.py --out docs/results/vs_trl_learning $(ARGS)
+
+results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO beside GRPO and two controls alone: twelve runs of some minutes
+	$(BIN)/python examples/ppo_critic/compare.py --out docs/results/ppo_critic $(ARGS)
+
+char-count-small: $(STAMPS)/dev $(MODEL)  ## words of 3 to 5 letters on a CPU: warm-up, GRPO, PPO; into docs/results/
+	$(BIN)/python examples/char_count/run.py --out docs/results/char_count $(ARGS)
+
+char-count: $(STAMPS)/dev $(MODEL)  ## the full recipe, words of 5 to 20 letters; needs a GPU
+	$(BIN)/python examples/char_count/run.py --full --device cuda --out docs/results/char_count_full $(ARGS)
 
 gpu-check: $(STAMPS)/dev $(MODEL)  ## on a machine with CUDA: the `gpu` tests and E1-E3 in bf16, into docs/results/gpu.md
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)

@@ -1,0 +1,109 @@
+"""What scripts of the examples share: train a run once, read its curve of held-out accuracy, put curves side by side.
+
+Of Python's own library alone: the training itself is a process of its own, `python -m rlcore train`.
+"""
+
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 0.05
+"""Mean paired difference of two areas up to which they are equal within noise."""
+STUDENT_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+"""Two-sided 95 % quantiles by degrees of freedom."""
+
+Run = dict[str, Any]
+"""Of one run: curve {step: held-out accuracy}, step_s (median), explained_variance (of the critic, by step)."""
+
+
+def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], title: str) -> Run:
+    """Train in `directory`, unless it was, or go on where it ended; no checkpoint is left at the end.
+
+    SystemExit when the run that is there had other settings.
+    """
+    done = directory / "done.json"
+    if done.exists() and json.loads(done.read_text()) != list(settings):
+        sys.exit(f"{directory} was run with other settings, {done.read_text()}; remove it")
+    if not done.exists():
+        command = [sys.executable, "-m", "rlcore", "train", *map(str, files), *settings]
+        command += [f"train.dir={directory.parent}", f"train.name={directory.name}", "checkpoint.at_end=false"]
+        print(title, file=sys.stderr, flush=True)
+        if directory.exists():
+            command.append("--resume")
+        subprocess.run(command, stdout=sys.stderr, check=True)
+        done.write_text(json.dumps(list(settings)))
+    return read(directory)
+
+
+def read(directory: Path) -> Run:
+    """What a run's metrics say."""
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "curve": {row["step"]: row["eval/heldout/mean"] for row in rows if "eval/heldout/mean" in row},
+        "step_s": statistics.median(row["time/step_s"] for row in rows if "time/step_s" in row),
+        "explained_variance": [row["critic/explained_variance"] for row in rows if "critic/explained_variance" in row],
+    }
+
+
+def area(curve: Mapping[int, float]) -> float:
+    """The mean height of the curve over its steps, by trapezoids."""
+    steps = sorted(curve)
+    total = sum((b - a) * (curve[a] + curve[b]) / 2 for a, b in pairwise(steps))
+    return total / (steps[-1] - steps[0])
+
+
+def end(runs: Sequence[Run]) -> float:
+    """The height at the last step, mean over runs."""
+    return statistics.fmean(each["curve"][max(each["curve"])] for each in runs)
+
+
+def compared(one: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:
+    """The mean paired difference of areas, its 95 % interval (None of one seed), and whether it is within noise."""
+    differences = [area(a["curve"]) - area(b["curve"]) for a, b in zip(one, other, strict=True)]
+    mean, interval = statistics.fmean(differences), None
+    if len(differences) > 1:
+        half = STUDENT_T[len(differences) - 1] * statistics.stdev(differences) / math.sqrt(len(differences))
+        interval = [mean - half, mean + half]
+    return {"difference": mean, "interval_95": interval, "within_noise": abs(mean) <= LIMIT}
+
+
+def table(runs: Mapping[str, Sequence[Run]], titles: Mapping[str, str]) -> list[str]:
+    """Lines of Markdown: a row for each step, means over seeds, and the median seconds of a step."""
+    lines = [f"| step | {' | '.join(titles[name] for name in runs)} |", f"|---|{'---|' * len(runs)}"]
+    for step in sorted(next(iter(runs.values()))[0]["curve"]):
+        means = (statistics.fmean(each["curve"][step] for each in found) for found in runs.values())
+        lines.append(f"| {step} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    seconds = (statistics.median(each["step_s"] for each in found) for found in runs.values())
+    return [*lines, f"| s/step | {' | '.join(f'{each:.1f}' for each in seconds)} |"]
+
+
+def sentence(title: str, verdict: Mapping[str, Any]) -> str:
+    """A comparison of areas in words."""
+    spread = "one seed, so no interval"
+    if verdict["interval_95"] is not None:
+        low, high = verdict["interval_95"]
+        spread = f"95 % [{low:+.4f}, {high:+.4f}]"
+    within = "within noise" if verdict["within_noise"] else "not within noise"
+    return f"Area, {title}: {verdict['difference']:+.4f}, {spread}: {within}."
+
+
+def facts() -> dict[str, str]:
+    """The commit and the machine."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    return {"commit": commit or "unknown", "machine": f"{platform.machine()} {platform.system()}"}
+
+
+def write(out: Path, record: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """OUT.json and OUT.md."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    out.with_suffix(".md").write_text("\n".join(lines) + "\n")

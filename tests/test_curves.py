@@ -1,0 +1,79 @@
+"""What the scripts of the examples say of curves: areas, intervals and verdicts, by hand."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name.replace("/", "_"), EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def path() -> Iterator[None]:
+    """The scripts put the directory of the examples on the path."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
+
+
+def run(*heights: float) -> dict[str, object]:
+    return {"curve": {4 * i: each for i, each in enumerate(heights)}, "step_s": 1.0, "explained_variance": []}
+
+
+def test_the_area_of_a_curve_by_hand() -> None:
+    curves = script("curves")
+    assert curves.area({0: 0.0, 10: 1.0, 30: 0.5}) == pytest.approx((5 + 15) / 30)
+    assert curves.area({0: 0.25, 4: 0.25}) == 0.25
+
+
+def test_a_comparison_by_hand_is_paired_and_has_students_interval() -> None:
+    compared = script("curves").compared
+    found = compared([run(0.2, 0.4), run(0.4, 0.6), run(0.3, 0.5)], [run(0.2, 0.2), run(0.4, 0.4), run(0.3, 0.2)])
+    # differences of areas 0.1, 0.1, 0.15: mean 0.35 / 3, deviation 0.05 / sqrt(3), t of 2 degrees of freedom 4.303
+    assert found["difference"] == pytest.approx(0.35 / 3)
+    assert found["interval_95"] == pytest.approx([0.35 / 3 - 4.303 * 0.05 / 3, 0.35 / 3 + 4.303 * 0.05 / 3])
+    assert not found["within_noise"]
+    alone = compared([run(0.2, 0.38)], [run(0.2, 0.3)])
+    assert alone["within_noise"]
+    assert alone["interval_95"] is None
+
+
+@pytest.mark.parametrize(
+    ("ppo", "frozen", "permuted", "passed", "saturated"),
+    [
+        (0.8, 0.4, 0.2, True, False),
+        (0.6, 0.4, 0.2, False, False),  # PPO falls short
+        (0.8, 0.78, 0.2, False, False),  # a control passes for equal
+        (0.98, 0.4, 0.2, False, True),
+    ],
+)
+def test_ppo_passes_when_it_is_within_noise_and_the_controls_are_not(
+    ppo: float, frozen: float, permuted: float, passed: bool, saturated: bool
+) -> None:
+    compare = script("ppo_critic/compare")
+    ends = {"grpo": 0.98 if saturated else 0.8, "ppo": ppo, "frozen": frozen, "permuted": permuted}
+    runs = {name: [run(0.1, height), run(0.1, height)] for name, height in ends.items()}
+    judgement = compare.judged(runs)
+    assert (judgement["passed"], judgement["saturated"]) == (passed, saturated)
+    lines = "\n".join(compare.report(runs, judgement, {"commit": "c", "machine": "m"}))
+    assert f"| 4 | {ends['grpo']:.3f} | {ppo:.3f} | {frozen:.3f} | {permuted:.3f} |" in lines
+    assert ("saturated" in lines) is saturated
+
+
+def test_the_constant_guess_of_char_count_is_the_share_of_the_most_frequent_answer(tmp_path: Path) -> None:
+    file = tmp_path / "heldout.jsonl"
+    file.write_text("".join(f'{{"answer": "{each}"}}\n' for each in "1121"))
+    assert script("char_count/run").constant_guess(file) == 0.75
