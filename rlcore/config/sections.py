@@ -179,6 +179,8 @@ class EngineConfig:
     """Low-rank adapters (peft) instead of all weights."""
     ranks: int = option(1, at_least=1)
     """Processes that train together, each on its share of every mini-batch (data parallel, one device each)."""
+    sharding: Literal["none", "fsdp2"] = option("none", used_when="ranks != 1")
+    """fsdp2: each rank keeps a part of weights, gradients and optimizer state; none: each keeps all of them."""
     minibatch_prompts: int = option(0, at_least=0)
     """Groups of one optimizer step; 0: all of the step."""
     epochs: int = option(1, at_least=1)
