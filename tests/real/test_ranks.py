@@ -30,6 +30,9 @@ SOURCE = """
     from rlcore.hookspecs import hookimpl
     from rlcore.plan import *
 
+    def whole(tensor):
+        return getattr(tensor, "full_tensor", lambda: tensor)()
+
     class Open(ActorWorker):
         def gradients(self, batch): ...
         def weights(self): ...
@@ -39,12 +42,13 @@ SOURCE = """
         def gradients(self, batch):
             self.engine.expect(100)
             loss, sums = self.engine._accumulate(batch)
-            grads = [each.grad.numpy().copy() for each in self.engine._optimizer.masters]
+            grads = [whole(each.grad).numpy().copy() for each in self.engine._optimizer.masters]
             self.engine._optimizer.clear_gradients()
             return loss, sums.result(), grads
 
         def weights(self):
-            return [each.detach().numpy().copy() for each in self.engine.model.parameters()]
+            with self.engine.whole():
+                return [each.detach().clone().numpy() for each in self.engine.model.parameters()]
 
         def fail_alone(self, rank):
             if self.context.rank == rank:
@@ -104,10 +108,20 @@ def batches() -> dict[str, Batch]:
     }
 
 
-@pytest.mark.parametrize("shared_prefix", ["none", "tree", "cache"])
-def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, shared_prefix: str) -> None:
-    model = write_tiny_model(tmp_path / "tiny")
-    plan = planned(model, f"actor.shared_prefix={shared_prefix}", "actor.micro_batch_tokens=40")
+SHARDED = ("actor.ranks=2", "actor.sharding=fsdp2", "actor.shared_prefix=tree")
+KINDS = {
+    "none": ("actor.shared_prefix=none",),
+    "tree": ("actor.shared_prefix=tree",),
+    "cache": ("actor.shared_prefix=cache",),
+    "sharded": SHARDED,
+    "sharded, checkpointed, lora": (*SHARDED, "actor.gradient_checkpointing=true", "actor.lora.enabled=true"),
+}
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
+    model = write_tiny_model(tmp_path / "tiny", tie_word_embeddings=settings == SHARDED)
+    plan = planned(model, "actor.micro_batch_tokens=40", *settings)
     Open = sys.modules["open_ranks"].Open  # type: ignore[attr-defined]
 
     async def story() -> None:

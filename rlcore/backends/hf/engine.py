@@ -6,7 +6,7 @@ One engine serves every role that trains: the actor here, a critic in a plugin. 
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rlcore.backends.hf.model import ModelKind, PolicyModel, ValueModel, load_mo
 from rlcore.backends.hf.optimizer import MasterAdamW, check_schedule, learning_rate
 from rlcore.backends.hf.probe import check_shared_prefix
 from rlcore.backends.hf.ranks import Ranks
+from rlcore.backends.hf.shards import Shards, idle
 from rlcore.backends.hf.state import load_training_state, load_weights, save_training_state, save_weights, save_whole
 from rlcore.batch import select
 from rlcore.config import EngineConfig, ModelConfig
@@ -80,6 +81,7 @@ class TrainEngine:
         self._skipped_in_a_row = 0
         self.ranks: Ranks | None = None
         """The processes that train this model together; None: this one alone."""
+        self._shards: Shards | None = None
         self._accelerator = process_accelerator(self.device.type == "cpu")
         self._seed = seed
         with self._seeded():
@@ -110,6 +112,24 @@ class TrainEngine:
         """The whole run makes this many optimizer steps; a schedule that falls ends there."""
         self.num_updates = num_updates
 
+    def join(self, ranks: Ranks | None) -> None:
+        """Train together with other processes from now on; with `sharding` keep only this one's part of everything."""
+        self.ranks = ranks
+        if ranks is not None and self.config.sharding == "fsdp2":
+            self._shards = Shards(self.model, ranks)
+            self._optimizer = MasterAdamW(self.model, self.config)
+
+    def whole(self) -> AbstractContextManager[None]:
+        """All weights are here inside; every rank has to come here. Nothing may be updated inside."""
+        return nullcontext() if self._shards is None else self._shards.whole()
+
+    def stay_whole(self) -> None:
+        """All weights are here between updates, from now on; every rank has to come here."""
+        if self._shards is not None:
+            self._shards.stay_whole = True
+            with self._shards.whole():
+                pass
+
     def logprobs(self, batch: Batch) -> Float32s:
         """(B, T) log-probs of the loss tokens under softmax(logits / temperature), 0 elsewhere."""
         return self._score(self.policy, batch)
@@ -139,26 +159,44 @@ class TrainEngine:
             self._optimizer.clear_gradients()
             if self.config.offload:
                 self._optimizer.to(torch.device("cpu"))
+        if self._shards is not None and self._shards.stay_whole:
+            self.stay_whole()
         metrics |= self._performance(minibatch, time.perf_counter() - began)
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def save(self, directory: Path) -> None:
-        """Write `model/` (LoRA: `adapter/`) and `trainer_state.{safetensors,json}` below `directory`."""
-        save_weights(self.model, directory)
+        """Write `model/` (LoRA: `adapter/`) and `trainer_state.{safetensors,json}` below `directory`.
+
+        Of several ranks the first one writes; where everything is shared out, each its part of the training state.
+        """
         counters = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
-        save_training_state(directory, self._optimizer, counters)
+        part, num_parts = self._part()
+        with self.whole():
+            if self.ranks is None or self.ranks.rank == 0:
+                save_weights(self.model, directory)
+        if self.ranks is None or self.ranks.rank == 0 or num_parts > 1:
+            save_training_state(directory, self._optimizer, counters, part, num_parts)
 
     def save_whole(self, directory: Path) -> None:
-        """Write the model into `directory` for from_pretrained, an adapter merged into its base."""
-        save_whole(self.model, directory)
+        """Write the model into `directory` for from_pretrained, an adapter merged into its base.
+
+        Of several ranks the first one writes.
+        """
+        with self.whole():
+            if self.ranks is None or self.ranks.rank == 0:
+                save_whole(self.model, directory)
 
     def restore(self, directory: Path) -> None:
         """Load what `save` wrote, bit for bit: weights, optimizer, random states.
 
         CheckpointError when it is missing, damaged, or of another model.
         """
+        if self._shards is not None:
+            self._shards.scatter()
         load_weights(self.model, directory)
-        counters = load_training_state(directory, self._optimizer)
+        counters = load_training_state(directory, self._optimizer, *self._part())
+        if self._shards is not None and self._shards.stay_whole:
+            self.stay_whole()
         self.updates_done = counters["updates_done"]
         self._skipped_in_a_row = counters["skipped_in_a_row"]
 
@@ -171,9 +209,10 @@ class TrainEngine:
         }
 
     def _score(self, model: PolicyModel | ValueModel, batch: Batch) -> Float32s:
-        if self.ranks is not None:
-            return self.ranks.scored(batch, self.shared_prefix, partial(self._score_here, model))
-        return self._score_here(model, batch)
+        with self.whole():
+            if self.ranks is not None:
+                return self.ranks.scored(batch, self.shared_prefix, partial(self._score_here, model))
+            return self._score_here(model, batch)
 
     def _score_here(self, model: PolicyModel | ValueModel, batch: Batch) -> Float32s:
         return score(
@@ -190,23 +229,37 @@ class TrainEngine:
         if self._loss is None or minibatch.weights_B is None:
             raise ValueError(f"{self.name}: an update needs a loss function and the batch's weights_B")
         loss, sums = 0.0, MetricSums()
-        if self.ranks is not None:
-            minibatch = select(minibatch, self.ranks.rows_of(minibatch, self.shared_prefix))
+        if self._shards is not None:
+            self._shards.scatter()
+        own, others = self._micro_batches(minibatch)
         with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded():
-            for rows in split(minibatch, self.config.micro_batch_tokens, self.shared_prefix) if len(minibatch) else ():
-                micro = MicroBatch(select(minibatch, rows), self.device, self.shared_prefix)
+            for index, part in enumerate(own + others):
+                micro = MicroBatch(part, self.device, self.shared_prefix)
                 scores_N, entropy_N = self._forward(micro, self.temperature, True)
                 terms = self._loss(micro, Predictions(micro.spread(scores_N), micro.spread(entropy_N)))
                 partial = self._weighted(terms.loss_BT, micro)
                 self._accelerator.backward(partial * self._accelerator.num_processes)
                 self._optimizer.collect_gradients()
-                loss += float(partial.detach())
-                sums.add(terms.metrics, micro.mask_BT)
+                if index < len(own):
+                    loss += float(partial.detach())
+                    sums.add(terms.metrics, micro.mask_BT)
         if self.ranks is not None:
-            self.ranks.sum_gradients(self._optimizer.masters)
+            if self._shards is None:
+                self.ranks.sum_gradients(self._optimizer.masters)
             everything = self.ranks.gather({"loss": loss, **sums.state()})
             loss, sums = math.fsum(each["loss"] for each in everything), MetricSums.merged(everything)
         return loss, sums
+
+    def _micro_batches(self, minibatch: Batch) -> tuple[list[Batch], list[Batch]]:
+        """This rank's micro-batches, and those it computes with weight 0 while the others are at theirs."""
+        here = minibatch if self.ranks is None else select(minibatch, self.ranks.rows_of(minibatch, self.shared_prefix))
+        rows = split(here, self.config.micro_batch_tokens, self.shared_prefix) if len(here) else []
+        own = [select(here, each) for each in rows]
+        return own, [] if self._shards is None else [idle(minibatch)] * self._shards.num_idle(len(own))
+
+    def _part(self) -> tuple[int, int]:
+        """(part, number of parts) of the optimizer's state that is this rank's."""
+        return (0, 1) if self._shards is None or self.ranks is None else (self.ranks.rank, self.ranks.num)
 
     def _performance(self, minibatch: Batch, seconds: float) -> Metrics:
         """perf/tflops/<name>: needed operations over wall time; perf/mfu/<name>: those over the device's peak."""

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from rlcore.backends.hf.parts import like, own
 from rlcore.config import EngineConfig
 from rlcore.errors import ConfigError
 
@@ -73,6 +75,8 @@ class MasterAdamW:
         """The norm of all gradients, which are scaled down to `max_norm` if it is larger; 0 never scales."""
         gradients = [master.grad for master in self.masters if master.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
+        if isinstance(norm, DTensor):  # of the ranks' parts
+            norm = norm.full_tensor()
         if max_norm > 0.0:
             nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
         return float(norm)
@@ -99,25 +103,29 @@ class MasterAdamW:
             master.data = master.data.to(device)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors by name, and plain values: what a checkpoint keeps."""
+        """Tensors by name, of sharded ones this rank's part, and plain values: what a checkpoint keeps."""
         adamw = self._adamw.state_dict()
         tensors = {
-            f"adamw.{index}.{name}": value for index, each in adamw["state"].items() for name, value in each.items()
+            f"adamw.{index}.{name}": own(value)
+            for index, each in adamw["state"].items()
+            for name, value in each.items()
         }
-        tensors |= {f"master.{index}": master for index, master in enumerate(self._copies())}
+        tensors |= {f"master.{index}": own(master) for index, master in enumerate(self._copies())}
         return tensors, {"param_groups": adamw["param_groups"]}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take up what `state` returned, bit for bit."""
+        trained = [each for group in self._adamw.param_groups for each in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             kind, index, *rest = name.split(".")
             if kind == "adamw":
-                state.setdefault(int(index), {})[rest[0]] = value
+                of_one = state.setdefault(int(index), {})
+                of_one[rest[0]] = like(value, trained[int(index)]) if value.ndim else value
         self._adamw.load_state_dict({"state": state, "param_groups": values["param_groups"]})
         with torch.no_grad():
             for number, master in enumerate(self._copies()):
-                master.copy_(tensors[f"master.{number}"])
+                own(master).copy_(tensors[f"master.{number}"])
 
     def _copies(self) -> list[Tensor]:
         pairs: Iterable[tuple[Tensor, Tensor]] = zip(self.parameters, self.masters, strict=True)

@@ -21,7 +21,7 @@ def check_shared_prefix(model: Model, shared_prefix: SharedPrefix, who: str) -> 
         found = "with gradient_checkpointing=true transformers drops the cache"
         raise ConfigError(f"{who}.shared_prefix=cache: {found}; choose tree or none")
     weight = next(model.parameters())
-    batch = _two_groups(model.transformer.config.get_text_config().vocab_size)
+    batch = two_groups(model.transformer.config.get_text_config().vocab_size)
     plain_NH = model.hidden_at(MicroBatch(batch, weight.device))
     try:
         with model.attending(shared_prefix):
@@ -41,7 +41,7 @@ def _cannot(model: Model, shared_prefix: SharedPrefix, who: str, found: str) -> 
     )
 
 
-def _two_groups(vocabulary: int) -> Batch:
+def two_groups(vocabulary: int) -> Batch:
     """Prefixes of 3 and 5 tokens, each with two rows of different length."""
     lengths_B: Int64s = np.array([6, 8, 7, 9])
     prefixes_B: Int64s = np.array([3, 3, 5, 5])

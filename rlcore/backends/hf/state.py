@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from rlcore.backends.hf.model import VALUE_HEAD_FILE, Model, ValueModel, load_value_head
 from rlcore.backends.hf.optimizer import MasterAdamW
+from rlcore.backends.hf.parts import SavedTensors, put
 from rlcore.errors import CheckpointError, boundary
 
 MODEL_DIR = "model"
@@ -22,9 +25,10 @@ def save_weights(model: Model, directory: Path) -> None:
     """Write `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base."""
     with boundary(f"checkpoint '{directory}': writing the model", CheckpointError):
         if model.adapter is not None:
-            model.adapter.save_pretrained(directory / ADAPTER_DIR, safe_serialization=True)
+            tensors = tensors_of(model.adapter)
+            model.adapter.save_pretrained(directory / ADAPTER_DIR, safe_serialization=True, state_dict=tensors)
         elif model.owns_transformer:
-            model.transformer.save_pretrained(directory / MODEL_DIR)
+            model.transformer.save_pretrained(directory / MODEL_DIR, state_dict=tensors_of(model.transformer))
         if isinstance(model, ValueModel):
             _save_value_head(model, directory)
 
@@ -37,9 +41,19 @@ def save_whole(model: Model, directory: Path) -> None:
     """
     with boundary(f"weights in '{directory}'", CheckpointError):
         if model.adapter is None:
-            model.transformer.save_pretrained(directory)
+            model.transformer.save_pretrained(directory, state_dict=tensors_of(model.transformer))
         else:
             model.transformer.save_pretrained(directory, state_dict=_merged(model.transformer))
+
+
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """What `state_dict` says; of a sharded module that one says the parts, also while the module is whole."""
+    tensors = {name: each.detach() for name, each in module.named_parameters(remove_duplicate=False)}
+    for prefix, inner in module.named_modules():
+        for name, buffer in inner.named_buffers(recurse=False):
+            if name not in inner._non_persistent_buffers_set:
+                tensors[f"{prefix}.{name}" if prefix else name] = buffer
+    return tensors
 
 
 def _merged(transformer: Any) -> dict[str, torch.Tensor]:
@@ -48,7 +62,7 @@ def _merged(transformer: Any) -> dict[str, torch.Tensor]:
 
     merged = {
         name.replace(".base_layer.", "."): tensor
-        for name, tensor in transformer.state_dict().items()
+        for name, tensor in tensors_of(transformer).items()
         if ".lora_" not in name
     }
     for name, module in transformer.named_modules():
@@ -75,41 +89,54 @@ def load_weights(model: Model, directory: Path) -> None:
             load_value_head(model, directory / MODEL_DIR)
 
 
-def save_training_state(directory: Path, optimizer: MasterAdamW, counters: dict[str, int]) -> None:
-    """Write optimizer, counters and the random states of torch, numpy and Python."""
+def tensors_file(part: int = 0, num_parts: int = 1) -> str:
+    """The name of the file that holds a rank's part of the training state."""
+    return TENSORS_FILE if num_parts == 1 else f"trainer_state-{part + 1:05d}-of-{num_parts:05d}.safetensors"
+
+
+def save_training_state(
+    directory: Path, optimizer: MasterAdamW, counters: dict[str, int], part: int = 0, num_parts: int = 1
+) -> None:
+    """Write optimizer, counters and the random states of torch, numpy and Python.
+
+    Of an optimizer whose state is shared out every rank writes its part, the first one all that is not shared.
+    """
     from safetensors.torch import save_file
 
-    random_tensors, random_values = _random_state()
     optimizer_tensors, optimizer_values = optimizer.state()
-    tensors = {**_prefixed("random", random_tensors), **_prefixed("optimizer", optimizer_tensors)}
-    values = {"counters": counters, "optimizer": optimizer_values, "random": random_values}
-    with boundary(f"checkpoint '{directory}': writing {TENSORS_FILE}", CheckpointError):
+    tensors = _prefixed("optimizer", optimizer_tensors)
+    with boundary(f"checkpoint '{directory}': writing {tensors_file(part, num_parts)}", CheckpointError):
         directory.mkdir(parents=True, exist_ok=True)
+        if part == 0:
+            random_tensors, random_values = _random_state()
+            tensors |= _prefixed("random", random_tensors)
+            values = {"counters": counters, "optimizer": optimizer_values, "random": random_values, "parts": num_parts}
+            (directory / VALUES_FILE).write_text(json.dumps(values))
         save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, directory / TENSORS_FILE
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+            directory / tensors_file(part, num_parts),
         )
-        (directory / VALUES_FILE).write_text(json.dumps(values))
 
 
-def load_training_state(directory: Path, optimizer: MasterAdamW) -> dict[str, int]:
-    """Take up what `save_training_state` wrote; the counters. CheckpointError when it is damaged or does not fit."""
-    from safetensors.torch import load_file
+def load_training_state(directory: Path, optimizer: MasterAdamW, part: int = 0, num_parts: int = 1) -> dict[str, int]:
+    """Take up what `save_training_state` wrote, in as many parts as it likes; the counters.
 
+    CheckpointError when it is damaged or does not fit.
+    """
     with boundary(f"checkpoint '{directory}': reading {TENSORS_FILE}", CheckpointError):
         values = json.loads((directory / VALUES_FILE).read_text())
-        tensors = load_file(directory / TENSORS_FILE)
-        optimizer.restore(_with_prefix("optimizer", tensors), values["optimizer"])
-        _set_random_state(_with_prefix("random", tensors), values["random"])
+        written = int(values.get("parts", 1))
+        with SavedTensors([directory / tensors_file(each, written) for each in range(written)]) as saved:
+            names = saved.names("optimizer.")
+            of_optimizer = {name: saved.rows(f"optimizer.{name}", part, num_parts) for name in names}
+            of_random = {name: saved.whole(f"random.{name}") for name in saved.names("random.")}
+        optimizer.restore(of_optimizer, values["optimizer"])
+        _set_random_state(of_random, values["random"])
         return {name: int(value) for name, value in values["counters"].items()}
 
 
 def _prefixed(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
-
-
-def _with_prefix(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    start = f"{prefix}."
-    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def _save_value_head(model: ValueModel, directory: Path) -> None:
@@ -138,15 +165,24 @@ def _load_transformer(transformer: Any, source: Path) -> None:
     if {name: tensor.shape for name, tensor in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
         raise CheckpointError(f"'{source}' holds another model than the one of this run")
     for name, parameter in parameters.items():
-        parameter.copy_(tensors[name])
+        put(parameter, tensors[name])
 
 
 def _load_adapter(adapter: Any, source: Path) -> None:
     from peft import load_peft_weights, set_peft_model_state_dict
 
-    result: Any = set_peft_model_state_dict(adapter, load_peft_weights(str(source), device="cpu"))
-    if result.unexpected_keys:
+    saved = load_peft_weights(str(source), device="cpu")
+    trained = {name: each for name, each in adapter.named_parameters() if each.requires_grad}
+    if not any(isinstance(each, DTensor) for each in trained.values()):
+        result: Any = set_peft_model_state_dict(adapter, saved)
+        if result.unexpected_keys:
+            raise CheckpointError(f"'{source}' holds another adapter than the one of this run")
+        return
+    named = {name.replace(f".{adapter.active_adapter}.", "."): each for name, each in trained.items()}
+    if {name: each.shape for name, each in named.items()} != {name: each.shape for name, each in saved.items()}:
         raise CheckpointError(f"'{source}' holds another adapter than the one of this run")
+    for name, each in named.items():
+        put(each, saved[name])
 
 
 def _random_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -57,7 +57,7 @@ class HfActor(ActorWorker):
             shared_prefix=context.shared_prefix,
         )
 
-        self.engine.ranks = ranks_of(context)
+        self.engine.join(ranks_of(context))
 
     def close(self) -> None:
         engine = getattr(self, "engine", None)
@@ -82,13 +82,11 @@ class HfActor(ActorWorker):
         give_back_freed_memory()
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
-        if self.context.rank == 0:
-            self.engine.save_whole(directory)
+        self.engine.save_whole(directory)
         return WeightsHandle(version, "directory", str(directory))
 
     def save(self, directory: Path) -> None:
-        if self.context.rank == 0:  # every rank has the same weights and optimizer
-            self.engine.save(directory)
+        self.engine.save(directory)
 
     def restore(self, directory: Path) -> None:
         self._weights_change()
@@ -145,9 +143,13 @@ class HfReference(ReferenceWorker):
             device=torch.device(self.context.device),
             shared_prefix=shared_prefix,
         )
-        ranks = None if self.context.host is None else _host_engine(self.context).ranks
-        with self._model.without_adapter():
-            return Ref(score_here(batch) if ranks is None else ranks.scored(batch, shared_prefix, score_here))
+        if self.context.host is None:
+            return Ref(score_here(batch))
+        engine = _host_engine(self.context)
+        with engine.whole(), self._model.without_adapter():
+            if engine.ranks is None:
+                return Ref(score_here(batch))
+            return Ref(engine.ranks.scored(batch, shared_prefix, score_here))
 
 
 class HfRollout(RolloutWorker):
@@ -166,6 +168,7 @@ class HfRollout(RolloutWorker):
         # Where no step waits for rows that are sampled during its updates, they wait for it instead: their tokens are
         # of one version each, and what they hold is computed anew once a step and not after each update.
         waits = schedule.max_staleness > 1 and not schedule.stream_minibatches
+        actor.engine.stay_whole()
         self._sampler = EmbeddedSampler(
             actor.engine.policy,
             load_tokens(config.model, config.data.system_prompt),

@@ -1,0 +1,96 @@
+"""Tensors of which each rank has a part: rows, as FSDP2 deals them out, in memory and in the files of a checkpoint."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def rows_of(num_rows: int, part: int, num_parts: int) -> slice:
+    """The rows of a part: as many as of any other, the last ones fewer or none."""
+    each = -(-num_rows // num_parts)
+    return slice(min(part * each, num_rows), min((part + 1) * each, num_rows))
+
+
+def own(tensor: Tensor) -> Tensor:
+    """This rank's part; a tensor that is not shared out is all its own."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def place(tensor: Tensor) -> tuple[int, int]:
+    """(part, number of parts) of what this rank has of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return 0, 1
+    return int(tensor.device_mesh.get_local_rank()), int(tensor.device_mesh.size())
+
+
+@torch.no_grad()
+def put(target: Tensor, whole: Tensor) -> None:
+    """Copy this rank's part of a whole tensor."""
+    own(target).copy_(whole[rows_of(len(whole), *place(target))] if isinstance(target, DTensor) else whole)
+
+
+def like(part: Tensor, target: Tensor) -> Tensor:
+    """A part of this rank as what `target` is."""
+    if not isinstance(target, DTensor):
+        return part
+    return DTensor.from_local(
+        part.to(target.device),
+        target.device_mesh,
+        target.placements,
+        run_check=False,
+        shape=target.shape,
+        stride=target.stride(),
+    )
+
+
+class SavedTensors:
+    """The tensors of a checkpoint, whose rows may lie in several files, in order of the ranks that wrote them."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._paths = files
+        self._stack = ExitStack()
+        self._files: list[Any] = []
+
+    def __enter__(self) -> "SavedTensors":
+        from safetensors import safe_open
+
+        with ExitStack() as stack:
+            self._files = [stack.enter_context(safe_open(path, "pt")) for path in self._paths]
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def names(self, prefix: str) -> list[str]:
+        """What begins with the prefix, without it."""
+        every: list[str] = list(self._files[0].keys())
+        return [name.removeprefix(prefix) for name in every if name.startswith(prefix)]
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor that one rank wrote for all."""
+        tensor: Tensor = self._files[0].get_tensor(name)
+        return tensor
+
+    def rows(self, name: str, part: int, num_parts: int) -> Tensor:
+        """A part of a tensor, whatever the number of parts that it was written in; scalars are nobody's part."""
+        slices = [file.get_slice(name) for file in self._files]
+        shapes = [each.get_shape() for each in slices]
+        if not shapes[0]:
+            return self.whole(name)
+        wanted = rows_of(sum(shape[0] for shape in shapes), part, num_parts)
+        found, first = [], 0
+        for each, shape in zip(slices, shapes, strict=True):
+            start, stop = max(wanted.start - first, 0), min(wanted.stop - first, shape[0])
+            if start < stop:
+                found.append(each[start:stop])
+            first += shape[0]
+        return torch.cat(found) if found else self.whole(name)[:0]
