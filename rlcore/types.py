@@ -334,7 +334,7 @@ class Completion(ReadOnlyArrays):
     token_ids: Int32s
     """(N,) the sampled tokens, the end-of-turn token included."""
     logprobs: Float32s
-    """(N,) log-probs under softmax(logits / temperature), untruncated."""
+    """(N,) log-probs under softmax(logits / temperature), divided by the mass kept where top_p, top_k or min_p cut."""
     finish: Finish
     version: int
     """Of the weights that sampled the first token."""

@@ -48,8 +48,7 @@ def test_tokens_are_drawn_as_often_as_transformers_filters_say(sampling: Samplin
     token_R, logprob_R = draw(logits_1V.expand(num, -1), settings_of(sampling, num, 12), uniforms)
     frequency_V = torch.bincount(token_R, minlength=12) / num
     torch.testing.assert_close(frequency_V, expected_V, atol=2.0 / num, rtol=0.0)
-    logprobs_V = torch.log_softmax(logits_1V[0] / sampling.temperature, dim=-1)
-    torch.testing.assert_close(logprob_R, logprobs_V[token_R])
+    torch.testing.assert_close(logprob_R, torch.log_softmax(kept_1V[0], dim=-1)[token_R])
 
 
 def test_rows_with_different_settings_do_not_disturb_each_other() -> None:

@@ -122,14 +122,41 @@ def check_rules(config: RunConfig) -> None:
 
 
 def check_sampling(config: RunConfig) -> None:
-    """ConfigError when training would sample from a distribution other than the policy whose log-probs are kept."""
+    """ConfigError when training would sample from another distribution than the policy, and nothing corrects for it."""
+    if config.rollout.allow_truncation:
+        _check_correction(config)
+        return
     for name, whole in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
         found = getattr(config.rollout, name)
         if found != whole:
             raise ConfigError(
                 f"rollout.{name}: found {found}; training needs {whole}, because the recorded ratio would be biased: "
-                f"the truncated distribution is not the policy that is trained; evaluation may truncate: eval.{name}"
+                f"the truncated distribution is not the policy that is trained; evaluation may truncate: eval.{name}; "
+                "rollout.allow_truncation=true corrects for it at the price of a pass"
             )
+
+
+def _check_correction(config: RunConfig) -> None:
+    """ConfigError unless the loss has the factor pi_old / mu, and nothing else takes mu for the policy."""
+    what = "rollout.allow_truncation=true"
+    if not config.rollout.truncates:
+        raise ConfigError(
+            f"{what}: it has no effect, for nothing is cut off; leave it out, or set rollout.top_p, top_k or min_p"
+        )
+    if config.schedule.old_logprobs == "behaviour":
+        raise ConfigError(
+            f"{what}: schedule.old_logprobs=behaviour measures the policy against the truncated distribution, so every "
+            "ratio would start below 1 and be clipped there; needs schedule.old_logprobs=recompute"
+        )
+    if config.algo.importance.correction == "none":
+        raise ConfigError(
+            f"{what}: algo.importance.correction=none would leave the ratio biased; choose from: truncate, mask"
+        )
+    if config.algo.kl.placement == "reward":
+        raise ConfigError(
+            f"{what}: algo.kl.placement=reward measures the recorded log-probs against the reference, and those are of "
+            "the truncated distribution; choose algo.kl.placement=loss, or draw from the whole vocabulary"
+        )
 
 
 def _check_sources(config: RunConfig) -> None:

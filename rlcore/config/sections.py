@@ -114,11 +114,14 @@ class RolloutConfig:
     temperature: float = option(1.0, above=0)
     """The policy is softmax(logits / temperature), in training too."""
     top_p: float = option(1.0, above=0, at_most=1)
-    """1.0 only: truncated sampling would bias the recorded ratio; truncate in `eval`."""
+    """Only the most probable tokens that together have this share are drawn; below 1 with `allow_truncation` alone."""
     top_k: int = option(0, at_least=0)
-    """0 only, for the same reason."""
+    """Only that many of the most probable tokens are drawn; 0: all, above with `allow_truncation` alone."""
     min_p: float = option(0.0, at_least=0, below=1)
-    """0.0 only, for the same reason."""
+    """Only tokens with this share of the highest probability are drawn; above 0 with `allow_truncation` alone."""
+    allow_truncation: bool = False
+    """Let top_p, top_k and min_p cut off tokens in training. What a token was drawn from is then recorded with the mass
+    that was kept, and its loss multiplied by pi_old / mu, which takes a pass; what is cut off is never learned from."""
     max_tokens: int = option(256, at_least=1)
     """Tokens of a response, at most."""
     stop: tuple[str, ...] = ()
@@ -131,6 +134,11 @@ class RolloutConfig:
     """Where the actor writes weights for replicas that hold a copy: seen by all of them; empty: the run directory."""
     vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"used_when": "backend == 'vllm'"})
     """The engine of rollout.backend=vllm."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether training draws tokens from a part of the vocabulary only."""
+        return self.top_p != 1.0 or self.top_k != 0 or self.min_p != 0.0
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,13 @@ def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLog
     """Where pi_old comes from; no pass where it is known to be another policy that is at hand.
 
     The embedded sampler draws from the very weights that are trained, in their dtype: on-policy, what it recorded are
-    the log-probs of pi_old. With a single update a step, pi_old is the detached pi.
+    the log-probs of pi_old. With a single update a step, pi_old is the detached pi. What was drawn from a part of the
+    vocabulary has recorded log-probs of no policy at all.
     """
     if config.schedule.old_logprobs == "behaviour":
         return OldLogprobs.SAMPLED
+    if config.rollout.truncates:
+        return OldLogprobs.PASS
     if num_updates == 1:
         return OldLogprobs.DETACHED
     return OldLogprobs.SAMPLED if embedded and config.schedule.max_staleness == 0 else OldLogprobs.PASS

@@ -86,7 +86,7 @@ class RowSampling:
 
 
 def draw(logits_RV: Tensor, settings: RowSampling, uniforms_R: Float64s) -> tuple[Tensor, Tensor]:
-    """(R,) token ids and (R,) their log-probs under softmax(logits / temperature), untruncated.
+    """(R,) token ids and (R,) their log-probs under softmax(logits / temperature); of truncated rows of what they kept.
 
     `uniforms_R` are numbers of [0, 1), one a row. A row whose log-prob is not finite had logits that are no numbers;
     its token means nothing.
@@ -116,7 +116,8 @@ def _draw_chunk(logits_rV: Tensor, settings: RowSampling, uniforms_r1: Tensor) -
     total_r1 = blocks_rN.sum(dim=-1, keepdim=True)
     if settings.truncated:
         cut_r = torch.tensor(settings.truncated, device=logits_rV.device)
-        token_r1[cut_r] = _draw_truncated(probs_rV[cut_r], total_r1[cut_r], settings, uniforms_r1[cut_r])
+        token_r1[cut_r], kept_r1 = _draw_truncated(probs_rV[cut_r], total_r1[cut_r], settings, uniforms_r1[cut_r])
+        total_r1[cut_r] *= kept_r1
     return token_r1, (probs_rV.gather(1, token_r1).double() / total_r1).log_().to(logits_rV.dtype)
 
 
@@ -150,8 +151,12 @@ def _pass_through(mass_rN: Tensor, uniforms_r1: Tensor) -> tuple[Tensor, Tensor]
     return place_r1, into_r1.clamp_(0.0, 1.0)
 
 
-def _draw_truncated(probs_rV: Tensor, total_r1: Tensor, settings: RowSampling, uniforms_r1: Tensor) -> Tensor:
+def _draw_truncated(
+    probs_rV: Tensor, total_r1: Tensor, settings: RowSampling, uniforms_r1: Tensor
+) -> tuple[Tensor, Tensor]:
     """(r, 1) tokens drawn after top_k, then top_p of the rest, then min_p have ruled out what transformers rules out.
+
+    And (r, 1) the share of the probability that was kept.
 
     Each keeps the most probable tokens up to some place in their order, so only as many are put in order as are
     needed to see where the first of them cuts; tokens as probable as the last one that top_k keeps stay.
@@ -166,8 +171,9 @@ def _draw_truncated(probs_rV: Tensor, total_r1: Tensor, settings: RowSampling, u
             break
         num = min(8 * num, vocabulary)
     inside_rK = torch.arange(num, device=probs_rV.device) < kept_r[:, None]
-    place_r1, _ = _pass_through(torch.where(inside_rK, top_rK, 0.0), uniforms_r1)
-    return order_rK.gather(1, place_r1)
+    kept_rK = torch.where(inside_rK, top_rK, 0.0)
+    place_r1, _ = _pass_through(kept_rK, uniforms_r1)
+    return order_rK.gather(1, place_r1), kept_rK.sum(dim=-1, keepdim=True)
 
 
 def _num_kept(top_rK: Tensor, settings: RowSampling, vocabulary: int) -> tuple[Tensor, bool]:
