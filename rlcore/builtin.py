@@ -42,6 +42,7 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
     """
     gpus = 1.0 if config.cluster.device == "cuda" else 0.0
     common: dict[str, Any] = {"gpus": gpus, "threads": config.cluster.threads}
+    pool = config.cluster.train_pool
     requests = [
         WorkerRequest(
             ACTOR,
@@ -51,6 +52,7 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
             engine=config.actor,
             shared_prefix=config.actor.shared_prefix,
             ranks=config.actor.ranks,
+            pool=pool,
             **common,
         ),
         _rollout_request(config, common),
@@ -63,6 +65,7 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
                 config.reference.backend,
                 bytes_per_parameter=float(BYTES[config.actor.dtype]) if same else 0.0,
                 shared_prefix=config.actor.shared_prefix,
+                pool=pool,
                 **common,
             )
         )
@@ -70,12 +73,15 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
 
 
 def _rollout_request(config: RunConfig, common: Mapping[str, Any]) -> WorkerRequest:
-    """Of vLLM a pool and a size of its own: an engine reserves its device's memory for as long as it lives."""
-    request = WorkerRequest(ROLLOUT, config.rollout.backend, replicas=config.rollout.replicas, **common)
-    if config.rollout.backend != "vllm":
+    """Of vLLM a pool and a size of its own: an engine reserves its device's memory for as long as it is awake."""
+    is_vllm = config.rollout.backend == "vllm"
+    pool = config.rollout.pool or (ROLLOUT.name if is_vllm else MAIN_POOL)
+    request = WorkerRequest(ROLLOUT, config.rollout.backend, pool, replicas=config.rollout.replicas, **common)
+    if not is_vllm:
         return replace(request, cached_tokens=_cached_tokens(config))
     vllm = config.rollout.vllm
-    return replace(request, pool=vllm.pool, gpus=request.gpus * vllm.tensor_parallel)
+    reserved = vllm.gpu_memory_frac if request.gpus else 0.0
+    return replace(request, gpus=request.gpus * vllm.tensor_parallel, device_frac=reserved)
 
 
 def _cached_tokens(config: RunConfig) -> int:

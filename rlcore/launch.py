@@ -12,10 +12,12 @@ from typing import Any, Protocol, TypeVar, cast
 from rlcore.actor import ACTOR, ActorWorker
 from rlcore.agents import AgentLoop
 from rlcore.algo.registry import resolve
+from rlcore.cluster.busy import BusyMeter, roles_by_pool
 from rlcore.cluster.child import ChildProcesses
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.generator import RolloutService
 from rlcore.cluster.local import LocalCluster
+from rlcore.cluster.turns import Turns
 from rlcore.cluster.weights import WeightsSync
 from rlcore.critic import CriticEngine
 from rlcore.errors import PlanError, PluginError, WorkerError, boundary
@@ -90,6 +92,9 @@ class Run:
     agent: AgentLoop
     reward: RewardManager
     critic: CriticEngine
+    turns: Turns
+    """Who has the devices that several roles share."""
+    busy: BusyMeter
     advantage: Callable[..., Any]
     """The advantage estimator."""
     advantage_algorithm: Algorithm
@@ -109,7 +114,8 @@ class Run:
 
     def take_metrics(self) -> Metrics:
         """What components recorded or count themselves since the last call."""
-        return self.sink.take() | self.agent.metrics() | self.reward.metrics() | self.critic.metrics()
+        own = self.sink.take() | self.busy.take()
+        return own | self.agent.metrics() | self.reward.metrics() | self.critic.metrics()
 
 
 def plan_run(
@@ -133,12 +139,14 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         tokens = await asyncio.to_thread(load_tokens, plan.config.model, plan.config.data.system_prompt)
         children = ChildProcesses()
         stack.push_async_callback(children.close)
-        groups = await _start_workers(plan, run_dir, limits, stack)
+        busy = BusyMeter(roles_by_pool(plan))
+        groups = await _start_workers(plan, run_dir, limits, stack, busy)
         generator = _rollout_service(plan, groups)
         sink = MetricsSink()
         weights = None if plan.schedule.embedded else _weights_sync(plan, run_dir, groups)
         if weights is not None:
             stack.push_async_callback(weights.close)
+        turns = _turns(plan, groups, sink)
         context = BuildContext(
             config=plan.config,
             section=None,
@@ -154,6 +162,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         built = {slot: await _start_component(plan, slot, context, groups, limits, stack) for slot in SLOT_INTERFACES}
         algorithm = plan.algorithms["advantage"].algorithm
         selection = plan.algorithms["policy_loss"].algorithm.selection
+        busy.take()  # what starting took is nobody's work
         yield Run(
             plan=plan,
             run_dir=run_dir,
@@ -167,6 +176,8 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
             advantage=await asyncio.to_thread(resolve, algorithm.reference),
             advantage_algorithm=algorithm,
             selection=await asyncio.to_thread(resolve, selection) if selection else None,
+            turns=turns,
+            busy=busy,
             sink=sink,
             weights=weights,
         )
@@ -184,13 +195,23 @@ def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups) -> WeightsSync:
     return WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], where.absolute())
 
 
-async def _start_workers(plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack) -> Groups:
+def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> Turns:
+    """After the weights' sync: a restarted server takes up its weights before it may have to sleep."""
+    interfaces = {each.request.role.name: each.request.role.interface for each in plan.workers}
+    servers = [(groups[role], interfaces[role]) for role in plan.sleepers]
+    return Turns(servers, sink.record, on_cpu=plan.config.cluster.device == "cpu")
+
+
+async def _start_workers(
+    plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack, busy: BusyMeter
+) -> Groups:
     cluster = _cluster(plan, run_dir, limits)
     stack.push_async_callback(cluster.close)
     await cluster.open()
     groups: dict[str, WorkerGroup[Any]] = {}
     for worker in plan.workers:
-        groups[worker.request.role.name] = await cluster.start(worker)
+        role = worker.request.role.name
+        groups[role] = busy.metered(role, await cluster.start(worker))
     return groups
 
 

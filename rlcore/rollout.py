@@ -31,6 +31,17 @@ class RolloutWorker(Worker):
             "with; choose another rollout.backend"
         )
 
+    async def sleep(self) -> None:
+        """Finish what is under way, begin nothing more, and let go of the device as far as the backend can.
+
+        Called when the actor trains on the devices of this pool (`PoolSpec.union_of`).
+        """
+        raise WorkerError(f"{self.context}: {type(self).__name__} cannot sleep; choose another rollout.backend")
+
+    async def wake(self) -> None:
+        """Sample again; called of a replica that is awake, it changes nothing."""
+        raise WorkerError(f"{self.context}: {type(self).__name__} cannot sleep; choose another rollout.backend")
+
     async def health(self) -> str:
         """What is served, in words; raises when it cannot be."""
         return f"{self.context}: {type(self).__name__}"

@@ -66,7 +66,9 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
         ("role", "class", "from", "asked by", "pool", "replicas x ranks", "memory of a rank"),
         (_role(plan, each) for each in plan.workers),
     )
-    yield table("pools", ("pool", "devices", "roles", "from"), (_pool(plan, each) for each in plan.pools))
+    yield table(
+        "pools", ("pool", "devices", "memory of a device", "roles", "from"), (_pool(plan, each) for each in plan.pools)
+    )
     yield table("a step", ("what", "how many"), ((name.replace("_", " "), n) for name, n in plan.arithmetic.items()))
     yield table("schedule", ("what", "how"), _schedule(plan))
     yield table(
@@ -106,6 +108,8 @@ def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
     if ways:
         yield "the prompt of a group is computed", ", ".join(f"{role}: {SHARING[way]}" for role, way in ways.items())
     yield "forward passes while rewards are pending", ", ".join(schedule.passes) or "none"
+    if plan.sleepers:
+        yield "sleep while the actor trains", ", ".join(plan.sleepers)
 
 
 def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
@@ -127,7 +131,9 @@ def _pool(plan: "RunPlan", pool: "PoolPlan") -> tuple[str, ...]:
     gpus = pool.gpus_per_node * pool.nodes
     devices = f"{pool.nodes} x {pool.gpus_per_node} GPUs" if gpus else f"{plan.facts.cpus} CPUs"
     union = f" (union of {', '.join(pool.union_of)})" if pool.union_of else ""
-    return (pool.name + union, devices, ", ".join(pool.roles), pool.provided_by)
+    phases = plan.device_bytes.get(pool.name, {})
+    memory = ", ".join(f"{phase}: about {size / 2**30:.1f} GiB" for phase, size in phases.items())
+    return (pool.name + union, devices, memory or "-", ", ".join(pool.roles), pool.provided_by)
 
 
 def _origins(plan: "RunPlan") -> "Iterator[tuple[str, str, str]]":

@@ -79,8 +79,6 @@ class DataConfig:
 class VllmConfig:
     """Rollout replicas on vLLM, each an engine with a copy of the weights of its own."""
 
-    pool: str = "rollout"
-    """The pool of its own, or main to share the actor's."""
     dtype: Literal["actor", "float32", "bfloat16", "float16"] = "actor"
     """Number format of weights and activations; actor: `actor.dtype`."""
     tensor_parallel: int = option(1, at_least=1)
@@ -109,6 +107,8 @@ class RolloutConfig:
     """The rollout engine. hf: embedded in the actor's process; vllm: replicas with a copy of the weights."""
     replicas: int = option(1, at_least=1)
     """Engines that generate side by side; of one that is embedded in the actor there are as many as of the actor."""
+    pool: str = ""
+    """Pool of engines that are not embedded in the actor; empty: `rollout` for vllm, else `main`."""
     samples_per_prompt: int = option(8, at_least=1)
     """Size of a group."""
     temperature: float = option(1.0, above=0)
@@ -243,6 +243,8 @@ class PoolConfig:
     """0: as many as its roles ask for."""
     nodes: int = option(1, at_least=1)
     """Machines that the pool spans."""
+    union_of: tuple[str, ...] = ()
+    """Pools whose devices this one has: servers there sleep while its roles train. Its size is then theirs."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,8 @@ class ClusterConfig:
     """How often a replica that may die alone (an `isolated` one) is started anew in the run."""
     pools: dict[str, PoolConfig] = field(default_factory=dict)
     """Pools by name; wins over what plugins offer."""
+    train_pool: str = "main"
+    """The pool of actor, reference and critic."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.requests import choose_classes, gather
 from rlcore.plan.rewards import resolve_rewards
 from rlcore.plan.schedule import plan_schedule, schedule_notes
+from rlcore.plan.turns import memory_of_devices, plan_turns
 from rlcore.plan.types import Facts, Provider, RunPlan, WorkerPlan
 
 
@@ -34,8 +35,10 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     pools = make_pools(config, offers, workers, facts)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)
+    sleepers, on_devices = plan_turns(pools, workers, schedule), dict[str, dict[str, int]]()
     if not config.cluster.address:  # on other machines it is not this one's memory that counts
         check_memory(workers, memory, facts)
+        on_devices = memory_of_devices(config, pools, workers, sleepers, memory, facts)
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
     chosen = (components.values(), algorithms.values(), workers, pools, rewards)
     used = {plan.provided_by for plans in chosen for plan in plans}
@@ -53,11 +56,13 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         components=components,
         workers=workers,
         pools=pools,
+        sleepers=sleepers,
         algorithms=algorithms,
         rewards=rewards,
         schedule=schedule,
         arithmetic=arithmetic,
         memory_bytes=memory,
+        device_bytes=on_devices,
         notes=notes,
         plugins=plugins,
     )

@@ -46,7 +46,7 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
             )
         offered[name] = _Declared(offer.value, str(offer.provider))
     for name, pool in config.cluster.pools.items():
-        union = offered[name].spec.union_of if name in offered else ()
+        union = pool.union_of or (offered[name].spec.union_of if name in offered else ())
         offered[name] = _Declared(PoolSpec(name, pool.gpus_per_node, pool.nodes, union), CONFIG)
     for name, each in offered.items():
         if each.spec.gpus_per_node < 0 or each.spec.nodes < 1:
@@ -96,8 +96,9 @@ def _gpus_per_node(each: _Declared, workers: Sequence[WorkerPlan], declared: Map
     """Devices a node: as declared if that is enough, otherwise what the largest of the pool's roles needs."""
     spec = each.spec
     if spec.union_of:
-        members = [_gpus_per_node(declared[member], workers, declared) for member in spec.union_of]
-        spec = PoolSpec(spec.name, sum(members), spec.nodes)
+        members = [declared[member] for member in spec.union_of]
+        sizes = [_gpus_per_node(member, workers, declared) * member.spec.nodes for member in members]
+        spec = PoolSpec(spec.name, sum(sizes))
     given = spec.gpus_per_node
     needed = 0
     for plan in workers:

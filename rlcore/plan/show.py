@@ -43,7 +43,9 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
             "passes": list(plan.schedule.passes),
         },
         "arithmetic": dict(plan.arithmetic),
+        "sleepers": list(plan.sleepers),
         "memory_bytes": dict(plan.memory_bytes),
+        "device_bytes": {name: dict(phases) for name, phases in plan.device_bytes.items()},
         "facts": {
             "cpus": plan.facts.cpus,
             "gpus": plan.facts.gpus,

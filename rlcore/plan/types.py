@@ -77,6 +77,8 @@ class WorkerRequest:
     """May die and be restarted without ending the run: a process of its own."""
     references: Mapping[str, str] = field(default_factory=dict)
     """Functions for the worker, by purpose: {'loss': 'my_plugin.engine:value_loss'}."""
+    device_frac: float = 0.0
+    """Share of its device's memory that a rank reserves while it is awake; 0: what it needs is reckoned."""
     bytes_per_parameter: float = 0.0
     """Memory of a rank, in bytes a parameter of `model.path`, activations left out; 0: not known, and said so."""
     engine: EngineConfig | None = None
@@ -355,6 +357,8 @@ class RunPlan:
     workers: tuple[WorkerPlan, ...]
     """In start order: a worker served inside another comes after it."""
     pools: tuple[PoolPlan, ...]
+    sleepers: tuple[str, ...]
+    """Roles that serve on devices which the actor's pool shares with them: they sleep while it trains."""
     algorithms: Mapping[str, AlgorithmPlan]
     """By purpose: 'advantage', 'policy_loss'."""
     rewards: tuple[ResolvedReward, ...]
@@ -364,6 +368,8 @@ class RunPlan:
     """Batch arithmetic: prompts, samples, minibatches and updates a step."""
     memory_bytes: Mapping[str, int]
     """Estimate for one rank of each role whose request states it, activations left out; empty if nothing is known."""
+    device_bytes: Mapping[str, Mapping[str, int]]
+    """Of the fullest device of each pool in each phase, by pool and phase; empty if nothing is known."""
     notes: tuple[str, ...]
     """What a user should know: unused offers, unknown facts, no canary."""
     plugins: tuple[Provider, ...]

@@ -57,4 +57,4 @@ class RewardReplica(Worker):
         """Answer what is queued, admit nothing more, and let go of the device as far as the backend can."""
 
     async def wake(self) -> None:
-        """Take requests again."""
+        """Take requests again; called of a replica that is awake, it changes nothing."""

@@ -59,17 +59,21 @@ class StepWork:
     def prepare(self) -> None:
         """Begin the forward passes that need no reward; they go on while rewards are pending.
 
-        Not under dynamic sampling: most of what is replaced would be computed for nothing.
+        Not under dynamic sampling, where most of what is replaced would be computed for nothing, nor where servers
+        that rewards are pending at would have to sleep for it.
         """
-        if not self._config.algo.dynamic_sampling:
+        if not self._config.algo.dynamic_sampling and not self._run.turns.shared:
             rows = [row for each in self._members for row in each.trajectories.values()]
             self._preparing = asyncio.create_task(self._arrays.ensure(rows), name="forward passes")
 
     async def aclose(self) -> None:
-        """End what was begun."""
-        if self._preparing is not None:
-            self._preparing.cancel()
-            await asyncio.gather(self._preparing, return_exceptions=True)
+        """End what was begun, and give shared devices back to the servers, however the step ended."""
+        try:
+            if self._preparing is not None:
+                self._preparing.cancel()
+                await asyncio.gather(self._preparing, return_exceptions=True)
+        finally:
+            await self._run.turns.serve()
 
     def minibatches(self) -> AsyncGenerator[Batch, None]:
         """Every mini-batch of every epoch, weighed: as soon as it may be trained on."""
@@ -78,7 +82,9 @@ class StepWork:
     async def _minibatches(self) -> AsyncGenerator[Batch, None]:
         config, number = self._config, self._step - 1
         if not self._schedule.stream:
-            batch = await self._finish(await self._all_groups(), 0)
+            groups = await self._all_groups()
+            await self._run.turns.train()
+            batch = await self._finish(groups, 0)
             for epoch in range(config.actor.epochs):
                 for minibatch in epoch_minibatches(self._run, batch, number, epoch):
                     yield minibatch

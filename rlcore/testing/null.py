@@ -30,6 +30,7 @@ from rlcore.hookspecs import hookimpl
 from rlcore.plan import ConfigSection, RewardFunction, WorkerClass
 from rlcore.reference import ReferenceWorker
 from rlcore.rollout import RolloutWorker
+from rlcore.testing.admission import Admission
 from rlcore.testing.null_critic import NullCritic
 from rlcore.tokens import ByteTokens
 from rlcore.types import Batch, Completion, Finish, Float32s, GenerateRequest, Metrics, Ref, Sampling, WeightsHandle
@@ -266,10 +267,17 @@ class NullReplica(RolloutWorker):
         self._settings: NullSection = self.context.section or NullSection()
         self._logits_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
         self._version = 0
+        self._admission = Admission()
+
+    async def sleep(self) -> None:
+        await self._admission.close()
+
+    async def wake(self) -> None:
+        self._admission.open()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         decoding = _decode(requests, self._settings, lambda: (self._version, 0, self._logits_V), self._die_at)
-        async with aclosing(decoding) as completions:
+        async with self._admission.inside(), aclosing(decoding) as completions:
             async for completion in completions:
                 yield completion
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlcore.types import Metrics
 
-VARYING = ("time/", "perf/", "schedule/")
+VARYING = ("time/", "perf/", "schedule/", "pool/")
 """Metrics that no two runs share, and no comparison includes."""
 VARYING_KEYS = frozenset(
     {

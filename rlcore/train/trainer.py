@@ -110,6 +110,7 @@ class Trainer:
         if self.run.plan.schedule.sample_before_publish:
             await self.flight.sampled()
         await self.actor.call(ActorWorker.publish, progress.step + 1)
+        await self.run.turns.serve()
         await self.run.sync_weights(progress.step + 1)
         progress.step += 1
         self.flight.published(progress.step, work.taken)

@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import json
+import math
 import subprocess
 import sys
 import time
@@ -51,20 +52,25 @@ def run(directory: Path, *overrides: str) -> tuple[list[dict[str, float]], set[i
 
 
 @pytest.mark.parametrize("cluster", ["local", "ray"])
-def test_three_steps_with_the_weights_of_each_step(cluster: str, tmp_path: Path) -> None:
+def test_three_steps_judged_by_another_vllm_with_the_weights_of_each_step(cluster: str, tmp_path: Path) -> None:
     steps, seen = run(tmp_path, f"cluster.backend={cluster}")
     assert len(steps) == 3
     for number, step in enumerate(steps):
-        assert 0.0 <= step["reward/mean"] <= 1.0
+        assert math.isfinite(step["reward/mean"])
+        assert 0.0 <= step["reward/graded/mean"] <= 10.0
+        assert step["reward/failed"] == 0.0
         assert step["policy/rollout_logprob_diff"] < 1e-3, "vLLM samples from the actor's policy"
         assert step["schedule/staleness_max"] == 0.0
         rows = (tmp_path / "run" / "trajectories" / f"step_{number + 1:06d}.jsonl").read_text().splitlines()
         assert {version for row in rows for _, version in json.loads(row)["versions"]} == {number}
-    assert len(seen) > 2, "a rollout replica has an engine and its worker below it"
+    calls = [json.loads(line) for line in (tmp_path / "run" / "reward_calls.jsonl").read_text().splitlines()]
+    assert {(call["target"], call["status"]) for call in calls} == {("judge", "ok")}
+    assert len(calls) == 24, "every sample was judged once"
+    assert len(seen) > 4, "a replica has an engine and its worker below it"
     ends_at = time.monotonic() + 10.0  # a killed process gives back its gigabytes first
     while (left := [each for each in seen if is_running(each)]) and time.monotonic() < ends_at:
         time.sleep(0.1)
-    assert not left, "the engine's processes end with the run"
+    assert not left, "the engines' processes end with the run"
 
 
 def test_handed_over_weights_are_sampled_from_and_log_probs_are_those_of_the_policy(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rlcore import (
 )
 from rlcore_reward_loop.checks import check
 from rlcore_reward_loop.settings import RewardLoopSettings
-from rlcore_reward_loop.vllm_replica import VllmReplica
+from rlcore_reward_loop.vllm_replica import VllmReplica, reserved_frac
 from rlcore_reward_loop.worker import HfReplica
 
 NAME = "reward_loop"
@@ -37,6 +37,7 @@ def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerR
             cpus=model.cpus,
             threads=model.threads or config.cluster.threads,
             isolated=True,
+            device_frac=reserved_frac(model) if config.cluster.device == "cuda" else 0.0,
         )
         for name, model in section.models.items()
     ]

@@ -17,6 +17,13 @@ GUIDES = ("json", "regex", "choice")
 """Options that bind the answer to a JSON schema, a regular expression, or one of several texts."""
 
 
+def reserved_frac(settings: ModelSettings) -> float:
+    """The share of a GPU's memory that a replica reserves while it is awake; 0.0 of another backend."""
+    if settings.backend != "vllm":
+        return 0.0
+    return float(settings.options.get("gpu_memory_utilization", GPU_MEMORY_FRAC))
+
+
 class VllmReplica(RewardReplica):
     """Answers conversations with text, from which the caller takes the score."""
 
@@ -115,7 +122,7 @@ class VllmReplica(RewardReplica):
             await self._engine.sleep(1)
 
     async def wake(self) -> None:
-        if self.context.device != "cpu" and not self._awake.is_set():
+        if not self._awake.is_set() and await self._engine.is_sleeping():
             await self._engine.wake_up()
         self._awake.set()
 

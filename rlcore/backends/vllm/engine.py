@@ -47,6 +47,7 @@ def rollout_arguments(config: RunConfig, device: str) -> dict[str, Any]:
         "max_num_seqs": config.rollout.max_rows,
         "enable_prefix_caching": True,
         "enforce_eager": vllm.enforce_eager,
+        "enable_sleep_mode": device != "cpu",
         "tensor_parallel_size": vllm.tensor_parallel,
     }
     if vllm.max_model_len:

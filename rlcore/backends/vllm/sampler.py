@@ -44,6 +44,7 @@ class VllmSampler:
         self._open = asyncio.Event()
         """The engine may be asked."""
         self._open.set()
+        self._asleep = False
         self._loading = asyncio.Lock()
         self._broken = ""
         """Why nothing can be sampled any more."""
@@ -104,8 +105,31 @@ class VllmSampler:
                 self._broken = str(error)
                 raise
             finally:
-                self._open.set()
+                if not self._asleep:
+                    self._open.set()
             return self.version
+
+    async def sleep(self, release: bool) -> None:
+        """Sample nothing until `wake`; unfinished samples go on then. With `release` the engine's device is freed.
+
+        Its weights are kept in host memory, and its cache of keys and values is lost.
+        """
+        async with self._loading:
+            self._asleep = True
+            self._open.clear()
+            await self._call_off()
+            if release:
+                with boundary("the engine's sleep", WorkerError):
+                    await self._engine.sleep(1)
+
+    async def wake(self) -> None:
+        """Sample again."""
+        async with self._loading:
+            with boundary("the engine's waking", WorkerError):
+                if self._asleep and await self._engine.is_sleeping():
+                    await self._engine.wake_up()
+            self._asleep = False
+            self._open.set()
 
     async def _call_off(self) -> None:
         """End the engine's requests; one that is not known to the engine yet is called off when it is."""

@@ -42,6 +42,13 @@ class VllmRollout(RolloutWorker):
     async def load_weights(self, handle: WeightsHandle) -> int:
         return await self._sampler.load_weights(handle)
 
+    async def sleep(self) -> None:
+        """Sample nothing; on a GPU its memory goes to others, on a CPU there is nothing to hand over."""
+        await self._sampler.sleep(release=self.context.device != "cpu")
+
+    async def wake(self) -> None:
+        await self._sampler.wake()
+
     async def health(self) -> str:
         return await self._sampler.health()
 

@@ -1,0 +1,131 @@
+"""Which roles take turns with the actor on shared devices, and what every device holds in each phase."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from rlcore.config import RunConfig
+from rlcore.errors import PlanError
+from rlcore.plan.memory import BYTES
+from rlcore.plan.types import Facts, PoolPlan, SchedulePlan, WorkerPlan
+
+ACTOR = "actor"
+SERVING, TRAINING = "serving", "training"
+"""The phases of a step."""
+
+
+def plan_turns(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], schedule: SchedulePlan) -> tuple[str, ...]:
+    """The roles that sleep while the actor trains: those in the pools of which the actor's pool is a union.
+
+    PlanError for one that cannot sleep, and for a schedule that would sample or score while the actor trains.
+    """
+    union = _shared_pool(pools, workers)
+    if union is None:
+        return ()
+    found = []
+    for plan in workers:
+        request = plan.request
+        if request.pool not in union.union_of or request.inside is not None:
+            continue
+        interface = request.role.interface
+        if getattr(plan.cls, "sleep", None) is getattr(interface, "sleep", None):
+            raise PlanError(
+                f"role '{request.role.name}' of {plan.asked_by} is in pool '{request.pool}', on whose devices the "
+                f"actor trains (union '{union.name}' of {union.provided_by}), but {plan.cls.__qualname__} of "
+                f"{plan.provided_by} has no sleep(); choose another backend, or a pool outside of the union"
+            )
+        found.append(request.role.name)
+    if found and (schedule.stream or schedule.max_staleness):
+        raise PlanError(
+            f"pool '{union.name}' of {union.provided_by} is a union with {', '.join(union.union_of)}: while the actor "
+            f"trains {', '.join(sorted(found))} sleep, so nothing is sampled or scored meanwhile; needs "
+            f"schedule.max_staleness=0 and schedule.stream_minibatches=false (found {schedule.max_staleness} and "
+            f"{str(schedule.stream).lower()}), or pools of their own"
+        )
+    return tuple(sorted(found))
+
+
+def _shared_pool(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> PoolPlan | None:
+    """The actor's pool, if it is a union."""
+    name = next(plan.request.pool for plan in workers if plan.request.role.name == ACTOR)
+    return next((pool for pool in pools if pool.name == name and pool.union_of), None)
+
+
+def memory_of_devices(
+    config: RunConfig,
+    pools: Sequence[PoolPlan],
+    workers: Sequence[WorkerPlan],
+    sleepers: Sequence[str],
+    memory: Mapping[str, int],
+    facts: Facts,
+) -> dict[str, dict[str, int]]:
+    """Bytes that the fullest device of each pool holds in each phase; empty without GPUs of known size.
+
+    Of every role on a device its weights and optimizer state, or the share that it reserves, and of one role at a time
+    its activations; a role that sleeps holds nothing there. PlanError when that is more than a device has. Roles of
+    which nothing is known are left out, as in `memory_estimate`.
+    """
+    if facts.gpu_memory_bytes is None:
+        return {}
+    by_name = {pool.name: pool for pool in pools}
+    phases = (SERVING, TRAINING) if sleepers else (TRAINING,)
+    devices: dict[int, dict[str, list[tuple[str, int, int]]]] = {}
+    for plan in workers:
+        if plan.request.inside is not None or not plan.request.gpus:
+            continue
+        name = plan.request.role.name
+        held, working = _bytes_of(config, plan, memory, facts, facts.gpu_memory_bytes)
+        for gpu in _devices(plan, by_name[plan.request.pool]):
+            for phase in phases:
+                asleep = name in sleepers and phase == TRAINING
+                idle = phase == SERVING and name not in sleepers
+                entry = (name, 0 if asleep else held, 0 if asleep or idle else working)
+                devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)
+    _check_devices(devices, facts.gpu_memory_bytes)
+    return {
+        pool.name: {
+            phase: max(_total(devices[gpu].get(phase, [])) for gpu in pool.gpus if gpu in devices) for phase in phases
+        }
+        for pool in pools
+        if any(gpu in devices for gpu in pool.gpus)
+    }
+
+
+def _devices(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
+    """The device of every rank, as `rlcore.cluster.contexts.devices_of` deals them out; one that has several twice."""
+    request = plan.request
+    size = ceil(request.gpus)
+    num = request.replicas * request.ranks * size
+    return [pool.gpus[index % len(pool.gpus)] for index in range(num)]
+
+
+def _bytes_of(
+    config: RunConfig, plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int
+) -> tuple[int, int]:
+    """What a rank holds all the time, and what it needs more while it works."""
+    request = plan.request
+    if request.device_frac:
+        return int(request.device_frac * of_device), 0
+    whole = memory.get(request.role.name, 0)
+    engine = request.engine
+    per_parameter = request.bytes_per_parameter
+    if engine is not None and engine.offload:
+        per_parameter = min(per_parameter, float(BYTES[engine.dtype]))
+    held = min(whole, int(per_parameter * (facts.parameters or 0)))
+    return held, whole - held
+
+
+def _total(entries: Sequence[tuple[str, int, int]]) -> int:
+    return sum(held for _, held, _ in entries) + max((working for _, _, working in entries), default=0)
+
+
+def _check_devices(devices: Mapping[int, Mapping[str, Sequence[tuple[str, int, int]]]], size: int) -> None:
+    for gpu, phases in sorted(devices.items()):
+        for phase, entries in phases.items():
+            total = _total(entries)
+            if total > size and len(entries) > 1:  # a role alone is `check_memory`'s
+                parts = ", ".join(f"{name} {(held + working) / 2**30:.1f}" for name, held, working in entries)
+                raise PlanError(
+                    f"memory: device {gpu} needs about {total / 2**30:.1f} GiB while {phase} ({parts} GiB), it has "
+                    f"{size / 2**30:.1f}; give the roles pools of their own, lower rollout.vllm.gpu_memory_frac or the "
+                    "like, or set actor.offload=true"
+                )

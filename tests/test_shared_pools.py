@@ -1,0 +1,255 @@
+"""A pool that is a union of others: its servers sleep while the actor trains, in whatever way a step ends."""
+
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore import metrics
+from rlcore.cluster.busy import BusyMeter
+from rlcore.cluster.replica import Group
+from rlcore.errors import PlanError, WorkerError
+from rlcore.launch import plan_run
+from rlcore.plan import Facts, make_plan
+from rlcore.plugins import configure
+from rlcore.testing import write_prompts
+from rlcore.train import run_training
+from rlcore.train.signals import Stopped
+
+PLUGIN = '''
+"""An actor, rollout replicas and judges that say what they do, in order."""
+import os
+import signal
+
+from rlcore.actor import ActorWorker
+from rlcore.hookspecs import hookimpl
+from rlcore.plan import Component, PoolSpec, Role, WorkerClass, WorkerRequest
+from rlcore.reward import RawScore, RewardManager, RewardReplica
+from rlcore.rollout import RolloutWorker
+from rlcore.testing.null import NullActor, NullReplica
+from rlcore.types import Reward, Scored
+
+RLCORE_API = "1"
+EVENTS, FAULTS = [], set()
+JUDGE = Role("judge", RewardReplica)
+
+
+def say(what):
+    EVENTS.append(what)
+    if what in FAULTS:
+        raise RuntimeError(f"{what} fails")
+    if f"signal at {what}" in FAULTS:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+class Actor(NullActor):
+    def update(self, minibatch):
+        say("update")
+        return super().update(minibatch)
+
+    def publish(self, version):
+        say("publish")
+        super().publish(version)
+
+
+class Rollout(NullReplica):
+    async def generate(self, requests):
+        async for each in super().generate(requests):
+            say("sample")
+            yield each
+
+    async def load_weights(self, handle):
+        say("weights")
+        return await super().load_weights(handle)
+
+    async def sleep(self):
+        say("rollout sleeps")
+        await super().sleep()
+
+    async def wake(self):
+        say("rollout wakes")
+        await super().wake()
+
+
+class Judge(RewardReplica):
+    def setup(self):
+        pass
+
+    async def score(self, requests):
+        say("score")
+        return [RawScore(each.id, float(len(each.id) % 3)) for each in requests]
+
+    async def health(self):
+        return "well"
+
+    async def sleep(self):
+        say("judge sleeps")
+
+    async def wake(self):
+        say("judge wakes")
+
+
+class Sleepless(Judge):
+    sleep = RewardReplica.sleep
+
+
+class Judged(RewardManager):
+    def __init__(self, context):
+        self.group = context.workers(JUDGE)
+
+    async def score(self, stream, lane):
+        from rlcore.reward import ScoreRequest
+
+        async for row in stream:
+            [raw] = await self.group.replicas[0].call(RewardReplica.score, [ScoreRequest(str(row.id), ())])
+            yield Scored(row, Reward(raw.score + row.id.sample))
+
+
+@hookimpl
+def rlcore_reward_managers():
+    def asks(config, section):
+        gpus = 1.0 if config.cluster.device == "cuda" else 0.0
+        backend = "sleepless" if config.train.seed == 9 else "judged"
+        return [WorkerRequest(JUDGE, backend, pool="reward", isolated=True, gpus=gpus, device_frac=0.9 * gpus)]
+
+    return [Component("judged", Judged, asks)]
+
+
+@hookimpl
+def rlcore_resource_pools(requests):
+    return [PoolSpec("reward"), PoolSpec("train", union_of=("rollout", "reward"))]
+
+
+@hookimpl
+def rlcore_worker_classes():
+    return [
+        WorkerClass(ActorWorker, "turns", Actor),
+        WorkerClass(RolloutWorker, "turns", Rollout, isolated=True),
+        WorkerClass(RewardReplica, "judged", Judge, isolated=True),
+        WorkerClass(RewardReplica, "sleepless", Sleepless, isolated=True),
+    ]
+'''
+SLEEP, WAKE = {"rollout sleeps", "judge sleeps"}, {"rollout wakes", "judge wakes"}
+
+
+@pytest.fixture
+def overrides(tmp_path: Path) -> list[str]:
+    (tmp_path / "turns.py").write_text(PLUGIN)
+    return [
+        "model.path=none",
+        "model.tokenizer=bytes",
+        f"data.sources.all.path={write_prompts(tmp_path / 'prompts.jsonl', 8)}",
+        "actor.backend=turns",
+        "rollout.backend=turns",
+        "rollout.pool=rollout",
+        "rollout.samples_per_prompt=2",
+        "rollout.max_tokens=4",
+        "reward.manager=judged",
+        "cluster.train_pool=train",
+        "cluster.in_process=true",
+        "train.prompts_per_step=2",
+        "train.max_steps=2",
+        "train.name=run",
+        "checkpoint.at_end=false",
+        f"train.dir={tmp_path / 'runs'}",
+    ]
+
+
+def happened(overrides: list[str], error: type[BaseException] | None = None, *faults: str) -> list[str]:
+    """What happened in a run with these faults, which ends with `error`; a word that repeats itself is said once."""
+    plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
+    plan = plan_run([], overrides, plugins)
+    module: Any = sys.modules["rlcore_file_turns"]
+    module.FAULTS.update(faults)
+    if error is None:
+        run_training(plan)
+    else:
+        with pytest.raises(error):
+            run_training(plan)
+    return [each for each, _ in groupby(module.EVENTS)]
+
+
+def test_servers_sleep_while_the_actor_trains_and_wake_before_they_get_its_weights(overrides: list[str]) -> None:
+    events = happened(overrides)
+    assert events[-1] == "weights"
+    steps = [list(words) for is_end, words in groupby(events, lambda each: each == "weights") if not is_end]
+    assert len(steps) == 2
+    for words in steps:
+        begin = min(words.index(each) for each in SLEEP)
+        assert set(words[:begin]) == {"sample", "score"}
+        assert set(words[begin : begin + 2]) == SLEEP
+        assert words[begin + 2 : begin + 4] == ["update", "publish"]
+        assert set(words[begin + 4 :]) == WAKE
+    directory = Path(overrides[-1].partition("=")[2]) / "run"
+    for row in metrics.read(directory):
+        assert {"time/drain_s", "time/admit_s"} <= row.keys(), "on a CPU nothing but admission ends"
+        for pool in ("rollout", "reward"):
+            assert 0.0 < row[f"pool/{pool}/busy_frac"] <= 1.0
+        assert "pool/train/busy_frac" not in row, "a union has no devices of its own"
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (WorkerError, "update"),
+        (WorkerError, "judge sleeps"),
+        (Stopped, "signal at update"),
+        (Stopped, "signal at judge sleeps"),
+    ],
+)
+def test_servers_wake_however_a_step_ends(overrides: list[str], error: type[BaseException], fault: str) -> None:
+    events = happened(overrides, error, fault)
+    asleep = max(events.index(each) for each in SLEEP if each in events)
+    assert set(events[asleep:]) >= WAKE, "whoever fell asleep is woken"
+    if fault == "judge sleeps":
+        assert "update" not in events, "nobody trains on a device that is not free"
+
+
+def test_what_cannot_take_turns_is_refused(overrides: list[str]) -> None:
+    plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
+
+    def refused(*more: str, facts: Facts | None = None) -> str:
+        hooks, loaded = configure([], [*overrides, *more], plugins)
+        with pytest.raises(PlanError) as caught:
+            make_plan(loaded, hooks, facts or Facts(cpus=2))
+        return str(caught.value)
+
+    line = refused("schedule.max_staleness=1")
+    assert "union with rollout, reward: while the actor trains judge, rollout sleep" in line
+    assert "schedule.max_staleness=0" in line
+    assert "Sleepless of plugin 'turns' (" in (line := refused("train.seed=9"))
+    assert "has no sleep()" in line
+    small = Facts(cpus=2, gpus=2, gpu_memory_bytes=2**30, parameters=20_000_000)
+    assert "while serving" in refused("cluster.device=cuda", "actor.ranks=2", facts=small)
+
+
+def test_memory_is_reckoned_for_each_device_and_phase(overrides: list[str]) -> None:
+    plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
+    hooks, loaded = configure([], [*overrides, "cluster.device=cuda", "actor.ranks=2"], plugins)
+    facts = Facts(cpus=2, gpus=2, gpu_memory_bytes=100 * 2**30, parameters=100_000_000)
+    plan = make_plan(loaded, hooks, facts)
+    weights = 16 * facts.parameters  # and gradients and Adam's moments
+    assert plan.sleepers == ("judge", "rollout")
+    assert {pool.name: pool.gpus for pool in plan.pools} == {"reward": (0,), "rollout": (1,), "train": (1, 0)}
+    assert plan.device_bytes["reward"] == {"serving": int(0.9 * 100 * 2**30) + weights, "training": weights}
+    assert plan.device_bytes["rollout"] == {"serving": weights, "training": weights}
+
+
+def test_a_pool_is_as_busy_as_the_busiest_of_its_roles() -> None:
+    now = [0.0]
+    meter = BusyMeter({"left": ("actor", "server"), "right": ("actor",)}, lambda: now[0])
+    actor, server = meter.metered("actor", Group([None])), meter.metered("server", Group([None] * 4))
+    meter.change("server", 1)  # a quarter for 4 s, half for 2 s
+    now[0] = 4.0
+    meter.change("server", 1)
+    now[0] = 6.0
+    meter.change("actor", 1)  # all of it, whatever else
+    now[0] = 8.0
+    meter.change("actor", -1)
+    meter.change("server", -2)
+    now[0] = 10.0
+    assert meter.take() == {"pool/left/busy_frac": 0.4, "pool/right/busy_frac": 0.2}
+    assert meter.take()["pool/left/busy_frac"] == 0.0
+    assert (len(actor.replicas), len(server.replicas)) == (1, 4)
