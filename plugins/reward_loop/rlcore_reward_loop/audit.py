@@ -3,6 +3,7 @@
 import json
 import time
 from io import TextIOWrapper
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,15 @@ class AuditLog:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")
-        line = {"time": round(time.time(), 3), "reward": reward, "id": id, "target": target, "status": status, **more}
-        line |= {"query": self._cut(query), "response": self._cut(response)}
-        self._file.write(redact(ENCODER.encode(line)) + "\n")
+        # A line a call: put together by hand, which takes a third of the time of encoding a dict.
+        texts = {"reward": reward, "id": id, "target": target, "status": status}
+        texts |= {"query": self._cut(query), "response": self._cut(response)}
+        fields = [
+            f'"time": {time.time():.3f}',
+            *(f'"{name}": {encode_basestring(text)}' for name, text in texts.items()),
+        ]
+        fields += [f'"{name}": {ENCODER.encode(value)}' for name, value in more.items()]
+        self._file.write(redact(f"{{{', '.join(fields)}}}\n"))
 
     def flush(self) -> None:
         """Hand everything to the operating system."""

@@ -48,8 +48,8 @@ class Client:
         if session is not None:
             await session.close()
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str], max_bytes: int) -> Any:
-        """The answer, parsed. Unavailable for what may pass, NoAnswer for what will not."""
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], max_bytes: int) -> tuple[Any, bytes]:
+        """The answer, parsed and as it came. Unavailable for what may pass, NoAnswer for what will not."""
         if self._session is None:
             raise NoAnswer("the manager was not started, or is closed")
         try:
@@ -69,7 +69,7 @@ class Client:
         if "json" not in kind:
             raise NoAnswer(f"answered with {kind}, {content[:40]!r}; JSON is needed")
         try:
-            return json.loads(content)
+            return json.loads(content), content
         except ValueError as cause:
             raise NoAnswer(f"answered with {content[:40]!r}; JSON is needed") from cause
 

@@ -35,11 +35,19 @@ class Gate:
     @asynccontextmanager
     async def slot(self, lane: Lane) -> AsyncIterator[None]:
         """A slot, held until the block ends."""
-        await self._take(lane)
+        if not self.enter(lane):
+            await self.wait(lane)
         try:
             yield
         finally:
-            self._give_back(lane)
+            self.leave(lane)
+
+    def enter(self, lane: Lane) -> bool:
+        """Take a slot if there is one and nobody waits for it; whoever has one calls `leave`."""
+        if self._waiting[lane] or not self._may(lane):
+            return False
+        self._begin(lane)
+        return True
 
     def overloaded(self) -> None:
         """The service said that it is asked too much."""
@@ -61,10 +69,8 @@ class Gate:
             return True
         return self.num_in_flight[Lane.TRAIN] + max(0, evaluating - reserved) < int(self.limit)
 
-    async def _take(self, lane: Lane) -> None:
-        if not self._waiting[lane] and self._may(lane):
-            self._enter(lane)
-            return
+    async def wait(self, lane: Lane) -> None:
+        """Take a slot when it is this call's turn."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[lane].append(turn)
         self._queued.start()
@@ -72,18 +78,19 @@ class Gate:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._give_back(lane)
+                self.leave(lane)
             raise
         finally:
             self._queued.stop()
 
-    def _enter(self, lane: Lane) -> None:
-        self.num_in_flight[lane] += 1
-        self.most_in_flight = max(self.most_in_flight, sum(self.num_in_flight.values()))
-
-    def _give_back(self, lane: Lane) -> None:
+    def leave(self, lane: Lane) -> None:
+        """Give a slot back."""
         self.num_in_flight[lane] -= 1
         self._admit()
+
+    def _begin(self, lane: Lane) -> None:
+        self.num_in_flight[lane] += 1
+        self.most_in_flight = max(self.most_in_flight, sum(self.num_in_flight.values()))
 
     def _admit(self) -> None:
         for lane in (Lane.EVAL, Lane.TRAIN):
@@ -91,7 +98,7 @@ class Gate:
             while waiting and (waiting[0].done() or self._may(lane)):
                 turn = waiting.popleft()
                 if not turn.done():
-                    self._enter(lane)
+                    self._begin(lane)
                     turn.set_result(None)
 
 
@@ -134,10 +141,16 @@ class Turns:
         self._waiting: list[tuple[bool, int, float, asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
 
+    def now(self, tokens: float) -> bool:
+        """Begin a call of this many tokens if it may begin at once."""
+        if self._waiting or self._wait_s():
+            return False
+        self._begin(tokens)
+        return True
+
     async def turn(self, lane: Lane, tokens: float) -> float:
         """Wait until a call of this many tokens may begin; the seconds that were waited."""
-        if not self._waiting and not self._wait_s():
-            self._begin(tokens)
+        if self.now(tokens):
             return 0.0
         began = time.monotonic()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

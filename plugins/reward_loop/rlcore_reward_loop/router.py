@@ -75,16 +75,20 @@ class Router:
         """Targets out of use now."""
         return sum(each.ejected_until is not None for each in self.targets)
 
-    async def take(self, due: float, avoid: Target | None = None) -> tuple[Target, int]:
-        """A target, with the number of the call that begins on it; another one than `avoid` if there is one.
+    def take_now(self, avoid: Target | None = None) -> tuple[Target, int] | None:
+        """A target, not `avoid` if there is another, with the number of the call that begins; None: all are ejected."""
+        now = time.monotonic()
+        usable = [each for each in self.targets if self._usable(each, now)]
+        if not usable:
+            return None
+        return self._begin(self._best([each for each in usable if each is not avoid] or usable, now), now)
 
-        Waits while all are ejected; NoTarget when none will be back before `due` (time.monotonic()).
-        """
+    async def take(self, due: float, avoid: Target | None = None) -> tuple[Target, int]:
+        """`take_now`, after a wait while all are ejected; NoTarget if none will be back before `due` (monotonic)."""
         while True:
+            if taken := self.take_now(avoid):
+                return taken
             now = time.monotonic()
-            usable = [each for each in self.targets if self._usable(each, now)]
-            if usable:
-                return self._begin(self._best([each for each in usable if each is not avoid] or usable, now), now)
             errors = ", ".join(f"{each.name}: {each.last_error}" for each in self.targets)
             back = min((each.ejected_until or 0.0) for each in self.targets) if self._probe is None else now
             if max(back, now) >= due:

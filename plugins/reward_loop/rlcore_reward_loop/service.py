@@ -103,8 +103,12 @@ class Service:
 
     async def _ask(self, call: Call, lane: Lane) -> Any:
         body = ENCODER.encode(call.body).encode()
-        async with self.gate.slot(lane):
+        if not self.gate.enter(lane):
+            await self.gate.wait(lane)
+        try:
             return await _Tries(self, call, body, lane).answer()
+        finally:
+            self.gate.leave(lane)
 
     def _key(self, call: Call) -> bytes | None:
         if not self.settings.cache:
@@ -125,15 +129,15 @@ class _Tries:
         self.tokens = len(body) / CHARACTERS_PER_TOKEN + call.answer_tokens
         self.last = ""
         self.where = ""
+        self.content = b""
         self.tried = 0
 
     async def answer(self) -> Any:
         """The answer; NoAnswer naming the address, the deadline or the tries. Either way it goes into the audit log."""
         began = time.monotonic()
-        answer: Any = None
         status = "ok"
         try:
-            answer = await self._try_until(began + self.settings.deadline_s)
+            return await self._try_until(began + self.settings.deadline_s)
         except NoAnswer as cause:
             status = str(cause)
             raise
@@ -147,27 +151,27 @@ class _Tries:
                     id=self.call.id,
                     target=self.where or self.service.name,
                     query=self.body,
-                    response=answer,
+                    response=self.content,
                     status=status,
                     tries=self.tried,
                     lane=self.lane.value,
                     latency_s=round(time.monotonic() - began, 4),
                 )
-        return answer
 
     async def _try_until(self, due: float) -> Any:
         service, avoid = self.service, None
         while True:
-            due += await service.turns.turn(self.lane, self.tokens)
+            if not service.turns.now(self.tokens):
+                due += await service.turns.turn(self.lane, self.tokens)
             try:
-                target, number = await service.router.take(due, avoid)
+                target, number = service.router.take_now(avoid) or await service.router.take(due, avoid)
             except NoTarget as cause:
                 raise self._no_answer(str(cause)) from cause
             self.where = target.name
             self.tried += 1
             try:
                 async with asyncio.timeout_at(asyncio.get_running_loop().time() + due - time.monotonic()):
-                    answer = await service.client.post(
+                    answer, self.content = await service.client.post(
                         target.name + self.call.path, self.body, service.headers, self.settings.max_response_bytes
                     )
             except TimeoutError:

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from rlcore import Message, RawScore, RewardReplica, ScoreRequest, WorkerError
@@ -31,7 +32,7 @@ class VllmReplica(RewardReplica):
         """Start the engine; WorkerError when vLLM is missing, too old, or cannot serve the model."""
         from transformers import AutoConfig, AutoTokenizer
 
-        from rlcore.backends.vllm.engine import memory_arguments, open_engine
+        from rlcore.backends.vllm.engine import ending_with, memory_arguments, open_engine
 
         section, device = self.context.section, self.context.device
         if not isinstance(section, RewardLoopSettings) or self.context.role not in section.models:
@@ -57,6 +58,7 @@ class VllmReplica(RewardReplica):
         }
         arguments |= memory_arguments(device, KV_CACHE_GIB, GPU_MEMORY_FRAC) | self.settings.options
         self._engine = open_engine(arguments, str(self.context), self.context.threads)
+        self._ending = partial(ending_with, self._engine, self.context)
         self._awake, self._idle = asyncio.Event(), asyncio.Event()
         self._awake.set()
         self._idle.set()
@@ -69,7 +71,8 @@ class VllmReplica(RewardReplica):
         self._num_under_way += 1
         self._idle.clear()
         try:
-            return list(await asyncio.gather(*(self._answer(each) for each in requests)))
+            with self._ending(), boundary(f"{self.context}: its engine", WorkerError):
+                return list(await asyncio.gather(*(self._answer(each) for each in requests)))
         finally:
             self._num_under_way -= 1
             if not self._num_under_way:
