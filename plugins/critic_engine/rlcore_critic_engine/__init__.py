@@ -21,7 +21,7 @@ POOL = CRITIC.name
 
 def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerRequest]:
     """One replica: beside the actor, in a pool of its own, or inside the actor; ConfigError when settings clash."""
-    _check(section)
+    _check(config, section)
     table = BYTES_OF_WEIGHTS if section.lora.enabled else BYTES_PER_PARAMETER
     same = section.path in ("", config.model.path)
     on_actor = section.trunk == "actor"
@@ -29,7 +29,7 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
         WorkerRequest(
             CRITIC,
             section.backend,
-            pool=POOL if section.own_pool else WorkerRequest.pool,
+            pool=POOL if section.own_pool else config.cluster.train_pool,
             ranks=section.ranks,
             gpus=1.0 if config.cluster.device == "cuda" and not on_actor else 0.0,
             threads=config.cluster.threads,
@@ -42,7 +42,7 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
     ]
 
 
-def _check(section: CriticSettings) -> None:
+def _check(config: RunConfig, section: CriticSettings) -> None:
     if section.head == "saved" and not section.path:
         raise ConfigError(
             "plugins.critic_engine.head=saved: plugins.critic_engine.path is empty; needs the directory of a saved "
@@ -52,6 +52,12 @@ def _check(section: CriticSettings) -> None:
         raise ConfigError(
             "plugins.critic_engine.own_pool=true: the critic lives inside the actor (trunk=actor) and shares its "
             "devices; set own_pool=false or trunk=own"
+        )
+    if section.trunk == "actor" and config.actor.sharding != "none":
+        raise ConfigError(
+            f"plugins.critic_engine.trunk=actor: actor.sharding={config.actor.sharding} gives each rank a part of the "
+            "policy's weights, and the critic reads whole ones; set trunk=own (with ranks and sharding of its own) or "
+            "actor.sharding=none"
         )
     if section.trunk == "actor" and section.path and section.head == "new":
         raise ConfigError(

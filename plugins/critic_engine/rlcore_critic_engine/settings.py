@@ -21,6 +21,8 @@ class CriticSettings:
     """Devices of the critic's own, the pool critic; otherwise it takes turns with the actor on the pool main."""
     ranks: int = option(1, at_least=1, used_when="trunk == 'own'")
     """Processes that train it together, each on a share of every mini-batch; on the actor's trunk as many as it has."""
+    sharding: Literal["none", "fsdp2"] = option("none", used_when="ranks != 1")
+    """fsdp2: each rank keeps a part of weights, gradients and optimizer state; none: each keeps all of them."""
     backend: str = "hf"
     """How the critic's work is done."""
     lr: float = option(1e-5, at_least=0)
@@ -68,6 +70,8 @@ class CriticSettings:
             gradient_checkpointing=self.gradient_checkpointing,
             offload=self.offload,
             lora=self.lora,
+            ranks=self.ranks,
+            sharding=self.sharding,
             micro_batch_tokens=self.micro_batch_tokens,
             max_skipped_updates=self.max_skipped_updates,
         )

@@ -53,7 +53,7 @@ def start_engine(context: WorkerContext) -> TrainEngine:
         shared_prefix=context.shared_prefix,
     )
     # A process is in one group of ranks: a critic inside an actor is in the actor's.
-    engine.ranks = _actor(context).engine.ranks if settings.trunk == "actor" else ranks_of(context)
+    engine.join(_actor(context).engine.ranks if settings.trunk == "actor" else ranks_of(context))
     return engine
 
 

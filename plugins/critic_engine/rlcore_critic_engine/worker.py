@@ -72,8 +72,7 @@ class HfCritic(CriticWorker):
         return self.engine.update(minibatch) | explained(minibatch)
 
     def save(self, directory: Path) -> None:
-        if self.context.rank == 0:  # every rank has the same weights and optimizer
-            self.engine.save(directory)
+        self.engine.save(directory)
 
     def restore(self, directory: Path) -> None:
         self.engine.restore(directory)

@@ -17,7 +17,7 @@ from rlcore_critic_engine.settings import CriticSettings
 from rlcore.actor import ACTOR
 from rlcore.backends.hf import MicroBatch, Predictions
 from rlcore.batch import select
-from rlcore.config import ClusterConfig, LoraConfig, RunConfig
+from rlcore.config import ClusterConfig, EngineConfig, LoraConfig, RunConfig
 from rlcore.critic import CriticEngine, CriticWorker
 from rlcore.errors import ConfigError
 from rlcore.plan import PoolSpec
@@ -183,3 +183,10 @@ def test_a_pool_of_its_own_is_offered_only_when_the_critic_asks_for_it() -> None
 def test_settings_that_exclude_each_other_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         requests(RunConfig(), CriticSettings(**settings))
+
+
+def test_a_critic_on_the_trunk_of_an_actor_whose_weights_are_in_parts_is_refused() -> None:
+    config = RunConfig(actor=EngineConfig(ranks=2, sharding="fsdp2"))
+    with pytest.raises(ConfigError, match=r"trunk=actor: actor\.sharding=fsdp2 .* set trunk=own"):
+        requests(config, CriticSettings(trunk="actor"))
+    assert len(requests(config, CriticSettings())) == 1

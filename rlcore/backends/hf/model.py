@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.backends.hf.head import Head, check_head, find_head, token_scores
+from rlcore.backends.hf.parts import put
 from rlcore.backends.hf.prefixes import TREE_ATTENTION, cache_hidden, register_tree_attention, tree_hidden
 from rlcore.config import LoraConfig, ModelConfig
 from rlcore.errors import CheckpointError, ConfigError, boundary
@@ -159,7 +160,7 @@ class ValueModel(Model):
 
     def head_tensors(self) -> dict[str, Tensor]:
         """What the model has beside the backbone, by name: what a value head file holds."""
-        return dict(self.value_head.state_dict())
+        return {name: each.detach() for name, each in self.value_head.named_parameters()}  # state_dict says parts
 
 
 def load_model(
@@ -255,4 +256,4 @@ def load_value_head(model: ValueModel, directory: Path) -> None:
                 "another model: start from the one that it was saved with"
             )
     for name, tensor in own.items():
-        tensor.copy_(saved[name])
+        put(tensor, saved[name])
