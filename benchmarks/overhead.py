@@ -6,7 +6,8 @@ Prints one JSON line: what the controller takes for a step of 64 samples and for
 import rlcore and to make a plan in a fresh interpreter. The null model works in a thread of this process, and says how
 much CPU its updates took; the rest, its sampling too, counts as the controller's. The reward is an async function on
 the controller's own loop; with a sync one, each call goes to a child process and back, and `children` says what that
-adds.
+adds. `all_plugins_step_s`: 64 samples with reward loop, agent loop and critic engine: a turn a sample, or two with a
+call between them, on the controller's loop or in two workers; and rewards from a service in another process.
 """
 
 import argparse
@@ -15,12 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from all_plugins import PLUGINS, TURN_TOKENS, all_plugins
 from live import live
 from measure import collector_off, emit, summary
+from reward_service import serving
 
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
@@ -59,7 +63,13 @@ def settings(directory: Path, samples: int, reward: str) -> list[str]:
     ]
 
 
-async def step_seconds(directory: Path, samples: int, reward: str, steps: int) -> dict[str, dict[str, float]]:
+async def step_seconds(
+    overrides: Sequence[str],
+    directory: Path,
+    steps: int,
+    config: Mapping[str, Any] | None = None,
+    plugins: Sequence[str] = ("null",),
+) -> dict[str, dict[str, float]]:
     """What a step takes, in seconds.
 
     `wall`: the clock. `model`: CPU of the null model, its sampling left out. `controller`: wall less model; both hold
@@ -67,7 +77,7 @@ async def step_seconds(directory: Path, samples: int, reward: str, steps: int) -
     writes the step before this one. `main_cpu`: of it, that of the event loop's thread.
     """
     with tempfile.TemporaryDirectory(dir=directory) as run_dir:
-        async with live({}, settings(directory, samples, reward), ["null"], Path(run_dir)) as trainer:
+        async with live(config or {}, overrides, plugins, Path(run_dir)) as trainer:
             for _ in range(2):
                 await trainer.step()
             with collector_off():
@@ -89,12 +99,31 @@ async def _timed_step(trainer: Any) -> dict[str, float]:
 
 
 def _clocks(trainer: Any) -> dict[str, float]:
+    actor = getattr(trainer.actor, "replica", trainer.actor)  # what meters how busy a role is stands around it
     return {
         "wall": time.perf_counter(),
         "process_cpu": time.process_time(),
         "main_cpu": time.thread_time(),
-        "model": trainer.actor.worker.busy_s,
+        "model": actor.worker.busy_s,
     }
+
+
+def with_all_plugins(directory: Path, steps: int) -> dict[str, dict[str, dict[str, float]]]:
+    """`step_seconds` of 64 samples, by the turns of each, where they run, and where rewards come from."""
+    found = {}
+    for name, turns, workers, served in (
+        ("one_turn", 1, 0, False),
+        ("two_turns", 2, 0, False),
+        ("two_turns_in_workers", 2, 2, False),
+        ("one_turn_and_service", 1, 0, True),
+    ):
+        overrides = [*settings(directory, SAMPLES[0], "on_the_loop"), f"rollout.max_tokens={4 * TURN_TOKENS}"]
+        if served:
+            overrides = [each for each in overrides if not each.startswith("reward.")]
+        with serving(0.0, 0.0) if served else nullcontext("") as url:
+            config = all_plugins(directory, turns, workers, url)
+            found[name] = asyncio.run(step_seconds(overrides, directory, steps, config, PLUGINS))
+    return found
 
 
 def fresh_seconds(program: str, arguments: Sequence[str], times: int) -> dict[str, float]:
@@ -117,8 +146,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         by_samples = {}
         for samples in counts:
             steps = 2 if smoke else max(3, 2048 // samples)
-            by_samples[samples] = asyncio.run(step_seconds(directory, samples, "on_the_loop", steps))
-        children = asyncio.run(step_seconds(directory, counts[0], "in_a_child", 2 if smoke else 20))
+            by_samples[samples] = asyncio.run(
+                step_seconds(settings(directory, samples, "on_the_loop"), directory, steps)
+            )
+        few = 2 if smoke else 20
+        children = asyncio.run(step_seconds(settings(directory, counts[0], "in_a_child"), directory, few))
+        together = with_all_plugins(directory, few)
         times = 1 if smoke else 5
         imported = fresh_seconds(IMPORT, [], times)
         planned = fresh_seconds(PLAN, settings(directory, 64, "on_the_loop"), times)
@@ -135,6 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "s_per_sample": per_sample,
             "s_per_sample_growth": {kind: each[counts[-1]] / each[counts[0]] for kind, each in per_sample.items()},
             "step_with_children_s": children,
+            "all_plugins_step_s": together,
             "import_s": imported,
             "plan_s": planned,
         },

@@ -1,7 +1,7 @@
 """A sample while it grows, turn by turn, and the trajectories it becomes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -100,8 +100,7 @@ class Episode:
 
     def trajectories(self) -> list[Trajectory]:
         """One for each part; all say how many there are, and why the sample ended."""
-        finished = [self._trajectory(index, part) for index, part in enumerate(self.parts)]
-        return [replace(each, num_parts=len(finished)) for each in finished]
+        return [self._trajectory(index, part) for index, part in enumerate(self.parts)]
 
     def _trajectory(self, index: int, part: Part) -> Trajectory:
         # What was said to a policy that never answered is no part of what it is trained on.
@@ -117,19 +116,32 @@ class Episode:
             finish=Finish.LENGTH if last and self.ended_by in CUT else Finish.STOP,
             versions=tuple(part.versions),
             turns=len(part.turns),
+            num_parts=len(self.parts),
             timing=FrozenDict({"generate_s": part.generate_s, "tools_s": part.tools_s}),
-            info=frozen({**self.info, "ended_by": self.ended_by, "turns": part.turns, "timing": times(part)}),
+            info=FrozenDict(
+                {
+                    **{name: frozen(value) for name, value in self.info.items()},
+                    "ended_by": self.ended_by,
+                    "turns": tuple(FrozenDict(turn) for turn in part.turns),
+                    "timing": times(part),
+                }
+            ),
         )
 
 
-def times(part: Part) -> dict[str, tuple[float, ...]]:
+def times(part: Part) -> FrozenDict[str, tuple[float, ...]]:
     """Seconds by turn."""
-    return {name: tuple(each[place] for each in part.turn_s) for place, name in enumerate(("generate_s", "tools_s"))}
+    generate_s, tools_s = (tuple(each[place] for each in part.turn_s) for place in (0, 1))
+    return FrozenDict({"generate_s": generate_s, "tools_s": tools_s})
 
 
-def frozen(info: Mapping[str, Any]) -> FrozenDict[str, Any]:
-    """What a trajectory carries along."""
-    return FrozenDict({name: tuple(value) if isinstance(value, list) else value for name, value in info.items()})
+def frozen(value: Any) -> Any:
+    """Lists as tuples and dicts as frozen ones, all the way down: nobody has to copy what nobody can write to."""
+    if isinstance(value, Mapping):
+        return FrozenDict({key: frozen(inner) for key, inner in value.items()})
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(inner) for inner in value)
+    return value
 
 
 def _last_true(mask: Sequence[bool]) -> Sequence[int]:
