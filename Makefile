@@ -29,7 +29,7 @@ export PIP_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup setup-vllm demo model test test-optimized fault real bench results results-trl results-ppo \
+.PHONY: help setup setup-vllm demo model test test-optimized fault real vllm bench results results-trl results-ppo \
     char-count-small char-count gpu-check lint fix types outsider ci clean
 
 help:  ## list the targets
@@ -55,6 +55,9 @@ fault: $(STAMPS)/dev  ## the fault scorecard's slow cases
 
 real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
 	$(BIN)/python -m pytest -m real $(TESTS) $(ARGS)
+
+vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, weights, restart
+	$(VLLM)/bin/python -m pytest -m real tests/real/test_vllm.py $(ARGS)
 
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark, half an hour on a quiet machine; one JSON line each
 	$(BIN)/python benchmarks/run_all.py $(ARGS)

@@ -1,18 +1,23 @@
 """Rollout replicas on vLLM: run with the Python of .venv-vllm (`make setup-vllm`)."""
 
 import asyncio
+import contextlib
 import importlib.util
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rlcore.config import RunConfig
 from rlcore.errors import WorkerError
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.types import Completion, GenerateRequest, Sampling, WeightsHandle
@@ -31,8 +36,10 @@ EXAMPLE = ROOT / "examples" / "ray_vllm"
 DEADLINE_S = 360.0
 
 
-def run(directory: Path, *overrides: str) -> tuple[list[dict[str, float]], set[int]]:
-    """The metrics of three steps of the example, and the processes that were seen below it."""
+def run(
+    directory: Path, *overrides: str, during: Callable[[set[int]], None] = lambda processes: None
+) -> tuple[list[dict[str, float]], set[int]]:
+    """The metrics of the example's steps, and the processes that were seen below it."""
     command = [sys.executable, "-m", "rlcore", "train", str(EXAMPLE / "config.yaml"), str(EXAMPLE / "ci_vllm.yaml")]
     command += [f"train.dir={directory}", "train.name=run", *overrides]
     seen: set[int] = set()
@@ -41,8 +48,10 @@ def run(directory: Path, *overrides: str) -> tuple[list[dict[str, float]], set[i
         process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
         try:
             while process.poll() is None and time.monotonic() < ends_at:
-                seen |= descendants(process.pid)
-                time.sleep(0.5)
+                now = descendants(process.pid)
+                seen |= now
+                during(now)
+                time.sleep(0.2)
         finally:
             process.kill()
             process.wait()
@@ -51,26 +60,71 @@ def run(directory: Path, *overrides: str) -> tuple[list[dict[str, float]], set[i
     return [row for row in map(json.loads, lines) if "reward/mean" in row], seen
 
 
-@pytest.mark.parametrize("cluster", ["local", "ray"])
-def test_three_steps_judged_by_another_vllm_with_the_weights_of_each_step(cluster: str, tmp_path: Path) -> None:
-    steps, seen = run(tmp_path, f"cluster.backend={cluster}")
-    assert len(steps) == 3
+def test_on_ray_three_steps_are_judged_by_another_vllm_and_sampled_with_the_weights_of_each(tmp_path: Path) -> None:
+    steps, seen = run(tmp_path)
+    check(tmp_path, steps, 3)
+    assert len(seen) > 4, "a replica has an engine and its worker below it"
+    ends_at = time.monotonic() + 10.0  # a killed process gives back its gigabytes first
+    while (left := [each for each in seen if is_running(each)]) and time.monotonic() < ends_at:
+        time.sleep(0.1)
+    assert not left, "the engines' processes end with the run"
+
+
+def test_an_engine_that_is_killed_comes_back_with_the_weights_and_what_it_owed_is_asked_again(tmp_path: Path) -> None:
+    """Also with the actor training on the pools of both engines, which sleep meanwhile."""
+    shared = ["cluster.train_pool=train", "cluster.pools.train.union_of=[rollout,reward]"]
+    overrides = ["cluster.backend=local", "train.max_steps=2", *shared]
+    steps, _ = run(tmp_path, *overrides, during=KillAnEngine(tmp_path / "run"))
+    check(tmp_path, steps, 2)
+    for step in steps:
+        assert {"time/drain_s", "time/admit_s"} <= step.keys()
+        assert 0.0 < step["pool/reward/busy_frac"] <= 1.0
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "rollout[0]: restarted" in log
+    assert "requests are asked again" in log
+    assert "judge[0]: restarted" not in log
+
+
+class KillAnEngine:
+    """Kills the rollout's engine, which started last, when the first step has been taken and the second samples."""
+
+    def __init__(self, run: Path) -> None:
+        self._metrics, self._done = run / "metrics.jsonl", False
+
+    def __call__(self, processes: set[int]) -> None:
+        if self._done or not self._metrics.exists() or not self._metrics.read_text():
+            return
+        engines = {each: started_at(each) for each in processes if b"EngineCore" in title(each)}
+        os.kill(max(engines, key=engines.__getitem__), signal.SIGKILL)
+        self._done = True
+
+
+def title(process: int) -> bytes:
+    """What a process calls itself; empty when it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
+
+
+def started_at(process: int) -> int:
+    """In ticks since the machine began."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def check(directory: Path, steps: list[dict[str, float]], num: int) -> None:
+    """So many steps, whose samples came from the weights of each step and were judged once each."""
+    assert len(steps) == num
     for number, step in enumerate(steps):
         assert math.isfinite(step["reward/mean"])
         assert 0.0 <= step["reward/graded/mean"] <= 10.0
         assert step["reward/failed"] == 0.0
         assert step["policy/rollout_logprob_diff"] < 1e-3, "vLLM samples from the actor's policy"
         assert step["schedule/staleness_max"] == 0.0
-        rows = (tmp_path / "run" / "trajectories" / f"step_{number + 1:06d}.jsonl").read_text().splitlines()
+        rows = (directory / "run" / "trajectories" / f"step_{number + 1:06d}.jsonl").read_text().splitlines()
         assert {version for row in rows for _, version in json.loads(row)["versions"]} == {number}
-    calls = [json.loads(line) for line in (tmp_path / "run" / "reward_calls.jsonl").read_text().splitlines()]
+    calls = [json.loads(line) for line in (directory / "run" / "reward_calls.jsonl").read_text().splitlines()]
     assert {(call["target"], call["status"]) for call in calls} == {("judge", "ok")}
-    assert len(calls) == 24, "every sample was judged once"
-    assert len(seen) > 4, "a replica has an engine and its worker below it"
-    ends_at = time.monotonic() + 10.0  # a killed process gives back its gigabytes first
-    while (left := [each for each in seen if is_running(each)]) and time.monotonic() < ends_at:
-        time.sleep(0.1)
-    assert not left, "the engines' processes end with the run"
+    assert len(calls) == 8 * num, "every sample was judged once"
 
 
 def test_handed_over_weights_are_sampled_from_and_log_probs_are_those_of_the_policy(tmp_path: Path) -> None:
@@ -91,6 +145,11 @@ async def sampled_with_other_weights(directory: Path) -> None:
     from rlcore.tokens import load_tokens
 
     config = plan_run([EXAMPLE / "config.yaml"], []).config
+    with pytest.raises(WorkerError) as caught:
+        open_engine(rollout_arguments(of_unknown_architecture(config, directory), "cpu"), "rollout[0.0]", 1)
+    assert "rollout[0.0]: vLLM cannot serve" in str(caught.value)
+    assert "NoSuchForCausalLM" in str(caught.value)
+    assert "\n" not in str(caught.value)
     tokens = load_tokens(config.model, config.data.system_prompt)
     prompt = tokens.encode_prompt(({"role": "user", "content": "Tell me of the sea."},))
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
@@ -126,6 +185,15 @@ async def sampled_with_other_weights(directory: Path) -> None:
             await collected(sampler.generate(requests))
     finally:
         sampler.close()
+
+
+def of_unknown_architecture(config: RunConfig, directory: Path) -> RunConfig:
+    """The configuration with a model that vLLM does not know."""
+    path = directory / "unknown"
+    path.mkdir()
+    known = json.loads((Path(config.model.path) / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**known, "architectures": ["NoSuchForCausalLM"]}))
+    return replace(config, model=replace(config.model, path=str(path)))
 
 
 async def collected(completions: AsyncIterator[Completion]) -> list[Completion]:

@@ -4,13 +4,15 @@ when it is imported."""
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from rlcore.config import RunConfig
 from rlcore.errors import WorkerError, boundary
+from rlcore.workers import WorkerContext
 
 FLOOR = "0.31"
 """The oldest version without known vulnerabilities."""
@@ -19,6 +21,10 @@ INSTALL = (
     "another backend"
 )
 GIB = 2**30
+REASON_CHARACTERS = 240
+"""Of vLLM's reasons: of a model that it does not know it lists every model that it does."""
+ENGINE_DIED = 70
+"""Exit code of a worker whose engine has died."""
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as the plan says, on any core: others run beside it
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -72,7 +78,7 @@ def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any
     if threads > 0:
         os.environ["OMP_NUM_THREADS"] = str(threads)
     check_installed(who)
-    with boundary(f"{who}: vLLM cannot serve '{arguments['model']}'", WorkerError):
+    with _serving(f"{who}: vLLM cannot serve '{arguments['model']}'"):
         from vllm import AsyncEngineArgs  # type: ignore[import-not-found]
         from vllm.v1.engine.async_llm import AsyncLLM  # type: ignore[import-not-found]
 
@@ -87,6 +93,36 @@ def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any
             **arguments,
         )
         return AsyncLLM.from_engine_args(settings)
+
+
+@contextmanager
+def _serving(whose: str) -> Iterator[None]:
+    """WorkerError for what fails inside, with the reasons, where vLLM's own first line only counts them."""
+    try:
+        with boundary(whose, WorkerError):
+            yield
+    except WorkerError as error:
+        reasons = getattr(error.__cause__, "errors", None)  # of pydantic, with which vLLM checks its arguments
+        if not callable(reasons):
+            raise
+        said = " ".join("; ".join(str(each["msg"]) for each in reasons()).split())
+        cut = said if len(said) <= REASON_CHARACTERS else said[:REASON_CHARACTERS] + " ..."
+        raise WorkerError(f"{whose}: {cut}; choose another model or another backend") from error.__cause__
+
+
+@contextmanager
+def ending_with(engine: Any, context: WorkerContext) -> Iterator[None]:
+    """End this process when what failed inside is that the engine has died: it is then started anew, engine included.
+
+    The engine is a process of its own, and the one that the kernel takes when memory is short. With
+    `cluster.in_process` the process is the driver's, so the error alone has to do.
+    """
+    try:
+        yield
+    except WorkerError:
+        if engine.errored and not context.config.cluster.in_process:
+            os._exit(ENGINE_DIED)
+        raise
 
 
 def check_installed(who: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rlcore.rollout import RolloutWorker
@@ -17,16 +18,18 @@ class VllmRollout(RolloutWorker):
     """A vLLM engine that samples with the weights it was last handed."""
 
     _sampler: VllmSampler
+    _ending: Callable[[], AbstractContextManager[None]]
 
     def setup(self) -> None:
         """Start the engine; WorkerError when vLLM is missing, too old, or does not know the model."""
-        from rlcore.backends.vllm.engine import open_engine, rollout_arguments
+        from rlcore.backends.vllm.engine import ending_with, open_engine, rollout_arguments
         from rlcore.backends.vllm.sampler import VllmSampler
         from rlcore.tokens import load_tokens
 
         context, config = self.context, self.context.config
         engine = open_engine(rollout_arguments(config, context.device), str(context), context.threads)
         self._sampler = VllmSampler(engine, load_tokens(config.model, config.data.system_prompt), str(context))
+        self._ending = partial(ending_with, engine, context)
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes; samples of a request share its prompt's cache.
@@ -35,12 +38,14 @@ class VllmRollout(RolloutWorker):
         on the rows that are decoded together. A sample that is unfinished when weights arrive goes on with the new
         ones, and its completion says from where.
         """
-        async with aclosing(self._sampler.generate(requests)) as completions:  # type: ignore[type-var]
-            async for completion in completions:
-                yield completion
+        with self._ending():
+            async with aclosing(self._sampler.generate(requests)) as completions:  # type: ignore[type-var]
+                async for completion in completions:
+                    yield completion
 
     async def load_weights(self, handle: WeightsHandle) -> int:
-        return await self._sampler.load_weights(handle)
+        with self._ending():
+            return await self._sampler.load_weights(handle)
 
     async def sleep(self) -> None:
         """Sample nothing; on a GPU its memory goes to others, on a CPU there is nothing to hand over."""
