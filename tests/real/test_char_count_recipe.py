@@ -37,5 +37,7 @@ def test_warm_up_grpo_and_ppo_follow_each_other_and_their_curves_are_written(tmp
         "grpo": [[0, 2]],
         "ppo": [[0, 2]],
     }
-    assert record["runs"]["ppo"][0]["explained_variance"]
+    for name in record["runs"]:
+        settings = json.loads((tmp_path / "runs" / f"small_{name}_0" / "done.json").read_text())
+        assert ("algo.preset=ppo" in settings) is (name == "ppo")
     assert "| step | GRPO | PPO |" in (tmp_path / "result.md").read_text()
