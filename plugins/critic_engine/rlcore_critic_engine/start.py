@@ -23,6 +23,8 @@ from rlcore_critic_engine.settings import CriticSettings
 from rlcore_critic_engine.trunk import TrunkValueModel
 
 SECTION = "plugins.critic_engine"
+MODEL_DIR = "model"
+"""Where a checkpoint of a training engine holds the model."""
 
 
 def start_engine(context: WorkerContext) -> TrainEngine:
@@ -83,6 +85,16 @@ def _check_saved(directory: Path, settings: CriticSettings) -> None:
         raise CheckpointError(
             f"{SECTION}.path='{directory}': it holds a value head without a model, as a critic with LoRA or on the "
             f"actor's trunk leaves it; needs a critic that was trained whole, or {SECTION}.trunk=actor for a head alone"
+        )
+
+
+def check_has_head(directory: Path) -> None:
+    """CheckpointError unless the checkpoint of a critic has its value head."""
+    file = directory / MODEL_DIR / VALUE_HEAD_FILE
+    if not file.is_file():
+        raise CheckpointError(
+            f"checkpoint '{directory}': it has no {MODEL_DIR}/{VALUE_HEAD_FILE}, so the critic was saved without "
+            "its head; nothing was loaded; go on from another checkpoint"
         )
 
 

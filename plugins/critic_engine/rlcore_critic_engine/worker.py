@@ -75,6 +75,10 @@ class HfCritic(CriticWorker):
         self.engine.save(directory)
 
     def restore(self, directory: Path) -> None:
+        """Load what `save` wrote; CheckpointError, with nothing changed, when it has no value head."""
+        from rlcore_critic_engine.start import check_has_head
+
+        check_has_head(directory)
         self.engine.restore(directory)
 
 

@@ -149,13 +149,21 @@ def test_what_is_no_model_is_refused(models: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_architecture_is_refused_and_the_critic_stays_as_it_was(
     models: Path, tmp_path: Path, name: str
 ) -> None:
-    saved(models, tmp_path, path=str(models / name))
+    saved(models, tmp_path / "other", path=str(models / name))
+    worker = saved(models, tmp_path / "a")
+    before = state_of(worker, tmp_path / "b")
+    assert "model" in refused(CheckpointError, lambda: worker.restore(tmp_path / "other"))
+    assert state_of(worker, tmp_path / "c") == before
+
+
+def test_a_checkpoint_without_its_head_is_refused_and_the_critic_stays_as_it_was(models: Path, tmp_path: Path) -> None:
+    saved(models, tmp_path / "a")
+    (tmp_path / "a" / "model" / "value_head.safetensors").unlink()
     worker = critic(models)
-    before_BT = worker.update(ready())
-    values_BT = worker.values(ready()).get()
-    assert "model" in refused(CheckpointError, lambda: worker.restore(tmp_path))
-    assert np.array_equal(worker.values(ready()).get(), values_BT)
-    assert before_BT["critic/skipped"] == 0.0
+    before = state_of(worker, tmp_path / "b")
+    said = refused(CheckpointError, lambda: worker.restore(tmp_path / "a"))
+    assert "saved without its head; nothing was loaded" in said
+    assert state_of(worker, tmp_path / "c") == before
 
 
 def state_of(worker: HfCritic, directory: Path) -> bytes:

@@ -18,7 +18,7 @@ from rlcore_critic_engine.worker import HfCritic
 
 from rlcore.backends.hf import HfActor
 from rlcore.batch import micro_batches
-from rlcore.config import EngineConfig, LoraConfig, ModelConfig, RunConfig
+from rlcore.config import ClusterConfig, EngineConfig, LoraConfig, ModelConfig, RunConfig
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch, Ref, SharedPrefix
 from rlcore.workers import Worker, WorkerContext
@@ -45,7 +45,7 @@ def context(path: Path, role: str, section: Any, host: Worker | None, **settings
         replica=0,
         rank=0,
         num_ranks=1,
-        config=RunConfig(model=model, actor=actor),
+        config=RunConfig(model=model, actor=actor, cluster=ClusterConfig(peak_tflops=0.5)),
         section=section,
         references={"value_loss": "rlcore_critic_engine.loss:ValueLoss", "policy_loss": "rlcore.algo.loss:clip"},
         run_dir=path,
@@ -316,6 +316,7 @@ def test_metrics_of_an_update(model_directory: Path) -> None:
     assert metrics["critic/lr"] == 1e-3
     assert 0 < metrics["critic/clip_frac"] < 1
     assert metrics["critic/skipped"] == 0.0
+    assert 0 < metrics["perf/mfu/critic"] == pytest.approx(metrics["perf/tflops/critic"] / 0.5)
 
 
 def state_of(tensors: Sequence[torch.Tensor]) -> list[bytes]:
