@@ -73,11 +73,8 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
     yield table("schedule", ("what", "how"), _schedule(plan))
     yield table(
         "rewards",
-        ("reward", "weight", "sees", "deadline", "function", "from"),
-        (
-            (each.name, f"{each.weight:g}", each.scope, f"{each.deadline_s:g} s", each.reference, each.provided_by)
-            for each in plan.rewards
-        ),
+        ("reward", "weight", "sees", "deadline", "scored by", "from"),
+        _rewards(plan),
     )
     yield table(
         "algorithms",
@@ -95,6 +92,15 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
     )
     if origins:
         yield table("origins", ("key", "value", "set by"), _origins(plan))
+
+
+def _rewards(plan: "RunPlan") -> "Iterator[tuple[str, ...]]":
+    for each in plan.rewards:
+        yield each.name, f"{each.weight:g}", each.scope, f"{each.deadline_s:g} s", each.reference, each.provided_by
+    manager = plan.components["reward"].provided_by
+    for part in plan.reward_parts:
+        scored_by = f"{part.kind}: {plan.served_where(part)}"
+        yield part.name, f"{part.weight:g}", part.scope, f"{part.deadline_s:g} s", scored_by, manager
 
 
 def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":

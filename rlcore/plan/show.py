@@ -4,7 +4,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from rlcore.plan.types import AlgorithmPlan, PoolPlan, RunPlan, WorkerPlan
+from rlcore.plan.types import AlgorithmPlan, PoolPlan, RewardPart, RunPlan, WorkerPlan
 
 
 def plan_to_json(plan: RunPlan) -> dict[str, Any]:
@@ -33,7 +33,8 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
                 "kwargs": (functions.get(each.name) or {}).get("kwargs") or {},
             }
             for each in plan.rewards
-        },
+        }
+        | {each.name: _part(plan, each) for each in plan.reward_parts},
         "schedule": {
             "name": plan.schedule.name,
             "max_staleness": plan.schedule.max_staleness,
@@ -65,6 +66,18 @@ def _algorithm(plan: AlgorithmPlan) -> dict[str, Any]:
         "scope": plan.algorithm.scope.value,
         "needs": sorted(need.value for need in plan.algorithm.needs),
         "provided_by": plan.provided_by,
+    }
+
+
+def _part(plan: RunPlan, part: RewardPart) -> dict[str, Any]:
+    return {
+        "kind": part.kind,
+        "served_by": plan.served_where(part),
+        "provided_by": plan.components["reward"].provided_by,
+        "weight": part.weight,
+        "scope": part.scope.value,
+        "deadline_s": part.deadline_s,
+        "on_failure": part.on_failure,
     }
 
 

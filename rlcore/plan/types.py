@@ -122,12 +122,35 @@ def no_requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
 
 
 @dataclass(frozen=True)
+class RewardPart:
+    """A named part of the reward that a reward manager brings beside `reward.functions`, for whoever reads the plan."""
+
+    name: str
+    weight: float
+    scope: Scope
+    deadline_s: float
+    kind: str
+    """What gives the score, in a word: 'judge'."""
+    served_by: str
+    """Where: an address, or the name of the role that the component states for it."""
+    on_failure: str = ""
+    """What follows when there is no score; empty where that is not said of a part."""
+
+
+def no_parts(config: RunConfig, section: Any) -> Sequence[RewardPart]:
+    """The `reward_parts` of a component that brings none."""
+    return ()
+
+
+@dataclass(frozen=True)
 class Component(Generic[T_co]):
     """An offer to fill a slot: agents, reward or critic."""
 
     name: str
     build: Callable[[BuildContext], T_co]
     requests: Callable[[RunConfig, Any], Sequence[WorkerRequest]] = no_requests
+    reward_parts: Callable[[RunConfig, Any], Sequence[RewardPart]] = no_parts
+    """Of a reward manager: the parts of the reward that it brings itself. The plan shows them."""
 
 
 @dataclass(frozen=True)
@@ -379,3 +402,17 @@ class RunPlan:
     def config(self) -> RunConfig:
         """The resolved configuration."""
         return self.loaded.config
+
+    @property
+    def reward_parts(self) -> tuple[RewardPart, ...]:
+        """What the reward manager brings beside `rewards`."""
+        manager = self.components["reward"]
+        return tuple(manager.component.reward_parts(self.config, manager.section))
+
+    def served_where(self, part: RewardPart) -> str:
+        """In words: the address, or the role with its replicas and its pool."""
+        for request in (each.request for each in self.workers):
+            if request.role.name == part.served_by:
+                many = "1 replica" if request.replicas == 1 else f"{request.replicas} replicas"
+                return f"role '{part.served_by}', {many} in pool '{request.pool}'"
+        return part.served_by

@@ -8,9 +8,11 @@ from rlcore import (
     ConfigSection,
     PoolSpec,
     RewardManager,
+    RewardPart,
     RewardReplica,
     Role,
     RunConfig,
+    Scope,
     WorkerClass,
     WorkerRequest,
     hookimpl,
@@ -43,6 +45,18 @@ def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerR
     ]
 
 
+def parts(config: RunConfig, section: RewardLoopSettings) -> Sequence[RewardPart]:
+    """Every reward of `plugins.reward_loop.rewards`."""
+    found = []
+    for name, each in section.rewards.items():
+        service = section.services.get(each.served_by)
+        deadline_s = service.deadline_s if service else section.models[each.served_by].deadline_s
+        where = ", ".join(service.urls) if service else each.served_by
+        scope = Scope(each.scope)
+        found.append(RewardPart(name, each.weight, scope, deadline_s, each.kind, where, each.on_failure))
+    return found
+
+
 def build(context: BuildContext) -> RewardManager:
     """The manager; imported late, because aiohttp takes a quarter of a second and a plan does not need it."""
     from rlcore_reward_loop.manager import RewardLoop
@@ -57,7 +71,7 @@ def rlcore_config_sections() -> Sequence[ConfigSection]:
 
 @hookimpl
 def rlcore_reward_managers() -> Sequence[Component[RewardManager]]:
-    return [Component(NAME, build, requests)]
+    return [Component(NAME, build, requests, parts)]
 
 
 @hookimpl

@@ -61,6 +61,19 @@ def _check_reward(name: str, reward: RewardSettings, config: RunConfig, settings
         raise ConfigError(f"{key}.post_process: scope={reward.scope} sees the whole group already; needs scope=sample")
     if reward.post_process and ":" not in reward.post_process:
         raise ConfigError(f"{key}.post_process: found '{reward.post_process}'; needs module:name or file.py:name")
+    waits = [
+        each
+        for each, on in (
+            ("schedule.stream_minibatches=true", config.schedule.stream_minibatches),
+            ("schedule.on_stale=drop", config.schedule.on_stale == "drop" and config.schedule.max_staleness > 0),
+        )
+        if on
+    ]
+    if reward.scope == "batch" and waits:
+        raise PlanError(
+            f"{key}.scope=batch: the service sees a whole step at once, but {waits[0]} trains on what is scored first; "
+            f"choose scope=sample or group, or leave {waits[0].partition('=')[0]} as it is by default"
+        )
     if reward.kind == "judge":
         _check_judge(f"{key}.judge", reward.judge)
 

@@ -16,7 +16,7 @@ from rlcore_reward_loop.settings import ModelSettings
 from rlcore import metrics
 from rlcore.errors import ConfigError, PlanError, RlcoreError, WorkerError
 from rlcore.launch import plan_run
-from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.reward import RawScore, RewardReplica, ScoreRequest
 from rlcore.reward.seats import Stopwatch
@@ -61,6 +61,44 @@ def test_replicas_are_a_role_of_this_plugin_in_a_pool_of_their_own(tmp_path: Pat
 def test_replicas_may_share_the_main_pool(tmp_path: Path) -> None:
     plan = plan_run([config_of(tmp_path, **liked_by("some-model", pool="main"))], [])
     assert {pool.name: pool.roles for pool in plan.pools} == {"main": ("actor", "reward", "rollout")}
+
+
+def test_the_plan_shows_each_reward_with_where_it_is_scored(tmp_path: Path) -> None:
+    config = config_of(
+        tmp_path,
+        rewards={
+            "liked": {"kind": "model", "served_by": "reward", "weight": 0.5},
+            "helpful": {"kind": "judge", "served_by": "api", "on_failure": "abort"},
+            "best": {"served_by": "api", "scope": "group"},
+        },
+        models={"reward": {"path": "some-model", "replicas": 2, "deadline_s": 7.0}},
+        services={"api": {"urls": ["http://a/v1", "http://b/v1"], "deadline_s": 9.0}},
+    )
+    config["reward"] = {"functions": {"letters": {"fn": "count_letter"}}}
+    plan = plan_run([config], [])
+    shown = plan_to_json(plan)["rewards"]
+    assert set(shown) == {"letters", "liked", "helpful", "best"}
+    fields = ("kind", "served_by", "weight", "scope", "deadline_s", "on_failure")
+    assert [tuple(shown[name][each] for each in fields) for name in ("liked", "helpful", "best")] == [
+        ("model", "role 'reward', 2 replicas in pool 'reward'", 0.5, "sample", 7.0, "drop_sample"),
+        ("judge", "http://a/v1, http://b/v1", 1.0, "sample", 9.0, "abort"),
+        ("service", "http://a/v1, http://b/v1", 1.0, "group", 9.0, "drop_sample"),
+    ]
+    assert shown["liked"]["provided_by"] == plan.components["reward"].provided_by
+    assert [each.name for each in plan.reward_parts] == ["liked", "helpful", "best"]
+
+
+@pytest.mark.parametrize(
+    "schedule", [{"stream_minibatches": True}, {"max_staleness": 1, "on_stale": "drop"}], ids=["streaming", "drop"]
+)
+def test_a_reward_that_sees_the_whole_batch_cannot_be_streamed(tmp_path: Path, schedule: dict[str, Any]) -> None:
+    config = config_of(
+        tmp_path,
+        rewards={"best": {"served_by": "api", "scope": "batch"}},
+        services={"api": {"urls": ["http://a/v1"]}},
+    )
+    with pytest.raises(PlanError, match=rf"rewards\.best\.scope=batch: .* but schedule\.{list(schedule)[-1]}="):
+        plan_run([{**config, "schedule": schedule}], [])
 
 
 def plan_on_gpus(config: dict[str, Any], gpus: int, *overrides: str) -> RunPlan:
