@@ -10,6 +10,7 @@ from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.offers import Offers
 from rlcore.plan.pools import make_pools
 from rlcore.plan.prefixes import plan_shared_prefixes
+from rlcore.plan.ranks import check_ranks
 from rlcore.plan.requests import choose_classes, gather
 from rlcore.plan.rewards import resolve_rewards
 from rlcore.plan.schedule import plan_schedule, schedule_notes
@@ -32,6 +33,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
     workers = choose_classes(config, offers, gather(config, offers, components, references))
     workers, unshared = plan_shared_prefixes(workers, facts)
+    check_ranks(workers, arithmetic)
     pools = make_pools(config, offers, workers, facts)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)

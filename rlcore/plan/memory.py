@@ -21,8 +21,14 @@ LOGIT_BYTES = 4 * 2**24 * 4
 
 
 def training_bytes_per_parameter(engine: EngineConfig) -> float:
-    """Weights, gradients, optimizer state and masters; of LoRA the frozen weights alone, for adapters are small."""
-    return float(BYTES[engine.dtype]) if engine.lora.enabled else TRAINING_BYTES[engine.dtype]
+    """Of one rank: weights, gradients, optimizer state and masters; of LoRA the frozen weights, adapters are small.
+
+    A rank of a sharded engine has its part of these and, while it samples, scores or writes them, all weights.
+    """
+    everything = float(BYTES[engine.dtype]) if engine.lora.enabled else TRAINING_BYTES[engine.dtype]
+    if engine.sharding == "none" or engine.ranks == 1:
+        return everything
+    return everything / engine.ranks + BYTES[engine.dtype]
 
 
 def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts) -> dict[str, int]:

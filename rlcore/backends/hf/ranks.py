@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlcore.batch import select
+from rlcore.batch import select, shared_prefixes, suffix_lengths
 from rlcore.errors import WorkerError, boundary
 from rlcore.types import Batch, Float32s, Int64s, SharedPrefix
 from rlcore.workers import WorkerContext
@@ -45,7 +45,7 @@ class Ranks:
     def rows_of(self, batch: Batch, shared_prefix: SharedPrefix = SharedPrefix.NONE) -> Int64s:
         """Rows of the batch that are this rank's, in order, maybe none; groups stay whole where prefixes are shared."""
         groups_B = batch.group_B if shared_prefix is not SharedPrefix.NONE else np.arange(len(batch))
-        return np.flatnonzero(balanced(batch.lengths_B, groups_B, self.num) == self.rank)
+        return np.flatnonzero(balanced(computed_tokens(batch, shared_prefix), groups_B, self.num) == self.rank)
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Sum the gradients over the ranks; one that no rank has stays None."""
@@ -95,6 +95,17 @@ def ranks_of(context: WorkerContext) -> Ranks | None:
     if context.num_ranks == 1:
         return None
     return Ranks(context.rank, context.num_ranks, context.rendezvous, torch.device(context.device))
+
+
+def computed_tokens(batch: Batch, shared_prefix: SharedPrefix) -> Int64s:
+    """(B,) tokens that are computed for each row, padding left out; a shared prefix counts with its group's first."""
+    if shared_prefix is SharedPrefix.NONE or not len(batch):
+        return batch.lengths_B
+    prefix_B = shared_prefixes(batch)
+    first_G = np.unique(batch.group_B, return_index=True)[1]
+    tokens_B = suffix_lengths(batch, prefix_B)
+    tokens_B[first_G] += prefix_B[first_G]
+    return tokens_B
 
 
 def balanced(lengths_B: Int64s, groups_B: Int64s, num: int) -> Int64s:

@@ -1,0 +1,46 @@
+"""Roles that several processes train together: whether each gets something to do."""
+
+from collections.abc import Mapping, Sequence
+
+from rlcore.errors import PlanError
+from rlcore.plan.offers import CORE
+from rlcore.plan.types import WorkerPlan
+from rlcore.types import SharedPrefix
+
+
+def check_ranks(workers: Sequence[WorkerPlan], arithmetic: Mapping[str, int]) -> None:
+    """PlanError for a rank that no mini-batch has work for, and for what does not go with shared-out weights."""
+    sharded = set()
+    for plan in workers:
+        request, engine = plan.request, plan.request.engine
+        if engine is None or request.inside is not None or request.ranks == 1:
+            continue
+        _check_shares(plan, arithmetic)
+        if engine.sharding != "none":
+            sharded.add(request.role.name)
+            if engine.offload:
+                raise PlanError(
+                    f"role '{request.role.name}': offload=true with sharding={engine.sharding}: each rank keeps its "
+                    "part of the optimizer's state on its device; choose one of the two"
+                )
+    for plan in workers:
+        host = plan.request.inside
+        if host is not None and host.name in sharded and plan.asked_by != CORE:
+            raise PlanError(
+                f"role '{plan.request.role.name}' of {plan.asked_by} is served inside '{host.name}', each of whose "
+                f"ranks has a part of the weights only; set {host.name}.sharding=none, or give the role a process of "
+                "its own"
+            )
+
+
+def _check_shares(plan: WorkerPlan, arithmetic: Mapping[str, int]) -> None:
+    role, ranks = plan.request.role.name, plan.request.ranks
+    together = plan.shared_prefix is not SharedPrefix.NONE
+    shares = arithmetic["minibatch_prompts" if together else "minibatch_samples"]
+    if ranks > shares:
+        what = "groups, which stay together where their prompt is computed once" if together else "samples"
+        raise PlanError(
+            f"role '{role}': {ranks} ranks, and a mini-batch has {shares} {what}; needs at most {shares} ranks, or "
+            f"more prompts a mini-batch (train.prompts_per_step, actor.minibatch_prompts)"
+            + (f", or {role}.shared_prefix=none" if together else "")
+        )

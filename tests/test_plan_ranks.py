@@ -1,0 +1,69 @@
+"""Several ranks in the plan: what each has to do and to hold, and what does not go together."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore.config import EngineConfig, LoraConfig
+from rlcore.errors import ConfigError, PlanError
+from rlcore.launch import launch
+from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plan.memory import training_bytes_per_parameter
+from rlcore.plugins import configure
+from rlcore.testing.null import SETTINGS
+
+HF = ("actor.backend=hf", "rollout.backend=hf", "train.prompts_per_step=4", "rollout.samples_per_prompt=3")
+
+
+def planned(*overrides: str, gpus: int = 0) -> RunPlan:
+    hooks, loaded = configure([], [*SETTINGS, *overrides], ["null"])
+    return make_plan(loaded, hooks, Facts(cpus=2, gpus=gpus))
+
+
+def test_a_rank_that_no_mini_batch_has_work_for_is_refused() -> None:
+    planned(*HF, "actor.shared_prefix=tree", "actor.ranks=4")
+    with pytest.raises(PlanError, match=r"role 'actor': 5 ranks, and a mini-batch has 4 groups.*shared_prefix=none$"):
+        planned(*HF, "actor.shared_prefix=tree", "actor.ranks=5")
+    with pytest.raises(PlanError, match="role 'actor': 4 ranks, and a mini-batch has 2 groups"):
+        planned(*HF, "actor.shared_prefix=tree", "actor.ranks=4", "actor.minibatch_prompts=2")
+    planned(*HF, "actor.shared_prefix=none", "actor.ranks=12")
+    with pytest.raises(PlanError, match="13 ranks, and a mini-batch has 12 samples; needs at most 12 ranks"):
+        planned(*HF, "actor.shared_prefix=none", "actor.ranks=13")
+
+
+def test_sharding_without_a_second_rank_has_no_effect_and_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"actor\.sharding: set to 'fsdp2'.*actor\.ranks != 1"):
+        planned(*HF, "actor.sharding=fsdp2")
+
+
+def test_a_sharded_optimizer_is_not_offloaded() -> None:
+    settings = (*HF, "actor.ranks=2", "actor.sharding=fsdp2", "cluster.device=cuda", "actor.offload=true")
+    with pytest.raises(PlanError, match="role 'actor': offload=true with sharding=fsdp2"):
+        planned(*settings, gpus=2)
+
+
+def test_what_a_rank_holds() -> None:
+    def bytes_of(**settings: object) -> float:
+        return training_bytes_per_parameter(EngineConfig(**settings))  # type: ignore[arg-type]
+
+    assert bytes_of() == bytes_of(ranks=4) == 16.0
+    assert bytes_of(ranks=4, sharding="fsdp2") == 16.0 / 4 + 4.0
+    assert bytes_of(ranks=2, sharding="fsdp2", dtype="bfloat16") == 20.0 / 2 + 2.0
+    assert bytes_of(ranks=2, sharding="fsdp2", lora=LoraConfig(enabled=True)) == 4.0 / 2 + 4.0
+
+
+def test_ray_that_is_not_installed_is_named_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [each for each in sys.modules if each.startswith("rlcore.cluster.ray")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)  # what Python makes of a package that is not there
+
+    async def story() -> None:
+        async with launch(planned("cluster.backend=ray"), tmp_path):
+            pytest.fail("it started without Ray")
+
+    with pytest.raises(PlanError, match=r"^cluster\.backend=ray: Ray is not installed; `pip install 'rlcore\[ray\]'`"):
+        asyncio.run(story())

@@ -1,0 +1,36 @@
+"""How the rows of a mini-batch are dealt out to the ranks."""
+
+import numpy as np
+
+from rlcore.backends.hf.ranks import balanced, computed_tokens
+from rlcore.testing.tiny import random_batch
+from rlcore.types import SharedPrefix
+
+
+def test_no_rank_has_more_tokens_than_the_one_with_the_fewest_plus_the_largest_group() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        num_rows, num_ranks = int(rng.integers(1, 40)), int(rng.integers(1, 6))
+        lengths_B = rng.geometric(0.02, num_rows)
+        groups_B = rng.integers(0, rng.integers(1, num_rows + 1), num_rows)
+        ranks_B = balanced(lengths_B, groups_B, num_ranks)
+        loads = [
+            sum(int(n) for n, rank in zip(lengths_B, ranks_B, strict=True) if rank == each) for each in range(num_ranks)
+        ]
+        sizes = [int(lengths_B[groups_B == group].sum()) for group in set(groups_B.tolist())]
+        assert max(loads) - min(loads) <= max(sizes)
+        for group in set(groups_B.tolist()):
+            assert len(set(ranks_B[groups_B == group].tolist())) == 1
+
+
+def test_a_shared_prompt_counts_once_for_its_group() -> None:
+    batch = random_batch(num_groups=3, samples=4, seed=2)
+    plain_B = computed_tokens(batch, SharedPrefix.NONE)
+    shared_B = computed_tokens(batch, SharedPrefix.TREE)
+    assert plain_B.tolist() == batch.lengths_B.tolist()
+    for group in range(3):
+        rows = np.flatnonzero(batch.group_B == group)
+        prompt = int(batch.prompt_lengths_B[rows[0]])
+        # A row's last token predicts nothing and is not computed.
+        sampled = sum(int(batch.lengths_B[row]) - prompt for row in rows)
+        assert sampled + prompt - len(rows) == int(shared_B[rows].sum())
