@@ -123,7 +123,11 @@ def check_example(bin_directory: Path, place: Path) -> None:
 
 
 def check_critic(bin_directory: Path, place: Path) -> None:
-    """PPO with the critic of its own wheel: planned on a real model without anything heavy, and trained without one."""
+    """With two wheels left, the core's and the critic's: PPO is planned without anything heavy, and trained without."""
+    others = [each.replace("_", "-") for each in SOURCES if each not in ("rlcore", "rlcore_critic_engine")]
+    run([bin_directory / "python", "-m", "pip", "uninstall", "--quiet", "--yes", *others], place)
+    listed = json.loads(run([bin_directory / "rlcore", "plugins", "--json"], place))
+    need({each["name"] for each in listed} == {"critic_engine", "null"}, f"plugins of two wheels: {listed}")
     shutil.copytree(ROOT / "examples" / "ppo_critic", place / "ppo")
     plan = ["plan", "ppo/config.yaml", "--plugin", "critic_engine", "algo.preset=ppo"]
     run([bin_directory / "python", "-c", MODULES_AFTER.format(arguments=plan, heavy=HEAVY)], place)
@@ -151,8 +155,8 @@ def main() -> None:
         bin_directory = install(place, wheels)
         check_installed(bin_directory, place)
         check_example(bin_directory, place)
-        check_critic(bin_directory, place)
         check_error(bin_directory, place)
+        check_critic(bin_directory, place)
     print("outsider: all is well")
 
 
