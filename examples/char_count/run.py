@@ -54,7 +54,7 @@ SMALL = Recipe(
     "small",
     "small_sft",
     ("--shortest", "3", "--longest", "5", "--items", "4000"),
-    ("--batch", "8", "--lr", "5e-5", "--max-updates", "40", "--micro-batch-tokens", "1024"),
+    ("--batch", "8", "--lr", "5e-5", "--max-updates", "24", "--micro-batch-tokens", "1024"),
     (HERE / "config.yaml", HERE / "small.yaml"),
     (*PPO, "plugins.critic_engine.lr=1e-4"),
 )
