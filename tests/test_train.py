@@ -163,6 +163,7 @@ def test_a_secret_from_the_environment_is_in_nothing_that_a_run_shows_or_saves(
 
 
 def test_a_canary_that_scores_badly_refuses_to_train(config: dict[str, Any], tmp_path: Path) -> None:
+    """Scorecard case 19."""
     config["reward"]["functions"] = {"vowels": {"fn": f"{tmp_path}/rewards.py:vowels"}}
     with pytest.raises(
         RewardError, match=r"the known-good response 'z.*' to prompt .* scored 0 .*so nothing is trained"

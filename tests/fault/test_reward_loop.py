@@ -57,6 +57,7 @@ def good(asked: Asked) -> Answer:
 
 
 def test_a_sample_that_is_never_answered_fails_at_its_deadline_and_the_step_is_done(tmp_path: Path) -> None:
+    """Scorecard case 1."""
     with serving(lambda asked: NEVER if is_first(asked) else good(asked)) as service:
         rows = rows_of(train_with(tmp_path, [service.url], "deadline_s=1"))
     failed = [row for row in rows if row["status"] == "failed"]
@@ -65,6 +66,8 @@ def test_a_sample_that_is_never_answered_fails_at_its_deadline_and_the_step_is_d
 
 
 def test_an_answer_after_the_deadline_is_ignored_and_counted_nowhere(tmp_path: Path) -> None:
+    """Scorecard case 2."""
+
     def script(asked: Asked) -> Answer:
         late = is_first(asked)
         return Answer({"score": 1e6 if late else 1.0}, after_s=1.5 if late else 0.0)
@@ -80,6 +83,8 @@ def test_an_answer_after_the_deadline_is_ignored_and_counted_nowhere(tmp_path: P
 
 
 def test_calls_turned_away_with_retry_after_are_all_scored(tmp_path: Path) -> None:
+    """Scorecard case 3."""
+
     def script(asked: Asked) -> Answer:
         turned_away = asked.times == 1 and asked.json()["id"][-1] in "02"
         return Answer(status=429, headers={"Retry-After": "0.2"}) if turned_away else good(asked)
@@ -92,6 +97,7 @@ def test_calls_turned_away_with_retry_after_are_all_scored(tmp_path: Path) -> No
 
 
 def test_two_refusals_and_an_answer_are_one_score(tmp_path: Path) -> None:
+    """Scorecard case 4."""
     with serving(lambda asked: good(asked) if asked.times == 3 else Answer(status=503)) as service:
         result = train_with(tmp_path, [service.url], "eject_after=1000")
     assert all(row["status"] == "ok" and row["parts"] == {"helpful": row["score"]} for row in rows_of(result))
@@ -99,6 +105,7 @@ def test_two_refusals_and_an_answer_are_one_score(tmp_path: Path) -> None:
 
 
 def test_a_service_that_is_down_stops_the_run_at_the_error_budget_and_is_named(tmp_path: Path) -> None:
+    """Scorecard case 5."""
     with serving(lambda asked: Answer(status=503)) as service:
         began = time.monotonic()
         with pytest.raises(RewardError, match=r"error_budget_frac") as raised:
@@ -120,6 +127,7 @@ def test_a_service_that_is_down_stops_the_run_at_the_error_budget_and_is_named(t
     ids=["reset", "truncated", "content type", "10 MB"],
 )
 def test_half_an_answer_or_a_wrong_one_costs_its_own_sample(tmp_path: Path, answer: Answer, said: str) -> None:
+    """Scorecard case 6."""
     with serving(lambda asked: answer if is_first(asked) else good(asked)) as service:
         rows = rows_of(train_with(tmp_path, [service.url]))
     [failed] = [row for row in rows if row["status"] == "failed"]
@@ -128,6 +136,7 @@ def test_half_an_answer_or_a_wrong_one_costs_its_own_sample(tmp_path: Path, answ
 
 
 def test_an_address_that_dies_mid_batch_is_ejected_and_comes_back_when_it_answers(tmp_path: Path) -> None:
+    """Scorecard case 7, for the addresses of a service."""
     dead = {"since": 0, "until": 12}
 
     def dying(asked: Asked) -> Answer:
@@ -146,6 +155,7 @@ def test_an_address_that_dies_mid_batch_is_ejected_and_comes_back_when_it_answer
 
 
 def test_a_slow_replica_gets_so_few_calls_that_the_99th_percentile_does_not_see_it(tmp_path: Path) -> None:
+    """Scorecard case 8."""
     with (
         serving(lambda asked: Answer({"score": 1}, after_s=0.02)) as one,
         serving(lambda asked: Answer({"score": 1}, after_s=0.02)) as two,
@@ -162,6 +172,7 @@ def test_a_slow_replica_gets_so_few_calls_that_the_99th_percentile_does_not_see_
 
 
 def test_four_rewards_that_share_a_service_share_its_pace(tmp_path: Path) -> None:
+    """Scorecard case 9."""
     plugin = {
         "rewards": {name: {"served_by": "scorer"} for name in "abcd"},
         "services": {"scorer": {"urls": [], "requests_per_minute": 1200}},
@@ -176,6 +187,8 @@ def test_four_rewards_that_share_a_service_share_its_pace(tmp_path: Path) -> Non
 
 
 def test_an_answer_that_is_delivered_twice_counts_once(tmp_path: Path) -> None:
+    """Scorecard case 10."""
+
     def twice(asked: Asked) -> Answer:
         question = asked.json()
         return Answer({"id": question["id"], "score": len(question["completion"])}, copies=2)
@@ -190,6 +203,7 @@ def test_an_answer_that_is_delivered_twice_counts_once(tmp_path: Path) -> None:
 def test_equal_rewards_for_many_steps_are_a_loud_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Scorecard case 20."""
     with serving(lambda asked: Answer({"score": 1})) as service:
         result = train_with(tmp_path, [service.url], steps=4)
     steps = [row for row in metrics.read(result.run_dir) if "reward/equal_steps" in row]

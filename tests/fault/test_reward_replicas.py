@@ -62,6 +62,7 @@ def pids(scored: list[Scored]) -> set[int]:
 
 
 def test_a_replica_that_is_killed_mid_batch_costs_no_sample_and_serves_again(tmp_path: Path) -> None:
+    """Scorecard case 7, for the replicas of a reward model."""
     (tmp_path / "who.py").write_text(PLUGIN)
     plugin = {
         "rewards": {"liked": {"kind": "model", "served_by": "reward"}},

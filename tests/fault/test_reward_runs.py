@@ -101,6 +101,7 @@ def run(config: dict[str, Any], tmp_path: Path, name: str, **settings: Any) -> T
 def test_a_failing_call_costs_its_own_sample_and_no_other(
     config: dict[str, Any], tmp_path: Path, name: str, num_failed: int, said: str
 ) -> None:
+    """Scorecard cases 11, 12, 13 and 21."""
     result = run(config, tmp_path, name)
     rows = metrics.read_trajectories(result.run_dir, 1)
     failed = [row for row in rows if row["status"] == "failed"]
@@ -115,6 +116,7 @@ def test_a_failing_call_costs_its_own_sample_and_no_other(
 def test_a_list_of_the_wrong_length_or_kind_is_never_spread_over_a_group(
     config: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
+    """Scorecard case 14."""
     result = run(config, tmp_path, name, scope="group")
     rows = metrics.read_trajectories(result.run_dir, 1)
     failed = [row for row in rows if row["status"] == "failed"]
@@ -123,6 +125,7 @@ def test_a_list_of_the_wrong_length_or_kind_is_never_spread_over_a_group(
 
 
 def test_what_a_function_does_to_its_inputs_reaches_nobody(config: dict[str, Any], tmp_path: Path) -> None:
+    """Scorecard case 17."""
     result = run(config, tmp_path, "mutates", children=1)
     rows = metrics.read_trajectories(result.run_dir, 1)
     assert [row["parts"]["bad"] for row in rows] == [1.0] * 32
@@ -131,6 +134,7 @@ def test_what_a_function_does_to_its_inputs_reaches_nobody(config: dict[str, Any
 def test_an_async_function_that_blocks_the_loop_is_named_and_the_others_finish(
     config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Scorecard case 18."""
     with caplog.at_level(logging.WARNING, logger="rlcore"):
         result = run(config, tmp_path, "blocks")
     rows = metrics.read_trajectories(result.run_dir, 1)

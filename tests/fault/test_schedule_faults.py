@@ -195,6 +195,7 @@ def settings(tmp_path: Path, staleness: int, stream: bool, on_stale: str, size: 
 def test_of_500_random_schedules_none_breaks_its_bound_waits_for_ever_or_beats_the_replay(
     tmp_path: Path, combination: tuple[int, bool, str, int]
 ) -> None:
+    """Scorecard case 29."""
     write_prompts(tmp_path / "prompts.jsonl", 7)
     plan = plan_run([], settings(tmp_path, *combination), ["null", __file__])
 

@@ -63,6 +63,8 @@ def test_a_reward_function_asks_the_judge_through_the_run(tmp_path: Path, score:
 def test_the_endpoint_is_on_loopback_asks_for_its_token_and_has_three_paths(
     method: str, path: str, token: str, status: int
 ) -> None:
+    """Scorecard case 40."""
+
     async def run() -> None:
         exposure = Exposure({}, {})
         await exposure.start()
