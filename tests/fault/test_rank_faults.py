@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,11 +32,13 @@ def ranks_of(run: int) -> list[int]:
     return found
 
 
-def test_a_dead_rank_ends_the_run_with_its_last_checkpoint_named_and_nothing_is_left(tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
+@contextmanager
+def training(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run of two ranks that has saved its first checkpoint."""
+    prompts = directory / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"say a, {n}", "answer": "a"}) + "\n" for n in range(400)))
     values = {
-        "model.path": write_tiny_model(tmp_path / "tiny"),
+        "model.path": write_tiny_model(directory / "tiny"),
         "model.tokenizer": "bytes",
         "data.sources.all.path": prompts,
         "rollout.samples_per_prompt": 2,
@@ -42,33 +46,59 @@ def test_a_dead_rank_ends_the_run_with_its_last_checkpoint_named_and_nothing_is_
         "reward.functions.letters.fn": "count_letter",
         "actor.ranks": 2,
         "actor.sharding": "fsdp2",
-        "train.dir": tmp_path / "runs",
+        "train.dir": directory / "runs",
         "train.name": "run",
-        "train.max_steps": 400,
+        "train.max_steps": 4000,
         "train.prompts_per_step": 2,
         "checkpoint.every_steps": 1,
         "cluster.threads": 1,
     }
     command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null"]
     command += [f"{key}={value}" for key, value in values.items()]
-    checkpoints = tmp_path / "runs" / "run" / "checkpoints"
-    ends_at = time.monotonic() + DEADLINE_S
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
         try:
-            while not list(checkpoints.glob("step_*")):
-                assert run.poll() is None, run.communicate()[1]
-                assert time.monotonic() < ends_at, "no checkpoint in time"
-                time.sleep(0.05)
-            everything, ranks = descendants(run.pid), ranks_of(run.pid)
-            assert len(ranks) == 2
-            os.kill(ranks[1], signal.SIGKILL)
-            _, errors = run.communicate(timeout=60)
+            wait_for("a checkpoint", lambda: bool(list(checkpoints(directory).glob("step_*"))) or ended(run))
+            yield run
         finally:
             run.kill()
+
+
+def checkpoints(directory: Path) -> Path:
+    """Where the run saves."""
+    return directory / "runs" / "run" / "checkpoints"
+
+
+def ended(run: subprocess.Popen[str]) -> bool:
+    """False while the run goes on; fails with its last words when it has ended before it should."""
+    assert run.poll() is None, run.communicate()[1]
+    return False
+
+
+def wait_for(what: str, holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+    """Return when it holds; fail when it does not in time."""
+    ends_at = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < ends_at, f"{what}: not within {deadline_s:g} s"
+        time.sleep(0.05)
+
+
+def test_a_dead_rank_ends_the_run_with_its_last_checkpoint_named_and_nothing_is_left(tmp_path: Path) -> None:
+    with training(tmp_path) as run:
+        everything, ranks = descendants(run.pid), ranks_of(run.pid)
+        assert len(ranks) == 2
+        os.kill(ranks[1], signal.SIGKILL)
+        _, errors = run.communicate(timeout=60)
     assert run.returncode == 2, errors
     last = errors.strip().splitlines()[-1]
     assert "actor[0" in last  # by whoever notices first: the process that watched it, or a rank that waited for it
-    assert str(checkpoints / "step_") in last
-    while any(map(is_running, everything)):
-        assert time.monotonic() < ends_at, "a process of the run is left"
-        time.sleep(0.05)
+    assert str(checkpoints(tmp_path) / "step_") in last
+    wait_for("the end of every process", lambda: not any(map(is_running, everything)))
+
+
+def test_ranks_end_with_a_killed_driver(tmp_path: Path) -> None:
+    with training(tmp_path) as run:
+        everything = descendants(run.pid)
+        assert set(ranks_of(run.pid)) <= everything
+        assert len(ranks_of(run.pid)) == 2
+        run.kill()
+        wait_for("the end of every process", lambda: not any(map(is_running, everything)), 3.0)

@@ -35,7 +35,7 @@ SOURCE = """
 
     class Open(ActorWorker):
         def gradients(self, batch): ...
-        def weights(self): ...
+        def parameters(self): ...
         def fail_alone(self, rank): ...
 
     class OpenActor(HfActor, Open):
@@ -46,7 +46,7 @@ SOURCE = """
             self.engine._optimizer.clear_gradients()
             return loss, sums.result(), grads
 
-        def weights(self):
+        def parameters(self):
             with self.engine.whole():
                 return [each.detach().clone().numpy() for each in self.engine.model.parameters()]
 
@@ -142,7 +142,7 @@ def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings
                 (await each.call(Open.update, replace(batches()["five"])))["actor/grad_norm"] for each in (one, two)
             ]
             assert norms[1] == pytest.approx(norms[0], rel=1e-5)
-            weights = [await each.call(Open.weights) for each in (one, two)]
+            weights = [await each.call(Open.parameters) for each in (one, two)]
             assert max(float(np.abs(a - b).max()) for a, b in zip(*weights, strict=True)) < 1e-6
             with pytest.raises(WorkerError, match=r"two\[0\]\.fail_alone\(\): ValueError: only here"):
                 await two.call(Open.fail_alone, 1)
@@ -174,13 +174,15 @@ def test_what_two_ranks_saved_in_parts_goes_on_as_one_process_and_as_two(
             ends = {}
             for name, each in (("uninterrupted", two), ("as one", one)):
                 await each.call(Open.update, then)
-                ends[name] = await each.call(Open.weights)
+                ends[name] = await each.call(Open.parameters)
             await one.call(Open.save, tmp_path / "one")
             await two.call(Open.restore, tmp_path / "two")
             await two.call(Open.update, then)
-            ends["as two"] = await two.call(Open.weights)
+            ends["as two"] = await two.call(Open.parameters)
             await two.call(Open.restore, tmp_path / "one")
-            ends["one as two"] = await two.call(Open.weights)
+            ends["one as two"] = await two.call(Open.parameters)
+            for name, each in (("from one", one), ("from two", two)):
+                await each.call(Open.weights, 2, tmp_path / name)
         finally:
             await cluster.close()
         assert [np.array_equal(*each) for each in zip(ends["uninterrupted"], ends["as two"], strict=True)].count(
@@ -195,6 +197,8 @@ def test_what_two_ranks_saved_in_parts_goes_on_as_one_process_and_as_two(
         )
 
     asyncio.run(story())
+    handed_over = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("from one", "from two")]
+    assert handed_over[0] == handed_over[1]
     names = {path.name for path in (tmp_path / "two").iterdir() if path.is_file()}
     assert names == {f"trainer_state-0000{part}-of-00002.safetensors" for part in (1, 2)} | {"trainer_state.json"}
     assert {path.name for path in (tmp_path / "one").glob("*.*")} == {"trainer_state.safetensors", "trainer_state.json"}
