@@ -232,7 +232,7 @@ class TrainEngine:
         if self._shards is not None:
             self._shards.scatter()
         own, others = self._micro_batches(minibatch)
-        with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded():
+        with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded(), self._adding():
             for index, part in enumerate(own + others):
                 micro = MicroBatch(part, self.device, self.shared_prefix)
                 scores_N, entropy_N = self._forward(micro, self.temperature, True)
@@ -249,6 +249,11 @@ class TrainEngine:
             everything = self.ranks.gather({"loss": loss, **sums.state()})
             loss, sums = math.fsum(each["loss"] for each in everything), MetricSums.merged(everything)
         return loss, sums
+
+    def _adding(self) -> AbstractContextManager[None]:
+        """Where gradients are added to their sums at once; not where what wraps the model needs to see each of them."""
+        alone = self._shards is None and self._forward is self.model
+        return self.model.adding_gradients() if alone else nullcontext()
 
     def _micro_batches(self, minibatch: Batch) -> tuple[list[Batch], list[Batch]]:
         """This rank's micro-batches, and those it computes with weight 0 while the others are at theirs."""

@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlcore.backends.hf.gradients import add_product, can_add
 from rlcore.errors import ConfigError
 
 CHUNK_ELEMENTS = 2**24
 """Logits that are computed at a time: 64 MiB in float32."""
+BLOCK_ELEMENTS = 2**19
+"""Logits that are treated at a time on a CPU, 2 MiB in float32: few enough to stay in its cache between two passes."""
 KEPT_ELEMENTS = 2**25
 """Logits that are kept for the backward pass, 128 MiB in float32; those of further chunks are computed again."""
 
@@ -91,12 +94,14 @@ def token_scores(
     *,
     with_entropy: bool,
     chunk_elements: int = CHUNK_ELEMENTS,
+    adds_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(N,) log-probability of each target and (N,) entropy in nats, of softmax(logits / temperature).
 
     `hidden_NH[i]` is the state *before* target i. Entropy is 0 unless asked for. The forward pass keeps the log-sum-exp
     of each position, and the logits of the first chunks, `KEPT_ELEMENTS` at most; the backward pass computes the others
-    again, chunk by chunk. A chunk has at most `chunk_elements` logits.
+    again, chunk by chunk. A chunk has at most `chunk_elements` logits. `adds_gradient`: the backward pass adds to the
+    `grad` of the head's weight itself, where it can.
     """
     scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]
         hidden_NH,
@@ -107,6 +112,7 @@ def token_scores(
         temperature,
         with_entropy,
         max(1, chunk_elements // head.linear.weight.shape[0]),
+        adds_gradient and can_add(head.linear.weight),
     )
     return scores
 
@@ -125,6 +131,7 @@ class _TokenScores(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         chunk_rows: int,
+        adds_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         num = len(hidden_NH)
         dtype = at_least_float32(hidden_NH[:0]).dtype
@@ -134,46 +141,54 @@ class _TokenScores(torch.autograd.Function):
             raw_nV = head.raw_logits(hidden_NH[rows], weight_VH, bias_V)
             if any(ctx.needs_input_grad) and rows.stop * len(weight_VH) <= KEPT_ELEMENTS:
                 kept.append(raw_nV)
-            logits_nV = _tempered(head.cap(raw_nV), temperature)
-            log_sum_N[rows] = torch.logsumexp(logits_nV, dim=-1)
-            logprobs_N[rows] = logits_nV.gather(1, targets_N[rows, None])[:, 0] - log_sum_N[rows]
-            if with_entropy:
-                probs_nV = torch.exp(logits_nV - log_sum_N[rows, None])
-                entropy_N[rows] = log_sum_N[rows] - torch.linalg.vecdot(probs_nV, _finite(logits_nV))
+            for some, block in _blocks(rows, raw_nV):
+                logits_nV = _tempered(head.cap(raw_nV[block]), temperature)
+                highest_n1 = logits_nV.amax(dim=-1, keepdim=True)
+                masses_nV = (logits_nV - highest_n1).exp_()
+                total_n = masses_nV.sum(dim=-1)
+                log_sum_N[some] = total_n.log() + highest_n1[:, 0]
+                logprobs_N[some] = logits_nV.gather(1, targets_N[some, None])[:, 0] - log_sum_N[some]
+                if with_entropy:
+                    entropy_N[some] = log_sum_N[some] - torch.linalg.vecdot(masses_nV, _finite(logits_nV)) / total_n
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, log_sum_N, entropy_N, *kept)
-        ctx.head, ctx.temperature, ctx.chunk_rows = head, temperature, chunk_rows
+        ctx.head, ctx.temperature, ctx.chunk_rows, ctx.adds_gradient = head, temperature, chunk_rows, adds_gradient
         return logprobs_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_logprobs_N, grad_entropy_N = grads
         hidden_NH, weight_VH, bias_V, targets_N, log_sum_N, entropy_N, *kept = ctx.saved_tensors
         head: Head = ctx.head
         grad_hidden_NH = torch.zeros_like(hidden_NH) if ctx.needs_input_grad[0] else None
         sum_dtype = log_sum_N.dtype
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=sum_dtype) if ctx.needs_input_grad[1] else None
+        needs_weight = ctx.needs_input_grad[1] and not ctx.adds_gradient
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=sum_dtype) if needs_weight else None
         needs_bias = bias_V is not None and ctx.needs_input_grad[2]
         grad_bias_V = torch.zeros_like(bias_V, dtype=sum_dtype) if needs_bias else None
+        space_nV: Tensor | None = None
         for index, rows in enumerate(_chunks(len(hidden_NH), ctx.chunk_rows)):
             again = index >= len(kept)
             raw_nV = head.raw_logits(hidden_NH[rows], weight_VH, bias_V) if again else kept[index]
-            grad_nV = _grad_of_raw_logits(
-                raw_nV,
-                head,
-                ctx.temperature,
-                targets_N[rows],
-                log_sum_N[rows, None],
-                entropy_N[rows, None],
-                None if grad_logprobs_N is None else grad_logprobs_N[rows, None],
-                None if grad_entropy_N is None else grad_entropy_N[rows, None],
-            )
+            space_nV = torch.empty_like(raw_nV) if space_nV is None else space_nV[: len(raw_nV)]
+            for some, block in _blocks(rows, raw_nV):
+                _write_grad(
+                    space_nV[block],
+                    raw_nV[block],
+                    head,
+                    ctx.temperature,
+                    targets_N[some],
+                    log_sum_N[some, None],
+                    entropy_N[some, None],
+                    *(None if grad_N is None else grad_N[some, None] for grad_N in grads),
+                )
             if grad_bias_V is not None:
-                grad_bias_V += grad_nV.sum(dim=0)
-            grad_nV = grad_nV.to(weight_VH.dtype)
+                grad_bias_V += space_nV.sum(dim=0)
+            grad_nV = space_nV.to(weight_VH.dtype)
             if grad_hidden_NH is not None:
-                grad_hidden_NH[rows] = grad_nV @ weight_VH
-            if grad_weight_VH is not None and grad_weight_VH.dtype == grad_nV.dtype:
+                torch.mm(grad_nV, weight_VH, out=grad_hidden_NH[rows])
+            if ctx.adds_gradient:
+                add_product(head.linear.weight, grad_nV, hidden_NH[rows])
+            elif grad_weight_VH is not None and grad_weight_VH.dtype == grad_nV.dtype:
                 grad_weight_VH.addmm_(grad_nV.T, hidden_NH[rows])
             elif grad_weight_VH is not None:
                 grad_weight_VH += grad_nV.T @ hidden_NH[rows]
@@ -181,10 +196,11 @@ class _TokenScores(torch.autograd.Function):
             grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
         if grad_bias_V is not None:
             grad_bias_V = grad_bias_V.to(weight_VH.dtype)
-        return grad_hidden_NH, grad_weight_VH, grad_bias_V, None, None, None, None, None
+        return grad_hidden_NH, grad_weight_VH, grad_bias_V, *(None,) * 6
 
 
-def _grad_of_raw_logits(
+def _write_grad(
+    out_nV: Tensor,
     raw_nV: Tensor,
     head: Head,
     temperature: float,
@@ -193,24 +209,23 @@ def _grad_of_raw_logits(
     entropy_n1: Tensor,
     grad_logprobs_n1: Tensor | None,
     grad_entropy_n1: Tensor | None,
-) -> Tensor:
-    """(n, V) gradient of the linear layer's output.
+) -> None:
+    """Write the (n, V) gradient of the linear layer's output.
 
     With p = softmax(z): d logp_y / dz = onehot_y - p, and d entropy / dz = -p * (log p + entropy).
     """
     capped_nV = head.cap(raw_nV)
-    logprobs_nV = _tempered(capped_nV, temperature) - log_sum_n1
-    probs_nV = torch.exp(logprobs_nV)
-    grad_nV = torch.zeros_like(probs_nV) if grad_logprobs_n1 is None else probs_nV * -grad_logprobs_n1
-    if grad_logprobs_n1 is not None:
-        grad_nV.scatter_add_(1, targets_n[:, None], grad_logprobs_n1.to(grad_nV.dtype))
+    torch.sub(_tempered(capped_nV, temperature), log_sum_n1, out=out_nV)
+    factor = torch.zeros_like(log_sum_n1) if grad_logprobs_n1 is None else -grad_logprobs_n1
     if grad_entropy_n1 is not None:
-        grad_nV -= grad_entropy_n1 * probs_nV * (_finite(logprobs_nV) + entropy_n1)
+        factor = factor - grad_entropy_n1 * (_finite(out_nV) + entropy_n1)
+    out_nV.exp_().mul_(factor)
+    if grad_logprobs_n1 is not None:
+        out_nV.scatter_add_(1, targets_n[:, None], grad_logprobs_n1.to(out_nV.dtype))
     if head.scale != temperature:
-        grad_nV *= head.scale / temperature
+        out_nV *= head.scale / temperature
     if head.softcap:
-        grad_nV *= 1.0 - (capped_nV / head.softcap) ** 2
-    return grad_nV
+        out_nV *= 1.0 - (capped_nV / head.softcap) ** 2
 
 
 def _tempered(logits_nV: Tensor, temperature: float) -> Tensor:
@@ -227,3 +242,10 @@ def _chunks(num: int, most: int) -> list[slice]:
     """Slices of at most `most` rows, of nearly equal size."""
     size = math.ceil(num / max(1, math.ceil(num / most)))
     return [slice(start, min(start + size, num)) for start in range(0, num, size)] if num else []
+
+
+def _blocks(rows: slice, raw_nV: Tensor) -> list[tuple[slice, slice]]:
+    """Blocks of a chunk's rows: among all rows, and within the chunk. On an accelerator the whole chunk is one."""
+    most = BLOCK_ELEMENTS // raw_nV.shape[1] if raw_nV.device.type == "cpu" else len(raw_nV)
+    within = _chunks(len(raw_nV), max(1, most))
+    return [(slice(rows.start + each.start, rows.start + each.stop), each) for each in within]

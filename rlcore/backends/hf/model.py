@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rlcore.backends.hf.gradients import adding_gradients
 from rlcore.backends.hf.head import Head, check_head, find_head, token_scores
 from rlcore.backends.hf.parts import put
 from rlcore.backends.hf.prefixes import TREE_ATTENTION, cache_hidden, register_tree_attention, tree_hidden
@@ -50,6 +51,7 @@ class Model(nn.Module):
     def __init__(self, transformer: Any, adapter: Any = None) -> None:
         super().__init__()
         self.transformer = transformer
+        self._adds_gradients = False
         # In a tuple, so that torch does not register it: its parameters are those of `transformer`.
         self._adapter = (adapter,)
         self.eval()
@@ -115,6 +117,16 @@ class Model(nn.Module):
             for module in switched:
                 module.training = False
 
+    @contextmanager
+    def adding_gradients(self) -> Iterator[None]:
+        """Gradients of weights are added to their sums at once inside; backward passes belong inside, too."""
+        with adding_gradients(self):
+            self._adds_gradients = True
+            try:
+                yield
+            finally:
+                self._adds_gradients = False
+
     def without_adapter(self) -> Any:
         """A context in which the model is the one that was started from."""
         return self.adapter.disable_adapter() if self.adapter is not None else nullcontext()
@@ -136,7 +148,14 @@ class PolicyModel(Model):
         """(N,) log-prob and (N,) entropy of the loss tokens, under softmax(logits / temperature)."""
         hidden_NH = self.hidden_at(micro)
         targets_N = micro.token_ids_BT.flatten()[micro.flat_N]
-        return token_scores(hidden_NH, targets_N, self.head, temperature, with_entropy=with_entropy)
+        return token_scores(
+            hidden_NH,
+            targets_N,
+            self.head,
+            temperature,
+            with_entropy=with_entropy,
+            adds_gradient=self._adds_gradients,
+        )
 
 
 class ValueModel(Model):
