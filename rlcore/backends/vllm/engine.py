@@ -37,7 +37,7 @@ ENVIRONMENT = {
 def rollout_arguments(config: RunConfig, device: str) -> dict[str, Any]:
     """Arguments of vLLM's AsyncEngineArgs for a rollout replica.
 
-    Log-probs are those of softmax(logits / temperature), over what top_p, top_k and min_p keep: vLLM's 'processed' mode.
+    Log-probs are those of softmax(logits / temperature) over what top_p, top_k and min_p keep, vLLM's 'processed' mode.
     Token ids go in and come out, so vLLM needs no tokenizer, and it takes no sampling settings from the model's
     directory.
     """
