@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rlcore.errors import PluginError, RewardError
 from rlcore.types import (
     Batch,
+    Bools,
     Finish,
     Float32s,
     Int64s,
@@ -23,7 +24,6 @@ from rlcore.types import (
     Scored,
     TokenArrays,
     Trajectory,
-    TrajectoryId,
 )
 
 
@@ -42,17 +42,17 @@ def collate(groups: Sequence[Sequence[Scored]], pad_id: int) -> Batch:
         raise PluginError(f"batch: two groups of {len(prompts)} are of one prompt and epoch; a prompt is one group")
     for group in sorted_groups:
         _check_group(group)
-    units: dict[TrajectoryId, int] = {}
-    for each in rows:
-        units.setdefault(each.trajectory.id.unit(), len(units))
     trajectories = [each.trajectory for each in rows]
+    tokens = _token_arrays(trajectories, pad_id)
+    group_B = _int64s([index for index, group in enumerate(sorted_groups) for _ in group])
+    lengths_B = _int64s([len(each.token_ids) for each in trajectories])
     return Batch(
-        tokens=Ref(_token_arrays(trajectories, pad_id)),
-        sample_B=_int64s([units[each.id.unit()] for each in trajectories]),
-        group_B=_int64s([index for index, group in enumerate(sorted_groups) for _ in group]),
-        lengths_B=_int64s([len(each.token_ids) for each in trajectories]),
-        num_sampled_B=_int64s([each.num_sampled for each in trajectories]),
-        prompt_lengths_B=_int64s([each.prompt_length for each in trajectories]),
+        tokens=Ref(tokens),
+        sample_B=_unit_numbers(group_B, _int64s([each.id.sample for each in trajectories])),
+        group_B=group_B,
+        lengths_B=lengths_B,
+        num_sampled_B=np.count_nonzero(tokens.loss_mask_BT, axis=1).astype(np.int64),
+        prompt_lengths_B=_prompt_lengths(tokens.loss_mask_BT, lengths_B),
         rewards_B=np.array([each.reward.score for each in rows], dtype=np.float32),
         truncated_B=np.array([each.finish is Finish.LENGTH for each in trajectories], dtype=np.bool_),
         token_scores=_token_scores(rows),
@@ -227,6 +227,19 @@ def _check_token_scores(scored: Scored) -> None:
         raise RewardError(f"batch: token_scores of {row} are not all finite")
     if scores[~scored.trajectory.loss_mask].any():
         raise RewardError(f"batch: token_scores of {row} reward a token that the policy did not sample; needs 0 there")
+
+
+def _unit_numbers(group_B: Int64s, sample_in_group_B: Int64s) -> Int64s:
+    """(B,) the samples numbered from 0; the parts of a sample follow each other."""
+    differs_B = (np.diff(group_B, prepend=-1) != 0) | (np.diff(sample_in_group_B, prepend=-1) != 0)
+    return np.asarray(np.cumsum(differs_B) - 1, dtype=np.int64)
+
+
+def _prompt_lengths(loss_mask_BT: Bools, lengths_B: Int64s) -> Int64s:
+    """(B,) tokens before the first sampled one, all of them if none was sampled: `Trajectory.prompt_length`."""
+    if not loss_mask_BT.size:
+        return lengths_B
+    return np.asarray(np.where(loss_mask_BT.any(axis=1), loss_mask_BT.argmax(axis=1), lengths_B), dtype=np.int64)
 
 
 def _token_arrays(trajectories: Sequence[Trajectory], pad_id: int) -> TokenArrays:

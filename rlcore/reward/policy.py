@@ -36,6 +36,10 @@ def apply_policies(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> 
     )
     kept: list[list[Scored]] = []
     for group in groups:
+        if all(each.reward.status is RewardStatus.OK for each in group):
+            if group:
+                kept.append(list(group))
+            continue
         units = {each.trajectory.id.unit(): each.reward for each in group}
         decisions = {unit: failure_policy(reward, config) for unit, reward in units.items()}
         if "drop_group" in decisions.values():
@@ -70,6 +74,8 @@ def check_budget(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> No
 
     The budget is a share of all samples of `groups`, at least one sample unless it is 0.
     """
+    if all(each.reward.status is RewardStatus.OK for group in groups for each in group):
+        return
     rewards = {each.trajectory.id.unit(): each.reward for group in groups for each in group}
     for unit, reward in rewards.items():
         if failure_policy(reward, config) == "abort":
