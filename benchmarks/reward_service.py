@@ -5,6 +5,7 @@
 Prints one JSON line:
 
 * `requests_per_s`: samples scored in a second by a service that takes no time; the service is another process.
+  `bare_requests_per_s`: aiohttp alone, the same number of the same questions, in turns with it; `of_bare`: the ratio.
 * `efficiency`: with 256 calls in flight to a service that takes 250 ms, the time of so many full rounds over the time
   it took.
 * `eval_slowdown`: with 64 slots and a service that takes U(0.05, 0.15) s, the time of an evaluation of 64 samples while
@@ -13,6 +14,7 @@ Prints one JSON line:
 
 import argparse
 import asyncio
+import json
 import random
 import re
 import subprocess
@@ -24,8 +26,10 @@ from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import aiohttp
 from measure import emit, say, summary
 from rlcore_reward_loop import build
+from rlcore_reward_loop.rewards import question
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
 
 from rlcore.reward import RewardManager
@@ -139,6 +143,39 @@ async def rounds(run_dir: Path, service_s: float, number: int, repeats: int) -> 
             await manager.close()
 
 
+async def bare_seconds(session: aiohttp.ClientSession, url: str, number: int) -> float:
+    """Seconds of so many calls by aiohttp alone, 256 at a time."""
+    body = json.dumps(question(make_trajectory(0))).encode()
+    left = iter(range(number))
+
+    async def ask() -> None:
+        for _ in left:
+            async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as response:
+                await response.json()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(ask() for _ in range(IN_FLIGHT)))
+    return time.perf_counter() - began
+
+
+async def beside_bare(run_dir: Path, number: int, repeats: int) -> tuple[list[float], list[float]]:
+    """Seconds of `number` training samples at a service that takes no time, and of aiohttp alone, in turns."""
+    ours, bare = [], []
+    with serving(0.0, 0.0) as url:
+        manager = manager_of(url, run_dir, concurrency=IN_FLIGHT)
+        await manager.start()
+        try:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+                await seconds_of(manager, samples(IN_FLIGHT), Lane.TRAIN)
+                await bare_seconds(session, url, IN_FLIGHT)
+                for _ in range(repeats):
+                    ours.append(await seconds_of(manager, samples(number), Lane.TRAIN, 4 * IN_FLIGHT))
+                    bare.append(await bare_seconds(session, url, number))
+        finally:
+            await manager.close()
+    return ours, bare
+
+
 async def lanes(run_dir: Path, pending: int, repeats: int) -> tuple[list[float], list[float]]:
     """Seconds of an evaluation of 64: alone, and while training samples are pending."""
     alone, beside = [], []
@@ -168,13 +205,15 @@ def main(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as directory:
         run_dir = Path(directory)
         say("a service that takes no time")
-        fast = asyncio.run(rounds(run_dir, 0.0, number, repeats))
+        fast, bare = asyncio.run(beside_bare(run_dir, number, repeats))
         say("a service that takes 250 ms")
         slow = asyncio.run(rounds(run_dir, SERVICE_S, IN_FLIGHT * num_rounds, min(repeats, 3)))
         say("an evaluation beside training")
         alone, beside = asyncio.run(lanes(run_dir, pending, repeats))
     result = {
         "requests_per_s": summary([number / each for each in fast]),
+        "bare_requests_per_s": summary([number / each for each in bare]),
+        "of_bare": summary([other / each for each, other in zip(fast, bare, strict=True)]),
         "efficiency": summary([num_rounds * SERVICE_S / each for each in slow]),
         "eval_alone_s": summary(alone),
         "eval_beside_training_s": summary(beside),
