@@ -1,6 +1,6 @@
 """How the controller's cost grows: 1000 rollout replicas and 16 384 samples a step, with workers that do nothing.
 
-    .venv/bin/python benchmarks/scale.py [--smoke] [--steps N]
+    .venv/bin/python benchmarks/scale.py [--smoke] [--steps N] [--seconds S]
 
 A whole production run: plan, launch, streaming, rewards on the loop, batch, update, metrics, trajectories on disk. Its
 workers answer at once, so the process's CPU time is the controller's, that of 1000 threads included. Prints one JSON
@@ -83,20 +83,25 @@ def settings(directory: Path, replicas: int, samples: int) -> list[str]:
     ]
 
 
-async def steps_of(directory: Path, replicas: int, samples: int, steps: int) -> dict[str, Any]:
-    """Wall and CPU seconds of each step after the first ones, and resident bytes."""
+async def steps_of(directory: Path, replicas: int, samples: int, steps: int, seconds: float) -> dict[str, Any]:
+    """Wall and CPU seconds of each step after the first ones, and resident bytes; no step begins after `seconds`."""
+    ends_at = time.perf_counter() + seconds
     wall, cpu, resident = [], [], []
     plugins = ["null", str(directory / "instant.py")]
     async with live({}, settings(directory, replicas, samples), plugins, directory / "run") as trainer:
         for step in range(steps):
             began, used = time.perf_counter(), time.process_time()
+            if began > ends_at:
+                break
             await trainer.step()
             wall.append(time.perf_counter() - began)
             cpu.append(time.process_time() - used)
             resident.append(resident_bytes())
             say(f"step {step + 1} of {steps}: {wall[-1]:.1f} s, {resident[-1] / 2**20:.0f} MiB")
+    steps = len(wall)
     warm = min(WARM_STEPS, steps - 1)
     return {
+        "steps": steps,
         "wall_s": summary(wall[warm:]),
         "cpu_s": summary(cpu[warm:]),
         "share_of_60_s": summary(cpu[warm:])["median"] / STEP_S,
@@ -116,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="few steps, replicas and samples: does it still run?")
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=460.0, help="begin no step after so long")
     chosen = parser.parse_args(arguments)
     replicas, samples, steps = (8, 64, 3) if chosen.smoke else (1000, 16384, chosen.steps)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -125,8 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_prompts(directory / "prompts.jsonl", 2 * samples // GROUP)
         (directory / "rewards.py").write_text(REWARD)
         (directory / "instant.py").write_text(PLUGIN.replace("{new_tokens}", str(NEW_TOKENS)))
-        result = asyncio.run(steps_of(directory, replicas, samples, steps))
-    emit("scale", {"replicas": replicas, "samples": samples, "steps": steps, **result})
+        result = asyncio.run(steps_of(directory, replicas, samples, steps, chosen.seconds))
+    emit("scale", {"replicas": replicas, "samples": samples, **result})
 
 
 if __name__ == "__main__":

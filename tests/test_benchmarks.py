@@ -181,6 +181,9 @@ SMOKE = {
     "vs_trl": ["--scenario", "E2", "--skip-sweep", "--micro-batch", "8"],
     "learning_vs_trl": [],
     "gpu_check": ["--device", "cpu"],
+    "scale": [],
+    "transfer": [],
+    "shared_pools": [],
 }
 
 

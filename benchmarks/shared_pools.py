@@ -1,0 +1,115 @@
+"""What it brings that the actor trains on the judges' devices too, which a dedicated reward pool leaves idle.
+
+    .venv/bin/python benchmarks/shared_pools.py [--smoke] [--devices 8 16 32 64]
+
+Half of the devices sample, half judge, and each sample is judged the moment it is finished. `dedicated`: the actor
+trains on the devices that sample (a union of one pool), the reward pool is idle meanwhile. `shared`: it trains on the
+union of both. A production run, with workers that sleep as long as devices would compute (`device_times.py`), a
+hundredth of the costs of a published step: 40 s generation, 198 s of passes and update with a 7B model on 8 devices
+for 5120 samples (verl #2854), and judging that costs what sampling does. Servers take 5 s to fall asleep, and 5 s to
+wake up. Prints one JSON line: for each number of devices seconds a step (scaled up again), how busy the pools are, the
+gain, and the gain that the costs alone say.
+"""
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from live import live
+from measure import emit, say, summary
+
+from rlcore import metrics
+from rlcore.testing import write_prompts
+
+HERE = Path(__file__).resolve().parent
+SAMPLES_A_DEVICE = 16
+GROUP = 4
+PUBLISHED = {"devices": 8, "generate": 40.0, "train": 198.0, "turn": 5.0}
+SCALE = 100.0
+"""A second of the published step takes a hundredth here."""
+WARM_STEPS = 1
+
+
+def device_seconds(phase_s: float, scale: float) -> float:
+    """What a sample costs of a phase that takes so long in the published step, scaled, in device seconds."""
+    devices = float(PUBLISHED["devices"])
+    return phase_s / scale * devices / (devices * SAMPLES_A_DEVICE)
+
+
+def settings(directory: Path, devices: int, shared: bool, scale: float) -> list[str]:
+    """Overrides of a run on so many devices."""
+    servers = devices // 2
+    samples = devices * SAMPLES_A_DEVICE
+    return [
+        "model.path=none",
+        "model.tokenizer=bytes",
+        f"data.sources.all.path={directory / 'prompts.jsonl'}",
+        "actor.backend=timed",
+        "rollout.backend=timed",
+        "rollout.pool=rollout",
+        f"rollout.replicas={servers}",
+        f"rollout.samples_per_prompt={GROUP}",
+        f"train.prompts_per_step={samples // GROUP}",
+        "train.max_steps=1000000",
+        "train.log_completions_every=0",
+        "cluster.train_pool=train",
+        f"cluster.pools.train.union_of=[{'rollout,reward' if shared else 'rollout'}]",
+        f"plugins.device_times.judges={servers}",
+        f"plugins.device_times.train_devices={devices if shared else servers}",
+        f"plugins.device_times.generate_s={device_seconds(PUBLISHED['generate'], scale)}",
+        f"plugins.device_times.judge_s={device_seconds(PUBLISHED['generate'], scale)}",
+        f"plugins.device_times.train_s={device_seconds(PUBLISHED['train'], scale)}",
+        f"plugins.device_times.turn_s={PUBLISHED['turn'] / scale}",
+    ]
+
+
+async def measured(directory: Path, devices: int, shared: bool, scale: float, steps: int) -> dict[str, Any]:
+    """Seconds of a step at full scale, and how busy the pools are."""
+    name = f"{devices}-{'shared' if shared else 'dedicated'}"
+    run_dir = directory / name
+    plugins = [str(HERE / "device_times.py")]
+    async with live({}, settings(directory, devices, shared, scale), plugins, run_dir) as trainer:
+        for _ in range(WARM_STEPS + steps):
+            await trainer.step()
+    rows = [row for row in metrics.read(run_dir) if "time/step_s" in row][WARM_STEPS:]
+    found = {"step_s": summary([scale * row["time/step_s"] for row in rows])}
+    for pool in ("rollout", "reward"):
+        found[f"{pool}_busy_frac"] = summary([row[f"pool/{pool}/busy_frac"] for row in rows])
+    say(f"{name}: {found['step_s']['median']:.0f} s a step, reward pool {found['reward_busy_frac']['median']:.0%} busy")
+    return found
+
+
+def expected_gain() -> float:
+    """By the costs alone: generation on half of the devices with judging hidden behind it, training on half or all."""
+    generate_s, train_s, turn_s = 2 * PUBLISHED["generate"], PUBLISHED["train"], 2 * PUBLISHED["turn"]
+    return (generate_s + 2 * train_s + turn_s) / (generate_s + train_s + turn_s)
+
+
+async def compared(directory: Path, devices: int, scale: float, steps: int) -> dict[str, Any]:
+    """Both ways on so many devices."""
+    write_prompts(directory / "prompts.jsonl", 4 * devices * SAMPLES_A_DEVICE // GROUP)
+    both = {
+        "dedicated": await measured(directory, devices, False, scale, steps),
+        "shared": await measured(directory, devices, True, scale, steps),
+    }
+    return {**both, "gain": both["dedicated"]["step_s"]["median"] / both["shared"]["step_s"]["median"]}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="eight devices, one step: does it still run?")
+    parser.add_argument("--devices", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--steps", type=int, default=3)
+    chosen = parser.parse_args(arguments)
+    sizes, scale, steps = ([8], 1000.0, 1) if chosen.smoke else (chosen.devices, SCALE, chosen.steps)
+    with tempfile.TemporaryDirectory(prefix="shared-pools-") as scratch:
+        found = {str(devices): asyncio.run(compared(Path(scratch), devices, scale, steps)) for devices in sizes}
+    emit("shared_pools", {"published": PUBLISHED, "scale": scale, "expected_gain": expected_gain(), "devices": found})
+
+
+if __name__ == "__main__":
+    main()
