@@ -122,7 +122,7 @@ KINDS = {
 def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings: tuple[str, ...]) -> None:
     model = write_tiny_model(tmp_path / "tiny", tie_word_embeddings=settings == SHARDED)
     plan = planned(model, "actor.micro_batch_tokens=40", *settings)
-    Open = sys.modules["open_ranks"].Open  # type: ignore[attr-defined]
+    Open = sys.modules["open_ranks"].Open
 
     async def story() -> None:
         cluster = LocalCluster(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5))
@@ -158,7 +158,7 @@ def test_what_two_ranks_saved_in_parts_goes_on_as_one_process_and_as_two(
 ) -> None:
     model = write_tiny_model(tmp_path / "tiny")
     plan = planned(model, "actor.lr=1e-3", *settings)
-    Open = sys.modules["open_ranks"].Open  # type: ignore[attr-defined]
+    Open = sys.modules["open_ranks"].Open
     first, then = random_batch(seed=5), random_batch(seed=6)
 
     async def story() -> None:
