@@ -109,15 +109,18 @@ def scored(request: GenerateRequest, completion: Completion) -> Scored:
     return Scored(trajectory, Reward(0.0))
 
 
-def test_recorded_logprobs_are_untruncated_and_those_of_a_greedy_row_have_temperature_one(policy: PolicyModel) -> None:
+def test_recorded_logprobs_are_of_what_truncation_kept_and_those_of_a_greedy_row_have_temperature_one(
+    policy: PolicyModel,
+) -> None:
     sampler = sampler_of(policy)
     truncated = Sampling(temperature=0.5, top_k=2, max_tokens=1)
-    for sampling, temperature in ((truncated, 0.5), (replace(GREEDY, max_tokens=1), 1.0)):
+    for sampling, temperature, num_kept in ((truncated, 0.5, 2), (replace(GREEDY, max_tokens=1), 1.0, None)):
         (request,) = requests_of(sampling, num=1, n=1)
         (completion,) = generated(sampler, [request]).values()
         with torch.no_grad():
             logits_V = policy.transformer(torch.tensor([request.token_ids])).logits[0, -1] / temperature
-        expected = torch.log_softmax(logits_V, dim=-1)[int(completion.token_ids[0])]
+        kept_K = logits_V if num_kept is None else logits_V.topk(num_kept).values
+        expected = logits_V[int(completion.token_ids[0])] - torch.logsumexp(kept_K, dim=0)
         assert completion.logprobs[0] == pytest.approx(float(expected), abs=1e-5)
 
 
