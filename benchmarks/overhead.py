@@ -4,7 +4,7 @@
 
 Prints one JSON line: what the controller takes for a step of 64 samples and for a sample from 64 to 16 384, seconds to
 import rlcore and to make a plan in a fresh interpreter. The null model works in a thread of this process, and says how
-much CPU its updates took; the rest, its sampling too, counts as the controller's. The reward is an async function on
+much CPU its sampling and its updates took; the rest counts as the controller's. The reward is an async function on
 the controller's own loop; with a sync one, each call goes to a child process and back, and `children` says what that
 adds. `all_plugins_step_s`: 64 samples with reward loop, agent loop and critic engine: a turn a sample, or two with a
 call between them, on the controller's loop or in two workers; and rewards from a service in another process.
@@ -72,7 +72,7 @@ async def step_seconds(
 ) -> dict[str, dict[str, float]]:
     """What a step takes, in seconds.
 
-    `wall`: the clock. `model`: CPU of the null model, its sampling left out. `controller`: wall less model; both hold
+    `wall`: the clock. `model`: CPU of the null model. `controller`: wall less model; both hold
     the interpreter, so they take turns. `controller_cpu`: CPU of all threads of the process less model, also what
     writes the step before this one. `main_cpu`: of it, that of the event loop's thread.
     """

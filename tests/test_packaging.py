@@ -29,8 +29,8 @@ def name_of(directory: Path) -> str:
     return str(directory.relative_to(ROOT))
 
 
-def pinned() -> dict[str, Version]:
-    lines = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
+def pinned(file: str = "cpu.txt") -> dict[str, Version]:
+    lines = (ROOT / "requirements" / file).read_text().splitlines()
     pins = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {canonical(name): Version(version) for name, version in pins}
 
@@ -40,11 +40,11 @@ def canonical(name: str) -> str:
 
 
 def requirements() -> Iterator[Requirement]:
-    """What every distribution needs or may need, but for what no machine without a GPU or cluster installs."""
+    """What every distribution needs or may need in one environment: without what has a file of versions of its own."""
     for directory in [ROOT, *OTHERS]:
         data = project(directory)["project"]
         extras = data.get("optional-dependencies", {})
-        lists = [each for name, each in extras.items() if name not in ("ray", "vllm")]
+        lists = [each for name, each in extras.items() if name not in ("ray", "vllm", "verifiers")]
         for text in [*data["dependencies"], *(text for each in lists for text in each)]:
             requirement = Requirement(text)
             if not requirement.name.startswith("rlcore"):
@@ -95,6 +95,13 @@ def test_everything_that_is_needed_is_pinned_to_a_version_that_will_do() -> None
     for requirement in requirements():
         version = pins[canonical(requirement.name)]
         assert version in requirement.specifier, requirement
+
+
+def test_what_the_agent_loop_needs_for_verifiers_is_pinned_in_a_file_of_its_own() -> None:
+    pins = pinned("verifiers.txt")
+    needed = project(ROOT / "plugins" / "agent_loop")["project"]["optional-dependencies"]["verifiers"]
+    for requirement in map(Requirement, needed):
+        assert pins[canonical(requirement.name)] in requirement.specifier, requirement
 
 
 def test_the_pins_are_final_releases_and_torch_is_for_every_machine() -> None:

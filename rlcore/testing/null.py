@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class NullActor(ActorWorker):
         self.skipped_in_a_row = 0
         self.version = 0
         self.busy_s = 0.0
-        """CPU seconds that updates and log-probs took; sampling is not counted."""
+        """CPU seconds that updates, log-probs and, of the embedded rollout, sampling took."""
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -250,7 +250,8 @@ class NullRollout(RolloutWorker):
         self._actor = self.context.host
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        async with aclosing(_decode(requests, self._actor.settings, self._policy)) as completions:
+        decoding = _decode(requests, self._actor.settings, self._policy, busy=self._actor.busy)
+        async with aclosing(decoding) as completions:
             async for completion in completions:
                 yield completion
 
@@ -300,6 +301,7 @@ async def _decode(
     settings: NullSection,
     policy: Callable[[], tuple[int, int, Float64s]],
     decoded_so_far: Callable[[int], None] = lambda decoded: None,
+    busy: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> AsyncGenerator[Completion, None]:
     """Short completions first, as if all rows were decoded together, a token every `token_s`.
 
@@ -307,13 +309,15 @@ async def _decode(
     not ended go on with that.
     """
     began = time.monotonic()
-    rows = [_Row(each, sample) for each in sorted(requests, key=lambda r: r.id) for sample in range(each.n)]
+    with busy():
+        rows = [_Row(each, sample) for each in sorted(requests, key=lambda r: r.id) for sample in range(each.n)]
     weights, decoded = None, 0
     while rows:
         version, update, logits_V = policy()
         if weights != (weights := (version, update)):
-            for row in rows:
-                row.draw(logits_V, version, decoded)
+            with busy():
+                for row in rows:
+                    row.draw(logits_V, version, decoded)
             rows.sort(key=lambda row: (len(row.ids_N), row.request.id, row.sample), reverse=True)
         row = rows[-1]
         if decoded < len(row.ids_N):
