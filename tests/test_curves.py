@@ -56,11 +56,12 @@ def test_a_comparison_by_hand_is_paired_and_has_students_interval() -> None:
     [
         (0.8, 0.4, 0.2, True, False),
         (0.6, 0.4, 0.2, False, False),  # PPO falls short
-        (0.8, 0.78, 0.2, False, False),  # a control passes for equal
+        (0.8, 0.78, 0.2, True, False),  # the idle critic decides nothing
+        (0.8, 0.4, 0.78, False, False),  # the control passes for equal
         (0.98, 0.4, 0.2, False, True),
     ],
 )
-def test_ppo_passes_when_it_is_within_noise_and_the_controls_are_not(
+def test_ppo_passes_when_it_is_within_noise_and_the_control_is_not(
     ppo: float, frozen: float, permuted: float, passed: bool, saturated: bool
 ) -> None:
     compare = script("ppo_critic/compare")
