@@ -198,8 +198,11 @@ def test_a_directory_in_use_is_refused(config: dict[str, Any]) -> None:
 def test_resume_with_other_prompts_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     run(config, "train.max_steps=2")
     write_prompts(tmp_path / "prompts.jsonl", 31)
+    saved = Path(config["train"]["dir"]) / "run" / "plan.json"
+    before = saved.read_text()
     with pytest.raises(CheckpointError, match="source 'train'"):
-        run(config, resume=True)
+        run(config, "actor.lr=0.2", resume=True)
+    assert saved.read_text() == before, "the next try shall still be told what changed"
 
 
 def test_training_works_while_an_event_loop_runs_as_in_a_notebook(config: dict[str, Any]) -> None:

@@ -78,17 +78,19 @@ def logging_to(directory: Path) -> Iterator[None]:
         handler.close()
 
 
-def write_plan(directory: Path, plan: RunPlan, start_from: Path | None = None) -> list[str]:
-    """Save config.yaml and plan.json; what differs from the plan saved before, one line a value.
-
-    That is the plan of the checkpoint `start_from`, or else the one that stood in the directory.
-    """
-    earlier = (start_from or directory) / "plan.json"
-    before = json.loads(earlier.read_text()) if earlier.exists() else None
+def write_plan(directory: Path, plan: RunPlan) -> None:
+    """Save config.yaml and plan.json."""
     text = json.dumps(plan_to_json(plan), indent=1) + "\n"
     write_atomically(directory / "config.yaml", plan.loaded.yaml.encode())
     write_atomically(directory / "plan.json", text.encode())
-    return [] if before is None else list(differences(before, json.loads(text)))
+
+
+def plan_changes(directory: Path, plan: RunPlan) -> list[str]:
+    """What differs from the plan saved in `directory`, a run's or a checkpoint's, one line a value."""
+    earlier = directory / "plan.json"
+    if not earlier.exists():
+        return []
+    return list(differences(json.loads(earlier.read_text()), json.loads(json.dumps(plan_to_json(plan)))))
 
 
 def differences(before: object, now: object, path: str = "") -> Iterator[str]:

@@ -30,6 +30,8 @@ class Saver:
         self._config: CheckpointConfig = trainer.config.checkpoint
         self._under_way: asyncio.Task[Path] | None = None
         self._save_s: float | None = None
+        self.ready = False
+        """Whether what the run continues from has been restored: before that there is nothing of it to save."""
         self.last: Path | None = checkpoint.latest(run_dir)
 
     @property
@@ -64,6 +66,8 @@ class Saver:
     async def save_on_signal(self) -> str:
         """Save the published step if that is still possible in time; what was done, in a few words."""
         trainer, limit = self._trainer, self._config.shutdown_s
+        if not self.ready:
+            return self._stands("before the first step")
         if self.saved_step == trainer.progress.step:
             return self._stands("already saved")
         if trainer.updating:

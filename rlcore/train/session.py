@@ -25,7 +25,7 @@ from rlcore.schedule.advice import advice
 from rlcore.terminal import Terminal
 from rlcore.tokens import Tokens
 from rlcore.track import Trackers, require_installed
-from rlcore.train.directory import locked, logging_to, open_directory, write_plan
+from rlcore.train.directory import locked, logging_to, open_directory, plan_changes, write_plan
 from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest
 from rlcore.train.trainer import Progress, Sinks, Trainer
@@ -62,12 +62,13 @@ async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Pa
         try:
             require_installed(plan.config.track.to)
             prompts, heldout = load_data(plan.config)
-            changes = write_plan(run_dir, plan, start_from)
+            if not resume and start_from is None:
+                write_plan(run_dir, plan)
             async with launch(plan, run_dir, DEADLINES) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
                 session = Session(plan, run_dir, run, prompts, heldout, stop)
                 try:
-                    result = await session.train(resume, start_from, changes)
+                    result = await session.train(resume, start_from)
                     said = "every step was taken"
                     return result
                 except WorkerError as error:
@@ -170,17 +171,17 @@ class Session:
         self._trainer = Trainer(run, progress, self.total_steps, heldout, self._sinks)
         self.saver = Saver(self._trainer, run_dir)
 
-    async def train(self, resume: bool, start_from: Path | None, changes: Sequence[str]) -> TrainResult:
+    async def train(self, resume: bool, start_from: Path | None) -> TrainResult:
         """Take the steps that are left."""
         trainer = self._trainer
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
             stack.push_async_callback(trainer.close)
-            _keep_rewards(self._run.plan, self._run_dir)
             num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
             num_updates = await self._run.critic.expect(num_updates)
             await trainer.actor.call(ActorWorker.expect, num_updates)
-            await self._continue(resume, start_from, changes)
+            await self._continue(resume, start_from)
+            _keep_rewards(self._run.plan, self._run_dir)
             stack.enter_context(self._terminal.progress(self.total_steps, trainer.progress.step))
             await self._prepare_first_step()
             await self._finish_step()
@@ -208,11 +209,14 @@ class Session:
         if saving.every_steps and step % saving.every_steps == 0 and self.saver.saved_step != step:
             await self.saver.save()
 
-    async def _continue(self, resume: bool, start_from: Path | None, changes: Sequence[str]) -> None:
-        """Restore what there is to continue from; without a checkpoint the run begins anew."""
-        path = start_from or (self.saver.last if resume else None)
+    async def _continue(self, resume: bool, start_from: Path | None) -> None:
+        """Restore what there is to continue from; without a checkpoint the run begins anew.
+
+        The plan that the run had is replaced only when all is restored: a resume that fails changes nothing.
+        """
+        plan, path = self._run.plan, start_from or (self.saver.last if resume else None)
         if path is not None:
-            for change in changes:
+            for change in plan_changes(start_from or self._run_dir, plan):
                 self._terminal.say(f"changed since the run was begun: {change}")
             await self.saver.restore(path)
             self._terminal.say(f"continuing after step {self._trainer.progress.step} from {path}")
@@ -220,6 +224,9 @@ class Session:
             self._sinks.metrics.cut_back(-1)
             self._sinks.trajectories.cut_back(-1)
             self._terminal.say("no checkpoint yet: beginning with step 1")
+        if resume or path is not None:
+            write_plan(self._run_dir, plan)
+        self.saver.ready = True
 
     async def _prepare_first_step(self) -> None:
         """What is checked and measured before training: the reward canary and the held-out prompts."""
