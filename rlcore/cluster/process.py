@@ -11,6 +11,7 @@ import rlcore.errors
 from rlcore.child import OK, OURS
 from rlcore.cluster.child import ChildProcess, PendingCall, start_message
 from rlcore.cluster.host import Shipment
+from rlcore.cluster.ranks import answers_of_ranks
 from rlcore.cluster.serve import BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
 from rlcore.cluster.streams import merged
 from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary
@@ -158,12 +159,11 @@ class ProcessBody:
 
     async def _all(self, messages: Sequence[tuple[Any, ...]], where: str, deadline_s: float) -> list[Any]:
         """The answers of all ranks; the first error ends the wait: the other ranks may be waiting for that one."""
-        return await first_error(
-            [
-                process.request(message, where, deadline_s)
-                for process, message in zip(self._processes, messages, strict=True)
-            ]
-        )
+        requests = [
+            process.request(message, where, deadline_s)
+            for process, message in zip(self._processes, messages, strict=True)
+        ]
+        return await answers_of_ranks(requests, lambda rank: not self._processes[rank].alive)
 
     async def stream(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, close_s: float

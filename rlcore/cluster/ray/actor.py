@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 import traceback
@@ -16,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayError
 import rlcore.errors
 from rlcore.child import OK, OURS
 from rlcore.cluster.host import Shipment, WorkerHost
-from rlcore.cluster.process import first_error
+from rlcore.cluster.ranks import answers_of_ranks
 from rlcore.cluster.streams import merged
 from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary, describe
 
@@ -40,11 +41,11 @@ class ActorHost:
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._next = 0
 
-    async def address(self) -> tuple[str, int]:
-        """This node's address and a port that is free on it."""
+    async def address(self) -> tuple[str, int, int]:
+        """This node's address, a port that is free on it, and the id of this process."""
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+            return ray.util.get_node_ip_address(), int(probe.getsockname()[1]), os.getpid()
 
     async def build(self, shipment: Shipment) -> Answer:
         """Make a worker and set it up."""
@@ -149,26 +150,30 @@ class ActorBody:
         self.rendezvous = ""
         self._actors = tuple(actors)
         self._number = 0
-        self._reason = ""
+        self._places = [""] * len(self._actors)
+        self._reasons: dict[int, str] = {}
+        """Why a rank has ended, in the order in which that was seen."""
+        self._closed = False
 
     @property
     def alive(self) -> bool:
         """False once an actor is known to have ended."""
-        return not self._reason
+        return not self._reasons and not self._closed
 
     async def meet(self, deadline_s: float) -> None:
         """Wait until every actor runs; agree on where the ranks meet."""
         where = f"{self.name}: starting its actor"
-        addresses = await first_error([self._ask(actor.address.remote(), where, deadline_s) for actor in self._actors])
+        addresses = await self._all([actor.address.remote() for actor in self._actors], self._ask, where, deadline_s)
+        self._places = [f" (process {process} on {host})" for host, _, process in addresses]
         if len(self._actors) > 1:
-            host, port = addresses[0]
+            host, port, _ = addresses[0]
             self.rendezvous = f"tcp://{host}:{port}"
 
     async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
         """See `Body.build`."""
         where = f"{ranks[0].name}.setup()"
         refs = [actor.build.remote(shipment) for actor, shipment in zip(self._actors, ranks, strict=True)]
-        await first_error([self._value(ref, where, deadline_s) for ref in refs])
+        await self._all(refs, self._value, where, deadline_s)
 
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
@@ -181,7 +186,7 @@ class ActorBody:
         self._number += 1  # only now: actors wait for every number in turn
         try:
             # The first error ends the wait: the other ranks may be waiting for that one.
-            values = await first_error([self._value(ref, where, deadline_s) for ref in refs])
+            values = await self._all(refs, self._value, where, deadline_s)
         except BaseException:
             self._cancel(number)
             raise
@@ -198,14 +203,12 @@ class ActorBody:
                 for actor in self._actors
             ]
         self._number += 1
-        streams = [
-            self._items(actor, refs, number, where, close_s) for actor, refs in zip(self._actors, calls, strict=True)
-        ]
+        streams = [self._items(rank, refs, number, where, close_s) for rank, refs in enumerate(calls)]
         async with aclosing(merged(streams)) as items:
             async for item in items:
                 yield item
 
-    async def _items(self, actor: Any, refs: Any, number: int, where: str, close_s: float) -> AsyncGenerator[Any, None]:
+    async def _items(self, rank: int, refs: Any, number: int, where: str, close_s: float) -> AsyncGenerator[Any, None]:
         """The items of one rank's stream."""
         ended = False
         try:
@@ -215,14 +218,14 @@ class ActorBody:
                 except StopAsyncIteration:
                     ended = True
                     return
-                for item in opened(await self._ask(ref, where, close_s)):
+                for item in opened(await self._ask(rank, ref, where, close_s)):
                     yield item
         except RayError as error:
             ended = True
-            raise WorkerError(f"{where}: {self._lost(error)}") from error
+            raise WorkerError(f"{where}: {self._lost(rank, error)}") from error
         finally:
             if not ended:
-                actor.cancel.remote(number)
+                self._actors[rank].cancel.remote(number)
                 await self._drain(refs, close_s)
 
     async def _drain(self, refs: Any, close_s: float) -> None:
@@ -234,24 +237,31 @@ class ActorBody:
         except (TimeoutError, RayError):
             pass
 
-    async def _value(self, ref: Any, where: str, deadline_s: float) -> Any:
-        """What a worker returned; what it raised is raised here."""
-        return opened(await self._ask(ref, where, deadline_s))
+    async def _all(self, refs: Sequence[Any], ask: Callable[..., Awaitable[Any]], *args: Any) -> list[Any]:
+        """What all ranks answer; the first error ends the wait: the other ranks may be waiting for that one."""
+        asked = [ask(rank, ref, *args) for rank, ref in enumerate(refs)]
+        return await answers_of_ranks(asked, self._reasons.__contains__)
 
-    async def _ask(self, ref: Any, where: str, deadline_s: float) -> Any:
-        """The value of a reference; WorkerError when the deadline passes or the actor ends."""
+    async def _value(self, rank: int, ref: Any, where: str, deadline_s: float) -> Any:
+        """What a worker returned; what it raised is raised here."""
+        return opened(await self._ask(rank, ref, where, deadline_s))
+
+    async def _ask(self, rank: int, ref: Any, where: str, deadline_s: float) -> Any:
+        """The value of a reference; WorkerError when the deadline passes or the rank's actor ends."""
         try:
             async with asyncio.timeout(deadline_s):
                 return await ref
         except (TimeoutError, GetTimeoutError) as error:
             raise WorkerError(f"{where} took longer than {deadline_s:g} s") from error
         except RayError as error:
-            raise WorkerError(f"{where}: {self._lost(error)}") from error
+            raise WorkerError(f"{where}: {self._lost(rank, error)}") from error
 
-    def _lost(self, error: RayError) -> str:
-        """Why the actor does not answer; the rest of a message of Ray is its own log."""
-        self._reason = self._reason or f"its actor ended: {describe(error)}"
-        return self._reason
+    def _lost(self, rank: int, error: RayError) -> str:
+        """Why a rank does not answer; the rest of a message of Ray is its own log."""
+        if self._closed and rank not in self._reasons:
+            return next(iter(self._reasons.values()), "it was closed")
+        whose = f"its rank {rank}, {self.name[:-1]}.{rank}], ended" if len(self._actors) > 1 else "its actor ended"
+        return self._reasons.setdefault(rank, f"{whose}: {describe(error).rstrip('.')}{self._places[rank]}")
 
     def _cancel(self, number: int) -> None:
         for actor in self._actors:
@@ -259,23 +269,33 @@ class ActorBody:
 
     async def ended(self) -> str:
         """See `Body.ended`."""
+        watches = [asyncio.ensure_future(self._watch(rank)) for rank in range(len(self._actors))]
         try:
-            await first_error([actor.watch.remote() for actor in self._actors])
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for watch in watches:
+                watch.cancel()
+        return done.pop().result()
+
+    async def _watch(self, rank: int) -> str:
+        """Why the rank has ended, once it has."""
+        try:
+            await self._actors[rank].watch.remote()
         except RayError as error:
-            self._lost(error)
-        return self._reason
+            return self._lost(rank, error)
+        return ""
 
     async def close(self, deadline_s: float) -> None:
         """See `Body.close`."""
         if self.alive:
             refs = [actor.close.remote() for actor in self._actors]
             try:
-                for problems in await first_error([self._ask(ref, f"{self.name}.close()", deadline_s) for ref in refs]):
+                for problems in await self._all(refs, self._ask, f"{self.name}.close()", deadline_s):
                     for problem in problems:
                         logger.warning("%s", problem)
             except RlcoreError as error:
                 logger.warning("%s", error)
-        self._reason = self._reason or "it was closed"
+        self._closed = True
         for actor in self._actors:
             ray.kill(actor)
 
