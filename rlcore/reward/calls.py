@@ -82,7 +82,8 @@ class ChildCaller:
         return await self._call(trajectories, lane, allowance)
 
     async def _call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
-        async with self._seats.taken(lane) as place:
+        place = await self._seats.take(lane)
+        try:
             child = await self._living(place)
             began = time.monotonic()
             try:
@@ -94,6 +95,8 @@ class ChildCaller:
                 raise
             allowance.left_s -= time.monotonic() - began
             return outcomes
+        finally:
+            self._seats.give_back(place)
 
     async def _living(self, place: Place) -> Child:
         async with place.renewal:
@@ -154,18 +157,18 @@ class LoopCaller:
     async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
         """See `Caller`. The function gets copies: what it changes, nobody else sees."""
         copies = [private_copy(each) for each in trajectories]
-        async with self._seats.taken(lane):
-            began = time.monotonic()
-            task = asyncio.create_task(self._run(copies), name=self._task_name)
-            self._tasks.add(task)
-            try:
-                await _ended(task, allowance.left_s)
-            finally:
-                allowance.left_s -= time.monotonic() - began
-                self._let_go(task)
-            if task.cancelled():
-                raise ChildError("it cancelled itself")
-            return task.result()
+        place, began = await self._seats.take(lane), time.monotonic()
+        task = asyncio.create_task(self._run(copies), name=self._task_name)
+        self._tasks.add(task)
+        try:
+            await _ended(task, allowance.left_s)
+        finally:
+            allowance.left_s -= time.monotonic() - began
+            self._let_go(task)
+            self._seats.give_back(place)
+        if task.cancelled():
+            raise ChildError("it cancelled itself")
+        return task.result()
 
     async def _run(self, trajectories: list[Trajectory]) -> list[Outcome]:
         try:

@@ -28,7 +28,8 @@ def combine(
     parts: dict[str, float] = {}
     for name, each in opinions.items():
         parts[name] = each.score
-        parts |= {f"{name}/{part}": score for part, score in each.parts.items()}
+        for part, score in each.parts.items():
+            parts[f"{name}/{part}"] = score
     info = _info(outcomes)
     if errors or not opinions:
         info["error"] = "; ".join(f"{name}: {error}" for name, error in errors.items()) or "every function skipped it"

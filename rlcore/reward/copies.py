@@ -5,18 +5,18 @@ an agent loop brought. What a trajectory is made of is read-only, so that most a
 """
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeVar
 
 import numpy as np
 
-from rlcore.types import FrozenDict, Prompt, Trajectory, TrajectoryId
+from rlcore.types import Finish, FrozenDict, Prompt, Trajectory, TrajectoryId
 
 T = TypeVar("T")
 
-_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, TrajectoryId})
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, TrajectoryId, Finish})
 """Exactly these types: a subclass may hold something that can be written to."""
 
 
@@ -28,27 +28,31 @@ def private_copy(value: T) -> T:
 
 def _private(value: Any) -> Any:
     kind = type(value)
-    if kind in _ATOMS or (kind is np.ndarray and not value.flags.writeable and value.dtype != np.object_):
+    if kind in _ATOMS or (kind is np.ndarray and not value.flags.writeable and not value.dtype.hasobject):
         return value
     # What holds itself does so by way of a list, a dict or an object, so these kinds cannot go round for ever.
     if kind is tuple:
-        found = _replacements(dict(enumerate(value)))
+        if _ATOMS.issuperset(map(type, value)):
+            return value
+        found = _replacements(enumerate(value))
         return tuple(found.get(index, each) for index, each in enumerate(value)) if found else value
     if kind is FrozenDict:
-        found = _replacements(value)
+        if _ATOMS.issuperset(map(type, value.values())):
+            return value
+        found = _replacements(value.items())
         return FrozenDict(dict(value) | found) if found else value
     if kind is Trajectory or kind is Prompt:
-        found = _replacements(value.__dict__)
+        found = _replacements(value.__dict__.items())
         return replace(value, **found) if found else value
     if isinstance(value, (Enum, np.number, np.bool_)):
         return value
     return pickle.loads(pickle.dumps(value))
 
 
-def _replacements(held: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Of what is held by these keys, whatever is to be replaced by a copy."""
+def _replacements(held: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Of pairs of a key and what is held by it, those whose value is to be replaced, with the copy."""
     found = {}
-    for key, value in held.items():
+    for key, value in held:
         if type(value) not in _ATOMS and (copied := _private(value)) is not value:
             found[key] = copied
     return found

@@ -24,9 +24,8 @@ def reward_metrics(scored: Sequence[Scored]) -> Metrics:
         "reward/skipped": float(sum("skipped" in each.info for each in rewards.values())),
     }
     if rewards:
-        latencies = [each.latency_s for each in rewards.values()]
-        metrics["reward/latency_p50"] = float(np.percentile(latencies, 50))
-        metrics["reward/latency_p95"] = float(np.percentile(latencies, 95))
+        median, tail = np.percentile([each.latency_s for each in rewards.values()], (50, 95))
+        metrics["reward/latency_p50"], metrics["reward/latency_p95"] = float(median), float(tail)
     if good:
         scores = np.array([each.score for each in good])
         metrics["reward/mean"] = float(scores.mean())

@@ -4,8 +4,7 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlcore.types import Lane
@@ -60,16 +59,8 @@ class Seats:
         self._numbers = itertools.count()
         self._waiting: list[tuple[bool, int, asyncio.Future[Place]]] = []
 
-    @asynccontextmanager
-    async def taken(self, lane: Lane) -> AsyncIterator[Place]:
-        """A seat at the least busy place, held until the block ends; waits while all are taken."""
-        place = await self._take(lane)
-        try:
-            yield place
-        finally:
-            self._give_back(place)
-
-    async def _take(self, lane: Lane) -> Place:
+    async def take(self, lane: Lane) -> Place:
+        """A seat at the least busy place; waits while all are taken. Whoever took it gives it back."""
         place = max(self.places, key=lambda each: each.free)
         if place.free:
             place.free -= 1
@@ -81,12 +72,13 @@ class Seats:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._give_back(turn.result())
+                self.give_back(turn.result())
             raise
         finally:
             self._queued.stop()
 
-    def _give_back(self, place: Place) -> None:
+    def give_back(self, place: Place) -> None:
+        """The seat is free, for whoever waits first."""
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():

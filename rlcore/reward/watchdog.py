@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -47,9 +47,9 @@ class LoopWatch:
         longest, self._longest_s = self._longest_s, 0.0
         return longest
 
-    async def watched(self, name: str, coroutine: Coroutine[Any, Any, T]) -> T:
+    def watched(self, name: str, coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """The coroutine's result."""
-        return await _Steps(self, name, coroutine)
+        return _Steps(self, name, coroutine)
 
     def begin(self, name: str) -> None:
         """A step of this function has the loop."""
