@@ -89,6 +89,8 @@ def minibatches(batch: Batch, num_groups: int, rng: np.random.Generator) -> list
     """
     groups = rng.permutation(np.unique(batch.group_B))
     size = num_groups or max(1, len(groups))
+    if size >= len(groups) > 0:
+        return [replace(batch, weights_B=None)]
     parts = [groups[start : start + size] for start in range(0, len(groups), size)]
     return [replace(select(batch, np.flatnonzero(np.isin(batch.group_B, part))), weights_B=None) for part in parts]
 

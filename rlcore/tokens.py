@@ -149,7 +149,7 @@ class ByteTokens(Tokens):
         return tuple(text.encode(errors="replace"))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(int(i) for i in ids if i < self.EOS).decode(errors="replace")
+        return bytes([i for i in ids if i < self.EOS]).decode(errors="replace")
 
     def save(self, directory: Path) -> None:
         """There is nothing to write: `model.tokenizer=bytes` says it all."""
