@@ -53,8 +53,13 @@ def write_tiny_model(directory: Path, architecture: str = "Llama", seed: int = 0
     return directory
 
 
-def write_tiny_classifier(directory: Path, architecture: str = "Llama", labels: int = 1, seed: int = 0) -> Path:
-    """Write a random float32 sequence classifier for byte tokens; the directory. One label is a scalar head."""
+def write_tiny_classifier(
+    directory: Path, architecture: str = "Llama", labels: int = 1, seed: int = 0, num_heads: int = 4
+) -> Path:
+    """Write a random float32 sequence classifier for byte tokens; the directory. One label is a scalar head.
+
+    Of hidden size 32, so that with one attention head vLLM's attention for CPUs can compute it.
+    """
     import torch
     import transformers
 
@@ -65,7 +70,8 @@ def write_tiny_classifier(directory: Path, architecture: str = "Llama", labels: 
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_heads,
         max_position_embeddings=512,
         pad_token_id=END,
         bos_token_id=END,

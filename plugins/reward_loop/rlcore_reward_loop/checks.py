@@ -75,6 +75,12 @@ def _check_reward(name: str, reward: RewardSettings, config: RunConfig, settings
             f"choose scope=sample or group, or leave {waits[0].partition('=')[0]} as it is by default"
         )
     if reward.kind == "judge":
+        model = settings.models.get(reward.served_by)
+        if model is not None and model.backend == "hf":
+            raise ConfigError(
+                f"{key}.served_by: model '{reward.served_by}' has backend=hf, which gives numbers, and kind=judge "
+                "reads text; choose kind=model, or backend=vllm with a generative model"
+            )
         _check_judge(f"{key}.judge", reward.judge)
 
 

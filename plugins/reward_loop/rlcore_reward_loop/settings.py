@@ -61,7 +61,7 @@ class ModelSettings:
     path: str = "???"
     """A local model directory or a hub name."""
     backend: str = "hf"
-    """hf: a sequence classifier or scalar head of transformers; vllm: a generative judge."""
+    """hf: a sequence classifier or scalar head on transformers; vllm: one of these, or a generative judge."""
     tokenizer: str = ""
     """Directory or hub name; bytes for none; empty: that of `path`."""
     pool: str = "reward"

@@ -33,9 +33,10 @@ class HfReplica(RewardReplica):
         return list(await asyncio.gather(*(self._score(each) for each in requests)))
 
     async def _score(self, request: ScoreRequest) -> RawScore:
-        ids = self._classifier.encode(request.messages)
-        if not 0 < len(ids) <= self._classifier.max_tokens:
-            error = f"the conversation has {len(ids)} tokens; needs 1 to {self._classifier.max_tokens}"
+        conversations = self._classifier.conversations
+        ids = conversations.encode(request.messages)
+        error = conversations.error(ids)
+        if error:
             return RawScore(request.id, error=error)
         return RawScore(request.id, await self._batcher.score(ids))
 

@@ -1,0 +1,141 @@
+"""What a scalar reward model reads of a conversation, and which of its outputs is the score: one answer for every
+backend. Importing this imports nothing heavy."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore import ConfigError, Message, WorkerError
+from rlcore.errors import boundary
+from rlcore_reward_loop.settings import ModelSettings
+
+BYTES = "bytes"
+ARCHITECTURE = "ForSequenceClassification"
+"""How the names of transformers' classes with a head for scores end."""
+HEADS = ("score.", "classifier.")
+"""How the names of their heads' weights begin."""
+
+
+class Conversations:
+    """The configuration and tokenizer of a reward model."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        """WorkerError when they cannot be read, ConfigError when the model lacks the output that is asked for."""
+        from transformers import AutoConfig, AutoTokenizer
+
+        self._settings = settings
+        self._tokenizer: Any = None
+        with boundary(f"reward model '{settings.path}' cannot be loaded", WorkerError):
+            self.config: Any = AutoConfig.from_pretrained(settings.path, trust_remote_code=False)
+            if settings.tokenizer != BYTES:
+                where = settings.tokenizer or settings.path
+                self._tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        check_outputs(settings, self.config.num_labels)
+        text = self.config.get_text_config()
+        self.max_tokens = min(settings.max_tokens, getattr(text, "max_position_embeddings", settings.max_tokens))
+        self.pad_id = self._padding(text)
+        """The id that fills rows up; a conversation is scored at its last token that is another. None: unknown."""
+
+    def _padding(self, text_config: Any) -> int | None:
+        found = text_config.pad_token_id
+        if found is None and self._tokenizer is not None:
+            found = self._tokenizer.pad_token_id
+            found = self._tokenizer.eos_token_id if found is None else found
+        return None if found is None else int(found)
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """The token ids of a conversation: by the chat template if there is one, else 'role: content' lines."""
+        plain = [dict(each) for each in messages]
+        if self._tokenizer is None:
+            return list("".join(f"{each.get('role')}: {each.get('content') or ''}\n" for each in plain).encode())
+        if self._tokenizer.chat_template:
+            ids = self._tokenizer.apply_chat_template(plain, tokenize=True, return_dict=False)
+        else:
+            text = "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in plain)
+            ids = self._tokenizer.encode(text)
+        return [int(each) for each in ids]
+
+    def error(self, ids: Sequence[int]) -> str:
+        """Why a conversation of these ids has no score; empty if it has one."""
+        if 0 < len(ids) <= self.max_tokens:
+            return ""
+        return f"the conversation has {len(ids)} tokens; needs 1 to {self.max_tokens}"
+
+    def score(self, logits: Sequence[float]) -> float:
+        """The output that is the score, after the activation."""
+        return activated(logits, self._settings)
+
+
+def activated(logits: Sequence[float], settings: ModelSettings) -> float:
+    """Output `settings.label` of these, after `settings.activation`."""
+    chosen = logits[settings.label]
+    if settings.activation == "sigmoid":
+        return 1.0 / (1.0 + math.exp(-chosen)) if chosen >= 0 else math.exp(chosen) / (1.0 + math.exp(chosen))
+    if settings.activation == "softmax":
+        most = max(logits)
+        return math.exp(chosen - most) / math.fsum(math.exp(each - most) for each in logits)
+    return chosen
+
+
+def until_padding(ids: Sequence[int], pad_id: int | None) -> list[int]:
+    """The ids up to the last one that is not padding, at least one: where transformers' classifiers take the score."""
+    end = len(ids)
+    while end > 1 and ids[end - 1] == pad_id:
+        end -= 1
+    return list(ids[:end])
+
+
+def check_outputs(settings: ModelSettings, num_outputs: int) -> None:
+    """ConfigError when the model has no output `settings.label`, or too few for a softmax."""
+    if settings.label >= num_outputs:
+        raise ConfigError(f"reward model '{settings.path}': label={settings.label}, but it has {num_outputs} outputs")
+    if settings.activation == "softmax" and num_outputs < 2:
+        raise ConfigError(f"reward model '{settings.path}': softmax of its one output is always 1; needs sigmoid")
+
+
+def serves_scores(path: str, architectures: Sequence[str], kinds: Iterable[str]) -> bool:
+    """Whether a model of these architectures has a head for scores; else it writes text.
+
+    ConfigError when rewards of one of these kinds, which ask it, need the other.
+    """
+    scores = any(each.endswith(ARCHITECTURE) for each in architectures)
+    found = ", ".join(architectures) or "of no known architecture"
+    if scores and "judge" in kinds:
+        raise ConfigError(
+            f"reward model '{path}': it is {found}, which gives numbers, and a reward of kind=judge reads text; "
+            "choose kind=model, or a generative model"
+        )
+    if not scores and "model" in kinds:
+        raise ConfigError(
+            f"reward model '{path}': it is {found}, which has no score head; kind=model needs a model whose "
+            f"architecture ends in {ARCHITECTURE}; choose another, or kind=judge"
+        )
+    return scores
+
+
+def check_head(path: str) -> None:
+    """ConfigError when the weights in a local directory are known and none of them is a score head's."""
+    directory = Path(path)
+    index = directory / "model.safetensors.index.json"
+    names: set[str] = set()
+    if index.is_file():
+        with boundary(f"reward model '{path}' cannot be loaded", WorkerError):
+            names.update(json.loads(index.read_text("utf-8"))["weight_map"])
+    else:
+        from safetensors import safe_open
+
+        for file in sorted(directory.glob("*.safetensors")):
+            with boundary(f"reward model '{path}' cannot be loaded", WorkerError), safe_open(file, "numpy") as weights:
+                names.update(weights.keys())
+    if names and not any(name.startswith(HEADS) for name in names):
+        raise headless(path, f"{HEADS[0]}weight")
+
+
+def headless(path: str, missing: str) -> ConfigError:
+    """What is said of a model whose files lack weights of its head, which would be random."""
+    return ConfigError(
+        f"reward model '{path}': its files have no weight '{missing}', so its scores would be random; needs a model "
+        "that was saved with its score head"
+    )
