@@ -30,6 +30,8 @@ ARGS ?=
 export PIP_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
 export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault real vllm bench results results-trl results-ppo \
     char-count-small char-count gpu-check lint fix types outsider ci clean

@@ -7,6 +7,7 @@ Only a file or an override is an *explicit* setting, and only an explicit settin
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -204,9 +205,15 @@ def _fit_plugin(name: str, section: Mapping[str, Any], type_: type[Any] | None, 
     return {**fit(rest, type_, f"plugins.{name}", layer), **path}
 
 
+@cache
+def _schema() -> DictConfig:
+    """The core's sections with their defaults, made once, for it takes half of the time; nobody changes it."""
+    return OmegaConf.structured(RunConfig)  # type: ignore[no-any-return]
+
+
 def _merge(layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> DictConfig:
     """All layers over the dataclasses' defaults; ConfigError naming the value of the wrong type."""
-    schema = OmegaConf.structured(RunConfig)
+    schema = _schema()
     sections = {"plugins": {name: OmegaConf.structured(each) for name, each in types.items()}}
     try:
         merged = OmegaConf.merge(schema, sections, *(without_paths(layer.values, types) for layer in layers))
