@@ -30,12 +30,20 @@ class Guess(vf.MultiTurnEnv):
         return [{"role": "user", "content": f"No. That was try {state['tries']}."}]
 
 
-def load_environment(num):
-    def tried(completion, answer, state):
-        return 0.25 * state["tries"] + 0.001 * int(answer)
+def tried(completion, answer, state):
+    return 0.25 * state["tries"] + 0.001 * int(answer)
 
+
+def shortest(completions):
+    return [float(len(each) == min(map(len, completions))) for each in completions]
+
+
+def load_environment(num, group=False):
     rows = [{"question": f"Guess {index}.", "answer": str(index)} for index in range(num)]
-    return Guess(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[tried]), max_turns=3, system_prompt="Play.")
+    rubric = vf.Rubric(funcs=[tried])
+    if group:
+        rubric = vf.RubricGroup([rubric, vf.Rubric(funcs=[shortest])])
+    return Guess(dataset=Dataset.from_list(rows), rubric=rubric, max_turns=3, system_prompt="Play.")
 """
 GYM = {"gym": "leg_counting", "num_train_examples": 4, "num_eval_examples": 1}
 
@@ -62,8 +70,8 @@ def test_without_the_package_the_extra_is_named() -> None:
         Verifiers("wordle")
 
 
-def rolled(directory: Path, environment: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """The conversations of a run on the policy without torch."""
+def trained(directory: Path, environment: str, arguments: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
+    """How a run on the policy without torch ended, once the environment's rows are written."""
     if not PYTHON.exists():
         pytest.skip("the package verifiers has an environment of its own, which is not here: make setup-verifiers")
     (directory / "guess_number.py").write_text(GUESS)
@@ -100,7 +108,14 @@ def rolled(directory: Path, environment: str, arguments: dict[str, Any]) -> list
             timeout=120,
             check=False,
         )
-        assert done.returncode == 0, done.stderr[-2000:]
+        assert command is train or done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def rolled(directory: Path, environment: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """The conversations of such a run."""
+    done = trained(directory, environment, arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
     assert [row["reward/failed"] for row in metrics.read(directory / "runs/run") if "reward/mean" in row] == [0.0]
     [file] = (directory / "runs/run/trajectories").iterdir()
     return [json.loads(line) for line in file.read_text().splitlines()]
@@ -125,3 +140,13 @@ def test_an_environment_that_verifiers_brings_along_runs_unchanged(tmp_path: Pat
     assert {each["agent"]["ended_by"] for each in found} == {"agent"}
     assert {each["score"] for each in found} == {0.0}, "noise is no answer"
     assert all("legs" in each["prompt"][-1]["content"] for each in found)
+
+
+@pytest.mark.real
+def test_a_rubric_that_judges_the_samples_of_a_prompt_together_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    done = trained(tmp_path, "guess_number", {"num": 4, "group": True})
+    assert done.returncode == 2
+    [line] = [each for each in done.stderr.splitlines() if "judges the samples of a prompt together" in each]
+    assert "environment 'guess_number': its rubric" in line
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs/run/trajectories").exists()
