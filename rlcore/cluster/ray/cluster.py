@@ -71,7 +71,7 @@ class RayCluster:
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
                 ray.init(config.address, **quiet)
                 return
-            asked = sum(slot.cpus for ranks in self._slots.values() for slot in ranks)
+            asked = sum(bundle["CPU"] for pool in bundles_of(self._slots).values() for bundle in pool)
             mark = uuid.uuid4().hex
             self._guard = Guard(mark)
             os.environ[VARIABLE] = mark

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from rlcore.errors import WorkerError
+from rlcore.errors import PlanError, WorkerError
 from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
 
 NAME = "rlcore"
@@ -32,45 +32,85 @@ def slots_of(run: RunPlan) -> dict[str, list[Slot]]:
     """For each role that has processes of its own, the slot of each rank, replica by replica.
 
     Roles of a pool take turns on its devices: the ranks that meet in a bundle share its devices, and each has its CPUs.
-    A union's ranks go through its members' bundles in order.
+    A union's ranks go through its members' bundles in order, and share the CPUs there with the servers that sleep while
+    they train: Ray knows no turns, so each side reserves its part of what the larger one needs. PlanError when one of
+    those servers has several devices in one process, of which Ray gives away no parts.
     """
-    pools = {pool.name: pool for pool in run.pools}
-    sizes = {pool.name: _num_bundles(pool, run) for pool in run.pools if not pool.union_of}
-    places: dict[str, list[tuple[WorkerPlan, str, int]]] = {}
-    for plan in _own_processes(run):
-        pool = pools[plan.request.pool]
-        spots = [(leaf, bundle) for leaf in (pool.union_of or (pool.name,)) for bundle in range(sizes[leaf])]
-        num = plan.request.replicas * plan.request.ranks
-        places[plan.request.role.name] = [(plan, *spots[index % len(spots)]) for index in range(num)]
-    sharing: dict[tuple[str, int], int] = {}
+    places = _places(run)
+    meeting: dict[tuple[str, int], list[WorkerPlan]] = {}
     for ranks in places.values():
         for plan, leaf, bundle in ranks:
-            if plan.request.gpus:
-                sharing[leaf, bundle] = sharing.get((leaf, bundle), 0) + 1
+            meeting.setdefault((leaf, bundle), []).append(plan)
+    union = _shared_by_turns(run)
+    for present in meeting.values():
+        _refuse_parts_of_several(present, union)
     return {
         role: [
-            Slot(leaf, bundle, plan.request.cpus, _share(plan.request.gpus, sharing.get((leaf, bundle), 1)))
+            Slot(leaf, bundle, _cpus(plan, meeting[leaf, bundle], run, union), _gpus(plan, meeting[leaf, bundle]))
             for plan, leaf, bundle in ranks
         ]
         for role, ranks in places.items()
     }
 
 
-def _share(gpus: float, sharing: int) -> float:
+def _places(run: RunPlan) -> dict[str, list[tuple[WorkerPlan, str, int]]]:
+    """The leaf pool and the bundle of each rank, by role."""
+    pools = {pool.name: pool for pool in run.pools}
+    members = {member for pool in run.pools for member in pool.union_of}
+    sizes = {pool.name: _num_bundles(pool, run, pool.name in members) for pool in run.pools if not pool.union_of}
+    places: dict[str, list[tuple[WorkerPlan, str, int]]] = {}
+    for plan in _own_processes(run):
+        pool = pools[plan.request.pool]
+        spots = [(leaf, bundle) for leaf in (pool.union_of or (pool.name,)) for bundle in range(sizes[leaf])]
+        num = plan.request.replicas * plan.request.ranks
+        places[plan.request.role.name] = [(plan, *spots[index % len(spots)]) for index in range(num)]
+    return places
+
+
+def _shared_by_turns(run: RunPlan) -> str:
+    """The union whose roles train while servers of its members sleep; empty: none."""
+    return run.config.cluster.train_pool if run.sleepers else ""
+
+
+def _refuse_parts_of_several(present: Sequence[WorkerPlan], union: str) -> None:
+    trainers = [plan for plan in present if plan.request.gpus and plan.request.pool == union]
+    for plan in present:
+        if trainers and plan.request.gpus > 1:
+            request = plan.request
+            raise PlanError(
+                f"cluster.backend=ray: role '{request.role.name}' has {request.gpus:g} GPUs in one process, and Ray "
+                f"cannot share them with '{trainers[0].request.role.name}' of pool '{union}'; give it one "
+                "(rollout.vllm.tensor_parallel=1), or a pool outside of the union, or set cluster.backend=local"
+            )
+
+
+def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: RunPlan, union: str) -> float:
+    """The CPUs that a rank reserves in a bundle where these meet."""
+    training = sum(each.request.cpus for each in present if each.request.pool == union)
+    serving = sum(each.request.cpus for each in present if each.request.role.name in run.sleepers)
+    takes_turns = plan.request.pool == union or plan.request.role.name in run.sleepers
+    if not (takes_turns and training and serving):
+        return plan.request.cpus
+    return floor(plan.request.cpus * max(training, serving) / (training + serving) * 1000) / 1000
+
+
+def _gpus(plan: WorkerPlan, present: Sequence[WorkerPlan]) -> float:
     """Ray knows fractions of one device only; several devices are given whole, to one role."""
-    return gpus if gpus > 1 else int(gpus / sharing * 1000) / 1000
+    gpus = plan.request.gpus
+    sharing = sum(1 for each in present if each.request.gpus)
+    return gpus if gpus > 1 else floor(gpus / max(sharing, 1) * 1000) / 1000
 
 
 def _own_processes(run: RunPlan) -> list[WorkerPlan]:
     return [plan for plan in run.workers if plan.request.inside is None]
 
 
-def _num_bundles(pool: PoolPlan, run: RunPlan) -> int:
-    """As many as the largest role of the pool has ranks; a member that serves a union alone has one a device."""
+def _num_bundles(pool: PoolPlan, run: RunPlan, in_union: bool) -> int:
+    """As many as the largest role of the pool has ranks; a union also uses devices that nobody else does."""
     ranks = [
         plan.request.replicas * plan.request.ranks for plan in _own_processes(run) if plan.request.pool == pool.name
     ]
-    return max([*ranks, 1]) if ranks else max(1, pool.gpus_per_node * pool.nodes)
+    return max([*ranks, 1, pool.gpus_per_node * pool.nodes if in_union else 0])
 
 
 def bundles_of(slots: Mapping[str, Sequence[Slot]]) -> dict[str, list[dict[str, float]]]:
@@ -89,7 +129,7 @@ def bundles_of(slots: Mapping[str, Sequence[Slot]]) -> dict[str, list[dict[str, 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
     # A bundle must not be empty; a hundredth of a CPU holds its place.
-    return {"CPU": cpus or 0.01} | ({"GPU": float(ceil(gpus - 1e-6))} if gpus else {})
+    return {"CPU": ceil(cpus * 100 - 1e-6) / 100 or 0.01} | ({"GPU": float(ceil(gpus - 1e-6))} if gpus else {})
 
 
 class Placement:
