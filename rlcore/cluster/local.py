@@ -68,6 +68,27 @@ class WorkerThread:
             raise WorkerError(f"{self.name} is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def spawn(self, work: Coroutine[Any, Any, None], ended: Callable[[asyncio.Task[None]], None]) -> Callable[[], None]:
+        """Run a coroutine on the thread, which tells `ended` of its task at the end; returns what cancels it.
+
+        WorkerError after close.
+        """
+        if self.closed:
+            work.close()
+            raise WorkerError(f"{self.name} is closed")
+        started: list[asyncio.Task[None]] = []
+
+        def start() -> None:
+            started.append(self._loop.create_task(work))
+            started[0].add_done_callback(ended)
+
+        def cancel() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(lambda: started[0].cancel())
+
+        self._loop.call_soon_threadsafe(start)
+        return cancel
+
     async def run(self, work: Coroutine[Any, Any, R], what: str, deadline_s: float) -> R:
         """The coroutine's result; WorkerError when the deadline passes or the worker is closed meanwhile."""
         future = self.submit(work)
@@ -99,7 +120,9 @@ class Handover:
 
     def __init__(self, limit: int) -> None:
         self.arrived = asyncio.Event()
-        """There may be something to take."""
+        """There may be something to take, or it is over."""
+        self.ended: asyncio.Task[None] | None = None
+        """What put the items, when it has ended."""
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
@@ -121,6 +144,22 @@ class Handover:
             self._loop.call_soon_threadsafe(self.arrived.set)
         if room is not None:
             await room
+
+    def end(self, ended: "asyncio.Task[None]") -> None:
+        """No item will follow; on the worker's loop."""
+        if not ended.cancelled():
+            ended.exception()  # seen here, so that nobody logs it as never retrieved
+        self.ended = ended
+        with contextlib.suppress(RuntimeError):  # nobody waits for it: that loop was closed meanwhile
+            self._loop.call_soon_threadsafe(self.arrived.set)
+
+    async def wait_for_end(self, timeout_s: float) -> None:
+        """Return when it has ended, or when the time is up."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.ended is None:
+                    self.arrived.clear()
+                    await self.arrived.wait()
 
     def take(self) -> list[Any]:
         """All items there are."""
@@ -171,34 +210,27 @@ class LocalReplica(Generic[W]):
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method; the generator is closed with this one, wherever that happens."""
         whose = self._where(method)
-        handover, ended = Handover(STREAM_ITEMS), Future[None]()
+        handover = Handover(STREAM_ITEMS)
 
         async def pump() -> None:
-            try:
-                with named(whose):
-                    async with contextlib.aclosing(getattr(self.worker, method.__name__)(*args, **kwargs)) as items:
-                        async for item in items:
-                            await handover.put(item)
-            finally:
-                ended.set_result(None)
+            with named(whose):
+                async with contextlib.aclosing(getattr(self.worker, method.__name__)(*args, **kwargs)) as items:
+                    async for item in items:
+                        await handover.put(item)
 
-        pumping = self.thread.submit(pump())
-        done = asyncio.wrap_future(pumping)
-        done.add_done_callback(lambda _: handover.arrived.set())
+        cancel = self.thread.spawn(pump(), handover.end)
         try:
-            while not done.done() or handover:
+            while handover.ended is None or handover:
                 await handover.arrived.wait()
                 for item in handover.take():
                     yield item
-            if done.cancelled():
+            if handover.ended.cancelled():
                 raise WorkerError(f"{self.name}: closed during {whose}")
-            await done
+            handover.ended.result()
         finally:
-            if not done.done():
-                pumping.cancel()
-                await asyncio.wait({asyncio.wrap_future(ended)}, timeout=self._deadlines.close_s)
-            if done.done() and not done.cancelled():
-                done.exception()  # seen here, so that nobody logs it as never retrieved
+            if handover.ended is None:
+                cancel()
+                await handover.wait_for_end(self._deadlines.close_s)
 
 
 class LocalCluster:
