@@ -88,9 +88,10 @@ class RolloutService:
             timer.cancel()
             for name, _ in missing.left:
                 self._routes.give_back(places[name], 1)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if not all(task.done() for task in tasks):
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _feed(
         self,
