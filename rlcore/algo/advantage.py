@@ -258,12 +258,12 @@ def _discounted(inputs: AdvantageInputs, mask_BT: Tensor, values_BT: Tensor, lam
         rewards_BT = token_rewards(inputs.rewards_B, inputs.sample_B, mask_BT)
     tokens = episodes(mask_BT, inputs.sample_B)
     rewards_SL, values_SL = tokens.dense(rewards_BT.double()), tokens.dense(values_BT)
+    # After a sample's last token rewards and values are 0, so nothing but zeros is carried into it.
+    next_values_SL = torch.nn.functional.pad(values_SL[:, 1:], (0, 1))
+    deltas_SL = rewards_SL + inputs.gamma * next_values_SL - values_SL
     advantages_SL = torch.zeros_like(rewards_SL)
-    next_value_S = next_advantage_S = rewards_SL.new_zeros(len(rewards_SL))
+    advantage_S = rewards_SL.new_zeros(len(rewards_SL))
     for step in reversed(range(rewards_SL.shape[1])):
-        # After a sample's last token rewards and values are 0, so nothing but zeros is carried into it.
-        delta_S = rewards_SL[:, step] + inputs.gamma * next_value_S - values_SL[:, step]
-        next_advantage_S = delta_S + inputs.gamma * lam * next_advantage_S
-        next_value_S = values_SL[:, step]
-        advantages_SL[:, step] = next_advantage_S
+        advantage_S = deltas_SL[:, step] + inputs.gamma * lam * advantage_S
+        advantages_SL[:, step] = advantage_S
     return tokens.spread(advantages_SL)
