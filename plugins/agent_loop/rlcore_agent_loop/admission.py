@@ -11,7 +11,8 @@ class Admission:
     def __init__(self, limit: int) -> None:
         self._free = limit
         self._limit = limit
-        self._changed = asyncio.Condition()
+        self._returned = asyncio.Event()
+        """Room was given back since whoever is first in turn looked."""
         self._turn = asyncio.Lock()
 
     @property
@@ -33,12 +34,13 @@ class Admission:
                 f"plugins.agent_loop.max_conversations: it is {self._limit}, but a prompt has {num} samples, which "
                 "begin together; needs at least that many"
             )
-        async with self._turn, self._changed:
-            await self._changed.wait_for(lambda: self._free >= num)
+        async with self._turn:
+            while self._free < num:
+                self._returned.clear()
+                await self._returned.wait()
             self._free -= num
 
-    async def give_back(self, num: int) -> None:
+    def give_back(self, num: int) -> None:
         """Samples have ended."""
-        async with self._changed:
-            self._free += num
-            self._changed.notify_all()
+        self._free += num
+        self._returned.set()

@@ -76,13 +76,13 @@ class Flight:
         self.spawn(self._deliver(work))
 
     async def _deliver(self, work: Coroutine[Any, Any, Sequence[Trajectory]]) -> None:
-        await self.deliver(await work)
+        self.deliver(await work)
 
-    async def deliver(self, parts: Sequence[Trajectory]) -> None:
+    def deliver(self, parts: Sequence[Trajectory]) -> None:
         """A sample has ended."""
         self.arrived.put_nowait(parts)
         self._owed -= 1
-        await self._admission.give_back(1)
+        self._admission.give_back(1)
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
@@ -97,7 +97,7 @@ class Flight:
         await asyncio.gather(*tasks, return_exceptions=True)
         owed, self._owed = self._owed, 0
         if owed:
-            await self._admission.give_back(owed)
+            self._admission.give_back(owed)
 
 
 class Counts:

@@ -107,7 +107,7 @@ class SpreadLoop(AgentLoop):
                     if isinstance(message, Ended):
                         share.ended(message.parts)
                         self._crew.outstanding[place] -= 1
-                        await flight.deliver(message.parts)
+                        flight.deliver(message.parts)
                     elif isinstance(message, Asked):
                         asked[message.number] = flight.spawn(self._ask(message, share.lane, answers))
                     elif isinstance(message, Withdrawn) and message.number in asked:

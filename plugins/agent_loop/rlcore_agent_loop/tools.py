@@ -101,7 +101,9 @@ class SampleTools:
         made = [self._result(call, max_chars) for call in calls[:max_calls]]
         over = [self._failed(f"more than {max_calls} calls in one turn", max_chars) for _ in calls[max_calls:]]
         self.num_calls += len(calls)
-        return [*await asyncio.gather(*made), *over]
+        # One call needs no task of its own.
+        results = [await made[0]] if len(made) == 1 else await asyncio.gather(*made)
+        return [*results, *over]
 
     async def _result(self, call: ToolCall, max_chars: int) -> str:
         if call.problem:

@@ -58,6 +58,7 @@ class Turns:
         sampling = replace(self._sampling, max_tokens=max_tokens, stop=(*self._sampling.stop, *stop))
         request = GenerateRequest(f"{name}/{sample}/{turn}", tuple(ids), sampling, 1, int(state[0]), conversation=name)
         async with aclosing(self._generator.generate([request], self._lane)) as completions:  # type: ignore[type-var]
-            async for completion in completions:
-                return completion
+            found = [completion async for completion in completions]  # to the end: there is nothing to cancel then
+        if found:
+            return found[0]
         raise WorkerError(f"rollout: turn {turn} of {name}, sample {sample}, was never finished")
