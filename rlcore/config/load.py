@@ -7,7 +7,7 @@ Only a file or an override is an *explicit* setting, and only an explicit settin
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +39,20 @@ class LoadedConfig:
     config: RunConfig
     origins: Mapping[str, str]
     """Of every dotted key: 'default', 'preset grpo', 'plugin 'x'', the file's path, or 'override 'a.b=1''."""
-    yaml: str
-    """What is saved with the run: every value that has an effect, but with `${oc.env:NAME}` unresolved.
-
-    Loading it again, with the same plugins, gives the same configuration but for values that have no effect.
-    """
     values: Mapping[str, Any] = field(default_factory=FrozenDict)
     """The value of every dotted key as it may be shown: interpolations are unresolved."""
     files: tuple[Path, ...] = ()
     """The files that were read, lowest first."""
+    merged: Mapping[str, Any] = field(default_factory=FrozenDict, repr=False)
+    """All sections, unresolved."""
+
+    @cached_property
+    def yaml(self) -> str:
+        """What is saved with the run: every value that has an effect, but with `${oc.env:NAME}` unresolved.
+
+        Loading it again, with the same plugins, gives the same configuration but for values that have no effect.
+        """
+        return _saved(self.merged, self.config)
 
 
 def enabled_plugins(files: Sequence[Source], overrides: Sequence[str]) -> dict[str, Mapping[str, Any]]:
@@ -89,7 +94,7 @@ def load_config(
     check_effects(config, loaded.explicit(), loaded.describe)
     check_rules(config)
     paths = tuple(each for each in files if isinstance(each, Path))
-    return LoadedConfig(config, FrozenDict(loaded.origins), _saved(raw, config), FrozenDict(loaded.shown), paths)
+    return LoadedConfig(config, FrozenDict(loaded.origins), FrozenDict(loaded.shown), paths, raw)
 
 
 class _Merge:
