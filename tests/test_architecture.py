@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -43,8 +44,9 @@ def part_of(path: Path) -> str:
     return "" if first in ("__init__", "__main__") else first
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
-    """The parsed file."""
+    """The parsed file; most of the rules look at all of them."""
     return ast.parse(path.read_text("utf-8"), str(path))
 
 

@@ -73,18 +73,28 @@ MODES = {
 }
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "rewards.py").write_text(REWARDS)
+def settings_in(directory: Path) -> dict[str, Any]:
+    (directory / "rewards.py").write_text(REWARDS)
     return {
         "model": {"path": "", "tokenizer": "bytes"},
-        "data": {"sources": {"train": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 30))}}},
+        "data": {"sources": {"train": {"path": str(write_prompts(directory / "prompts.jsonl", 30))}}},
         "rollout": {"backend": "null", "samples_per_prompt": 2, "max_tokens": 8},
-        "reward": {"functions": {"score": {"fn": f"{tmp_path}/rewards.py:slow"}}},
+        "reward": {"functions": {"score": {"fn": f"{directory}/rewards.py:slow"}}},
         "actor": {"backend": "null", "lr": 0.1, "minibatch_prompts": 2},
-        "train": {"prompts_per_step": 4, "max_steps": 6, "dir": str(tmp_path / "runs"), "name": "run"},
+        "train": {"prompts_per_step": 4, "max_steps": 6, "dir": str(directory / "runs"), "name": "run"},
         "checkpoint": {"every_steps": 2},
     }
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    return settings_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def in_order(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int]]:
+    """What six synchronous steps train on."""
+    return trained(run(settings_in(tmp_path_factory.mktemp("synchronous"))).run_dir, 6)
 
 
 def run(config: dict[str, Any], *overrides: str, **more: Any) -> TrainResult:
@@ -105,15 +115,16 @@ def trained(run_dir: Path, steps: int) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_schedule_trains_each_prompt_once_within_the_bound(config: dict[str, Any], mode: str) -> None:
+def test_every_schedule_trains_each_prompt_once_within_the_bound(
+    config: dict[str, Any], mode: str, in_order: list[tuple[str, int]]
+) -> None:
     result = run(config, *MODES[mode], "plugins.null.token_s=0.0005")
     rows = step_rows(result)
     bound = int(MODES[mode][0][-1]) if "max_staleness" in MODES[mode][0] else 0
     assert [row["schedule/staleness_max"] for row in rows] == [min(bound, step) for step in range(6)]
     assert all(row["time/step_s"] >= row["schedule/ideal_s"] - 1e-6 for row in rows)
     assert all(0.0 <= row["reward/hidden_frac"] <= 1.0 for row in rows)
-    synchronous = run(config, "train.name=synchronous").run_dir
-    assert trained(result.run_dir, 6) == trained(synchronous, 6)
+    assert trained(result.run_dir, 6) == in_order
     state = checkpoint.load(result.checkpoint).state if result.checkpoint else {}
     assert (state["in_flight"], state["retired"], state["order"]["sources"]["train"]["issued"]) == ([], 24, 24)
 
@@ -148,7 +159,7 @@ def test_what_is_ready_late_is_given_up_and_counted(config: dict[str, Any]) -> N
 
 @pytest.mark.parametrize(("mode", "stop_at"), [("one step off", 21), ("three", 36), ("one step off, pipeline", 18)])
 def test_after_a_signal_each_prompt_is_trained_once_and_no_judgement_is_bought_twice(
-    config: dict[str, Any], tmp_path: Path, mode: str, stop_at: int
+    config: dict[str, Any], tmp_path: Path, mode: str, stop_at: int, in_order: list[tuple[str, int]]
 ) -> None:
     calls = tmp_path / "calls"
     fn = f"reward.functions.score.fn={tmp_path}/rewards.py:counted"
@@ -164,21 +175,21 @@ def test_after_a_signal_each_prompt_is_trained_once_and_no_judgement_is_bought_t
     before = Counter(calls.read_text().splitlines())
     result = run(config, *MODES[mode], fn, kwargs, resume=True)
     assert result.steps == 6
-    groups = trained(result.run_dir, 6)
-    assert sorted(groups) == sorted(trained(run(config, "train.name=synchronous").run_dir, 6))
+    assert sorted(trained(result.run_dir, 6)) == sorted(in_order)
     after = Counter(calls.read_text().splitlines()) - before
     kept = {f"{each.trajectory.id.prompt}/{each.trajectory.id.epoch}/{each.trajectory.id.sample}" for each in bought}
     assert kept
     assert not kept & after.keys()
 
 
-def test_a_crash_loses_what_was_not_saved_and_trains_each_prompt_once(config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_crash_loses_what_was_not_saved_and_trains_each_prompt_once(
+    config: dict[str, Any], in_order: list[tuple[str, int]]
+) -> None:
     settings = ("schedule.max_staleness=2", "checkpoint.every_steps=2")
     with pytest.raises(WorkerError, match="update 8 fails"):
         run(config, *settings, "plugins.null.fail_at_update=8")
     result = run(config, *settings, resume=True)
-    groups = trained(result.run_dir, 6)
-    assert groups == trained(run(config, "train.name=synchronous").run_dir, 6)
+    assert trained(result.run_dir, 6) == in_order
 
 
 def test_failures_are_dropped_and_counted_group_by_group_and_the_budget_holds(config: dict[str, Any]) -> None:

@@ -36,6 +36,7 @@ async def length(completions, calls, stop_at, block="", **columns):
         os.kill(os.getpid(), signal.SIGTERM)
     return [float(len(each)) for each in completions]
 """
+STOPPABLE = ("eval.every_steps=2", "checkpoint.every_steps=3")
 TELLS_ITS_KEY = """
 import logging
 
@@ -45,18 +46,22 @@ async def score(completions, api_key, **columns):
 """
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "rewards.py").write_text(REWARDS)
+def settings_in(directory: Path) -> dict[str, Any]:
+    (directory / "rewards.py").write_text(REWARDS)
     return {
         "model": {"path": "", "tokenizer": "bytes"},
-        "data": {"sources": {"train": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 30))}}},
+        "data": {"sources": {"train": {"path": str(write_prompts(directory / "prompts.jsonl", 30))}}},
         "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
         "reward": {"functions": {"letters": {"fn": "count_letter", "children": 1}}},
         "actor": {"backend": "null", "lr": 0.1},
-        "train": {"prompts_per_step": 4, "max_steps": 4, "dir": str(tmp_path / "runs"), "name": "run"},
+        "train": {"prompts_per_step": 4, "max_steps": 4, "dir": str(directory / "runs"), "name": "run"},
         "checkpoint": {"every_steps": 2},
     }
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    return settings_in(tmp_path)
 
 
 def run(config: dict[str, Any], *overrides: str, **more: Any) -> TrainResult:
@@ -117,15 +122,22 @@ def stopping(config: dict[str, Any], tmp_path: Path, at: int, **kwargs: str) -> 
     }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the run that no signal ends."""
+    directory = tmp_path_factory.mktemp("whole")
+    config = settings_in(directory)
+    stopping(config, directory, 10**6)
+    return run(config, heldout(directory), *STOPPABLE).run_dir
+
+
 @pytest.mark.parametrize(
     ("call", "step"), [(2, 0), (3 + 5, 0), (3 + 16 + 5, 1), (3 + 2 * 16 + 2, 2), (3 + 2 * 16 + 3 + 5, 2)]
 )
 def test_a_run_that_a_signal_ended_in_an_evaluation_or_between_goes_on_bit_for_bit(
-    config: dict[str, Any], tmp_path: Path, call: int, step: int
+    config: dict[str, Any], tmp_path: Path, call: int, step: int, whole: Path
 ) -> None:
-    settings = (heldout(tmp_path), "eval.every_steps=2", "checkpoint.every_steps=3")
-    stopping(config, tmp_path, 10**6)
-    whole = run(config, *settings).run_dir
+    settings = (heldout(tmp_path), *STOPPABLE)
     stopping(config, tmp_path, call)
     with pytest.raises(Stopped, match="signal 15: saved; the last checkpoint is") as stopped:
         run(config, "train.name=stopped", *settings)
