@@ -78,7 +78,9 @@ class VolatileFiles(CountedFiles):
         super().write(path, data)
 
     def sync(self, path: Path) -> None:
-        super().sync(path)
+        # Not asked of the real disk, which takes most of the time: what is safe is what these lists say.
+        if self._due():
+            self._stop()
         self.unsynced.discard(path)
         self.renamed = [(old, new) for old, new in self.renamed if new.parent != path]
 
@@ -128,8 +130,8 @@ def save_all(run_dir: Path, keep: int, files: FileOperations, journal: Path) -> 
         journal.write_text(str(step))
 
 
-def check_resumable(run_dir: Path, keep: int, journal: Path) -> None:
-    """At most the save under way is lost, and the next one succeeds."""
+def check_resumable(run_dir: Path, keep: int, journal: Path, files: FileOperations) -> None:
+    """At most the save under way is lost, and the next one, through `files`, succeeds."""
     believed = int(journal.read_text()) if journal.exists() else 0
     newest = latest(run_dir)
     found = 0 if newest is None else load(newest).step
@@ -137,7 +139,7 @@ def check_resumable(run_dir: Path, keep: int, journal: Path) -> None:
     if newest is not None:
         assert load(newest).state == {"step": found}
         assert (newest / "model" / "config.json").read_bytes() == f"model/config.json of step {found}".encode() * 50
-    again = save(run_dir, found + 1, keep, FileOperations())
+    again = save(run_dir, found + 1, keep, files)
     assert latest(run_dir) == again
     assert not [path.name for path in (run_dir / "checkpoints").iterdir() if path.name.startswith(".step")]
 
@@ -165,7 +167,7 @@ def test_power_loss_at_every_file_operation_loses_at_most_one_interval(
         with pytest.raises(PowerLoss):
             save_all(run_dir, keep, files, journal)
         files.lose(renames)
-        check_resumable(run_dir, keep, journal)
+        check_resumable(run_dir, keep, journal, VolatileFiles(0, stop))
 
 
 CHILD = """
@@ -185,7 +187,7 @@ def test_kill_at_file_operations_all_over_a_run_loses_at_most_one_interval(tmp_p
         arguments = [str(run_dir), "1", str(point), str(journal), str(Path(__file__).parent)]
         child = subprocess.run([sys.executable, "-c", CHILD, *arguments], cwd=ROOT, timeout=60, check=False)
         assert child.returncode == -signal.SIGKILL
-        check_resumable(run_dir, 1, journal)
+        check_resumable(run_dir, 1, journal, FileOperations())
 
 
 def test_a_disk_full_at_any_byte_leaves_the_previous_checkpoint_intact(tmp_path: Path) -> None:
