@@ -1,6 +1,9 @@
 """Several processes train one critic: values and gradients are those of one, whatever share of the rows each holds."""
 
 import asyncio
+import pickle
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +17,7 @@ from rlcore.batch import select
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
 from rlcore.critic import CriticWorker
+from rlcore.launch import Cluster
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.testing.tiny import random_batch, write_tiny_model
@@ -75,13 +79,24 @@ def batches() -> list[Batch]:
     return [whole, *(select(whole, rows) for rows in ([0, 1, 2, 4, 7], [3, 4, 5], [6]))]
 
 
+def opened(plan: RunPlan, directory: Path) -> Cluster:
+    """The cluster that the plan names."""
+    deadlines = Deadlines(setup_s=120, call_s=60, close_s=5)
+    if plan.config.cluster.backend == "local":
+        return LocalCluster(plan, directory, deadlines)
+    from rlcore.cluster.ray import RayCluster
+
+    return RayCluster(plan, directory, deadlines)
+
+
 async def asked(plan: RunPlan, directory: Path) -> Found:
     """A critic as the plan wants it, asked for values and updated with every batch."""
     from safetensors.numpy import load_file
 
-    cluster = LocalCluster(plan, directory, Deadlines(setup_s=120, call_s=60, close_s=5))
+    cluster = opened(plan, directory)
     found = Found([], [], [])
     try:
+        await cluster.open()
         by_role = {each.request.role.name: each for each in plan.workers}
         if by_role["critic"].request.inside is not None:
             await cluster.start(by_role["actor"])
@@ -109,11 +124,36 @@ def test_two_ranks_make_the_update_of_one(model: Path, tmp_path: Path, kind: str
     one, two = (
         asyncio.run(asked(planned(model, *_with_ranks(KINDS[kind], ranks)), tmp_path / str(ranks))) for ranks in (1, 2)
     )
+    check_same(one, two, in_parts="shared out" in kind)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(300)
+def test_two_ranks_on_ray_make_the_update_of_one(model: Path, tmp_path: Path) -> None:
+    """In a process of its own, which leaves Ray with it."""
+    pytest.importorskip("ray")
+    there = tmp_path / "there"
+    command = [sys.executable, __file__, str(model), str(there)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    two = Found(*pickle.loads((there / "found").read_bytes()))
+    check_same(asyncio.run(asked(planned(model), tmp_path / "here")), two)
+
+
+def write_what_ray_says(model: Path, directory: Path) -> None:
+    """What two ranks on Ray found, into the file `found`."""
+    ray = ("cluster.backend=ray", "cluster.object_store_gib=0.1", "cluster.threads=1")
+    found = asyncio.run(asked(planned(model, "plugins.critic_engine.ranks=2", *ray), directory))
+    (directory / "found").write_bytes(pickle.dumps((found.values, found.metrics, found.gradients)))
+
+
+def check_same(one: Found, two: Found, in_parts: bool = False) -> None:
+    """Values and updates to 1e-5; of an optimizer whose state was saved in parts the gradients are not compared."""
     for expected, found in zip(one.values, two.values, strict=True):
         assert np.abs(expected).max() > 0.1
         np.testing.assert_allclose(found, expected, atol=1e-5)
     assert len(one.gradients) == len(batches())
-    assert len(two.gradients) == (0 if "shared out" in kind else len(batches()))
+    assert len(two.gradients) == (0 if in_parts else len(batches()))
     for left, right in zip(one.gradients, two.gradients or one.gradients, strict=True):
         assert left.keys() == right.keys()
         largest = max(float(np.abs(each).max()) for each in left.values())
@@ -143,3 +183,7 @@ def test_a_critic_has_ranks_of_its_own_or_those_of_the_actor_that_it_is_inside_o
         False,
     )
     assert request_of(planned(model, "actor.ranks=3", "plugins.critic_engine.trunk=actor")) == (3, "main", True)
+
+
+if __name__ == "__main__":
+    write_what_ray_says(Path(sys.argv[1]), Path(sys.argv[2]))
