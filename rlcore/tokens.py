@@ -228,6 +228,7 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
     """
     if model.tokenizer == BYTES:
         return ByteTokens(system_prompt)
+    _require_directory(model.path)
     from transformers import AutoTokenizer
 
     name = model.tokenizer or model.path
@@ -249,6 +250,19 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
         model_eos_ids=model_eos_ids,
         context_length=context_length,
     )
+
+
+def _require_directory(path: str) -> None:
+    """ConfigError when `path` can only be a directory and is none, or is one without a model."""
+    found = Path(path).expanduser()
+    if found.is_dir():
+        if not (found / "config.json").is_file():
+            raise ConfigError(f"model.path: the directory '{path}' holds no model: needs one with a config.json")
+    elif path.startswith(("/", ".", "~")) or found.exists():
+        raise ConfigError(
+            f"model.path: there is no directory '{path}' (looked for {found.absolute()}); needs a model directory, or "
+            "a name on the Hub such as HuggingFaceTB/SmolLM2-135M-Instruct"
+        )
 
 
 def _model_facts(model: ModelConfig) -> tuple[frozenset[int], int | None]:

@@ -118,12 +118,15 @@ def test_a_tokenizer_without_a_template_is_refused(directory: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"path": "{missing}"}, r"tokenizer '.*missing'"),
+        ({"path": "{missing}"}, r"model\.path: there is no directory '.*missing'"),
+        ({"path": "{empty}"}, r"model\.path: the directory '.*' holds no model: needs one with a config\.json"),
+        ({"path": "{model}", "tokenizer": "{missing}"}, r"tokenizer '.*missing'"),
         ({"path": "{model}", "chat_template": "{missing}"}, r"model\.chat_template='.*missing'"),
     ],
 )
 def test_missing_files_are_named(directory: Path, tmp_path: Path, settings: dict[str, str], message: str) -> None:
-    filled = {key: value.format(model=directory, missing=tmp_path / "missing") for key, value in settings.items()}
+    places = {"model": directory, "missing": tmp_path / "missing", "empty": tmp_path}
+    filled = {key: value.format(**places) for key, value in settings.items()}
     with pytest.raises(ConfigError, match=message) as caught:
         load_tokens(ModelConfig(**filled), "")  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)

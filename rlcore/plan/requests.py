@@ -100,7 +100,8 @@ def _only_class(offers: Offers, asked: Asked) -> Offer[WorkerClass]:
     found = [each for each in for_interface if each.value.backend == backend]
     if len(found) == 1:
         return found[0]
-    wanted = f"{_who(asked)} needs a {role.interface.__name__} for backend '{backend}'"
+    interface = role.interface.__name__
+    wanted = f"{_who(asked)} needs {'an' if interface[0] in 'AEIOU' else 'a'} {interface} for backend '{backend}'"
     if found:
         raise PlanError(
             f"{wanted}: {len(found)} are offered, {said([f'{_class(each)} by {each.provider}' for each in found])}; "

@@ -36,13 +36,21 @@ class FunctionSpec:
         return f"reward function '{self.name}' ({self.reference})"
 
 
+def _load(spec: FunctionSpec) -> Any:
+    """What the reference names; PluginError that says whose reference it is."""
+    try:
+        return load_reference(spec.reference)
+    except PluginError as error:
+        raise PluginError(f"reward function '{spec.name}': {error}") from error
+
+
 class ServedReward:
     """One loaded function. In a child, making the object also makes the function ready."""
 
     def __init__(self, spec: FunctionSpec) -> None:
         self.spec = spec
         with boundary(str(spec), PluginError):
-            self._target = load_reference(spec.reference)
+            self._target = _load(spec)
         self.signature = read_signature(spec.name, self._target, spec.kwargs, spec.scope)
         self._object: Any = None
         self._call = self._target

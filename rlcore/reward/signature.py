@@ -78,7 +78,7 @@ def _callable(who: str, target: Any) -> Callable[..., Any]:
             )
         return score
     if not callable(target):
-        raise PluginError(f"{who}: is no function and no class but a {type(target).__name__}; {ACCEPTED}")
+        raise PluginError(f"{who}: is no function and no class, found {type(target).__name__}; {ACCEPTED}")
     qualified = getattr(target, "__qualname__", "")
     if "<lambda>" in qualified or "<locals>" in qualified:
         kind = "a lambda" if qualified.endswith("<lambda>") else f"a nested function ({qualified})"

@@ -52,7 +52,7 @@ def _check_reward(name: str, reward: RewardSettings, config: RunConfig, settings
         "judge": [*settings.services, *settings.models],
     }[reward.kind]
     if reward.served_by not in choices:
-        where = "models" if reward.kind == "model" else "services"
+        where = {"service": "services", "model": "models", "judge": "services or .models"}[reward.kind]
         raise ConfigError(
             f"{key}.served_by: found '{reward.served_by}'; kind={reward.kind} needs an entry of {WHERE}.{where}; "
             f"{nearest(reward.served_by, choices)}"
