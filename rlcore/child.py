@@ -134,7 +134,8 @@ def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
             value = work()
     except ChildError as error:
         cause = error.__cause__ or error
-        pipe.answer(number, RAISED, (describe(cause), "".join(traceback.format_exception(cause, limit=-20))))
+        said = str(error).removeprefix(": ")  # the exception by itself, or what a ChildError says
+        pipe.answer(number, RAISED, (said, "".join(traceback.format_exception(cause, limit=-20))))
     except RlcoreError as error:
         pipe.answer(number, OURS, (type(error).__name__, str(error)))
     except (SystemExit, KeyboardInterrupt) as cause:

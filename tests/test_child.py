@@ -19,7 +19,7 @@ from rlcore.testing.leaks import descendants, is_running, leaks
 
 SERVED = """
 import os, re, signal, subprocess, sys, threading, time
-from rlcore.errors import ConfigError
+from rlcore.errors import ChildError, ConfigError
 
 class Served:
     def __init__(self, *args):
@@ -49,6 +49,11 @@ class Served:
         return b"0" * num
     def unpicklable(self):
         return lambda: 0
+    def child_error(self):
+        try:
+            self.divide()
+        except ZeroDivisionError as cause:
+            raise ChildError("no quotient") from cause
     def config_error(self):
         raise ConfigError("not here")
     def interrupted(self):
@@ -147,6 +152,7 @@ def test_what_a_method_raises_is_a_child_error_with_its_trace_and_the_child_live
         for method, message in [
             ("divide", "ZeroDivisionError: division by zero"),
             ("leave", "SystemExit: 4"),
+            ("child_error", "no quotient"),
             ("config_error", "not here"),
             ("absent", "AttributeError: 'Served' object has no attribute 'absent'"),
         ]:

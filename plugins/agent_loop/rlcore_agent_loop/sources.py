@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.child import load_reference
-from rlcore.errors import ChildError, boundary
+from rlcore.errors import ChildError, boundary, describe
 from rlcore_agent_loop.calls import as_text
 from rlcore_agent_loop.schemas import schema_of
 from rlcore_agent_loop.seats import Seat, Seats
@@ -128,7 +128,7 @@ async def _awaited(release: Any) -> None:
 
 
 async def within(who: str, deadline_s: float, work: Awaitable[Any]) -> Any:
-    """What somebody's coroutine returns; ChildError naming it when it raises or takes longer."""
+    """What somebody's coroutine returns; ChildError naming it when it raises, exits or takes longer."""
     limit = asyncio.timeout(deadline_s)
     try:
         async with limit:
@@ -136,3 +136,5 @@ async def within(who: str, deadline_s: float, work: Awaitable[Any]) -> Any:
                 return await work
     except TimeoutError as cause:
         raise ChildError(f"{who} took longer than {deadline_s:g} s") from cause
+    except SystemExit as cause:  # it would end the run
+        raise ChildError(f"{who}: {describe(cause)}") from cause

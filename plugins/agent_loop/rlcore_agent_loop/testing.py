@@ -92,8 +92,11 @@ class HereChild:
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         """The method's result; what it raises comes as a child would send it."""
-        with boundary("", ChildError):
-            return await asyncio.to_thread(getattr(self._served, method), *args)
+        try:
+            with boundary("", ChildError):
+                return await asyncio.to_thread(getattr(self._served, method), *args)
+        except ChildError as error:
+            raise ChildError(str(error).removeprefix(": ")) from error
 
     async def close(self) -> None:
         """Nothing runs on after a call."""

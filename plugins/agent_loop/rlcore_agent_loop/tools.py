@@ -65,6 +65,11 @@ class Tools:
                         f"plugins.agent_loop.tools_column: column '{column}' of prompt '{prompt.id}' names the tool "
                         f"'{name}'; {nearest(name, list(self._owners))}"
                     )
+            if twice := next((name for name in names if names.count(name) > 1), ""):
+                raise ConfigError(
+                    f"plugins.agent_loop.tools_column: column '{column}' of prompt '{prompt.id}' names the tool "
+                    f"'{twice}' twice; needs each once"
+                )
         owners = {name: self._owners[name] for name in names}
         schemas = [self._schemas[name] for name in names if self._schemas[name]]
         return SampleTools(sample, prompt.columns, owners, schemas)

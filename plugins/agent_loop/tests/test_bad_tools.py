@@ -1,0 +1,109 @@
+"""Tools and calls that misbehave in less usual ways: each is a result or a line, and never the end of the run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlcore_agent_loop.messages import answer
+from rlcore_agent_loop.parsers import hermes
+from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
+from rlcore_agent_loop.testing import call, contents, says, talk
+
+from rlcore.errors import ConfigError
+from rlcore.launch import plan_run
+from rlcore.testing.rewards import make_prompt
+
+TOOLS = """
+import asyncio
+
+def add(a, b):
+    return a + b
+
+async def exits():
+    raise SystemExit(3)
+
+async def long():
+    return "x" * 1_000_000
+
+async def raw():
+    return b"raw"
+
+async def goes_on():
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return "late"
+
+def generates():
+    yield 1
+
+class NotMade:
+    def create(self, columns):
+        raise KeyError("gone")
+
+    def execute(self):
+        return "made"
+
+class NotMadeHere(NotMade):
+    async def execute(self):
+        return "made"
+
+class NotReleased:
+    def execute(self):
+        return "made"
+
+    def release(self):
+        raise KeyError("gone")
+
+class NotReleasedHere(NotReleased):
+    async def execute(self):
+        return "made"
+"""
+TOLD = {
+    "exits": "error: exits: SystemExit: 3",
+    "long": "x" * 40 + " ... (999960 characters cut off)",
+    "raw": "error: the result is no text: bytes",
+    "goes_on": "late",
+    "generates": "error: the result is no text: generator",
+    "NotMade": "error: KeyError: 'gone'",
+    "NotMadeHere": "error: NotMadeHere: KeyError: 'gone'",
+    "NotReleased": "made",
+    "NotReleasedHere": "made",
+}
+
+
+def settings_of(directory: Path, *names: str, **settings: Any) -> AgentLoopSettings:
+    file = directory / "tools.py"
+    file.write_text(TOOLS)
+    tools = {name: ToolSettings(f"{file}:{name}", deadline_s=0.1) for name in (*names, "add")}
+    return AgentLoopSettings(describe_tools="never", tools=tools, children=1, max_result_chars=40, **settings)
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_whatever_a_tool_does_is_told_to_the_policy_and_the_next_call_works(name: str, tmp_path: Path) -> None:
+    found = talk(says(call(name), call("add", a=2, b=3), "Done."), settings_of(tmp_path, name)).only
+    told, good = [content for role, content in contents(found) if role == "tool"]
+    assert told.startswith(TOLD[name][:40])
+    assert len(told) <= 40 + len(" ... (999960 characters cut off)")
+    assert (good, found.info["ended_by"]) == ("5", "stop")
+
+
+def test_a_column_that_names_a_tool_twice_is_an_error(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, tools_column="uses")
+    with pytest.raises(ConfigError, match=r"column 'uses' of prompt 'test/0' names the tool 'add' twice; needs each"):
+        talk(says("Done."), settings, prompts=[make_prompt(0, uses=["add", "add"])])
+
+
+def test_a_configuration_that_names_a_tool_twice_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    tool = '      add: {fn: "tools.py:add"}\n'
+    file.write_text(f"plugins:\n  agent_loop:\n    tools:\n{tool}{tool}")
+    with pytest.raises(ConfigError, match=r"line 5, column 7: found duplicate key add"):
+        plan_run([file], [])
+
+
+@pytest.mark.parametrize("bad", ["<tool_call>add(2, 3)</tool_call>", '<tool_call>{"name": "add", "argum</tool_call>'])
+def test_an_agent_is_given_a_malformed_call_as_the_text_that_it_is(bad: str) -> None:
+    text = call("add", a=1) + bad
+    assert answer(text, hermes(text), 1) == {"role": "assistant", "content": text}
