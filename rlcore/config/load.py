@@ -47,12 +47,17 @@ class LoadedConfig:
     """All sections, unresolved."""
 
     @cached_property
+    def saved(self) -> Mapping[str, Any]:
+        """What is saved with the run: every value that has an effect, but with `${oc.env:NAME}` unresolved."""
+        return _saved(self.merged, self.config)
+
+    @cached_property
     def yaml(self) -> str:
-        """What is saved with the run: every value that has an effect, but with `${oc.env:NAME}` unresolved.
+        """`saved` as text.
 
         Loading it again, with the same plugins, gives the same configuration but for values that have no effect.
         """
-        return _saved(self.merged, self.config)
+        return str(OmegaConf.to_yaml(OmegaConf.create(dict(self.saved))))
 
 
 def enabled_plugins(files: Sequence[Source], overrides: Sequence[str]) -> dict[str, Mapping[str, Any]]:
@@ -255,13 +260,13 @@ def _with_paths(raw: Any, layers: Sequence[Layer]) -> dict[str, Any]:
     return dict(raw)
 
 
-def _saved(raw: Mapping[str, Any], config: RunConfig) -> str:
-    """YAML without the values that have no effect: loaded again, they would be settings without effect."""
+def _saved(raw: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
+    """Without the values that have no effect: loaded again, they would be settings without effect."""
     saved = overlay({}, raw)
     for each in walk(config):
         if not has_effect(config, each):
             _remove(saved, each.key.split("."))
-    return str(OmegaConf.to_yaml(OmegaConf.create(saved)))
+    return saved
 
 
 def _remove(values: dict[str, Any], parts: Sequence[str]) -> None:

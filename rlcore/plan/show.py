@@ -1,8 +1,7 @@
 """The plan as data for people and machines."""
 
+import json
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from rlcore.plan.types import AlgorithmPlan, PoolPlan, RewardPart, RunPlan, WorkerPlan
 
@@ -12,7 +11,7 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
 
     Free of secrets: settings are those of the saved configuration, where `${oc.env:NAME}` is unresolved.
     """
-    saved: Any = OmegaConf.to_container(OmegaConf.create(plan.loaded.yaml), resolve=False)
+    saved: Any = json.loads(json.dumps(plan.loaded.saved))
     functions = (saved.get("reward") or {}).get("functions") or {}
     return {
         "plugins": {each.plugin: {"distribution": each.distribution, "version": each.version} for each in plan.plugins},
