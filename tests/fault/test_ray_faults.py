@@ -15,7 +15,7 @@ import pytest
 from rlcore.testing.leaks import descendants, is_running
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300), pytest.mark.xdist_group("machine")]
 
 DEADLINE_S = 120.0
 
