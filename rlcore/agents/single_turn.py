@@ -48,11 +48,11 @@ class SingleTurn(AgentLoop):
                 yield self._trajectory(asked[name], prompts[name], completion)
 
     def _trajectory(self, task: RolloutTask, prompt_P: Int32s, completion: Completion) -> Trajectory:
-        num_prompt, num_tokens = len(prompt_P), len(prompt_P) + len(completion.token_ids)
-        token_ids_T, logprobs_T = np.empty(num_tokens, dtype=np.int32), np.zeros(num_tokens, dtype=np.float32)
-        loss_mask_T = np.zeros(num_tokens, dtype=np.bool_)
-        token_ids_T[:num_prompt], token_ids_T[num_prompt:] = prompt_P, completion.token_ids
-        logprobs_T[num_prompt:], loss_mask_T[num_prompt:] = completion.logprobs, True
+        num_prompt = len(prompt_P)
+        token_ids_T = np.concatenate((prompt_P, completion.token_ids), dtype=np.int32)
+        loss_mask_T = np.arange(len(token_ids_T)) >= num_prompt
+        logprobs_T = np.zeros(len(token_ids_T), dtype=np.float32)
+        logprobs_T[num_prompt:] = completion.logprobs
         versions = completion.versions or ((0, completion.version),)
         return Trajectory(
             id=TrajectoryId(task.prompt.id, task.epoch, completion.sample),
