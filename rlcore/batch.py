@@ -87,10 +87,11 @@ def minibatches(batch: Batch, num_groups: int, rng: np.random.Generator) -> list
     The last one is smaller when the number of groups does not divide. Weights are not set: they are the mini-batch's
     own (`rlcore.algo.aggregation.row_weights`). An empty batch has none.
     """
-    groups = rng.permutation(np.unique(batch.group_B))
+    groups = np.unique(batch.group_B)
     size = num_groups or max(1, len(groups))
     if size >= len(groups) > 0:
         return [replace(batch, weights_B=None)]
+    groups = rng.permutation(groups)
     parts = [groups[start : start + size] for start in range(0, len(groups), size)]
     return [replace(select(batch, np.flatnonzero(np.isin(batch.group_B, part))), weights_B=None) for part in parts]
 

@@ -35,7 +35,7 @@ class FrozenDict(Mapping[K, V]):
 
     def __init__(self, items: Mapping[K, V] | None = None) -> None:
         given: Mapping[K, V] = items or {}
-        self._items: dict[K, V] = dict(given._items) if isinstance(given, FrozenDict) else dict(given)
+        self._items: dict[K, V] = dict(given._items if type(given) is FrozenDict else given)
 
     def __getitem__(self, key: K) -> V:
         return self._items[key]

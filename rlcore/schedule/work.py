@@ -212,7 +212,7 @@ class StepWork:
 
     def _staleness_of(self, versions: Sequence[tuple[int, int]]) -> int:
         """Versions between the weights that the step begins with and the oldest that sampled a token."""
-        return self._step - 1 - min((version for _, version in versions), default=self._step - 1)
+        return self._step - 1 - min([version for _, version in versions], default=self._step - 1)
 
     def _staleness(self) -> Metrics:
         stale = [self._staleness_of(row.trajectory.versions) for _, row in self._trained] or [0]
