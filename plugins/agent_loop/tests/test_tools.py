@@ -281,7 +281,7 @@ def server(directory: Path) -> McpSettings:
     import sys
 
     (directory / "server.py").write_text(SERVER)
-    return McpSettings(command=(sys.executable, str(directory / "server.py")), deadline_s=1.0)
+    return McpSettings(command=(sys.executable, str(directory / "server.py")), deadline_s=4.0)
 
 
 @pytest.mark.fault
