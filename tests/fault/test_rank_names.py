@@ -15,7 +15,7 @@ import pytest
 from rlcore.testing import write_prompts
 from rlcore.testing.leaks import descendants, is_running
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180), pytest.mark.xdist_group("machine")]
 
 DEADLINE_S = 90.0
 PLUGIN = '''

@@ -56,8 +56,13 @@ def run(
             process.kill()
             process.wait()
     assert process.returncode == 0, (directory / "said").read_text()[-4000:]
-    lines = (directory / "run" / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if "reward/mean" in row], seen
+    return steps_of(directory / "run"), seen
+
+
+def steps_of(run: Path) -> list[dict[str, float]]:
+    """The metrics of its steps."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if "reward/mean" in row]
 
 
 def test_on_ray_three_steps_are_judged_by_another_vllm_and_sampled_with_the_weights_of_each(tmp_path: Path) -> None:
@@ -125,6 +130,45 @@ def check(directory: Path, steps: list[dict[str, float]], num: int) -> None:
     calls = [json.loads(line) for line in (directory / "run" / "reward_calls.jsonl").read_text().splitlines()]
     assert {(call["target"], call["status"]) for call in calls} == {("judge", "ok")}
     assert len(calls) == 8 * num, "every sample was judged once"
+
+
+def test_a_replica_samples_with_the_merged_weights_of_an_actor_that_trains_adapters(tmp_path: Path) -> None:
+    """Step 1 moves the policy away from its base, which the reference is: were that sampled from, they would differ."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": f"Tell me of the sea, {n}.", "answer": "e"}) + "\n" for n in range(4))
+    )
+    values = {
+        "model.path": ROOT / ".models" / "smollm2-135m-instruct",
+        "data.sources.all.path": prompts,
+        "reward.functions.letters.fn": "count_letter",
+        "rollout.backend": "vllm",
+        "rollout.samples_per_prompt": 4,
+        "rollout.max_tokens": 8,
+        "rollout.vllm.max_model_len": 128,
+        "rollout.vllm.kv_cache_gib": 0.1,
+        "rollout.vllm.enforce_eager": "true",
+        "actor.lora.enabled": "true",
+        "actor.lr": 5e-3,
+        "algo.kl.placement": "loss",
+        "algo.kl.coef": 1e-6,
+        "train.prompts_per_step": 2,
+        "train.max_steps": 2,
+        "train.dir": tmp_path,
+        "train.name": "run",
+        "checkpoint.every_steps": 0,
+        "checkpoint.at_end": "false",
+        "cluster.threads": 1,
+    }
+    command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null"]
+    command += [f"{key}={value}" for key, value in values.items()]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, second = steps_of(tmp_path / "run")
+    assert first["policy/kl"] == pytest.approx(0.0, abs=1e-8), "an adapter begins as nothing"
+    assert second["policy/kl"] > 1e-4
+    for step in (first, second):
+        assert step["policy/rollout_logprob_diff"] < 1e-3
 
 
 def test_handed_over_weights_are_sampled_from_and_log_probs_are_those_of_the_policy(tmp_path: Path) -> None:
