@@ -3,11 +3,11 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,14 +15,16 @@ from rlcore.cluster.child import ChildProcesses
 from rlcore.config import RewardConfig, RewardFunctionConfig, RolloutConfig, RunConfig
 from rlcore.errors import PlanError, RlcoreError
 from rlcore.plan import BuildContext, ResolvedReward, Role, Scope
-from rlcore.reward import RewardManager
+from rlcore.reward import FunctionRewards, RewardManager, build_function_rewards
 from rlcore.testing.leaks import Leaked, leaks
 from rlcore.tokens import ByteTokens
-from rlcore.types import Finish, FrozenDict, Lane, Prompt, RewardStatus, Scored, Trajectory, TrajectoryId
+from rlcore.types import Finish, FrozenDict, Lane, Prompt, Reward, RewardStatus, Scored, Trajectory, TrajectoryId
 from rlcore.workers import Children, WorkerGroup
 
 if TYPE_CHECKING:
     from rlcore.testing.conformance import Report
+
+T = TypeVar("T")
 
 WAIT_S = 30.0
 """Nothing that a manager is asked to do here may take longer."""
@@ -111,6 +113,41 @@ async def score_all(
     """Everything the manager makes of these trajectories, in the order it comes; TimeoutError after 30 s."""
     async with asyncio.timeout(WAIT_S), aclosing(manager.score(stream_of(trajectories), lane)) as results:  # type: ignore[type-var]
         return [each async for each in results]
+
+
+def use_rewards(
+    functions: Mapping[str, RewardFunctionConfig],
+    use: Callable[[FunctionRewards], Awaitable[T]],
+    reward: RewardConfig | None = None,
+    config: RunConfig | None = None,
+) -> T:
+    """What `use` makes of the core's manager with these functions, which is started before and closed after it."""
+
+    async def main() -> T:
+        children = ChildProcesses()
+        manager = build_function_rewards(reward_context(functions, Path("unused"), children, reward, config))
+        try:
+            await manager.start()
+            return await use(manager)
+        finally:
+            await manager.close()
+            await children.close()
+
+    return asyncio.run(main())
+
+
+def score_rewards(
+    functions: Mapping[str, RewardFunctionConfig],
+    trajectories: Sequence[Trajectory],
+    lane: Lane = Lane.TRAIN,
+    reward: RewardConfig | None = None,
+    config: RunConfig | None = None,
+) -> dict[tuple[str, int, int], Reward]:
+    """The reward of each trajectory, by prompt, sample and part, from real children."""
+    scored = use_rewards(functions, lambda manager: score_all(manager, trajectories, lane), reward, config)
+    return {
+        (each.trajectory.id.prompt, each.trajectory.id.sample, each.trajectory.id.part): each.reward for each in scored
+    }
 
 
 def check_reward_manager(
