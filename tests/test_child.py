@@ -226,6 +226,7 @@ def test_calls_run_at_the_same_time_on_threads_and_a_hanging_one_takes_the_other
     run(use)
 
 
+@pytest.mark.fault
 def test_the_deadline_of_a_call_does_not_run_while_it_waits_for_the_child(served: str) -> None:
     async def use(children: ChildProcesses) -> list[Any]:
         child = await children.start(f"{served}:Served", name="x")

@@ -133,6 +133,7 @@ print(sorted(os.listdir(os.environ["HF_HOME"])), sorted(os.listdir()))
 """
 
 
+@pytest.mark.fault
 def test_local_files_need_no_network_and_leave_nothing_in_the_cache(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("prompt\nx\n")
     write_lines(tmp_path / "a.jsonl", [{"prompt": "x"}, {"prompt": "y"}])
@@ -149,6 +150,7 @@ def test_local_files_need_no_network_and_leave_nothing_in_the_cache(tmp_path: Pa
     assert done.stderr == ""
 
 
+@pytest.mark.fault
 def test_a_dataset_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
     program = (
         "from rlcore.config import DataConfig, SourceConfig\nfrom rlcore.data import load_prompts\n"

@@ -23,6 +23,8 @@ from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 from rlcore.workers import ReplicaEvent
 
+pytestmark = pytest.mark.fault
+
 DEADLINES = Deadlines(setup_s=20.0, call_s=20.0, close_s=5.0)
 
 SOURCE = """

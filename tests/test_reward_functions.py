@@ -116,6 +116,7 @@ def test_group_scope_sees_whole_groups_and_batch_scope_everything(rewards: str) 
     assert {each.parts["size"] for each in found.values()} == {6.0}
 
 
+@pytest.mark.fault
 def test_all_parts_of_a_sample_get_the_reward_of_its_last_part(rewards: str) -> None:
     whole = make_trajectory(0, 0)
     parts = [
@@ -172,6 +173,7 @@ def test_one_exception_fails_one_sample_and_names_its_cause(rewards: str) -> Non
     assert failed.info["failed"] == {"acc": "ValueError: this one is bad"}
 
 
+@pytest.mark.fault
 def test_a_skipping_function_leaves_the_sum_and_all_skipping_is_a_failure(rewards: str) -> None:
     functions = {
         "a": RewardFunctionConfig(f"{rewards}:skips", weight=0.5),
@@ -194,6 +196,7 @@ def test_what_a_function_does_to_its_inputs_reaches_nobody(rewards: str, name: s
     assert tags == []
 
 
+@pytest.mark.fault
 def test_abort_stops_at_the_first_failure_and_a_spent_budget_names_functions_and_causes(rewards: str) -> None:
     config = RunConfig(rollout=RolloutConfig(samples_per_prompt=4), train=TrainConfig(prompts_per_step=4))
     trajectories = [make_trajectory(0, sample, "bad" if sample < 3 else "good") for sample in range(16)]

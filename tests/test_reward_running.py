@@ -41,6 +41,7 @@ def one(rewards: str, name: str, trajectory: Trajectory | None = None, **setting
     return reward
 
 
+@pytest.mark.fault
 def test_in_any_order_of_completion_each_sample_gets_its_own_reward(rewards: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "import asyncio, random\n"
@@ -67,6 +68,7 @@ def test_in_any_order_of_completion_each_sample_gets_its_own_reward(rewards: str
         assert dict(reward.parts) == {"slow": wanted, "fast": wanted}
 
 
+@pytest.mark.fault
 def test_a_sync_function_past_its_deadline_fails_alone_and_the_pool_is_whole_again(
     rewards: str, tmp_path: Path
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_sync_function_past_its_deadline_fails_alone_and_the_pool_is_whole_aga
     assert [each.reward.score for each in second] == [1.0] * 7
 
 
+@pytest.mark.fault
 def test_the_deadline_of_a_sample_does_not_run_while_it_waits_for_a_child(rewards: str) -> None:
     trajectories = [make_trajectory(0, sample) for sample in range(8)]
     functions = {"f": RewardFunctionConfig(f"{rewards}:slow", deadline_s=0.9, children=1, kwargs={"seconds": 0.2})}
@@ -97,6 +100,7 @@ def test_a_reward_child_imports_nothing_heavy_of_ours(rewards: str) -> None:
     assert one(rewards, "imported").info["heavy"] == []
 
 
+@pytest.mark.fault
 def test_a_start_that_fails_leaves_no_child_whichever_function_is_to_blame(rewards: str) -> None:
     functions = {
         "good": RewardFunctionConfig(f"{rewards}:length", children=3),
@@ -155,6 +159,7 @@ def test_an_async_function_that_blocks_the_loop_is_warned_of_by_name_and_others_
     assert 0.7 < metrics["perf/loop_blocked_s"] < 10
 
 
+@pytest.mark.fault
 def test_retry_asks_again_within_the_deadline(rewards: str, tmp_path: Path) -> None:
     settings = {"on_failure": "retry", "kwargs": {"marker": str(tmp_path / "marker")}}
     assert one(rewards, "flaky", **settings, tries=3).score == 1.0
@@ -205,6 +210,7 @@ def test_evaluation_goes_ahead_of_training(rewards: str) -> None:
     assert max(index for index, name in enumerate(order) if name == "eval") <= 6, order
 
 
+@pytest.mark.fault
 def test_blocking_calls_run_at_the_same_time_on_threads(rewards: str) -> None:
     functions = {
         "f": RewardFunctionConfig(f"{rewards}:slow", isolation="threads", threads=256, kwargs={"seconds": 1.0})

@@ -29,6 +29,7 @@ def test_a_directory_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path: 
         open_directory(tmp_path / "rnu", resume=True)
 
 
+@pytest.mark.fault
 def test_a_second_process_on_a_directory_is_refused_and_a_dead_one_leaves_no_lock(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -157,6 +157,7 @@ def test_what_is_ready_late_is_given_up_and_counted(config: dict[str, Any]) -> N
     assert state["retired"] + len(state["in_flight"]) == state["order"]["sources"]["train"]["issued"]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(("mode", "stop_at"), [("one step off", 21), ("three", 36), ("one step off, pipeline", 18)])
 def test_after_a_signal_each_prompt_is_trained_once_and_no_judgement_is_bought_twice(
     config: dict[str, Any], tmp_path: Path, mode: str, stop_at: int, in_order: list[tuple[str, int]]
@@ -182,6 +183,7 @@ def test_after_a_signal_each_prompt_is_trained_once_and_no_judgement_is_bought_t
     assert not kept & after.keys()
 
 
+@pytest.mark.fault
 def test_a_crash_loses_what_was_not_saved_and_trains_each_prompt_once(
     config: dict[str, Any], in_order: list[tuple[str, int]]
 ) -> None:

@@ -131,6 +131,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(config, heldout(directory), *STOPPABLE).run_dir
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("call", "step"), [(2, 0), (3 + 5, 0), (3 + 16 + 5, 1), (3 + 2 * 16 + 2, 2), (3 + 2 * 16 + 3 + 5, 2)]
 )
@@ -230,6 +231,7 @@ def test_heldout_questions_that_occur_in_training_are_refused(config: dict[str, 
     assert not (tmp_path / "runs" / "run" / "checkpoints").exists()
 
 
+@pytest.mark.fault
 def test_a_sample_whose_reward_fails_is_left_out_and_the_budget_stops_the_run(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -291,6 +293,7 @@ def test_every_estimator_trains_with_kl_in_any_place(config: dict[str, Any], est
     assert ("policy/kl_coef" in rows[0]) == (placement == "reward")
 
 
+@pytest.mark.fault
 def test_gradients_that_are_not_finite_are_skipped_and_three_in_a_row_stop_the_run(config: dict[str, Any]) -> None:
     result = run(config, "plugins.null.nan_updates=[2]")
     rows = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]

@@ -58,6 +58,7 @@ def test_replicas_with_a_copy_sample_what_the_embedded_rollout_samples(here: Pat
     assert len(seconds) == 3
 
 
+@pytest.mark.fault
 def test_a_skipped_sync_is_seen_before_the_update(here: Path) -> None:
     with pytest.raises(WorkerError, match=r"sampled with version 1 of the weights, the step begins with version 2"):
         train({**config(here, backend="null_replica"), "plugins": {"null": {"forget_version": 2}}})

@@ -5,8 +5,8 @@
 Every run has the prompts, the number of samples and the seeds of `config.yaml`. What is compared is the area under the
 curve of held-out accuracy, seed by seed: equal within noise is a mean difference of at most 0.05, whose 95 % interval
 is printed. The control is PPO whose rewards are dealt out at random within the batch: it must not learn. PPO with its
-critic frozen at 0 (its learning rate is 0, and the head starts there) shows what the critic is worth on this task, where
-whitened advantages and rewards that start near 0 leave little for it to do; it decides nothing. Curves, areas and
+critic frozen at 0 (its learning rate is 0, and the head starts there) shows what the critic is worth on this task:
+whitened advantages and rewards that start near 0 leave little for it to do. It decides nothing. Curves, areas and
 verdicts are written to OUT.json and OUT.md; further arguments are overrides of every run. Runs lie below
 `runs/ppo_critic/`, and one that is there already and complete is read, not repeated.
 """
