@@ -75,7 +75,7 @@ results: results-trl results-ppo  ## the learning curves, into docs/results/
 results-trl: $(STAMPS)/dev $(TRL)/stamp  ## beside TRL's alone
 	$(BIN)/python benchmarks/learning_vs_trl.py --out docs/results/vs_trl_learning $(ARGS)
 
-results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO beside GRPO and two controls alone: twelve runs of some minutes
+results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO beside GRPO and its control alone: twelve runs of some minutes
 	$(BIN)/python examples/ppo_critic/compare.py --out docs/results/ppo_critic $(ARGS)
 
 char-count-small: $(STAMPS)/dev $(MODEL)  ## words of 3 to 5 letters on a CPU: warm-up, GRPO, PPO; into docs/results/
