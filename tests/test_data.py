@@ -272,6 +272,9 @@ def test_over_long_prompts_are_left_out_and_counted() -> None:
     prompts = [Prompt(f"a/{n}", user("word " * n), None, "a") for n in (1, 5, 4, 9)]
     kept, left_out = filter_long(prompts, WordTokens(), 4)
     assert ([prompt.id for prompt in kept], left_out) == (["a/1", "a/4"], 2)
+    seen: list[tuple[str, int]] = []
+    filter_long(prompts, WordTokens(), 4, lambda prompt, num_tokens: seen.append((prompt.id, num_tokens)))
+    assert seen == [("a/1", 1), ("a/4", 4)]
 
 
 def test_a_held_out_question_that_occurs_in_training_is_refused() -> None:

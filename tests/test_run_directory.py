@@ -22,11 +22,26 @@ with locked(Path(sys.argv[1])):
 def test_a_directory_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path: Path) -> None:
     directory = open_directory(tmp_path / "run", resume=False)
     (directory / "config.yaml").write_text("{}")
+    (directory / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match="in use; choose another name, or continue it with --resume"):
         open_directory(directory, resume=False)
     assert open_directory(directory, resume=True) == directory
     with pytest.raises(ConfigError, match=r"there is no run '.*rnu'; did you mean 'run'\?"):
         open_directory(tmp_path / "rnu", resume=True)
+
+
+@pytest.mark.parametrize("result", ["metrics.jsonl", "trajectories/step_000001.jsonl", "checkpoints/.step_1.staging/x"])
+def test_a_start_that_came_to_nothing_is_made_again_and_one_with_any_result_is_not(tmp_path: Path, result: str) -> None:
+    directory = open_directory(tmp_path / "run", resume=False)
+    for name in ("config.yaml", "plan.json", "log.txt", "metrics.jsonl"):
+        (directory / name).write_text("{}" if name != "metrics.jsonl" else "")
+    (directory / "trajectories").mkdir()
+    assert open_directory(directory, resume=False) == directory
+    assert (directory / "log.txt").read_text() == "{}"
+    (directory / result).parent.mkdir(parents=True, exist_ok=True)
+    (directory / result).write_text("{}\n")
+    with pytest.raises(ConfigError, match="in use"):
+        open_directory(directory, resume=False)
 
 
 @pytest.mark.fault

@@ -183,6 +183,7 @@ def test_a_canary_that_scores_badly_refuses_to_train(config: dict[str, Any], tmp
     ):
         run(config, "reward.canary=z{answer}")
     assert metrics.read(Path(config["train"]["dir"]) / "run") == []
+    assert run(config, "train.max_steps=1").steps == 1  # of the refused run nothing is left that its name would protect
 
 
 def test_a_run_that_begins_with_a_checkpoint_says_what_differs_from_it(

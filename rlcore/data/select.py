@@ -1,6 +1,6 @@
 """Which prompts may be used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from rlcore.data.conversation import question_of
@@ -14,9 +14,22 @@ class EncodesPrompts(Protocol):
     def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]: ...
 
 
-def filter_long(prompts: Sequence[Prompt], tokens: EncodesPrompts, max_tokens: int) -> tuple[list[Prompt], int]:
-    """(the prompts of at most `max_tokens` tokens, chat template included; how many were left out)."""
-    kept = [prompt for prompt in prompts if len(tokens.encode_prompt(prompt.messages)) <= max_tokens]
+def filter_long(
+    prompts: Sequence[Prompt],
+    tokens: EncodesPrompts,
+    max_tokens: int,
+    check: Callable[[Prompt, int], None] = lambda prompt, num_tokens: None,
+) -> tuple[list[Prompt], int]:
+    """(the prompts of at most `max_tokens` tokens, chat template included; how many were left out).
+
+    `check` sees each prompt that stays, with its number of tokens, and may raise.
+    """
+    kept = []
+    for prompt in prompts:
+        num_tokens = len(tokens.encode_prompt(prompt.messages))
+        if num_tokens <= max_tokens:
+            check(prompt, num_tokens)
+            kept.append(prompt)
     return kept, len(prompts) - len(kept)
 
 

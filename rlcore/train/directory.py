@@ -13,6 +13,7 @@ from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
 from rlcore.config.redaction import RedactingFormatter
 from rlcore.errors import ConfigError, nearest
+from rlcore.metrics import METRICS, TRAJECTORIES
 from rlcore.plan import RunPlan, plan_to_json
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -37,8 +38,12 @@ def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
 
 
 def open_directory(directory: Path, resume: bool) -> Path:
-    """The directory, made if it is new; ConfigError when it holds a run already, or with `resume` does not exist."""
-    if (directory / "config.yaml").exists() and not resume:
+    """The directory, made if it is new; ConfigError when it holds a run already, or with `resume` does not exist.
+
+    A start that failed before anything came of it holds no run: it may be made again under the same name, and what it
+    wrote (configuration, plan, copies of reward files) is replaced. Nothing is removed.
+    """
+    if not resume and has_results(directory):
         raise ConfigError(
             f"train.name: the run directory '{directory}' is in use; choose another name, or continue it with --resume"
         )
@@ -47,6 +52,13 @@ def open_directory(directory: Path, resume: bool) -> Path:
         raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
     directory.mkdir(parents=True, exist_ok=True)
     return directory
+
+
+def has_results(directory: Path) -> bool:
+    """Whether a run left there what another start would have to make anew: metrics, trajectories, checkpoints."""
+    records = directory / METRICS
+    kept = [path for name in (TRAJECTORIES, "checkpoints") for path in (directory / name).glob("*")]
+    return bool(kept) or (records.exists() and records.stat().st_size > 0)
 
 
 @contextmanager

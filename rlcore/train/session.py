@@ -29,6 +29,7 @@ from rlcore.train.directory import locked, logging_to, open_directory, plan_chan
 from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest
 from rlcore.train.trainer import Progress, Sinks, Trainer
+from rlcore.train.window import CheckPrompt, fits, window_of
 from rlcore.types import Metrics, Prompt
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Pa
                 write_plan(run_dir, plan)
             async with launch(plan, run_dir, DEADLINES) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
-                session = Session(plan, run_dir, run, prompts, heldout, stop)
+                session = Session(plan, run_dir, run, prompts, heldout, stop, await window_of(run))
                 try:
                     result = await session.train(resume, start_from)
                     said = "every step was taken"
@@ -102,11 +103,13 @@ def load_data(config: RunConfig) -> tuple[dict[str, list[Prompt]], dict[str, lis
     return prompts, heldout
 
 
-def fitting(prompts: Prompts, tokens: Tokens, config: RunConfig, terminal: Terminal) -> dict[str, list[Prompt]]:
-    """The prompts that are short enough, by source; says how many are not."""
+def fitting(
+    prompts: Prompts, tokens: Tokens, config: RunConfig, check: CheckPrompt, terminal: Terminal
+) -> dict[str, list[Prompt]]:
+    """The prompts that are short enough, by source, each of them checked; says how many are not."""
     fit: dict[str, list[Prompt]] = {}
     for source, each in prompts.items():
-        fit[source], num_long = filter_long(each, tokens, config.data.max_prompt_tokens)
+        fit[source], num_long = filter_long(each, tokens, config.data.max_prompt_tokens, check)
         if num_long:
             limit = config.data.max_prompt_tokens
             terminal.say(
@@ -131,8 +134,15 @@ async def evaluate_async(plan: RunPlan, from_checkpoint: Path | None) -> Metrics
                 loaded = await asyncio.to_thread(checkpoint.load, from_checkpoint)
                 await run.actor.replicas[0].call(ActorWorker.restore, loaded.path)
                 await run.sync_weights(loaded.step)
-            prompts = fitting(heldout, run.tokens, plan.config, Terminal())
+            check = _fits_evaluation(plan.config, await window_of(run))
+            prompts = fitting(heldout, run.tokens, plan.config, check, Terminal())
             return (await evaluate(run, prompts, plan.config.train.seed)).metrics
+
+
+def _fits_evaluation(config: RunConfig, window: int | None) -> CheckPrompt:
+    if config.eval.max_tokens:
+        return fits(window, config.eval.max_tokens, "eval.max_tokens")
+    return fits(window, config.rollout.max_tokens, "rollout.max_tokens")
 
 
 def _keep_rewards(plan: RunPlan, run_dir: Path) -> None:
@@ -145,12 +155,21 @@ class Session:
     """One run in one process, from the first step it takes to the last."""
 
     def __init__(
-        self, plan: RunPlan, run_dir: Path, run: Run, prompts: Prompts, heldout: Prompts, stop: StopRequest
+        self,
+        plan: RunPlan,
+        run_dir: Path,
+        run: Run,
+        prompts: Prompts,
+        heldout: Prompts,
+        stop: StopRequest,
+        window: int | None = None,
     ) -> None:
         self._config, self._run_dir, self._run, self._stop = plan.config, run_dir, run, stop
         self._terminal = Terminal()
-        self._prompts = fitting(prompts, run.tokens, plan.config, self._terminal)
-        heldout = fitting(heldout, run.tokens, plan.config, self._terminal)
+        check = fits(window, plan.config.rollout.max_tokens, "rollout.max_tokens")
+        self._prompts = fitting(prompts, run.tokens, plan.config, check, self._terminal)
+        check = _fits_evaluation(plan.config, window)
+        heldout = fitting(heldout, run.tokens, plan.config, check, self._terminal)
         weights = {name: source.weight for name, source in plan.config.data.sources.items()}
         order = PromptOrder(self._prompts, weights, plan.config.train.seed, plan.config.data.shuffle)
         self.total_steps = plan.config.train.max_steps or (

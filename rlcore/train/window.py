@@ -1,0 +1,45 @@
+"""Whether prompts and their responses fit the model's window: seen over all the data, before the first request."""
+
+from collections.abc import Callable
+
+from rlcore.actor import ActorWorker
+from rlcore.agents.single_turn import SingleTurn
+from rlcore.errors import ConfigError
+from rlcore.launch import Run
+from rlcore.types import Prompt
+
+CheckPrompt = Callable[[Prompt, int], None]
+"""Given a prompt and its number of tokens."""
+
+
+async def window_of(run: Run) -> int | None:
+    """Tokens of a prompt and its response together, at most, as the rollout engine will have it.
+
+    None when it is not known before the engine is asked (another backend; vLLM without `max_model_len`), and for an
+    agent that gives each request the room there is.
+    """
+    rollout = run.plan.config.rollout
+    if not isinstance(run.agent, SingleTurn):
+        return None
+    if rollout.backend == "vllm":
+        return rollout.vllm.max_model_len or None
+    if rollout.backend != "hf":
+        return None
+    window = (await run.actor.replicas[0].call(ActorWorker.facts))["context_length"]
+    return None if window is None else int(window)
+
+
+def fits(window: int | None, max_tokens: int, knob: str) -> CheckPrompt:
+    """What refuses a prompt that leaves less than `max_tokens`, the value of `knob`, of the window to its response."""
+
+    def check(prompt: Prompt, num_tokens: int) -> None:
+        if window is not None and num_tokens + max_tokens > window:
+            room = window - num_tokens
+            raise ConfigError(
+                f"data: prompt '{prompt.id}' has {num_tokens} tokens, with {knob}={max_tokens} together "
+                f"{num_tokens + max_tokens}, but the model's window holds {window}; lower "
+                + (f"{knob} to {room}, or " if room > 0 else "")
+                + f"data.max_prompt_tokens below {num_tokens} to leave such prompts out"
+            )
+
+    return check
