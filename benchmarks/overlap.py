@@ -7,9 +7,13 @@ whose rewards take 1 to 40 s; `system_d` is 1/50 of a published run of 1024 prom
 figures (seconds, divided by 50) are in the output. Times are from the beginning of the first step to the end of the
 last.
 
-oracle_s: the replay of the same draws by a scheduler that loses no time (`rlcore.schedule.oracle`). ratio: measured
-over that. service_busy: the share of the slots' time that was used between the ends of the second and the second-last
-step. misplaced: rewards that landed on another sample than theirs.
+oracle_step_s: the replay of the same draws by a scheduler that loses no time (`rlcore.schedule.oracle`). ratio:
+measured over that. service_busy: the share of the slots' time that was used between the ends of the second and the
+second-last step. drawn_step_s: the drawn rewards of a step over the slots, below which no schedule gets. late_step_s:
+by how much longer than drawn the slots were held a step, because the run's loop, which serves here too, did something
+else when a reward ended. between_steps_s: seconds a step between the ends of the second and the second-last, without
+the first's generation and the last's updates, which nothing can hide. misplaced: rewards that landed on another sample
+than theirs.
 """
 
 import argparse
@@ -19,11 +23,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from live import live
 from measure import emit
-from sleeping import Sleeping, finishing_order, reward_s, score
+from sleeping import Sleeping, SleepingRewards, finishing_order, reward_s, score
 
 from rlcore.metrics import read_trajectories
 from rlcore.schedule.oracle import Draws, replay
@@ -93,7 +97,7 @@ async def measure(directory: Path, load: Workload, times: Sleeping, mode: str, s
             while len(ended) < steps:
                 await trainer.step()
                 ended.append(time.monotonic())
-            history, served = trainer.history, trainer.run.reward.served  # type: ignore[attr-defined]
+            history, rewards = trainer.history, cast(SleepingRewards, trainer.run.reward)
         rows = [read_trajectories(run_dir, step + 1) for step in range(steps)]
     max_staleness, stream = MODES[mode]
     oracle = replay(
@@ -116,7 +120,11 @@ async def measure(directory: Path, load: Workload, times: Sleeping, mode: str, s
         "misplaced": sum(row["score"] != score(*name(row)) for step in rows for row in step),
     }
     if times.slots and steps >= 4:
-        result["service_busy"] = busy_frac(served, ended[1], ended[-2], times.slots)
+        result["service_busy"] = busy_frac(rewards.served, ended[1], ended[-2], times.slots)
+        drawn_s = sum(reward_s(times, *name(row)) for step in rows for row in step)
+        result["drawn_step_s"] = drawn_s / times.slots / steps
+        result["late_step_s"] = rewards.late_s / len(rewards.served) * load.prompts * load.samples / times.slots
+        result["between_steps_s"] = (ended[-2] - ended[1]) / (steps - 3)
     if mode in load.published_step_s:
         published = load.published_step_s
         result["published_step_s"] = published[mode]

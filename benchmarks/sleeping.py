@@ -161,6 +161,8 @@ class SleepingRewards(RewardManager):
         self._queue: deque[tuple[float, asyncio.Future[None]]] = deque()
         self.served: list[tuple[float, float]] = []
         """From when to when each call was served, on the loop's clock."""
+        self.late_s = 0.0
+        """By how much longer than drawn all of them together were served: what kept the loop busy when they ended."""
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
         scored: asyncio.Queue[Trajectory | None] = asyncio.Queue()
@@ -195,10 +197,12 @@ class SleepingRewards(RewardManager):
         while self._free and self._queue:
             self._free -= 1
             seconds, call = self._queue.popleft()
-            loop.call_later(seconds, self._end, loop.time(), call)
+            loop.call_later(seconds, self._end, loop.time(), seconds, call)
 
-    def _end(self, began: float, call: "asyncio.Future[None]") -> None:
-        self.served.append((began, asyncio.get_running_loop().time()))
+    def _end(self, began: float, seconds: float, call: "asyncio.Future[None]") -> None:
+        now = asyncio.get_running_loop().time()
+        self.served.append((began, now))
+        self.late_s += now - began - seconds
         self._free += 1
         if not call.done():
             call.set_result(None)
