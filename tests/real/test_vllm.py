@@ -205,7 +205,8 @@ async def sampled_with_other_weights(directory: Path) -> None:
         expected_N = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0].numpy()
         return float(np.abs(expected_N - completion.logprobs)[begin:end].mean())
 
-    sampler = VllmSampler(open_engine(rollout_arguments(config, "cpu"), "test", 1), tokens, "test")
+    engine = open_engine(rollout_arguments(config, "cpu"), "test", 1)
+    sampler = VllmSampler(engine, tokens, "test")
     try:
         requests = [GenerateRequest("r", prompt, Sampling(temperature=0.7, max_tokens=8), 2, 5)]
         first = {each.sample: each async for each in sampler.generate(requests)}
@@ -223,6 +224,12 @@ async def sampled_with_other_weights(directory: Path) -> None:
         for each in await stream:
             assert each.versions[-1][1] == 1
             assert difference(each, each.versions[-1][0], None) < 1e-4, "the new weights, all of them"
+        await engine.update_weight_version("7")
+        with pytest.raises(WorkerError, match="sampled with the weights 7 where it should with 1"):
+            await collected(sampler.generate(requests))
+        keep_all_but_one(directory / "weights", directory / "fewer")
+        with pytest.raises(WorkerError, match=r"no weights for 1 parameters of vLLM's: model\.norm\.weight"):
+            await sampler.load_weights(WeightsHandle(2, "directory", str(directory / "fewer")))
         with pytest.raises(WorkerError, match="no safetensors file"):
             await sampler.load_weights(WeightsHandle(2, "directory", str(directory / "nothing")))
         with pytest.raises(WorkerError, match="no safetensors file"):
@@ -238,6 +245,16 @@ def of_unknown_architecture(config: RunConfig, directory: Path) -> RunConfig:
     known = json.loads((Path(config.model.path) / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**known, "architectures": ["NoSuchForCausalLM"]}))
     return replace(config, model=replace(config.model, path=str(path)))
+
+
+def keep_all_but_one(directory: Path, copy: Path) -> None:
+    """Write the weights of a model directory to another, without those of its last norm."""
+    from safetensors.torch import load_file, save_file
+
+    copy.mkdir()
+    weights = load_file(directory / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, copy / "model.safetensors")
 
 
 async def collected(completions: AsyncIterator[Completion]) -> list[Completion]:

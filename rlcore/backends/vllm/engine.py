@@ -23,6 +23,8 @@ INSTALL = (
 GIB = 2**30
 REASON_CHARACTERS = 240
 """Of vLLM's reasons: of a model that it does not know it lists every model that it does."""
+DIRECTORY_TRANSFER = "rlcore_directory"
+"""How vLLM knows `transfer.DirectoryTransfer`."""
 ENGINE_DIED = 70
 """Exit code of a worker whose engine has died."""
 ENVIRONMENT = {
@@ -55,6 +57,7 @@ def rollout_arguments(config: RunConfig, device: str) -> dict[str, Any]:
         "enforce_eager": vllm.enforce_eager,
         "enable_sleep_mode": device != "cpu",
         "tensor_parallel_size": vllm.tensor_parallel,
+        "weight_transfer_config": {"backend": DIRECTORY_TRANSFER},
     }
     if vllm.max_model_len:
         arguments["max_model_len"] = vllm.max_model_len

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest  # type: ignore[import-not-found]
 from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
 from rlcore.backends.hf.stop import StopScan
@@ -146,10 +147,19 @@ class VllmSampler:
                 "must be a directory that actor and rollout replicas both see"
             )
         with boundary(f"version {handle.version} of the weights in '{handle.path}'", WorkerError):
-            await self._engine.collective_rpc("reload_weights", kwargs={"weights_path": handle.path})
-            await self._engine.collective_rpc("refresh_tied_layers")
+            await self._engine.start_weight_update()
+            await self._engine.update_weights(WeightTransferUpdateRequest({"path": handle.path}))
+            await self._engine.finish_weight_update(weight_version=str(handle.version))
             if not await self._engine.reset_prefix_cache():
                 raise WorkerError("vLLM did not empty its prefix cache")
+
+    def _check_version(self, output: Any, version: int) -> None:
+        """WorkerError when the engine says, at the end of a request and from 0.32 on, that other weights sampled it."""
+        found = {span.version for span in getattr(output, "weight_versions", None) or ()} - {label_of(version)}
+        if found:
+            raise WorkerError(
+                f"vLLM sampled with the weights {', '.join(sorted(found))} where it should with {label_of(version)}"
+            )
 
     async def health(self) -> str:
         """What is served, in words; raises when the engine is dead."""
@@ -186,6 +196,7 @@ class VllmSampler:
         try:
             async with aclosing(self._engine.generate(prompt, row.settings(), number)) as outputs:
                 async for output in outputs:
+                    self._check_version(output.outputs[0], version)
                     row.take(output.outputs[0], version)
                     if row.finish is not None:
                         break
@@ -275,6 +286,11 @@ class _Row:
             generate_s=time.monotonic() - self._began,
             versions=tuple(self._versions),
         )
+
+
+def label_of(version: int) -> str:
+    """What the engine calls a version of the weights; those that it started with have a name already."""
+    return str(version) if version else "default"
 
 
 def seed_of(seed: int, sample: int, offset: int) -> int:
