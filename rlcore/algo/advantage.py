@@ -261,9 +261,9 @@ def _discounted(inputs: AdvantageInputs, mask_BT: Tensor, values_BT: Tensor, lam
     # After a sample's last token rewards and values are 0, so nothing but zeros is carried into it.
     next_values_SL = torch.nn.functional.pad(values_SL[:, 1:], (0, 1))
     deltas_SL = rewards_SL + inputs.gamma * next_values_SL - values_SL
-    advantages_SL = torch.zeros_like(rewards_SL)
-    advantage_S = rewards_SL.new_zeros(len(rewards_SL))
-    for step in reversed(range(rewards_SL.shape[1])):
-        advantage_S = deltas_SL[:, step] + inputs.gamma * lam * advantage_S
-        advantages_SL[:, step] = advantage_S
-    return tokens.spread(advantages_SL)
+    # In numpy, where an operation on a few numbers costs a fifth of what it does in torch, and one time step is one run
+    # of memory: there are as many operations as a sample has tokens.
+    advantages_LS = deltas_SL.T.contiguous().cpu().numpy()
+    for step in reversed(range(len(advantages_LS) - 1)):
+        advantages_LS[step] += inputs.gamma * lam * advantages_LS[step + 1]
+    return tokens.spread(torch.from_numpy(advantages_LS).to(deltas_SL.device).T.contiguous())

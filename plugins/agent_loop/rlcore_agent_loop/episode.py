@@ -7,7 +7,18 @@ from typing import Any
 import numpy as np
 
 from rlcore.agents import RolloutTask
-from rlcore.types import Completion, Finish, FrozenDict, Message, Trajectory, TrajectoryId, frozen_messages
+from rlcore.types import (
+    Bools,
+    Completion,
+    Finish,
+    Float32s,
+    FrozenDict,
+    Int32s,
+    Message,
+    Trajectory,
+    TrajectoryId,
+    frozen_messages,
+)
 
 STOP, MAX_TURNS, MAX_TOKENS, TURN_TOKENS = "stop", "max_turns", "max_tokens", "turn_tokens"
 TIME, SAME_CALLS, ENVIRONMENT, FAILED = "time_s", "max_same_calls", "environment", "environment_failed"
@@ -18,12 +29,13 @@ CUT = (MAX_TOKENS, TURN_TOKENS, TIME)
 
 @dataclass(eq=False)
 class Part:
-    """Tokens that follow one another; `ids`, `mask` and `logprobs` have one entry a token, the prompt's included."""
+    """Tokens that follow one another."""
 
     ids: list[int]
-    mask: list[bool] = field(init=False)
-    logprobs: list[float] = field(init=False)
+    """All of them, the prompt's included."""
     num_prompt: int = field(init=False)
+    logprobs: list[Float32s] = field(default_factory=list)
+    """Of each turn, one a token."""
     messages: list[Message] = field(default_factory=list)
     """What was said after the prompt."""
     versions: list[tuple[int, int]] = field(default_factory=list)
@@ -36,8 +48,6 @@ class Part:
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.ids)
-        self.mask = [False] * self.num_prompt
-        self.logprobs = [0.0] * self.num_prompt
 
     @property
     def num_response(self) -> int:
@@ -60,17 +70,32 @@ class Part:
         )
         self.turn_s.append([completion.generate_s, 0.0])
         self.ids += completion.token_ids.tolist()
-        self.mask += [True] * len(completion.token_ids)
-        self.logprobs += completion.logprobs.tolist()
+        self.logprobs.append(completion.logprobs)
         self.messages.append(message)
         self.generate_s += completion.generate_s
 
     def told(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
         """What the policy did not sample: results, words of a user, and the opening of its next turn."""
         self.ids += ids
-        self.mask += [False] * len(ids)
-        self.logprobs += [0.0] * len(ids)
         self.messages += messages
+
+    def sampled_spans(self) -> list[tuple[int, int]]:
+        """From which token to before which each turn sampled, of those that sampled any."""
+        return [(each["start"], each["start"] + each["num_tokens"]) for each in self.turns if each["num_tokens"]]
+
+    def arrays(self) -> tuple[Int32s, Bools, Float32s]:
+        """(T,) token ids, which were sampled, and log-probs, 0 where none was.
+
+        What was said to a policy that never answered is no part of what it is trained on: the last token is a sampled
+        one, or the prompt's last.
+        """
+        spans = self.sampled_spans()
+        length = spans[-1][1] if spans else self.num_prompt
+        mask_T, logprobs_T = np.zeros(length, dtype=np.bool_), np.zeros(length, dtype=np.float32)
+        for (start, end), logprobs_N in zip(spans, filter(len, self.logprobs), strict=True):
+            mask_T[start:end] = True
+            logprobs_T[start:end] = logprobs_N
+        return np.array(self.ids if length == len(self.ids) else self.ids[:length], dtype=np.int32), mask_T, logprobs_T
 
     def waited(self, seconds: float) -> None:
         """Tools or environment took this long after the last turn."""
@@ -103,15 +128,14 @@ class Episode:
         return [self._trajectory(index, part) for index, part in enumerate(self.parts)]
 
     def _trajectory(self, index: int, part: Part) -> Trajectory:
-        # What was said to a policy that never answered is no part of what it is trained on.
-        length = max((place + 1 for place in _last_true(part.mask)), default=part.num_prompt)
+        token_ids_T, loss_mask_T, logprobs_T = part.arrays()
         last = index == len(self.parts) - 1
         return Trajectory(
             id=TrajectoryId(self.task.prompt.id, self.task.epoch, self.sample, index),
             prompt=self.task.prompt,
-            token_ids=np.array(part.ids[:length], dtype=np.int32),
-            loss_mask=np.array(part.mask[:length], dtype=np.bool_),
-            logprobs=np.array(part.logprobs[:length], dtype=np.float32),
+            token_ids=token_ids_T,
+            loss_mask=loss_mask_T,
+            logprobs=logprobs_T,
             completion=frozen_messages(part.messages),
             finish=Finish.LENGTH if last and self.ended_by in CUT else Finish.STOP,
             versions=tuple(part.versions),
@@ -142,7 +166,3 @@ def frozen(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(frozen(inner) for inner in value)
     return value
-
-
-def _last_true(mask: Sequence[bool]) -> Sequence[int]:
-    return next(([place] for place in range(len(mask) - 1, -1, -1) if mask[place]), [])

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,12 +26,14 @@ class Turns:
 
     def __init__(self, generator: "Generator", sampling: Sampling, lane: Lane) -> None:
         self._generator, self._sampling, self._lane = generator, sampling, lane
+        self._limited: dict[tuple[int, tuple[str, ...]], Sampling] = {}
+        """The sampling of turns by their token limit and further stops: most turns have that of another."""
+        self._later = LaterTurns(generator, lane)
 
     def first(self, task: RolloutTask, ids: Sequence[int], max_tokens: int) -> GenerateRequest:
         """The request for the first turns of a whole group."""
         name = group_name(task)
-        sampling = replace(self._sampling, max_tokens=max_tokens)
-        return GenerateRequest(name, tuple(ids), sampling, task.n, task.seed, conversation=name)
+        return GenerateRequest(name, tuple(ids), self._limit(max_tokens), task.n, task.seed, conversation=name)
 
     async def sample_groups(
         self,
@@ -55,10 +57,104 @@ class Turns:
         name = group_name(task)
         # Each turn draws from a stream of its own, or all of them would begin with the same numbers.
         state = np.random.SeedSequence([task.seed, sample, turn]).generate_state(1, np.uint32)
-        sampling = replace(self._sampling, max_tokens=max_tokens, stop=(*self._sampling.stop, *stop))
+        sampling = self._limit(max_tokens, tuple(stop))
         request = GenerateRequest(f"{name}/{sample}/{turn}", tuple(ids), sampling, 1, int(state[0]), conversation=name)
-        async with aclosing(self._generator.generate([request], self._lane)) as completions:  # type: ignore[type-var]
-            found = [completion async for completion in completions]  # to the end: there is nothing to cancel then
-        if found:
-            return found[0]
-        raise WorkerError(f"rollout: turn {turn} of {name}, sample {sample}, was never finished")
+        return await self._later.ask(request)
+
+    def _limit(self, max_tokens: int, stop: tuple[str, ...] = ()) -> Sampling:
+        found = self._limited.get((max_tokens, stop))
+        if found is None:
+            found = replace(self._sampling, max_tokens=max_tokens, stop=(*self._sampling.stop, *stop))
+            self._limited[max_tokens, stop] = found
+        return found
+
+
+class LaterTurns:
+    """Single turns, each asked for and given up by itself; those asked for at the same moment are one call.
+
+    What a call costs on its way to the engine and back it costs once. A turn that is given up ends its call, and what
+    else the call still owes is asked for again, each turn in a call of its own: it draws the same tokens again.
+    """
+
+    def __init__(self, generator: "Generator", lane: Lane) -> None:
+        self._generator, self._lane = generator, lane
+        self._gathering: dict[str, _Question] = {}
+        """Asked for in this turn of the event loop."""
+
+    async def ask(self, request: GenerateRequest) -> Completion:
+        """The turn; cancelling this returns when the engine was told to stop it."""
+        loop = asyncio.get_running_loop()
+        question = _Question(request, loop.create_future())
+        if not self._gathering:
+            loop.call_soon(self._send)
+        self._gathering[request.id] = question
+        try:
+            return await question.answer
+        except asyncio.CancelledError:
+            await self._give_up(question)
+            raise
+
+    def _send(self) -> None:
+        gathered, self._gathering = self._gathering, {}
+        if gathered:  # whoever asked may have given up
+            _Call(gathered).begin(self._generator, self._lane)
+
+    async def _give_up(self, question: "_Question") -> None:
+        name, call = question.request.id, question.call
+        if call is None:
+            self._gathering.pop(name, None)
+        elif call.owed.pop(name, None) is not None:
+            others, call.owed = call.owed, {}
+            for other, each in others.items():
+                _Call({other: each}).begin(self._generator, self._lane)
+            await call.stop()
+
+
+@dataclass(eq=False)
+class _Question:
+    """A turn that somebody waits for."""
+
+    request: GenerateRequest
+    answer: "asyncio.Future[Completion]"
+    call: "_Call | None" = None
+    """The call that it is part of, when it has been made."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of the generator."""
+
+    owed: dict[str, _Question]
+    """By the name of the request: what was not answered yet."""
+    task: "asyncio.Task[None] | None" = None
+
+    def begin(self, generator: "Generator", lane: Lane) -> None:
+        """Ask; whatever ends the call, everything it owes is answered."""
+        for each in self.owed.values():
+            each.call = self
+        self.task = asyncio.create_task(self._ask(generator, lane))
+        self.task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Cancel it, and wait until it has ended."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+
+    async def _ask(self, generator: "Generator", lane: Lane) -> None:
+        requests = [each.request for each in self.owed.values()]
+        async with aclosing(generator.generate(requests, lane)) as completions:  # type: ignore[type-var]
+            async for completion in completions:  # to the end: there is nothing to cancel then
+                question = self.owed.pop(completion.request_id, None)
+                if question is not None and not question.answer.done():
+                    question.answer.set_result(completion)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        for name, each in self.owed.items():
+            if each.answer.done():
+                continue
+            if task.cancelled():
+                each.answer.cancel()
+            else:
+                each.answer.set_exception(error or WorkerError(f"rollout: turn {name} was never finished"))

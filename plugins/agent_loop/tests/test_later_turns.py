@@ -1,0 +1,115 @@
+"""Turns that are asked for at the same moment share a call, and nothing else."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import numpy as np
+import pytest
+from rlcore_agent_loop.turns import LaterTurns
+
+from rlcore import WorkerError
+from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
+
+
+class Engine:
+    """Answers a call's requests in their order, each after `seconds`; a token is the request's seed."""
+
+    def __init__(self, seconds: float = 0.0, error: Exception | None = None, silent: bool = False) -> None:
+        self._seconds, self._error, self._silent = seconds, error, silent
+        self.calls: list[list[str]] = []
+        self.stopped: list[list[str]] = []
+
+    async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
+        """See `rlcore.rollout.Generator`."""
+        names = [each.id for each in requests]
+        self.calls.append(names)
+        try:
+            for each in requests:
+                await asyncio.sleep(self._seconds)
+                if self._error is not None:
+                    raise self._error
+                if not self._silent:
+                    ids = np.array([each.seed], dtype=np.int32)
+                    yield Completion(each.id, 0, ids, np.zeros(1, dtype=np.float32), Finish.STOP, 0)
+        except asyncio.CancelledError:
+            self.stopped.append(names)
+            raise
+
+
+def request(name: str) -> GenerateRequest:
+    return GenerateRequest(name, (1,), Sampling(), 1, ord(name))
+
+
+async def asked(turns: LaterTurns, names: str) -> "list[asyncio.Task[Completion]]":
+    """A task a turn, all asked for at the same moment and on their way to the engine."""
+    tasks = [asyncio.create_task(turns.ask(request(name))) for name in names]
+    await asyncio.sleep(0.01)
+    return tasks
+
+
+def test_turns_asked_for_at_the_same_moment_are_one_call_and_later_ones_another() -> None:
+    engine = Engine()
+
+    async def run() -> list[int]:
+        turns = LaterTurns(engine, Lane.TRAIN)
+        found = [await each for names in ("abc", "d") for each in await asked(turns, names)]
+        return [int(each.token_ids[0]) for each in found]
+
+    assert asyncio.run(run()) == [ord(name) for name in "abcd"]
+    assert engine.calls == [["a", "b", "c"], ["d"]]
+
+
+def test_a_turn_that_is_given_up_is_stopped_and_the_others_of_its_call_are_asked_for_again() -> None:
+    engine = Engine(seconds=0.05)
+
+    async def run() -> list[int]:
+        turns = LaterTurns(engine, Lane.TRAIN)
+        first, second, third = await asked(turns, "abc")
+        await first
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert engine.stopped == [["a", "b", "c"]]
+        return [int(each.token_ids[0]) for each in (await first, await third)]
+
+    assert asyncio.run(run()) == [ord("a"), ord("c")]
+    assert engine.calls == [["a", "b", "c"], ["c"]]
+
+
+def test_a_turn_that_is_given_up_before_it_was_sent_is_never_asked_for() -> None:
+    engine = Engine()
+
+    async def run() -> None:
+        turns = LaterTurns(engine, Lane.TRAIN)
+        task = asyncio.create_task(turns.ask(request("a")))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"), [(Engine(error=WorkerError("it broke")), "it broke"), (Engine(silent=True), "never finished")]
+)
+def test_what_ends_a_call_is_told_to_everybody_it_owes(engine: Engine, why: str) -> None:
+    async def run() -> list[BaseException | Completion]:
+        return await asyncio.gather(*await asked(LaterTurns(engine, Lane.TRAIN), "ab"), return_exceptions=True)
+
+    assert [isinstance(each, WorkerError) and why in str(each) for each in asyncio.run(run())] == [True, True]
+
+
+def test_when_everybody_gives_up_at_once_nothing_goes_on() -> None:
+    engine = Engine(seconds=60.0)
+
+    async def run() -> int:
+        tasks = await asked(LaterTurns(engine, Lane.TRAIN), "abc")
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(run()) == 1
+    assert engine.stopped == [["a", "b", "c"]]
