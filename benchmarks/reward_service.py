@@ -8,12 +8,17 @@ Prints one JSON line:
   `bare_requests_per_s`: aiohttp alone, the same number of the same questions, in turns with it; `of_bare`: the ratio.
 * `efficiency`: with 256 calls in flight to a service that takes 250 ms, the time of so many full rounds over the time
   it took.
+  With waiting calls at hand, a slot's next call should begin when the last one ended; the first calls of all slots and
+  the last ones are sent one after another, which `rounds` spreads.
 * `eval_slowdown`: with 64 slots and a service that takes U(0.05, 0.15) s, the time of an evaluation of 64 samples while
   5000 training samples are pending, over its time alone.
+
+Python's garbage collector is set as a training run sets it (`rlcore.train.trainer`), for ours and for bare aiohttp.
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import re
@@ -198,11 +203,27 @@ async def lanes(run_dir: Path, pending: int, repeats: int) -> tuple[list[float],
     return alone, beside
 
 
+@contextmanager
+def collector_of_a_run() -> Iterator[None]:
+    """The garbage collector as it is while a run trains."""
+    from rlcore.train.trainer import QUIET_THRESHOLDS  # late: it imports torch, and the service needs nothing
+
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*QUIET_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Measure and print."""
     number, repeats, pending = (512, 1, 500) if arguments.smoke else (6000, 5, 5000)
     num_rounds = 2 if arguments.smoke else 40
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, collector_of_a_run():
         run_dir = Path(directory)
         say("a service that takes no time")
         fast, bare = asyncio.run(beside_bare(run_dir, number, repeats))
@@ -219,6 +240,7 @@ def main(arguments: argparse.Namespace) -> None:
         "eval_beside_training_s": summary(beside),
         "eval_slowdown": summary(beside)["median"] / summary(alone)["median"],
         "in_flight": IN_FLIGHT,
+        "rounds": num_rounds,
         "eval_slots": EVAL_SLOTS,
         "pending": pending,
     }

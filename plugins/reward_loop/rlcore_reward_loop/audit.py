@@ -31,15 +31,15 @@ class AuditLog:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a", encoding="utf-8")
-        # A line a call: put together by hand, which takes a third of the time of encoding a dict.
-        texts = {"reward": reward, "id": id, "target": target, "status": status}
-        texts |= {"query": self._cut(query), "response": self._cut(response)}
-        fields = [
-            f'"time": {time.time():.3f}',
-            *(f'"{name}": {encode_basestring(text)}' for name, text in texts.items()),
-        ]
-        fields += [f'"{name}": {ENCODER.encode(value)}' for name, value in more.items()]
-        self._file.write(redact(f"{{{', '.join(fields)}}}\n"))
+        # A line a call: put together by hand, which takes a fifth of the time of encoding a dict.
+        line = (
+            f'{{"time": {time.time():.3f}, "reward": {encode_basestring(reward)}, "id": {encode_basestring(id)}, '
+            f'"target": {encode_basestring(target)}, "status": {encode_basestring(status)}, '
+            f'"query": {encode_basestring(self._cut(query))}, "response": {encode_basestring(self._cut(response))}'
+        )
+        for name, value in more.items():
+            line += f', "{name}": {value if type(value) is int else ENCODER.encode(value)}'
+        self._file.write(redact(line + "}\n"))
 
     def flush(self) -> None:
         """Hand everything to the operating system."""

@@ -7,7 +7,6 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
-from multidict import CIMultiDict, CIMultiDictProxy
 
 from rlcore.errors import describe
 
@@ -28,9 +27,12 @@ class Unavailable(NoAnswer):
 
 
 class Client:
-    """Posts JSON and returns JSON."""
+    """Posts JSON and returns JSON; `token` goes with every call."""
 
-    def __init__(self) -> None:
+    def __init__(self, token: str = "") -> None:
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -40,6 +42,7 @@ class Client:
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
+            headers=self._headers,
         )
 
     async def close(self) -> None:
@@ -48,18 +51,15 @@ class Client:
         if session is not None:
             await session.close()
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str], max_bytes: int) -> tuple[Any, bytes]:
+    async def post(self, url: str, body: bytes, max_bytes: int) -> tuple[Any, bytes]:
         """The answer, parsed and as it came. Unavailable for what may pass, NoAnswer for what will not."""
         if self._session is None:
             raise NoAnswer("the manager was not started, or is closed")
         try:
             # A redirect could lead the token to another host.
-            async with self._session.post(url, data=body, headers=headers, allow_redirects=False) as response:
-                if response.status == 429 or response.status >= 500:
-                    pause_s = seconds(response.headers.get("Retry-After", ""))
-                    raise Unavailable(f"answered {response.status}", pause_s, response.status in OVERLOADED)
+            async with self._session.post(url, data=body, allow_redirects=False) as response:
                 if response.status != 200:
-                    raise NoAnswer(f"answered {response.status}; 200 is needed")
+                    raise _refusal(response)
                 content = await _read(response, max_bytes)
                 kind = response.content_type
         except aiohttp.ClientResponseError as cause:
@@ -74,10 +74,11 @@ class Client:
             raise NoAnswer(f"answered with {content[:40]!r}; JSON is needed") from cause
 
 
-def headers_of(token: str) -> Mapping[str, str]:
-    """What goes with every call of a service."""
-    headers = {"Content-Type": "application/json"}
-    return CIMultiDictProxy(CIMultiDict({**headers, "Authorization": f"Bearer {token}"} if token else headers))
+def _refusal(response: aiohttp.ClientResponse) -> NoAnswer:
+    if response.status == 429 or response.status >= 500:
+        pause_s = seconds(response.headers.get("Retry-After", ""))
+        return Unavailable(f"answered {response.status}", pause_s, response.status in OVERLOADED)
+    return NoAnswer(f"answered {response.status}; 200 is needed")
 
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
@@ -111,7 +112,7 @@ def seconds(retry_after: str) -> float | None:
 def plain(value: Any) -> Any:
     """JSON for what `json` does not know: mappings, numpy scalars and arrays; the text of anything else."""
     if isinstance(value, Mapping):
-        return dict(value)
+        return dict(value.items())
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from rlcore import Lane
 from rlcore.reward.seats import Stopwatch
 
+LANES = (Lane.EVAL, Lane.TRAIN)
+"""Who goes first goes first."""
 REST_S = 0.5
 """The concurrency is halved at most once in this time: calls that were under way say nothing new."""
 BURST_S = 0.05
@@ -63,11 +65,13 @@ class Gate:
             self._admit()
 
     def _may(self, lane: Lane) -> bool:
-        evaluating = self.num_in_flight[Lane.EVAL]
+        evaluating, training = self.num_in_flight[Lane.EVAL], self.num_in_flight[Lane.TRAIN]
+        if evaluating == 0:
+            return lane is Lane.EVAL or training < int(self.limit)
         reserved = max(1, int(self._eval_slots * self.limit / self._concurrency))
         if lane is Lane.EVAL and evaluating < reserved:
             return True
-        return self.num_in_flight[Lane.TRAIN] + max(0, evaluating - reserved) < int(self.limit)
+        return training + max(0, evaluating - reserved) < int(self.limit)
 
     async def wait(self, lane: Lane) -> None:
         """Take a slot when it is this call's turn."""
@@ -90,10 +94,12 @@ class Gate:
 
     def _begin(self, lane: Lane) -> None:
         self.num_in_flight[lane] += 1
-        self.most_in_flight = max(self.most_in_flight, sum(self.num_in_flight.values()))
+        under_way = self.num_in_flight[Lane.TRAIN] + self.num_in_flight[Lane.EVAL]
+        if under_way > self.most_in_flight:
+            self.most_in_flight = under_way
 
     def _admit(self) -> None:
-        for lane in (Lane.EVAL, Lane.TRAIN):
+        for lane in LANES:
             waiting = self._waiting[lane]
             while waiting and (waiting[0].done() or self._may(lane)):
                 turn = waiting.popleft()

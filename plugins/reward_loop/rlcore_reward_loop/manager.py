@@ -14,7 +14,6 @@ from rlcore.reward.seats import Stopwatch
 from rlcore.reward.watchdog import LoopWatch
 from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.checks import WHERE, template_of
-from rlcore_reward_loop.client import Client
 from rlcore_reward_loop.expose import Exposure
 from rlcore_reward_loop.replicas import Replicas
 from rlcore_reward_loop.rewards import JudgeSource, ModelSource, RemoteReward, ServiceSource, Source
@@ -30,10 +29,8 @@ class RewardLoop(RewardManager):
         self._context = context
         self._queued, self._asked = Stopwatch(), Stopwatch()
         self._audit = AuditLog(context.run_dir, settings.audit, settings.audit_characters)
-        self._client = Client()
         self._services = {
-            name: Service(name, each, self._client, self._audit, self._queued)
-            for name, each in settings.services.items()
+            name: Service(name, each, self._audit, self._queued) for name, each in settings.services.items()
         }
         self._models = {
             name: Replicas(name, each, context.workers(Role(name, RewardReplica)), self._audit, self._queued)
@@ -66,7 +63,8 @@ class RewardLoop(RewardManager):
 
     async def start(self) -> None:
         """Connect, and start what runs in children; exposed first, so that reward functions find it."""
-        await self._client.start()
+        for service in self._services.values():
+            await service.start()
         if self._exposure is not None:
             await self._exposure.start()
         children = self._context.children
@@ -85,7 +83,6 @@ class RewardLoop(RewardManager):
                 await service.close()
             for model in self._models.values():
                 await model.close()
-            await self._client.close()
             self._audit.close()
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:

@@ -39,16 +39,15 @@ class ServiceSource(Source):
 
     async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
         questions = [question(each) for each in trajectories]
+        first = questions[0]
         if self._scope == "sample":
-            call = Call(reward, questions[0]["id"], questions[0], with_ids=True)
-            answers: Any = [await self._service.ask(call, lane)]
-        else:
-            call = Call(reward, questions[0]["id"], {"samples": questions}, with_ids=True)
-            answer = await self._service.ask(call, lane)
-            answers = answer.get("scores") if isinstance(answer, Mapping) else None
-            if not isinstance(answers, list) or len(answers) != len(questions):
-                found = f"{len(answers)} of them" if isinstance(answers, list) else repr(answer)[:80]
-                raise NoAnswer(f"answered with {found}; 'scores' with {len(questions)} objects is needed")
+            answer = await self._service.ask(Call(reward, first["id"], first, with_ids=True), lane)
+            return [judgement(answer, first["id"])]
+        answer = await self._service.ask(Call(reward, first["id"], {"samples": questions}, with_ids=True), lane)
+        answers = answer.get("scores") if isinstance(answer, Mapping) else None
+        if not isinstance(answers, list) or len(answers) != len(questions):
+            found = f"{len(answers)} of them" if isinstance(answers, list) else repr(answer)[:80]
+            raise NoAnswer(f"answered with {found}; 'scores' with {len(questions)} objects is needed")
         return [judgement(each, asked["id"]) for each, asked in zip(answers, questions, strict=True)]
 
 
@@ -135,6 +134,8 @@ class RemoteReward:
             return [failed(str(cause))] * len(trajectories)
         finally:
             self._latencies.append(monotonic() - began)
+        if self.statistics is None:
+            return outcomes
         return [self._normalised(each, outcome, lane) for each, outcome in zip(trajectories, outcomes, strict=True)]
 
     async def post_process(
@@ -182,24 +183,24 @@ def question(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "id": identity(trajectory),
         "source": prompt.source,
-        "messages": [dict(each) for each in prompt.messages],
+        "messages": [dict(each.items()) for each in prompt.messages],
         "completion": trajectory.completion,
         "answer": prompt.answer,
-        "columns": dict(prompt.columns),
+        "columns": dict(prompt.columns.items()),
     }
 
 
 def judgement(answer: Any, asked: str) -> Outcome:
     """A service's answer about one sample; NoAnswer for anything but finite numbers, or for another sample's."""
-    if not isinstance(answer, Mapping) or "score" not in answer:
+    if not isinstance(answer, dict) or "score" not in answer:
         raise NoAnswer(f"answered with {str(answer)[:80]!r}; an object with 'score' is needed")
     if answer.get("id", asked) != asked:
         raise NoAnswer(f"answered about {str(answer['id'])[:80]!r} when it was asked about '{asked}'")
     parts, info = answer.get("parts") or {}, answer.get("info") or {}
-    if not isinstance(parts, Mapping) or not isinstance(info, Mapping):
+    if not isinstance(parts, dict) or not isinstance(info, dict):
         raise NoAnswer("answered with 'parts' or 'info' that is no object")
     checked = {str(name): finite(str(name), part) for name, part in parts.items()}
-    return Outcome(RewardStatus.OK, finite("score", answer["score"]), parts=checked, info=dict(info))
+    return Outcome(RewardStatus.OK, finite("score", answer["score"]), parts=checked, info=info)
 
 
 def finite(name: str, value: Any) -> float:

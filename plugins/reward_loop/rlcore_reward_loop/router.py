@@ -78,6 +78,8 @@ class Router:
     def take_now(self, avoid: Target | None = None) -> tuple[Target, int] | None:
         """A target, not `avoid` if there is another, with the number of the call that begins; None: all are ejected."""
         now = time.monotonic()
+        if len(self.targets) == 1 and self.targets[0].ejected_until is None:
+            return self._begin(self.targets[0], now)
         usable = [each for each in self.targets if self._usable(each, now)]
         if not usable:
             return None

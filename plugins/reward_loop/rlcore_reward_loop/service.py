@@ -6,14 +6,15 @@ import json
 import random
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rlcore import Lane
 from rlcore.reward.seats import Stopwatch
 from rlcore_reward_loop.audit import AuditLog
-from rlcore_reward_loop.client import ENCODER, Client, NoAnswer, Unavailable, headers_of, plain
+from rlcore_reward_loop.client import ENCODER, Client, NoAnswer, Unavailable, plain
+from rlcore_reward_loop.deadlines import Deadlines
 from rlcore_reward_loop.gate import Gate, Pace, Turns
 from rlcore_reward_loop.router import NoTarget, Router
 from rlcore_reward_loop.settings import ServiceSettings
@@ -45,10 +46,10 @@ class Call:
 class Service:
     """An entry of `services`, started."""
 
-    def __init__(self, name: str, settings: ServiceSettings, client: Client, audit: AuditLog, queued: Stopwatch):
-        self.name, self.settings = name, settings
-        self.client, self.audit = client, audit
-        self.headers = headers_of(settings.token)
+    def __init__(self, name: str, settings: ServiceSettings, audit: AuditLog, queued: Stopwatch):
+        self.name, self.settings, self.audit = name, settings, audit
+        self.client = Client(settings.token)
+        self.deadlines = Deadlines()
         self.gate = Gate(settings.concurrency, settings.eval_slots, settings.adaptive, queued)
         self.turns = Turns(Pace(settings.requests_per_minute), Pace(settings.tokens_per_minute))
         self.router = Router(settings.urls, settings.eject_after, settings.eject_s)
@@ -56,10 +57,16 @@ class Service:
         self._under_way: dict[bytes, asyncio.Future[Any]] = {}
         self.counts: dict[str, float] = defaultdict(float)
 
+    async def start(self) -> None:
+        """Make ready to connect."""
+        await self.client.start()
+
     async def close(self) -> None:
         """Let nobody through any more."""
         self.turns.close()
+        self.deadlines.close()
         await self.router.close()
+        await self.client.close()
 
     def take_counts(self) -> dict[str, float]:
         """num_retries, num_cache_hits and num_ejections since the last call; in_flight_max and ejected."""
@@ -74,14 +81,16 @@ class Service:
         """Calls under way."""
         return sum(self.gate.num_in_flight.values())
 
-    async def ask(self, call: Call, lane: Lane) -> Any:
+    def ask(self, call: Call, lane: Lane) -> Coroutine[Any, Any, Any]:
         """The service's answer, parsed; NoAnswer when the tries are used up or the deadline has passed.
 
         The deadline's clock starts when the call has a slot and its turn, so that a long queue fails nobody.
         """
-        key = self._key(call)
-        if key is None:
-            return await self._ask(call, lane)
+        return self._ask_once(call, lane) if self.settings.cache else self._ask(call, lane)
+
+    async def _ask_once(self, call: Call, lane: Lane) -> Any:
+        """What an identical call was answered, if there was one."""
+        key = _key(call)
         while key in self._under_way:
             same = self._under_way[key]
             await asyncio.wait([same])
@@ -110,14 +119,13 @@ class Service:
         finally:
             self.gate.leave(lane)
 
-    def _key(self, call: Call) -> bytes | None:
-        if not self.settings.cache:
-            return None
-        questions = call.body.get("samples", [call.body]) if call.with_ids else [call.body]
-        left_out = ("id",) if call.with_ids else ()
-        identity = [{key: value for key, value in each.items() if key not in left_out} for each in questions]
-        text = json.dumps([call.path, identity], default=plain, sort_keys=True)
-        return hashlib.sha256(text.encode()).digest()
+
+def _key(call: Call) -> bytes:
+    questions = call.body.get("samples", [call.body]) if call.with_ids else [call.body]
+    left_out = ("id",) if call.with_ids else ()
+    identity = [{key: value for key, value in each.items() if key not in left_out} for each in questions]
+    text = json.dumps([call.path, identity], default=plain, sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()
 
 
 class _Tries:
@@ -170,9 +178,9 @@ class _Tries:
             self.where = target.name
             self.tried += 1
             try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + due - time.monotonic()):
+                with service.deadlines.until(due):
                     answer, self.content = await service.client.post(
-                        target.name + self.call.path, self.body, service.headers, self.settings.max_response_bytes
+                        target.name + self.call.path, self.body, self.settings.max_response_bytes
                     )
             except TimeoutError:
                 service.router.failed(target, number, "no answer in time")
@@ -214,8 +222,8 @@ class _Tries:
         return NoAnswer(f"service '{self.service.name}' ({self.where or 'no address'}): {why}{also}")
 
     def _count_tokens(self, answer: Any) -> None:
-        usage = answer.get("usage") if isinstance(answer, Mapping) else None
-        total = usage.get("total_tokens") if isinstance(usage, Mapping) else None
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+        total = usage.get("total_tokens") if isinstance(usage, dict) else None
         if isinstance(total, (int, float)) and 0 <= total < 1e9:
             self.service.turns.correct(total - self.tokens)
 
