@@ -5,6 +5,7 @@ order of their names, files in the order given, overrides in the order given. Ma
 Only a file or an override is an *explicit* setting, and only an explicit setting without effect is an error.
 """
 
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -216,32 +217,34 @@ def _fit_plugin(name: str, section: Mapping[str, Any], type_: type[Any] | None, 
 
 
 @cache
-def _schema() -> DictConfig:
-    """The core's sections with their defaults, made once, for it takes half of the time; nobody changes it."""
-    return OmegaConf.structured(RunConfig)  # type: ignore[no-any-return]
+def _schema() -> bytes:
+    """The core's sections with their defaults, pickled: a copy is made ten times faster than by `deepcopy`."""
+    return pickle.dumps(OmegaConf.structured(RunConfig))
+
+
+def _defaults(types: Mapping[str, type[Any]]) -> DictConfig:
+    """The sections of the core and of plugins, for the caller to change."""
+    sections = {"plugins": {name: OmegaConf.structured(each) for name, each in types.items()}}
+    return OmegaConf.unsafe_merge(pickle.loads(_schema()), sections)  # type: ignore[return-value]
 
 
 def _merge(layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> DictConfig:
     """All layers over the dataclasses' defaults; ConfigError naming the value of the wrong type."""
-    schema = _schema()
-    sections = {"plugins": {name: OmegaConf.structured(each) for name, each in types.items()}}
     try:
-        merged = OmegaConf.merge(schema, sections, *(without_paths(layer.values, types) for layer in layers))
+        merged = OmegaConf.unsafe_merge(_defaults(types), *(without_paths(layer.values, types) for layer in layers))
     except OmegaConfBaseException as cause:
-        raise _wrong_type(OmegaConf.merge(schema, sections), layers, types, cause) from cause
+        raise _wrong_type(layers, types, cause) from cause
     if not isinstance(merged, DictConfig):
         raise TypeError("merging mappings gives a mapping")
     return merged
 
 
-def _wrong_type(
-    schema: Any, layers: Sequence[Layer], types: Mapping[str, type[Any]], cause: Exception
-) -> ConfigError | PluginError:
+def _wrong_type(layers: Sequence[Layer], types: Mapping[str, type[Any]], cause: Exception) -> ConfigError | PluginError:
     """OmegaConf does not always say which value it refused, so each is tried alone."""
     for layer in layers:
         for key, value in leaves(without_paths(layer.values, types)):
             try:
-                OmegaConf.merge(schema, nest(key, value))
+                OmegaConf.unsafe_merge(_defaults(types), nest(key, value))
             except OmegaConfBaseException:
                 hint = hint_at(key, RunConfig, types)
                 choices = choices_of(hint)

@@ -1,6 +1,9 @@
 """What is installed, read from package metadata alone: nothing here imports a plugin."""
 
+import os
+import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -32,9 +35,29 @@ def canonical(name: str) -> str:
     return name.replace("-", "_")
 
 
+def _entries(group: str) -> tuple[EntryPoint, ...]:
+    """The entry points of a group; the metadata is read again when something was installed or removed meanwhile."""
+    return _by_group(tuple((place, _changed_at(place)) for place in sys.path))[group]
+
+
+@lru_cache(maxsize=1)
+def _by_group(places: tuple[tuple[str, int], ...]) -> dict[str, tuple[EntryPoint, ...]]:
+    """What is at these places of sys.path; finding it means reading a file of every distribution there."""
+    everything = entry_points()
+    return {group: tuple(everything.select(group=group)) for group in (GROUP, REWARDS_GROUP)}
+
+
+def _changed_at(place: str) -> int:
+    """When something was put into the directory or taken out, as importlib's own finder tells its cache is old."""
+    try:
+        return os.stat(place or ".").st_mtime_ns
+    except OSError:
+        return -1
+
+
 def installed() -> tuple[InstalledPlugin, ...]:
     """Every installed plugin by name, enabled or not, none of them imported; a name may occur twice."""
-    found = [_plugin(each) for each in entry_points(group=GROUP)]
+    found = [_plugin(each) for each in _entries(GROUP)]
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.provider.distribution)))
 
 
@@ -54,7 +77,7 @@ def entry_point_rewards() -> tuple[Offer[RewardFunction], ...]:
     """Entry points of the group `rlcore.rewards` as offers, none of them loaded."""
     return tuple(
         Offer(RewardFunction(entry.name, entry.value), _provider(entry, entry.name, "entry point"))
-        for entry in sorted(entry_points(group=REWARDS_GROUP), key=lambda each: (each.name, each.value))
+        for entry in sorted(_entries(REWARDS_GROUP), key=lambda each: (each.name, each.value))
     )
 
 
