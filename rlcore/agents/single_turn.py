@@ -8,7 +8,18 @@ import numpy as np
 
 from rlcore.agents.loop import AgentLoop, RolloutTask
 from rlcore.errors import WorkerError
-from rlcore.types import Completion, FrozenDict, GenerateRequest, Int32s, Lane, Sampling, Trajectory, TrajectoryId
+from rlcore.types import (
+    Bools,
+    Completion,
+    Float32s,
+    FrozenDict,
+    GenerateRequest,
+    Int32s,
+    Lane,
+    Sampling,
+    Trajectory,
+    TrajectoryId,
+)
 
 if TYPE_CHECKING:
     from rlcore.plan import BuildContext
@@ -41,18 +52,17 @@ class SingleTurn(AgentLoop):
             )
             for name, task in asked.items()
         ]
-        prompts = {each.id: np.array(each.token_ids, dtype=np.int32) for each in requests}
+        prompts = {each.id: _Opening(each.token_ids, sampling.max_tokens) for each in requests}
         async with aclosing(self._generator.generate(requests, lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:
                 name = completion.request_id
                 yield self._trajectory(asked[name], prompts[name], completion)
 
-    def _trajectory(self, task: RolloutTask, prompt_P: Int32s, completion: Completion) -> Trajectory:
-        num_prompt = len(prompt_P)
-        token_ids_T = np.concatenate((prompt_P, completion.token_ids), dtype=np.int32)
-        loss_mask_T = np.arange(len(token_ids_T)) >= num_prompt
-        logprobs_T = np.zeros(len(token_ids_T), dtype=np.float32)
-        logprobs_T[num_prompt:] = completion.logprobs
+    def _trajectory(self, task: RolloutTask, prompt: "_Opening", completion: Completion) -> Trajectory:
+        num_prompt = len(prompt.token_ids_P)
+        token_ids_T = np.concatenate((prompt.token_ids_P, completion.token_ids), dtype=np.int32)
+        logprobs_T = np.concatenate((prompt.logprobs_P, completion.logprobs), dtype=np.float32)
+        loss_mask_T = prompt.loss_mask_T[: len(token_ids_T)]
         versions = completion.versions or ((0, completion.version),)
         return Trajectory(
             id=TrajectoryId(task.prompt.id, task.epoch, completion.sample),
@@ -65,6 +75,17 @@ class SingleTurn(AgentLoop):
             versions=tuple((num_prompt + offset, version) for offset, version in versions),
             timing=FrozenDict({"generate_s": completion.generate_s}),
         )
+
+
+class _Opening:
+    """What the trajectories of a prompt begin with."""
+
+    def __init__(self, token_ids: Sequence[int], max_tokens: int) -> None:
+        self.token_ids_P: Int32s = np.array(token_ids, dtype=np.int32)
+        self.logprobs_P: Float32s = np.zeros(len(token_ids), dtype=np.float32)
+        self.loss_mask_T: Bools = np.arange(len(token_ids) + max_tokens) >= len(token_ids)
+        """Of the longest trajectory; each has the beginning of it, and nobody writes to it."""
+        self.loss_mask_T.setflags(write=False)
 
 
 def build_single_turn(context: "BuildContext") -> SingleTurn:

@@ -43,6 +43,8 @@ def sample_rewards(
     For estimators that give one advantage a sample. The sums run over the sampled tokens of all parts, so the parts
     of a sample have equal rewards; a sample of which nothing was sampled keeps its reward.
     """
+    if token_scores_BT is None and kl_BT is None:
+        return rewards_B + 0.0  # as the sum does: a tensor of its own, without negative zeros
     scores_BT = _scores(rewards_B, loss_mask_BT, token_scores_BT, kl_BT, kl_coef)
     samples, sample_index_B = torch.unique(sample_B, return_inverse=True)
     total_S = scores_BT.new_zeros(len(samples), dtype=torch.float64)

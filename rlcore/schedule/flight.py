@@ -7,7 +7,9 @@ out, or given up. Everything is matched by id; what arrives first has no meaning
 """
 
 import asyncio
+import gc
 import itertools
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,6 +24,9 @@ from rlcore.reward import RewardManager
 from rlcore.schedule.issued import Issued, Key, Notes, carry
 from rlcore.schedule.prompts import tasks_for, training_sampling
 from rlcore.types import Sampling, Scored
+
+TIDY_S = 1.0
+"""Seconds between two collections of garbage."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,16 @@ class Flight:
         self._num_unsampled = 0
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
+        self._tidy_from = 0.0
 
     def __len__(self) -> int:
         return len(self._issued)
+
+    def tidy(self) -> None:
+        """Collect Python's young garbage, once a second at most: it costs a little for every object in flight."""
+        if (now := time.monotonic()) >= self._tidy_from:
+            gc.collect(1)
+            self._tidy_from = now + TIDY_S
 
     def refill(self, step: int, last_step: int) -> list[Issued]:
         """Issue what `step` and the staleness bound allow, and no prompt that no step up to `last_step` will train on.

@@ -5,7 +5,6 @@ are cut from a whole step in canonical order or formed of the groups whose rewar
 """
 
 import asyncio
-import gc
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from rlcore.algo.kl import FixedKl
@@ -111,7 +110,7 @@ class StepWork:
         """Everything is sampled and scored: do what can be done while the device is busy with an update."""
         if self._measured is None:
             self._measure()
-            gc.collect(1)
+            self._flight.tidy()
 
     def _measure(self) -> None:
         if self._measured is None:

@@ -25,7 +25,7 @@ from rlcore.types import Batch, Lane, Metrics, Prompt, Scored
 logger = logging.getLogger(__name__)
 
 QUIET_THRESHOLDS = (1_000_000, 10, 10)
-"""Of Python's garbage collector while a run trains; each step collects while its first update goes on."""
+"""Of Python's garbage collector while a run trains; steps collect while an update goes on (`Flight.tidy`)."""
 
 
 @dataclass(frozen=True)

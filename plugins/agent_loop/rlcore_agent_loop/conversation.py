@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,31 +75,38 @@ class Conversation:
         self._opening: Sequence[Message] = task.prompt.messages
         self._last_calls: list[tuple[str, str]] = []
         self._num_same = 0
-        self._tools: SampleTools | None = None
         self._environment: SampleEnvironment | None = None
 
     async def run(self, first: "asyncio.Future[Completion] | None") -> list[Trajectory]:
         """The finished sample; `first` is the first turn where the group's are sampled together."""
-        async with AsyncExitStack() as stack:
-            self._tools = self._kit.tools.open(self._name, self.episode.task.prompt)
-            stack.push_async_callback(self._tools.close)
-            if self._kit.environments is not None:
+        tools = self._kit.tools.open(self._name, self.episode.task.prompt)
+        try:
+            if self._kit.environments is None:
+                await self._converse_in_time(tools, first)
+            else:
                 self._environment = self._kit.environments.open(self._name)
-                stack.push_async_callback(self._environment.close)
-            limit = asyncio.timeout(self._settings.time_s)
-            try:
-                async with limit:
-                    self.episode.ended_by = await self._converse(self._tools, first)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                self.episode.ended_by = TIME
-            self.episode.info["num_calls"] = self._tools.num_calls
-            self.episode.info["num_call_errors"] = self._tools.num_errors
+                try:
+                    await self._converse_in_time(tools, first)
+                finally:
+                    await self._environment.close()
+            self.episode.info["num_calls"] = tools.num_calls
+            self.episode.info["num_call_errors"] = tools.num_errors
+        finally:
+            await tools.close()
         if not self.episode.parts:
             prompt = self.episode.task.prompt.messages
-            self.episode.parts.append(Part(list(self._kit.tokens.encode_prompt(prompt, self._tools.schemas))))
+            self.episode.parts.append(Part(list(self._kit.tokens.encode_prompt(prompt, tools.schemas))))
         return self.episode.trajectories()
+
+    async def _converse_in_time(self, tools: SampleTools, first: "asyncio.Future[Completion] | None") -> None:
+        limit = asyncio.timeout(self._settings.time_s)
+        try:
+            async with limit:
+                self.episode.ended_by = await self._converse(tools, first)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self.episode.ended_by = TIME
 
     async def _converse(self, tools: SampleTools, first: "asyncio.Future[Completion] | None") -> str:
         """Turns until one ends the sample; why it ended."""
