@@ -29,7 +29,7 @@ class ActorWorker(Worker):
         """Name the current weights: what the rollout samples from now on carries this version."""
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
-        """Write the current weights, named `version`, into the new `directory`, an adapter merged into its base.
+        """Write the current weights, named `version`, into the new `directory`, an adapter merged unless asked alone.
 
         For rollout replicas that hold a copy of their own; of several ranks one writes.
         """

@@ -351,8 +351,9 @@ class WeightsHandle:
     """Where the actor's weights of one version are, for replicas that hold a copy of their own."""
 
     version: int
-    kind: Literal["directory"]
-    """directory: a model directory that from_pretrained opens, with safetensors files."""
+    kind: Literal["directory", "adapter"]
+    """directory: a model directory that from_pretrained opens, with safetensors files; adapter: one of peft's, for the
+    model that the replicas began with."""
     path: str
 
 

@@ -91,6 +91,9 @@ class VllmConfig:
     """Share of its devices' memory that a replica takes, weights included."""
     enforce_eager: bool = False
     """Compile nothing: the engine starts in seconds instead of minutes and decodes more slowly."""
+    lora: Literal["merged", "adapter"] = option("merged", used_when="actor.lora.enabled == True")
+    """What a LoRA actor hands over. merged: all weights, its adapter added to them; adapter: the adapter alone, a few
+    per cent of the bytes, whose part vLLM computes beside each layer, at some cost for each token."""
     warn_logprob_diff: float = option(0.05, above=0)
     """Warn when log-probs of vLLM and of the actor differ by more in the mean over a step's tokens."""
     options: dict[str, Any] = field(default_factory=dict)

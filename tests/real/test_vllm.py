@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from rlcore.config import RunConfig
 from rlcore.errors import WorkerError
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.types import Completion, GenerateRequest, Sampling, WeightsHandle
+
+if TYPE_CHECKING:
+    from rlcore.backends.vllm.sampler import VllmSampler
 
 pytestmark = [
     pytest.mark.real,
@@ -132,7 +136,8 @@ def check(directory: Path, steps: list[dict[str, float]], num: int) -> None:
     assert len(calls) == 8 * num, "every sample was judged once"
 
 
-def test_a_replica_samples_with_the_merged_weights_of_an_actor_that_trains_adapters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handed_over", ["merged", "adapter"])
+def test_a_replica_samples_with_the_weights_of_an_actor_that_trains_adapters(tmp_path: Path, handed_over: str) -> None:
     """Step 1 moves the policy away from its base, which the reference is: were that sampled from, they would differ."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
@@ -148,6 +153,7 @@ def test_a_replica_samples_with_the_merged_weights_of_an_actor_that_trains_adapt
         "rollout.vllm.max_model_len": 128,
         "rollout.vllm.kv_cache_gib": 0.1,
         "rollout.vllm.enforce_eager": "true",
+        "rollout.vllm.lora": handed_over,
         "actor.lora.enabled": "true",
         "actor.lr": 5e-3,
         "algo.kl.placement": "loss",
@@ -227,11 +233,7 @@ async def sampled_with_other_weights(directory: Path) -> None:
         await engine.update_weight_version("7")
         with pytest.raises(WorkerError, match="sampled with the weights 7 where it should with 1"):
             await collected(sampler.generate(requests))
-        keep_all_but_one(directory / "weights", directory / "fewer")
-        with pytest.raises(WorkerError, match=r"no weights for 1 parameters of vLLM's: model\.norm\.weight"):
-            await sampler.load_weights(WeightsHandle(2, "directory", str(directory / "fewer")))
-        with pytest.raises(WorkerError, match="no safetensors file"):
-            await sampler.load_weights(WeightsHandle(2, "directory", str(directory / "nothing")))
+        await refused(sampler, directory)
         with pytest.raises(WorkerError, match="no safetensors file"):
             await collected(sampler.generate(requests))
     finally:
@@ -247,14 +249,18 @@ def of_unknown_architecture(config: RunConfig, directory: Path) -> RunConfig:
     return replace(config, model=replace(config.model, path=str(path)))
 
 
-def keep_all_but_one(directory: Path, copy: Path) -> None:
-    """Write the weights of a model directory to another, without those of its last norm."""
+async def refused(sampler: "VllmSampler", directory: Path) -> None:
+    """Hand over directories without the weights of the last norm, and without any."""
     from safetensors.torch import load_file, save_file
 
-    copy.mkdir()
-    weights = load_file(directory / "model.safetensors")
-    del weights["model.norm.weight"]
-    save_file(weights, copy / "model.safetensors")
+    fewer = load_file(directory / "weights" / "model.safetensors")
+    del fewer["model.norm.weight"]
+    (directory / "fewer").mkdir()
+    save_file(fewer, directory / "fewer" / "model.safetensors")
+    with pytest.raises(WorkerError, match=r"no weights for 1 parameters of vLLM's: model\.norm\.weight"):
+        await sampler.load_weights(WeightsHandle(2, "directory", str(directory / "fewer")))
+    with pytest.raises(WorkerError, match="no safetensors file"):
+        await sampler.load_weights(WeightsHandle(2, "directory", str(directory / "nothing")))
 
 
 async def collected(completions: AsyncIterator[Completion]) -> list[Completion]:

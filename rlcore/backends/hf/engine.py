@@ -22,7 +22,14 @@ from rlcore.backends.hf.optimizer import MasterAdamW, check_schedule, learning_r
 from rlcore.backends.hf.probe import check_shared_prefix
 from rlcore.backends.hf.ranks import Ranks
 from rlcore.backends.hf.shards import Shards, idle
-from rlcore.backends.hf.state import load_training_state, load_weights, save_training_state, save_weights, save_whole
+from rlcore.backends.hf.state import (
+    load_training_state,
+    load_weights,
+    save_adapter,
+    save_training_state,
+    save_weights,
+    save_whole,
+)
 from rlcore.batch import select
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.errors import ConfigError, WorkerError
@@ -185,6 +192,12 @@ class TrainEngine:
         with self.whole():
             if self.ranks is None or self.ranks.rank == 0:
                 save_whole(self.model, directory)
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapter of a LoRA model into `directory`, as peft does. Of several ranks the first one writes."""
+        with self.whole():
+            if self.ranks is None or self.ranks.rank == 0:
+                save_adapter(self.model, directory)
 
     def restore(self, directory: Path) -> None:
         """Load what `save` wrote, bit for bit: weights, optimizer, random states.

@@ -25,12 +25,21 @@ def save_weights(model: Model, directory: Path) -> None:
     """Write `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base."""
     with boundary(f"checkpoint '{directory}': writing the model", CheckpointError):
         if model.adapter is not None:
-            tensors = tensors_of(model.adapter)
-            model.adapter.save_pretrained(directory / ADAPTER_DIR, safe_serialization=True, state_dict=tensors)
+            _save_adapter(model, directory / ADAPTER_DIR)
         elif model.owns_transformer:
             model.transformer.save_pretrained(directory / MODEL_DIR, state_dict=tensors_of(model.transformer))
         if isinstance(model, ValueModel):
             _save_value_head(model, directory)
+
+
+def save_adapter(model: Model, directory: Path) -> None:
+    """Write peft's directory of a LoRA model's adapter."""
+    with boundary(f"the adapter in '{directory}'", CheckpointError):
+        _save_adapter(model, directory)
+
+
+def _save_adapter(model: Model, directory: Path) -> None:
+    model.adapter.save_pretrained(directory, safe_serialization=True, state_dict=tensors_of(model.adapter))
 
 
 @torch.no_grad()

@@ -82,6 +82,10 @@ class HfActor(ActorWorker):
         give_back_freed_memory()
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
+        config = self.context.config
+        if config.actor.lora.enabled and config.rollout.vllm.lora == "adapter":
+            self.engine.save_adapter(directory)
+            return WeightsHandle(version, "adapter", str(directory))
         self.engine.save_whole(directory)
         return WeightsHandle(version, "directory", str(directory))
 

@@ -23,6 +23,8 @@ INSTALL = (
 GIB = 2**30
 REASON_CHARACTERS = 240
 """Of vLLM's reasons: of a model that it does not know it lists every model that it does."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM can make room for; an adapter of a smaller one fits."""
 DIRECTORY_TRANSFER = "rlcore_directory"
 """How vLLM knows `transfer.DirectoryTransfer`."""
 ENGINE_DIED = 70
@@ -61,6 +63,9 @@ def rollout_arguments(config: RunConfig, device: str) -> dict[str, Any]:
     }
     if vllm.max_model_len:
         arguments["max_model_len"] = vllm.max_model_len
+    if config.actor.lora.enabled and vllm.lora == "adapter":
+        rank = next((each for each in LORA_RANKS if each >= config.actor.lora.rank), config.actor.lora.rank)
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
     return arguments | memory_arguments(device, vllm.kv_cache_gib, vllm.gpu_memory_frac) | vllm.options
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
 from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest  # type: ignore[import-not-found]
+from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
 from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
 from rlcore.backends.hf.stop import StopScan
@@ -26,6 +27,8 @@ from rlcore.types import Completion, Finish, GenerateRequest, WeightsHandle
 
 SEED_BITS = 62
 ABORT_AGAIN_S = 0.1
+ADAPTER = "actor"
+"""Our name of the only adapter."""
 ABORTED = "abort"
 """vLLM's reason of finish for a request that was called off."""
 
@@ -38,6 +41,8 @@ class VllmSampler:
         self._engine, self._tokens, self._who = engine, tokens, who
         self.version = 0
         self._numbers = itertools.count()
+        self._adapter: Any = None
+        """Of a LoRA actor that hands over adapters, once it has."""
         self._under_way: set[str] = set()
         """Ids of the engine's requests."""
         self._idle = asyncio.Event()
@@ -147,11 +152,21 @@ class VllmSampler:
                 "must be a directory that actor and rollout replicas both see"
             )
         with boundary(f"version {handle.version} of the weights in '{handle.path}'", WorkerError):
-            await self._engine.start_weight_update()
-            await self._engine.update_weights(WeightTransferUpdateRequest({"path": handle.path}))
-            await self._engine.finish_weight_update(weight_version=str(handle.version))
+            if handle.kind == "adapter":
+                await self._exchange_adapter(handle)
+            else:
+                await self._engine.start_weight_update()
+                await self._engine.update_weights(WeightTransferUpdateRequest({"path": handle.path}))
+                await self._engine.finish_weight_update(weight_version=str(handle.version))
             if not await self._engine.reset_prefix_cache():
                 raise WorkerError("vLLM did not empty its prefix cache")
+
+    async def _exchange_adapter(self, handle: WeightsHandle) -> None:
+        """Put an adapter in the place of the one before; requests name it from now on."""
+        if not await self._engine.add_lora(LoRARequest(ADAPTER, 1, handle.path, load_inplace=True)):
+            raise WorkerError("vLLM did not load the adapter")
+        self._adapter = LoRARequest(ADAPTER, 1, handle.path)  # which is not loaded once more for a request
+        await self._engine.update_weight_version(str(handle.version))
 
     def _check_version(self, output: Any, version: int) -> None:
         """WorkerError when the engine says, at the end of a request and from 0.32 on, that other weights sampled it."""
@@ -194,7 +209,8 @@ class VllmSampler:
         self._under_way.add(number)
         self._idle.clear()
         try:
-            async with aclosing(self._engine.generate(prompt, row.settings(), number)) as outputs:
+            generated = self._engine.generate(prompt, row.settings(), number, lora_request=self._adapter)
+            async with aclosing(generated) as outputs:
                 async for output in outputs:
                     self._check_version(output.outputs[0], version)
                     row.take(output.outputs[0], version)

@@ -4,6 +4,7 @@ vLLM calls it between `start_weight_update` and `finish_weight_update`, on a CPU
 a directory with safetensors files, which every worker maps into its memory; under tensor parallelism it keeps its part.
 """
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,9 @@ from rlcore.errors import WorkerError
 
 SHOWN = 3
 """Names of weights in an error."""
+
+# With every version it warns of layers without weights of their own, such as a tied head. What lacks is an error here.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
 
 
 @dataclass
@@ -78,7 +82,7 @@ class DirectoryTransfer(WeightTransferEngine):  # type: ignore[misc]
 def weights_in(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The names and tensors of all safetensors files of a directory, each read when it is asked for."""
     for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - the file is no mapping
                 yield name, file.get_tensor(name)
 
