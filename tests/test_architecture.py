@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import entry_points
@@ -51,26 +52,36 @@ def part_of(path: Path) -> str:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """The parsed file; most of the rules look at all of them."""
+    """The parsed file."""
     return ast.parse(path.read_text("utf-8"), str(path))
 
 
-def imports(tree: ast.AST, *, inside_functions: bool = True) -> Iterator[tuple[str, int]]:
-    """Modules that are imported, but for those under `if TYPE_CHECKING`."""
-    if isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test):
-        for node in tree.orelse:
-            yield from imports(node, inside_functions=inside_functions)
-        return
-    if isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and not inside_functions:
-        return
-    if isinstance(tree, ast.Import):
-        yield from ((alias.name, tree.lineno) for alias in tree.names)
-    elif isinstance(tree, ast.ImportFrom):
-        yield tree.module or "", tree.lineno
-        if tree.module == "rlcore":
-            yield from ((f"rlcore.{alias.name}", tree.lineno) for alias in tree.names)
-    for child in ast.iter_child_nodes(tree):
-        yield from imports(child, inside_functions=inside_functions)
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of the parsed file; most of the rules look at all of them."""
+    return tuple(ast.walk(tree_of(path)))
+
+
+@cache
+def imports(tree: ast.AST) -> tuple[tuple[str, int], ...]:
+    """Modules that are imported and where, but for those under `if TYPE_CHECKING`."""
+    found: list[tuple[str, int]] = []
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.expr):
+            continue  # no statement is in an expression
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.module or "", node.lineno))
+            if node.module == "rlcore":
+                found += [(f"rlcore.{alias.name}", node.lineno) for alias in node.names]
+        waiting += ast.iter_child_nodes(node)
+    return tuple(found)
 
 
 def broken_order(path: Path, tree: ast.AST) -> list[str]:
@@ -173,7 +184,7 @@ def test_the_core_names_no_plugin(pattern: str) -> None:
 
 def calls(path: Path) -> Iterator[tuple[str, int]]:
     """Dotted names of what a file calls."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node.lineno
 
@@ -207,7 +218,7 @@ def test_only_launch_and_clusters_start_processes() -> None:
 def test_there_is_no_assert_and_no_bare_except_in_the_core() -> None:
     found = []
     for path in sources():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Assert):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno} asserts")
             if isinstance(node, ast.ExceptHandler) and node.type is None:
@@ -217,7 +228,7 @@ def test_there_is_no_assert_and_no_bare_except_in_the_core() -> None:
 
 def broad_handlers(path: Path) -> Iterator[int]:
     """Lines of `except Exception` and `except BaseException` that do not end by raising it again."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.ExceptHandler) and node.type is not None and ast.unparse(node.body[-1]) != "raise":
             names = {ast.unparse(each) for each in getattr(node.type, "elts", [node.type])}
             if names & {"Exception", "BaseException"}:
@@ -241,12 +252,12 @@ def test_every_file_and_function_is_short() -> None:
     ]
     assert len(everything) > len(sources()) + 100
     for path in everything:
-        tree, lines = tree_of(path), code_lines(path)
+        lines = code_lines(path)
         if len(lines) > 300:
             found.append(f"{path.relative_to(ROOT)}: {len(lines)} lines of code")
-        for node in ast.walk(tree):
+        for node in nodes_of(path):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                size = len([line for line in lines if node.lineno <= line <= (node.end_lineno or 0)])
+                size = bisect_right(lines, node.end_lineno or 0) - bisect_left(lines, node.lineno)
                 if size > 50:
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {size} lines of code")
     assert found == []
@@ -256,7 +267,7 @@ def code_lines(path: Path) -> list[int]:
     """Numbers of the lines that are neither blank nor comment nor docstring."""
     text = path.read_text("utf-8").splitlines()
     prose: set[int] = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             prose |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return [

@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from rlcore.testing.rewards import (
 from rlcore.tokens import ByteTokens
 from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, Trajectory
 
+function = partial(RewardFunctionConfig, children=1)
+"""A reward function in one child, unless a test says more: each takes a fifth of a second to start."""
+
 
 @pytest.fixture
 def rewards() -> str:
@@ -42,15 +46,15 @@ def rewards() -> str:
 def one(rewards: str, name: str, trajectory: Trajectory | None = None, **settings: Any) -> Reward:
     """The reward that one function gives one trajectory."""
     [reward] = score_rewards(
-        {"f": RewardFunctionConfig(f"{rewards}:{name}", **settings)}, [trajectory or make_trajectory()]
+        {"f": function(f"{rewards}:{name}", **settings)}, [trajectory or make_trajectory()]
     ).values()
     return reward
 
 
 def test_functions_are_weighed_summed_and_reported_by_name(rewards: str) -> None:
     functions = {
-        "length": RewardFunctionConfig(f"{rewards}:length", weight=0.5),
-        "bonus": RewardFunctionConfig(f"{rewards}:by_kwargs", weight=2.0, kwargs={"bonus": 3.0, "factor": 2.0}),
+        "length": function(f"{rewards}:length", weight=0.5),
+        "bonus": function(f"{rewards}:by_kwargs", weight=2.0, kwargs={"bonus": 3.0, "factor": 2.0}),
     }
     [reward] = score_rewards(functions, [make_trajectory(text="four")]).values()
     assert reward.status is RewardStatus.OK
@@ -87,7 +91,7 @@ def test_compute_score_is_called_with_source_text_truth_and_extra(rewards: str) 
 def test_the_answer_also_goes_by_the_name_of_the_users_column(rewards: str, tmp_path: Path) -> None:
     (tmp_path / "target.py").write_text("def f(completions, target, **_):\n    return [float(t) for t in target]\n")
     config = RunConfig(eval=EvalConfig(sources={"test": SourceConfig(answer_column="target")}))
-    functions = {"f": RewardFunctionConfig(f"{tmp_path / 'target.py'}:f")}
+    functions = {"f": function(f"{tmp_path / 'target.py'}:f")}
     [reward] = score_rewards(functions, [make_trajectory(make_prompt(0, answer="2.5"))], config=config).values()
     assert reward.score == 2.5
     [reward] = score_rewards(functions, [make_trajectory()]).values()
@@ -104,8 +108,8 @@ def test_an_async_class_runs_on_the_loop_with_its_whole_life_cycle(rewards: str)
 
 def test_group_scope_sees_whole_groups_and_batch_scope_everything(rewards: str) -> None:
     functions = {
-        "rank": RewardFunctionConfig(f"{rewards}:rank", scope="group"),
-        "size": RewardFunctionConfig(f"{rewards}:batch_size", scope="batch"),
+        "rank": function(f"{rewards}:rank", scope="group"),
+        "size": function(f"{rewards}:batch_size", scope="batch"),
     }
     texts = {0: ["a", "ab", "abc", "abcd"], 1: ["abcdefgh", "ab"]}
     trajectories = [make_trajectory(p, s, text) for p, each in texts.items() for s, text in enumerate(each)]
@@ -124,15 +128,15 @@ def test_all_parts_of_a_sample_get_the_reward_of_its_last_part(rewards: str) -> 
         for part, text in enumerate(["first", "second", "the third"])
         for num_parts in (3,)
     ]
-    found = score_rewards({"f": RewardFunctionConfig(f"{rewards}:length")}, [parts[2], parts[0], parts[1]])
+    found = score_rewards({"f": function(f"{rewards}:length")}, [parts[2], parts[0], parts[1]])
     assert [found["test/0", 0, part].score for part in range(3)] == [9.0, 9.0, 9.0]
     unknown = [replace(each, num_parts=0) for each in parts]
-    found = score_rewards({"f": RewardFunctionConfig(f"{rewards}:length")}, [unknown[2], unknown[0], unknown[1]])
+    found = score_rewards({"f": function(f"{rewards}:length")}, [unknown[2], unknown[0], unknown[1]])
     assert [found["test/0", 0, part].score for part in range(3)] == [9.0, 9.0, 9.0]
     with pytest.raises(PluginError, match="every part must come once"):
-        score_rewards({"f": RewardFunctionConfig(f"{rewards}:length")}, [whole, whole])
+        score_rewards({"f": function(f"{rewards}:length")}, [whole, whole])
     with pytest.raises(PluginError, match="num_parts=3; 2 came"):
-        score_rewards({"f": RewardFunctionConfig(f"{rewards}:length")}, parts[:2])
+        score_rewards({"f": function(f"{rewards}:length")}, parts[:2])
 
 
 def test_scores_per_token_and_parts_within_a_function_are_kept(rewards: str) -> None:
@@ -160,12 +164,12 @@ def test_a_sample_is_scored_when_it_finishes_and_not_when_the_stream_ends(reward
                 first_scored.set()
         return num
 
-    assert use_rewards({"f": RewardFunctionConfig(f"{rewards}:length")}, use) == 2
+    assert use_rewards({"f": function(f"{rewards}:length")}, use) == 2
 
 
 def test_one_exception_fails_one_sample_and_names_its_cause(rewards: str) -> None:
     trajectories = [make_trajectory(0, sample, "bad" if sample == 2 else "good") for sample in range(4)]
-    found = score_rewards({"acc": RewardFunctionConfig(f"{rewards}:raises_on_bad")}, trajectories)
+    found = score_rewards({"acc": function(f"{rewards}:raises_on_bad")}, trajectories)
     assert [found["test/0", sample, 0].status.value for sample in range(4)] == ["ok", "ok", "failed", "ok"]
     failed = found["test/0", 2, 0]
     assert failed.score == 0.0
@@ -176,8 +180,8 @@ def test_one_exception_fails_one_sample_and_names_its_cause(rewards: str) -> Non
 @pytest.mark.fault
 def test_a_skipping_function_leaves_the_sum_and_all_skipping_is_a_failure(rewards: str) -> None:
     functions = {
-        "a": RewardFunctionConfig(f"{rewards}:skips", weight=0.5),
-        "b": RewardFunctionConfig(f"{rewards}:length"),
+        "a": function(f"{rewards}:skips", weight=0.5),
+        "b": function(f"{rewards}:length"),
     }
     [reward] = score_rewards(functions, [make_trajectory(text="skip")]).values()
     assert (reward.status, reward.score, dict(reward.parts)) == (RewardStatus.OK, 4.0, {"b": 4.0})
@@ -190,7 +194,7 @@ def test_a_skipping_function_leaves_the_sum_and_all_skipping_is_a_failure(reward
 def test_what_a_function_does_to_its_inputs_reaches_nobody(rewards: str, name: str) -> None:
     tags: list[str] = []
     prompt = make_prompt(0, tags=tags)
-    functions = {"a": RewardFunctionConfig(f"{rewards}:{name}"), "b": RewardFunctionConfig(f"{rewards}:{name}")}
+    functions = {"a": function(f"{rewards}:{name}"), "b": function(f"{rewards}:{name}")}
     found = score_rewards(functions, [make_trajectory(prompt, sample) for sample in range(4)])
     assert [dict(each.parts) for each in found.values()] == [{"a": 1.0, "b": 1.0}] * 4
     assert tags == []
@@ -203,10 +207,8 @@ def test_abort_stops_at_the_first_failure_and_a_spent_budget_names_functions_and
     with pytest.raises(
         RewardError, match="acc: ValueError: this one is bad; the function that failed has on_failure=abort"
     ):
-        score_rewards(
-            {"acc": RewardFunctionConfig(f"{rewards}:raises_on_bad", on_failure="abort")}, trajectories, config=config
-        )
-    functions = {"acc": RewardFunctionConfig(f"{rewards}:raises_on_bad")}
+        score_rewards({"acc": function(f"{rewards}:raises_on_bad", on_failure="abort")}, trajectories, config=config)
+    functions = {"acc": function(f"{rewards}:raises_on_bad")}
     with pytest.raises(RewardError, match=r"2 of 16 samples failed, more than .* \(x2\)"):
         score_rewards(functions, trajectories, config=config)
     found = score_rewards(functions, trajectories, Lane.EVAL, config=config)
@@ -248,7 +250,7 @@ def test_the_canary_lets_a_right_reward_pass_and_refuses_a_wrong_one(rewards: st
     prompts = [make_prompt(index, answer=str(index)) for index in range(3)]
 
     def check(name: str, template: str, least: float = 0.5) -> None:
-        functions = {"acc": RewardFunctionConfig(f"{rewards}:{name}")}
+        functions = {"acc": function(f"{rewards}:{name}")}
         config = RewardConfig(canary=template, canary_min=least)
         use_rewards(functions, lambda manager: check_canary(manager, prompts, config, ByteTokens()), config)
 

@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from rlcore.testing.rewards import (
 )
 from rlcore.types import Lane, Reward, RewardStatus, Scored, Trajectory
 
+function = partial(RewardFunctionConfig, children=1)
+"""A reward function in one child, unless a test says more: each takes a fifth of a second to start."""
+
 
 @pytest.fixture
 def rewards() -> str:
@@ -36,7 +40,7 @@ def rewards() -> str:
 def one(rewards: str, name: str, trajectory: Trajectory | None = None, **settings: Any) -> Reward:
     """The reward that one function gives one trajectory."""
     [reward] = score_rewards(
-        {"f": RewardFunctionConfig(f"{rewards}:{name}", **settings)}, [trajectory or make_trajectory()]
+        {"f": function(f"{rewards}:{name}", **settings)}, [trajectory or make_trajectory()]
     ).values()
     return reward
 
@@ -57,8 +61,8 @@ def test_in_any_order_of_completion_each_sample_gets_its_own_reward(rewards: str
     ]
     generator.shuffle(trajectories)
     functions = {
-        "slow": RewardFunctionConfig(f"{tmp_path / 'own.py'}:own"),
-        "fast": RewardFunctionConfig(f"{rewards}:last_token", isolation="threads", threads=8),
+        "slow": function(f"{tmp_path / 'own.py'}:own", children=2),
+        "fast": function(f"{rewards}:last_token", isolation="threads", threads=8, children=2),
     }
     found = score_rewards(functions, trajectories)
     assert len(found) == 1000
@@ -76,7 +80,7 @@ def test_a_sync_function_past_its_deadline_fails_alone_and_the_pool_is_whole_aga
         "def hang(trajectory):\n    while 'hang' in trajectory.text():\n        pass\n    return 1.0\n"
     )
     trajectories = [make_trajectory(0, sample, "hang" if sample == 0 else "fine") for sample in range(8)]
-    functions = {"f": RewardFunctionConfig(f"{tmp_path / 'hang.py'}:hang", deadline_s=1.0, children=1)}
+    functions = {"f": function(f"{tmp_path / 'hang.py'}:hang", deadline_s=1.0, children=1)}
 
     async def use(manager: FunctionRewards) -> tuple[list[Scored], dict[str, float], list[Scored]]:
         return await score_all(manager, trajectories), manager.metrics(), await score_all(manager, trajectories[1:])
@@ -91,7 +95,7 @@ def test_a_sync_function_past_its_deadline_fails_alone_and_the_pool_is_whole_aga
 @pytest.mark.fault
 def test_the_deadline_of_a_sample_does_not_run_while_it_waits_for_a_child(rewards: str) -> None:
     trajectories = [make_trajectory(0, sample) for sample in range(8)]
-    functions = {"f": RewardFunctionConfig(f"{rewards}:slow", deadline_s=0.9, children=1, kwargs={"seconds": 0.2})}
+    functions = {"f": function(f"{rewards}:slow", deadline_s=0.9, children=1, kwargs={"seconds": 0.2})}
     found = score_rewards(functions, trajectories)
     assert {each.status for each in found.values()} == {RewardStatus.OK}
 
@@ -103,9 +107,9 @@ def test_a_reward_child_imports_nothing_heavy_of_ours(rewards: str) -> None:
 @pytest.mark.fault
 def test_a_start_that_fails_leaves_no_child_whichever_function_is_to_blame(rewards: str) -> None:
     functions = {
-        "good": RewardFunctionConfig(f"{rewards}:length", children=3),
-        "bad": RewardFunctionConfig(f"{rewards}:two_arguments"),
-        "async": RewardFunctionConfig(f"{rewards}:async_slow"),
+        "good": function(f"{rewards}:length", children=3),
+        "bad": function(f"{rewards}:two_arguments"),
+        "async": function(f"{rewards}:async_slow"),
     }
     with pytest.raises(PluginError, match="reward function 'bad'"):
         use_rewards(functions, lambda manager: score_all(manager, [make_trajectory()]))
@@ -114,7 +118,7 @@ def test_a_start_that_fails_leaves_no_child_whichever_function_is_to_blame(rewar
 def test_a_manager_that_is_closed_has_ended_its_children(rewards: str, tmp_path: Path) -> None:
     async def main() -> tuple[int, int]:
         children = ChildProcesses()
-        functions = {"f": RewardFunctionConfig(f"{rewards}:length", children=1)}
+        functions = {"f": function(f"{rewards}:length", children=1)}
         manager = build_function_rewards(reward_context(functions, tmp_path, children))
         try:
             await manager.start()
@@ -143,8 +147,8 @@ def test_an_async_function_that_blocks_the_loop_is_warned_of_by_name_and_others_
     rewards: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     functions = {
-        "stopper": RewardFunctionConfig(f"{rewards}:blocks"),
-        "good": RewardFunctionConfig(f"{rewards}:async_slow", kwargs={"seconds": 0.01}),
+        "stopper": function(f"{rewards}:blocks"),
+        "good": function(f"{rewards}:async_slow", kwargs={"seconds": 0.01}),
     }
 
     async def use(manager: FunctionRewards) -> tuple[list[Scored], dict[str, float]]:
@@ -179,7 +183,7 @@ def test_service_bound_says_when_calls_wait_for_children(rewards: str) -> None:
             found.append(manager.metrics()["reward/service_bound"])
         return found
 
-    functions = {"f": RewardFunctionConfig(f"{rewards}:slow", children=1, kwargs={"seconds": 0.1})}
+    functions = {"f": function(f"{rewards}:slow", children=1, kwargs={"seconds": 0.1})}
     assert use_rewards(functions, use) == [0.0, 1.0]
 
 
@@ -204,7 +208,7 @@ def test_evaluation_goes_ahead_of_training(rewards: str) -> None:
         await training
         return order
 
-    functions = {"f": RewardFunctionConfig(f"{rewards}:slow", children=1, kwargs={"seconds": 0.05})}
+    functions = {"f": function(f"{rewards}:slow", children=1, kwargs={"seconds": 0.05})}
     order = use_rewards(functions, use)
     assert len(order) == 13
     assert max(index for index, name in enumerate(order) if name == "eval") <= 6, order
@@ -212,9 +216,7 @@ def test_evaluation_goes_ahead_of_training(rewards: str) -> None:
 
 @pytest.mark.fault
 def test_blocking_calls_run_at_the_same_time_on_threads(rewards: str) -> None:
-    functions = {
-        "f": RewardFunctionConfig(f"{rewards}:slow", isolation="threads", threads=256, kwargs={"seconds": 1.0})
-    }
+    functions = {"f": function(f"{rewards}:slow", isolation="threads", threads=256, kwargs={"seconds": 1.0})}
 
     async def use(manager: FunctionRewards) -> float:
         began = time.monotonic()
@@ -241,13 +243,13 @@ def test_blocking_calls_run_at_the_same_time_on_threads(rewards: str) -> None:
 def test_the_manager_keeps_the_contract_of_reward_managers(
     rewards: str, name: str, expected: Callable[[Trajectory], float], tmp_path: Path
 ) -> None:
-    functions = {"f": RewardFunctionConfig(f"{rewards}:{name}")}
+    functions = {"f": function(f"{rewards}:{name}")}
     report = check_reward_manager(build_function_rewards, reward_context(functions, tmp_path), expected=expected)
     assert report.problems == ()
 
 
 def test_the_conformance_check_knows_failing_samples(rewards: str, tmp_path: Path) -> None:
-    functions = {"f": RewardFunctionConfig(f"{rewards}:raises_on_bad")}
+    functions = {"f": function(f"{rewards}:raises_on_bad")}
     report = check_reward_manager(
         build_function_rewards, reward_context(functions, tmp_path), failing=[make_trajectory(9, 0, "bad")]
     )
@@ -270,7 +272,7 @@ class Careless(FunctionRewards):
 
 
 def test_the_conformance_check_finds_what_is_wrong(rewards: str, tmp_path: Path) -> None:
-    functions = {"f": RewardFunctionConfig(f"{rewards}:length")}
+    functions = {"f": function(f"{rewards}:length")}
     trajectories = [make_trajectory(0, sample, "x" * (1 + sample)) for sample in range(4)]
     report = check_reward_manager(
         Careless, reward_context(functions, tmp_path), trajectories, [make_trajectory(5)], lambda t: len(t.text())

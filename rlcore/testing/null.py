@@ -46,6 +46,7 @@ SETTINGS: tuple[str, ...] = (
     "actor.backend=null",
     "rollout.backend=null",
     "reward.functions.letters.fn=count_letter",
+    "reward.functions.letters.children=1",
 )
 """Overrides of a run on this plugin; it is enabled by `--plugin null`. To read prompts, set the source's path again."""
 
