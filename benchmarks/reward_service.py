@@ -6,10 +6,9 @@ Prints one JSON line:
 
 * `requests_per_s`: samples scored in a second by a service that takes no time; the service is another process.
   `bare_requests_per_s`: aiohttp alone, the same number of the same questions, in turns with it; `of_bare`: the ratio.
-* `efficiency`: with 256 calls in flight to a service that takes 250 ms, the time of so many full rounds over the time
-  it took.
-  With waiting calls at hand, a slot's next call should begin when the last one ended; the first calls of all slots and
-  the last ones are sent one after another, which `rounds` spreads.
+* `efficiency`: with 256 calls in flight to a service that takes 250 ms, the time of so many full `rounds` over the time
+  it took, from the first sample to the last reward: the first calls are sent, and the last ones answered, one after
+  another. `bare_efficiency`: that of aiohttp alone.
 * `eval_slowdown`: with 64 slots and a service that takes U(0.05, 0.15) s, the time of an evaluation of 64 samples while
   5000 training samples are pending, over its time alone.
 
@@ -38,11 +37,13 @@ from rlcore_reward_loop.rewards import question
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
 
 from rlcore.reward import RewardManager
-from rlcore.testing.rewards import make_trajectory, reward_context, stream_of
+from rlcore.testing.rewards import make_trajectory, reward_context
 from rlcore.types import Lane, RewardStatus, Trajectory
 
 IN_FLIGHT, SERVICE_S = 256, 0.25
 EVAL_SLOTS = 64
+TOGETHER = 32
+"""Samples that are handed in during one turn of the loop, if there is room: one turn each would keep slots waiting."""
 LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n{"score": 1.0}'
 
@@ -111,12 +112,14 @@ def manager_of(url: str, run_dir: Path, **service: Any) -> RewardManager:
 async def seconds_of(
     manager: RewardManager, trajectories: Sequence[Trajectory], lane: Lane, most_pending: int = 0
 ) -> float:
-    """Seconds until all are scored, handed in as they finish: with at most so many pending, if that is not 0."""
+    """Seconds until all, which are at hand, are scored; with at most so many pending, if that is not 0."""
     room = asyncio.Semaphore(most_pending or len(trajectories))
 
     async def stream() -> AsyncIterator[Trajectory]:
-        async for each in stream_of(trajectories):
+        for index, each in enumerate(trajectories):
             await room.acquire()
+            if index % TOGETHER == 0:
+                await asyncio.sleep(0)
             yield each
 
     began = time.perf_counter()
@@ -161,6 +164,14 @@ async def bare_seconds(session: aiohttp.ClientSession, url: str, number: int) ->
     began = time.perf_counter()
     await asyncio.gather(*(ask() for _ in range(IN_FLIGHT)))
     return time.perf_counter() - began
+
+
+async def bare_rounds(service_s: float, number: int) -> float:
+    """Seconds of so many calls by aiohttp alone to a service that takes so long, 256 at a time."""
+    with serving(service_s, service_s) as url:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            await bare_seconds(session, url, IN_FLIGHT)
+            return await bare_seconds(session, url, number)
 
 
 async def beside_bare(run_dir: Path, number: int, repeats: int) -> tuple[list[float], list[float]]:
@@ -229,6 +240,7 @@ def main(arguments: argparse.Namespace) -> None:
         fast, bare = asyncio.run(beside_bare(run_dir, number, repeats))
         say("a service that takes 250 ms")
         slow = asyncio.run(rounds(run_dir, SERVICE_S, IN_FLIGHT * num_rounds, min(repeats, 3)))
+        bare_slow = asyncio.run(bare_rounds(SERVICE_S, IN_FLIGHT * num_rounds))
         say("an evaluation beside training")
         alone, beside = asyncio.run(lanes(run_dir, pending, repeats))
     result = {
@@ -236,6 +248,7 @@ def main(arguments: argparse.Namespace) -> None:
         "bare_requests_per_s": summary([number / each for each in bare]),
         "of_bare": summary([other / each for each, other in zip(fast, bare, strict=True)]),
         "efficiency": summary([num_rounds * SERVICE_S / each for each in slow]),
+        "bare_efficiency": num_rounds * SERVICE_S / bare_slow,
         "eval_alone_s": summary(alone),
         "eval_beside_training_s": summary(beside),
         "eval_slowdown": summary(beside)["median"] / summary(alone)["median"],

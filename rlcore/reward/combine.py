@@ -50,6 +50,10 @@ def combine(
 
 
 def _info(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    if len(outcomes) == 1:
+        [only] = outcomes.values()
+        if only.status is not RewardStatus.SKIPPED:
+            return dict(only.info)
     info: dict[str, Any] = {}
     for name, each in outcomes.items():
         info |= {key if len(outcomes) == 1 else f"{name}/{key}": value for key, value in each.info.items()}
