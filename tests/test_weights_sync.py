@@ -93,13 +93,13 @@ def test_vllm_has_a_pool_of_its_own_and_may_be_restarted(here: Path) -> None:
         plan_run([config(here, backend="vllm")], ["cluster.pools.nowhere.nodes=1"])
 
 
-def test_weights_of_a_lora_model_are_handed_over_merged_and_the_model_stays_as_it_is(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
+def test_weights_of_a_lora_model_are_handed_over_merged_or_alone_and_the_model_stays_as_it_is(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
     import torch
     from transformers import AutoModelForCausalLM
 
     from rlcore.backends.hf.model import ModelKind, load_model
-    from rlcore.backends.hf.state import save_whole
+    from rlcore.backends.hf.state import save_adapter, save_whole
     from rlcore.config import LoraConfig, ModelConfig
     from rlcore.testing.tiny import write_tiny_model
 
@@ -122,9 +122,14 @@ def test_weights_of_a_lora_model_are_handed_over_merged_and_the_model_stays_as_i
         with model.without_adapter():
             plain = model.transformer(ids_BT).logits
     save_whole(model, tmp_path / "whole")
+    save_adapter(model, tmp_path / "adapter")
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32).eval()
     with torch.no_grad():
         merged = whole(ids_BT).logits
     np.testing.assert_allclose(merged, adapted, atol=1e-4)
+    original = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        beside = peft.PeftModel.from_pretrained(original, tmp_path / "adapter").eval()(ids_BT).logits
+    np.testing.assert_allclose(beside, adapted, atol=1e-5)
     assert (adapted - plain).abs().max() > 0.01, "the adapter has to matter for this to mean something"
