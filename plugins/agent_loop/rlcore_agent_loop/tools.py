@@ -126,6 +126,8 @@ class SampleTools:
 
     async def close(self) -> None:
         """The sample has ended: its objects are let go. What they raise then is logged."""
+        if not self.num_calls:
+            return
         for source in dict.fromkeys(self._owners.values()):
             try:
                 await source.release(self._sample)

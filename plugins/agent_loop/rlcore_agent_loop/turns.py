@@ -6,11 +6,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rlcore.agents import RolloutTask
 from rlcore.errors import WorkerError
 from rlcore.types import Completion, GenerateRequest, Lane, Sampling
+from rlcore_agent_loop.seeds import TurnSeeds
 
 if TYPE_CHECKING:
     from rlcore.rollout import Generator
@@ -24,8 +23,12 @@ def group_name(task: RolloutTask) -> str:
 class Turns:
     """Samples the turns of one rollout."""
 
-    def __init__(self, generator: "Generator", sampling: Sampling, lane: Lane) -> None:
+    def __init__(
+        self, generator: "Generator", sampling: Sampling, lane: Lane, tasks: Sequence[RolloutTask] = ()
+    ) -> None:
+        """`tasks`: of the rollout, whose seeds are made together."""
         self._generator, self._sampling, self._lane = generator, sampling, lane
+        self._seeds = TurnSeeds(tasks)
         self._limited: dict[tuple[int, tuple[str, ...]], Sampling] = {}
         """The sampling of turns by their token limit and further stops: most turns have that of another."""
         self._later = LaterTurns(generator, lane)
@@ -55,10 +58,9 @@ class Turns:
     ) -> Completion:
         """One further turn; cancelling this cancels its generation."""
         name = group_name(task)
-        # Each turn draws from a stream of its own, or all of them would begin with the same numbers.
-        state = np.random.SeedSequence([task.seed, sample, turn]).generate_state(1, np.uint32)
+        seed = self._seeds.of(task.seed, sample, turn)
         sampling = self._limit(max_tokens, tuple(stop))
-        request = GenerateRequest(f"{name}/{sample}/{turn}", tuple(ids), sampling, 1, int(state[0]), conversation=name)
+        request = GenerateRequest(f"{name}/{sample}/{turn}", tuple(ids), sampling, 1, seed, conversation=name)
         return await self._later.ask(request)
 
     def _limit(self, max_tokens: int, stop: tuple[str, ...] = ()) -> Sampling:
