@@ -124,6 +124,8 @@ class Comparison:
     def gemm_peak(self) -> float:
         """The rate of a matrix product on the device of both sides."""
         device, dtype = self._options.device, self._options.dtype
+        if self._options.smoke:  # without instructions for bfloat16 a large product of it takes a CPU half a minute
+            return gemm_peak_gflops(self.threads, seconds=0.1, size=128, dtype=dtype, device=device)
         return gemm_peak_gflops(self.threads, size=2048 if device == "cpu" else 8192, dtype=dtype, device=device)
 
     def ready(self, side: Side) -> dict[str, Any]:

@@ -1,13 +1,25 @@
-"""What every test gets: nothing may be left running behind it."""
+"""What every test gets: nothing may be left running behind it. And what need not even be imported is not."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rlcore.testing.leaks import leaks
+
+SUITES = ("fault", "real", "gpu")
+"""Directories that hold nothing but tests of the mark of that name."""
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     with leaks():
         yield
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A directory whose tests would all be deselected: each worker would import it, and what it imports."""
+    suite = collection_path.name
+    if collection_path.parent == Path(__file__).parent and suite in SUITES:
+        return True if f"not {suite}" in config.option.markexpr else None
+    return None

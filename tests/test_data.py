@@ -14,8 +14,10 @@ import pytest
 
 from rlcore.config import DataConfig, SourceConfig
 from rlcore.data import filter_long, load_prompts, refuse_overlap
-from rlcore.errors import ConfigError
-from rlcore.types import Message, Prompt, frozen_messages
+from rlcore.errors import ConfigError, RewardError
+from rlcore.reward.scorers import reasoning_gym as reasoning_gym_reward
+from rlcore.testing.rewards import make_prompt, make_trajectory
+from rlcore.types import Message, Prompt, Reward, frozen_messages
 
 ROOT = Path(__file__).parents[1]
 
@@ -262,6 +264,26 @@ def test_a_scorer_can_call_score_answer_from_the_columns_of_a_task() -> None:
     assert score(prompt.answer, entry) == 1.0
     assert score("999", entry) < 0.5
     assert dict(pickle.loads(pickle.dumps(prompt)).columns) == dict(prompt.columns)
+
+
+def test_reasoning_gym_tasks_judge_their_own_answers() -> None:
+    """Not beside the other scorers: importing the package takes seconds, once in the process that reads its tasks."""
+    import reasoning_gym as gym
+
+    item = gym.create_dataset("chain_sum", size=1, seed=3)[0]
+    sum_, columns = int(item["answer"]), {"metadata": item["metadata"]}
+
+    def judged(text: str, **more: Any) -> Reward:
+        reward = reasoning_gym_reward(make_trajectory(make_prompt(0, answer=str(sum_), **more), text=text))
+        assert isinstance(reward, Reward)
+        return reward
+
+    assert judged(f"The sum is {sum_}", **columns).score == 1.0
+    wrong = judged(f"\\boxed{{{sum_ + 1}}}", **columns)
+    assert wrong.score < 0.5
+    assert wrong.info["answer"] == str(sum_ + 1)
+    with pytest.raises(RewardError, match="needs the column metadata"):
+        judged("1")
 
 
 def test_over_long_prompts_are_left_out_and_counted() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlcore.testing.prompts import write_prompts
 from rlcore.types import Metrics
 
 VARYING = ("time/", "perf/", "schedule/", "pool/")
@@ -38,6 +39,27 @@ VARYING_ENDS = (
 def untimed(metrics: Metrics) -> Metrics:
     """The metrics without those that depend on the clock."""
     return {name: value for name, value in metrics.items() if not name.startswith(VARYING)}
+
+
+def run_settings(directory: Path, num_prompts: int, **more: Any) -> dict[str, Any]:
+    """Overrides of a short run below `directory`, by dotted key, with its file of prompts; `more` comes on top.
+
+    On the null backend, whose plugin is to be enabled, unless `more` says otherwise.
+    """
+    return {
+        "model.path": "none",
+        "model.tokenizer": "bytes",
+        "data.sources.all.path": str(write_prompts(directory / "prompts.jsonl", num_prompts, "say a, {index}")),
+        "actor.backend": "null",
+        "rollout.backend": "null",
+        "rollout.samples_per_prompt": 2,
+        "rollout.max_tokens": 8,
+        "reward.functions.letters.fn": "count_letter",
+        "train.dir": str(directory / "runs"),
+        "train.max_steps": 2,
+        "train.prompts_per_step": 2,
+        **more,
+    }
 
 
 def differing(one: Path, other: Path) -> list[str]:

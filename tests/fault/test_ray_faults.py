@@ -1,48 +1,41 @@
 """Ray after things went wrong: a driver killed, a signal, another run in the way. A dead rank: `test_rank_names.py`."""
 
-import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlcore.testing.leaks import descendants, is_running
+from rlcore.testing.runs import run_settings
 
-pytest.importorskip("ray")
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(300), pytest.mark.xdist_group("machine")]
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("machine"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
 
 DEADLINE_S = 120.0
 
 
 def settings(directory: Path, **more: Any) -> dict[str, Any]:
     """A run on Ray whose updates take long enough to be interrupted; every step is saved."""
-    prompts = directory / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"say a, {n}", "answer": "a"}) + "\n" for n in range(400)))
-    return {
-        "model.path": "none",
-        "model.tokenizer": "bytes",
-        "data.sources.all.path": str(prompts),
-        "actor.backend": "null",
-        "rollout.backend": "null",
-        "rollout.samples_per_prompt": 2,
-        "rollout.max_tokens": 8,
-        "reward.functions.letters.fn": "count_letter",
-        "train.dir": str(directory / "runs"),
-        "train.max_steps": 200,
-        "train.prompts_per_step": 2,
+    slow = {
         "train.name": "run",
+        "train.max_steps": 200,
         "checkpoint.every_steps": 1,
         "cluster.backend": "ray",
         "cluster.object_store_gib": 0.1,
         "plugins.null.update_s": 0.2,
-        **more,
     }
+    return run_settings(directory, 400, **slow | more)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlcore.testing.leaks import descendants, is_running
-from rlcore.testing.runs import differing
+from rlcore.testing.runs import differing, run_settings
 from rlcore.testing.tiny import write_tiny_model
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -49,23 +49,7 @@ def head() -> Iterator[str]:
 
 def settings(directory: Path, **more: Any) -> dict[str, Any]:
     """A run of two steps on the null backend."""
-    prompts = directory / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": f"say a, {n}", "answer": "a"}) + "\n" for n in range(16)))
-    return {
-        "model.path": "none",
-        "model.tokenizer": "bytes",
-        "data.sources.all.path": str(prompts),
-        "actor.backend": "null",
-        "rollout.backend": "null",
-        "rollout.samples_per_prompt": 2,
-        "rollout.max_tokens": 8,
-        "reward.functions.letters.fn": "count_letter",
-        "train.dir": str(directory / "runs"),
-        "train.max_steps": 2,
-        "train.prompts_per_step": 2,
-        "cluster.threads": 2,
-        **more,
-    }
+    return run_settings(directory, 16, **{"cluster.threads": 2} | more)
 
 
 def rlcore(name: str, values: Mapping[str, Any], *more: str) -> subprocess.CompletedProcess[str]:
