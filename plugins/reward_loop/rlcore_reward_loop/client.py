@@ -1,6 +1,8 @@
 """One HTTP call: bounded in bytes, and everything that can come back sorted into three kinds."""
 
 import json
+import logging
+import resource
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
@@ -10,6 +12,10 @@ import aiohttp
 
 from rlcore.errors import describe
 
+logger = logging.getLogger(__name__)
+
+OTHER_FILES = 512
+"""What else a run may have open: children, logs, data, a cluster."""
 OVERLOADED = frozenset({429, 502, 503, 504, 529})
 
 
@@ -79,6 +85,24 @@ def _refusal(response: aiohttp.ClientResponse) -> NoAnswer:
         pause_s = seconds(response.headers.get("Retry-After", ""))
         return Unavailable(f"answered {response.status}", pause_s, response.status in OVERLOADED)
     return NoAnswer(f"answered {response.status}; 200 is needed")
+
+
+def allow_connections(number: int) -> None:
+    """Raise this process's limit of open files, which is often 1024, so that so many connections fit; else warn."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = number + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < needed:
+        logger.warning(
+            "reward_loop: services may have %d calls at a time, for which this process needs %d open files and may "
+            "have %d; needs a higher `ulimit -Hn` or a lower plugins.reward_loop.services.<name>.concurrency",
+            number,
+            needed,
+            hard,
+        )
 
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:

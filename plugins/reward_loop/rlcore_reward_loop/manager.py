@@ -14,6 +14,7 @@ from rlcore.reward.seats import Stopwatch
 from rlcore.reward.watchdog import LoopWatch
 from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.checks import WHERE, template_of
+from rlcore_reward_loop.client import allow_connections
 from rlcore_reward_loop.expose import Exposure
 from rlcore_reward_loop.replicas import Replicas
 from rlcore_reward_loop.rewards import JudgeSource, ModelSource, RemoteReward, ServiceSource, Source
@@ -63,6 +64,8 @@ class RewardLoop(RewardManager):
 
     async def start(self) -> None:
         """Connect, and start what runs in children; exposed first, so that reward functions find it."""
+        limits = [each.settings for each in self._services.values()]
+        allow_connections(sum(each.concurrency + each.eval_slots for each in limits))
         for service in self._services.values():
             await service.start()
         if self._exposure is not None:
