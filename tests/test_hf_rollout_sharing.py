@@ -255,6 +255,44 @@ def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:
     assert any((mine.logprobs[: len(each.logprobs)] != each.logprobs).any() for mine, each in pairs)
 
 
+@pytest.mark.parametrize(("prompts", "min_p"), [((5, 5), 0.0), ((3, 7), 0.9)])
+def test_few_operations_give_what_the_modules_give(tmp_path: Path, prompts: tuple[int, ...], min_p: float) -> None:
+    """With weights that are packed under way, rows that end early, prompts that are padded and uneven groups."""
+    model = model_of(
+        write_tiny_model(tmp_path, "Qwen3", hidden_size=256, num_hidden_layers=1, num_key_value_heads=2, head_dim=64),
+        "float32",
+    )
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if "norm" in name:
+                each.add_(torch.rand(each.shape, generator=torch.Generator().manual_seed(1)))
+    requests = [
+        GenerateRequest(f"r{i}", tuple(range(40, 40 + num)), Sampling(max_tokens=12 + 9 * i, min_p=min_p), 2 + i, i)
+        for i, num in enumerate(prompts)
+    ]
+    sampler = sampler_of(model, max_rows=8)
+    decoder = sampler._decoder
+    assert decoder.shortens
+    short = sorted_by_id(asyncio.run(all_of(sampler, requests)))
+    decoder.shortens = False
+    plain = sorted_by_id(asyncio.run(all_of(sampler, requests)))
+    for mine, theirs in zip(short, plain, strict=True):
+        assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+        np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=2e-5)
+
+
+def test_a_model_whose_activation_is_changed_goes_through_its_own_modules(path: Path) -> None:
+    """Found out by the comparison with the forward pass, as nothing in the model's form says so."""
+    model = model_of(path)
+    for layer in model.transformer.model.layers:
+        mlp = layer.mlp
+        mlp.act_fn = torch.nn.Tanh()
+    sampler = sampler_of(model)
+    assert not sampler._decoder.shortens
+    found = ids_of(asyncio.run(all_of(sampler, requests_of(1, n=1, max_tokens=3))))
+    assert len(found["r0", 0]) <= 3
+
+
 def sorted_by_id(completions: Sequence[Completion]) -> list[Completion]:
     return sorted(completions, key=lambda each: (each.request_id, each.sample))
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlcore.backends.hf.few_operations import FewOperations, is_known, is_watched
 from rlcore.backends.hf.head import at_least_float32
 from rlcore.backends.hf.kv_cache import PromptPass, RowPass, SlotCache
 from rlcore.backends.hf.model import PolicyModel
@@ -43,17 +44,20 @@ class Decoder:
         """Linear layers that are given the same tensor."""
         self.joins = not getattr(model.transformer, "_supports_attention_backend", False)
         """Whether the model brings an attention of its own, which gets copies of whole rows."""
+        self.shortens = is_known(model.transformer)
+        """Whether one token a row takes fewer operations than the model's own modules would."""
+        self._few: FewOperations | None = None
         self._is_stale = False
         self._cache = SlotCache(joins=self.joins)
 
     def forget(self) -> None:
         """The weights have changed: nothing that was computed is of use. Rows keep their tokens."""
-        self._packed = None
+        self._packed = self._few = None
         self._drop_cache()
 
     def release(self) -> None:
         """Nobody is left: let go of all memory. What comes next depends on nothing that was but the weights."""
-        self.rows, self.groups, self._packed = [], [], None
+        self.rows, self.groups, self._packed, self._few = [], [], None, None
         self._drop_cache()
 
     def _drop_cache(self) -> None:
@@ -73,7 +77,7 @@ class Decoder:
         elif self.rows:
             rows = self._row_pass(0, len(self.rows), [len(row.token_ids) - 1 for row in self.rows], 1)
             last_R1 = torch.tensor([row.token_ids[-1:] for row in self.rows], device=self._device)
-            self._hidden_RH = self._pass(rows, last_R1)[:, 0]
+            self._hidden_RH = self._one_token(rows, last_R1)
 
     @torch.no_grad()
     def join(self, rows: Sequence[Row]) -> None:
@@ -130,6 +134,7 @@ class Decoder:
         most = max((row.request.sampling.max_tokens - len(row.token_ids) for row in self.rows), default=0)
         if self._packed is None and most >= PACK_TOKENS and can_pack(self._device):
             self._packed = PackedLinears(self._model.transformer, self._max_rows, self.siblings)
+            self._few = None
 
     def _prefill(self, groups: Sequence[Group], first: int) -> None:
         """Compute the prompts of groups whose slots are `first` and those after it."""
@@ -186,6 +191,16 @@ class Decoder:
             same_own=own[0] if len(set(own)) == 1 else None,
             in_order=places == list(range(len(self.groups) * width)),
         )
+
+    def _one_token(self, now: RowPass, token_ids_R1: Tensor) -> Tensor:
+        """(R, H) hidden states of a pass of one token a row."""
+        if not self.shortens or self._cache.joins:
+            return self._pass(now, token_ids_R1)[:, 0]
+        if self._few is None and is_watched(self._model.transformer):
+            return self._pass(now, token_ids_R1)[:, 0]
+        if self._few is None:
+            self._few = FewOperations(self._model.transformer, self._packed)
+        return self._few.hidden(now, self._cache, token_ids_R1)
 
     def _pass(self, now: PromptPass | RowPass, token_ids_NT: Tensor) -> Tensor:
         """(N, T, H) hidden states of one forward pass."""

@@ -54,6 +54,8 @@ class RowPass:
     """Whether the rows are those of `rows_GW`, flat, and no more."""
     masks_of_heads: dict[tuple[int | None, int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Where attention keeps `masks` as it adds them."""
+    whole_masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
+    """The same for one token a row: of all positions together, None where none is hidden."""
     _masks: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _written: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 

@@ -81,6 +81,13 @@ class PackedLinears:
         """How many products are computed in a pass, if every layer is used once."""
         return len(self._products)
 
+    def product_of(self, layers: Sequence[nn.Linear]) -> "Callable[[Tensor, Tensor | None], Tensor] | None":
+        """The product of layers that get the same tensor, one after the other, and what is to be added to it.
+
+        None where the layers are no product of their own.
+        """
+        return next((each.multiply for each in self._products if each.layers == tuple(layers)), None)
+
     @contextmanager
     def used(self) -> Iterator[None]:
         """The model's layers multiply with the copies inside; without gradients."""
@@ -103,7 +110,7 @@ class _Product:
     """What layers that are given the same tensor multiply it with, in one."""
 
     def __init__(self, layers: Sequence[nn.Linear], num_rows: int) -> None:
-        self._layers = layers
+        self.layers = tuple(layers)
         weights, biases = [each.weight.detach() for each in layers], [each.bias for each in layers]
         whole = torch.cat(weights) if len(layers) > 1 else weights[0]
         self._packed = torch.ops.mkldnn._reorder_linear_weight(whole, num_rows)
@@ -115,10 +122,10 @@ class _Product:
 
     def forwards(self) -> Iterator[tuple[nn.Linear, Callable[[Tensor], Tensor]]]:
         """What each layer computes."""
-        if len(self._layers) == 1:
-            yield self._layers[0], self._multiply
+        if len(self.layers) == 1:
+            yield self.layers[0], self.multiply
             return
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self.layers):
             yield layer, partial(self._part, index)
 
     def clear(self) -> None:
@@ -127,9 +134,13 @@ class _Product:
 
     def _part(self, index: int, states: Tensor) -> Tensor:
         if states is not self._states:
-            self._parts, self._states = torch.split(self._multiply(states), self._sizes, dim=-1), states
+            self._parts, self._states = torch.split(self.multiply(states), self._sizes, dim=-1), states
         return self._parts[index]
 
-    def _multiply(self, states: Tensor) -> Tensor:
+    def multiply(self, states: Tensor, added: Tensor | None = None) -> Tensor:
+        """All of it, and what is to be added."""
+        if added is not None:
+            total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(states, added, self._packed, self._bias, "add")
+            return total
         product: Tensor = torch.ops.mkldnn._linear_pointwise(states, self._packed, self._bias, "none", [], "")
         return product

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from rlcore.backends.hf.head import at_least_float32
-from rlcore.backends.hf.kv_cache import RowPass, SlotCache
+from rlcore.backends.hf.kv_cache import RowPass, SlotCache, SlotLayer
 
 NAME = "rlcore_rows"
 
@@ -67,6 +67,9 @@ def attend(
     kv_heads = keys_RhLD.shape[1]
     query_RhMD = query.reshape(num_rows, kv_heads, -1, size)
     scale = size**-0.5 if scaling is None else scaling
+    if tokens == 1 and softcap is None and s_aux is None and can_attend_together(query):
+        out_RhMD = attend_together(query_RhMD, layer, current, scale, sliding_window)
+        return out_RhMD.reshape(num_rows, 1, heads, -1), None
     mask_G1XP, mask_R1ML = _masks(current, sliding_window, heads // kv_heads, query.dtype)
 
     query_GhXD = _by_prompt(query_RhMD, current)
@@ -79,6 +82,68 @@ def attend(
         out_RhMD = out_RhMD * torch.sigmoid(torch.logaddexp(log_sum_RhM1, own[1]) - sinks_1hM1)
     out_RhTD = out_RhMD.to(query.dtype).reshape(num_rows, heads, tokens, -1)
     return out_RhTD.transpose(1, 2).contiguous(), None
+
+
+def can_attend_together(tensor: Tensor) -> bool:
+    """Whether `attend_together` is the faster way for what is as `tensor`, and as exact."""
+    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+
+
+def attend_together(
+    query_RhMD: Tensor, layer: SlotLayer, current: RowPass, scale: float, window: int | None = None
+) -> Tensor:
+    """(R, h, M, D) attention of one token a row, with one softmax over its prompt and its own part.
+
+    The operations for whole sequences take several times as long for so few queries as these products do.
+    """
+    num_rows, kv_heads, queries, _ = query_RhMD.shape
+    positions, split = current.longest_prompt + current.longest_own, current.longest_prompt
+    scores_RhMX = query_RhMD.new_empty((num_rows, kv_heads, queries, positions))
+    at_prompt, at_own = scores_RhMX[..., :split], scores_RhMX[..., split:]
+    keys_GhPD, values_GhPD = layer.prompt_part(0), layer.prompt_part(1)
+    keys_RhLD, values_RhLD = layer.row_part(0), layer.row_part(1)
+    with_prompt = _products(_by_prompt(query_RhMD, current), keys_GhPD.transpose(2, 3))
+    if current.in_order:
+        torch.mul(_apart_by_prompt(with_prompt, current), scale, out=_apart(at_prompt, current))
+    else:
+        torch.mul(_by_row(with_prompt, current), scale, out=at_prompt)
+    torch.mul(_products(query_RhMD, keys_RhLD.transpose(2, 3)), scale, out=at_own)
+    mask_R11X = _whole_mask(current, window, query_RhMD.dtype)
+    if mask_R11X is not None:
+        scores_RhMX += mask_R11X
+    torch.softmax(scores_RhMX, dim=-1, out=scores_RhMX)
+    out_RhMD = _products(at_own, values_RhLD)
+    from_prompt = _products(_by_prompt(at_prompt, current), values_GhPD)
+    if current.in_order:
+        _apart(out_RhMD, current).add_(_apart_by_prompt(from_prompt, current))
+        return out_RhMD
+    return out_RhMD.add_(_by_row(from_prompt, current))
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """Matrix products over the last two of four dimensions, without the copies that `matmul` makes of parts."""
+    product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
+    return product.view(*left.shape[:-1], right.shape[-1])
+
+
+def _apart(rows_RhMX: Tensor, current: RowPass) -> Tensor:
+    """(G, W, h, M, X) view of rows that stand in the order of their prompts."""
+    return rows_RhMX.view(*current.rows_GW.shape, *rows_RhMX.shape[1:])
+
+
+def _apart_by_prompt(prompts_GhWX: Tensor, current: RowPass) -> Tensor:
+    """(G, W, h, M, X) view of what `_by_prompt` has put together."""
+    num_prompts, kv_heads, _, size = prompts_GhWX.shape
+    return prompts_GhWX.view(num_prompts, kv_heads, current.rows_GW.shape[1], -1, size).transpose(1, 2)
+
+
+def _whole_mask(current: RowPass, window: int | None, dtype: torch.dtype) -> Tensor | None:
+    """(R, 1, 1, P + L) mask of a pass of one token a row, the same for every layer; None where all is seen."""
+    key = window, dtype
+    if key not in current.whole_masks:
+        mask_R1X = torch.cat(current.masks(window), dim=-1)
+        current.whole_masks[key] = mask_R1X[:, None].to(dtype) if bool(mask_R1X.any()) else None
+    return current.whole_masks[key]
 
 
 def _masks(current: RowPass, window: int | None, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
