@@ -15,7 +15,6 @@ from tqdm import tqdm
 from rlcore import metrics
 from rlcore.actor import ActorWorker
 from rlcore.backends.hf import export_model
-from rlcore.errors import ConfigError
 from rlcore.launch import launch, plan_run
 from rlcore.reference import ReferenceWorker
 from rlcore.testing import write_prompts
@@ -139,11 +138,6 @@ def test_rows_that_outlive_an_update_go_on_with_the_new_weights(config: dict[str
     assert starts == sorted({*starts, 0})
     assert starts[-1] < len(found["b"].token_ids)
     assert found["b"].version == 0
-
-
-def test_a_prompt_beyond_the_window_stops_the_run_with_its_numbers(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"max_tokens=250, together .* window holds 256"):
-        train(config, "rollout.max_tokens=250")
 
 
 def test_the_backend_is_planned_without_torch(config: dict[str, Any]) -> None:

@@ -137,7 +137,5 @@ def test_a_checkpoint_opens_with_transformers(config: dict[str, Any]) -> None:
 def test_a_prompt_that_leaves_no_room_for_a_response_is_an_error_with_the_numbers(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"prompt 'train/\d+' has \d+ tokens, .*window holds 256; lower rollout\.max"):
         train(config, "rollout.max_tokens=250")
-    with pytest.raises(
-        ConfigError, match=r"prompt 'heldout/0' has .*; lower eval\.max_tokens to 2\d\d, or data"
-    ):
+    with pytest.raises(ConfigError, match=r"prompt 'heldout/0' has .*; lower eval\.max_tokens to 2\d\d, or data"):
         train(config, "eval.max_tokens=250")

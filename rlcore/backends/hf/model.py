@@ -5,6 +5,7 @@ Letters: B rows, T positions, N chosen (row, position) pairs, H hidden size.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from enum import StrEnum
@@ -255,6 +256,9 @@ def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str)
         # Absolute, so that the saved adapter finds its base from any working directory.
         base_model_name_or_path=str(Path(path).resolve()) if Path(path).is_dir() else path,
     )
+    # Nothing a user could act on: peft asks transformers by the name that was, and renames a path we made absolute.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed", UserWarning)
     with boundary(f"lora.target_modules={list(lora.target_modules)}", ConfigError):
         return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
 
