@@ -8,7 +8,7 @@ from rlcore.plan.arithmetic import batch_arithmetic
 from rlcore.plan.choose import check_needs, choose_algorithms, choose_components
 from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.offers import Offers
-from rlcore.plan.pools import make_pools
+from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.ranks import check_ranks
 from rlcore.plan.requests import choose_classes, gather
@@ -47,6 +47,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     _check_plugins_used(plugins, used, loaded)
     notes = (
         *_unused(offers, plugins, workers),
+        *pool_notes(pools),
         *_unknown(facts, workers),
         *unshared,
         *_unchecked(config),

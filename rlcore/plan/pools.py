@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from math import ceil
 
 from rlcore.config import RunConfig
@@ -32,6 +33,20 @@ def make_pools(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan],
     sizes = {name: _gpus_per_node(each, workers, declared) for name, each in declared.items()}
     _check_total(config, declared, sizes, facts)
     return tuple(_place(declared, roles, sizes))
+
+
+def pool_notes(pools: Sequence[PoolPlan]) -> list[str]:
+    """Pools that nobody declared in `cluster.pools` and whose name is nearly that of another: misspelt, perhaps."""
+    notes = []
+    for pool in pools:
+        others = [each.name for each in pools if each.name != pool.name]
+        near = get_close_matches(pool.name, others, n=1, cutoff=0.8)
+        if near and pool.provided_by != CONFIG:
+            notes.append(
+                f"pool '{pool.name}' of {', '.join(pool.roles)} is not pool '{near[0]}'; "
+                f"if it is meant to be, correct the name, else declare it: cluster.pools.{pool.name}"
+            )
+    return notes
 
 
 def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) -> dict[str, _Declared]:

@@ -106,6 +106,12 @@ def plan_on_gpus(config: dict[str, Any], gpus: int, *overrides: str) -> RunPlan:
     return make_plan(loaded, hooks, Facts(cpus=8, gpus=gpus))
 
 
+def test_a_pool_whose_name_is_nearly_another_is_noted_in_the_plan(tmp_path: Path) -> None:
+    plan = plan_run([config_of(tmp_path, **liked_by("some-model", pool="mains"))], [])
+    assert any("pool 'mains' of reward is not pool 'main'" in note for note in plan.notes)
+    assert not any("is not pool" in note for note in plan_run([config_of(tmp_path, **liked_by("m"))], []).notes)
+
+
 def test_a_pool_that_is_too_small_for_the_replicas_is_a_plan_error(tmp_path: Path) -> None:
     config = config_of(tmp_path, **liked_by("some-model", replicas=3))
     with pytest.raises(PlanError, match=r"pool 'reward' of config .* is too small: role 'reward' .* needs 3 GPUs"):
