@@ -42,6 +42,7 @@ def collate(groups: Sequence[Sequence[Scored]], pad_id: int) -> Batch:
         raise PluginError(f"batch: two groups of {len(prompts)} are of one prompt and epoch; a prompt is one group")
     for group in sorted_groups:
         _check_group(group)
+        _check_rewards(group)
     trajectories = [each.trajectory for each in rows]
     tokens = _token_arrays(trajectories, pad_id)
     group_B = _int64s([index for index, group in enumerate(sorted_groups) for _ in group])
@@ -58,6 +59,18 @@ def collate(groups: Sequence[Sequence[Scored]], pad_id: int) -> Batch:
         token_scores=_token_scores(rows),
         baselines_B=_baselines(rows),
     )
+
+
+def rescored(batch: Batch, groups: Sequence[Sequence[Scored]]) -> Batch:
+    """What `collate` makes of the same trajectories with other rewards, of which `batch` was made; same errors.
+
+    Groups and rows stand in the order of the batch.
+    """
+    for group in groups:
+        _check_rewards(group)
+    rows = [each for group in groups for each in group]
+    rewards_B = np.array([each.reward.score for each in rows], dtype=np.float32)
+    return replace(batch, rewards_B=rewards_B, token_scores=_token_scores(rows), baselines_B=_baselines(rows))
 
 
 def select(batch: Batch, rows: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
@@ -186,24 +199,32 @@ def _place(scored: Scored) -> tuple[int, int]:
 
 
 def _check_group(group: Sequence[Scored]) -> None:
-    """The checks of `collate` on one sorted group."""
+    """The checks of `collate` on the trajectories of one sorted group."""
     first, before = group[0].trajectory.id, None
     for each in group:
-        row, reward = each.trajectory.id, each.reward
+        row = each.trajectory.id
         _check_arrays(each.trajectory)
-        if (row.prompt, row.epoch) != (first.prompt, first.epoch):
+        if row.prompt != first.prompt or row.epoch != first.epoch:
             raise PluginError(f"batch: trajectory {row} stands in the group of prompt '{first.prompt}'")
+        if before is not None and before.sample == row.sample and before.part == row.part:
+            raise PluginError(f"batch: trajectory {row} comes twice; each must come exactly once")
+        before = row
+
+
+def _check_rewards(group: Sequence[Scored]) -> None:
+    """The checks of `collate` on the rewards of one sorted group."""
+    before: Scored | None = None
+    for each in group:
+        row, reward = each.trajectory.id, each.reward
         if reward.status is not RewardStatus.OK:
             raise RewardError(
                 f"batch: the reward of {row} is '{reward.status}'; drop the sample or give it a value first"
             )
         if not math.isfinite(reward.score):
             raise RewardError(f"batch: the reward of {row} is {reward.score}; a finite score is needed")
-        _check_token_scores(each)
-        same_sample = before is not None and before.trajectory.id.sample == row.sample
-        if same_sample and before is not None and before.trajectory.id.part == row.part:
-            raise PluginError(f"batch: trajectory {row} comes twice; each must come exactly once")
-        if same_sample and before is not None and before.reward.score != reward.score:
+        if reward.token_scores is not None:
+            _check_token_scores(each, reward.token_scores)
+        if before is not None and before.trajectory.id.sample == row.sample and before.reward.score != reward.score:
             raise PluginError(
                 f"batch: parts of {row.unit()} have rewards {before.reward.score} and {reward.score}; "
                 "the parts of a sample share one reward"
@@ -212,17 +233,16 @@ def _check_group(group: Sequence[Scored]) -> None:
 
 
 def _check_arrays(trajectory: Trajectory) -> None:
-    shapes = trajectory.token_ids.shape, trajectory.loss_mask.shape, trajectory.logprobs.shape
-    if shapes != ((len(trajectory.token_ids),),) * 3:
+    loss_mask_T, shape = trajectory.loss_mask, trajectory.token_ids.shape
+    if len(shape) != 1 or loss_mask_T.shape != shape or trajectory.logprobs.shape != shape:
+        shapes = shape, loss_mask_T.shape, trajectory.logprobs.shape
         raise PluginError(f"batch: arrays of trajectory {trajectory.id} have shapes {shapes}; one (T,) is needed")
-    if len(trajectory.loss_mask) and trajectory.loss_mask[0]:
+    if loss_mask_T[:1].any():
         raise PluginError(f"batch: trajectory {trajectory.id} has a loss at position 0, whose token has no probability")
 
 
-def _check_token_scores(scored: Scored) -> None:
-    scores, row = scored.reward.token_scores, scored.trajectory.id
-    if scores is None:
-        return
+def _check_token_scores(scored: Scored, scores: Float32s) -> None:
+    row = scored.trajectory.id
     if scores.shape != scored.trajectory.token_ids.shape:
         expected = scored.trajectory.token_ids.shape
         raise RewardError(f"batch: token_scores of {row} have shape {scores.shape}; {expected} is needed, one a token")

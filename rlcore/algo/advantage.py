@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from math import comb
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -173,7 +175,7 @@ def gae(inputs: AdvantageInputs) -> Tensor:
     """
     if inputs.values_BT is None or inputs.loss_mask_BT is None:
         raise ValueError("gae: needs values_BT and loss_mask_BT")
-    advantages_BT = _discounted(inputs, inputs.loss_mask_BT, inputs.values_BT.double(), inputs.lam)
+    advantages_BT = _discounted(inputs, inputs.loss_mask_BT, inputs.values_BT, inputs.lam)
     return advantages_BT.to(inputs.rewards_B.dtype)
 
 
@@ -183,13 +185,18 @@ def whitened(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
     Both are over the masked tokens of the whole batch, the latter with denominator N. Exactly 0 when all are equal.
     The critic's targets are made of the advantages as they were before.
     """
-    chosen_N = advantages_BT[mask_BT].double()
-    whitened_BT = torch.zeros_like(advantages_BT)
-    if len(chosen_N) and bool(chosen_N.min() < chosen_N.max()):
-        centred_N = chosen_N - chosen_N.mean()
-        scaled_N = centred_N / (centred_N.square().mean().sqrt() + STD_EPSILON)
-        whitened_BT[mask_BT] = scaled_N.to(advantages_BT.dtype)
-    return whitened_BT
+    on_cpu_BT, mask_on_cpu_BT = advantages_BT.cpu().numpy(), mask_BT.cpu().numpy()
+    chosen_N = on_cpu_BT[mask_on_cpu_BT].astype(np.float64)
+    whitened_BT = np.zeros_like(on_cpu_BT)
+    if len(chosen_N) and chosen_N.min() < chosen_N.max():
+        centred_N = chosen_N - _mean(chosen_N)
+        whitened_BT[mask_on_cpu_BT] = centred_N / (math.sqrt(_mean(centred_N * centred_N)) + STD_EPSILON)
+    return torch.from_numpy(whitened_BT).to(advantages_BT.device)
+
+
+def _mean(values_N: npt.NDArray[np.float64]) -> float:
+    """torch's: numpy sums in another order."""
+    return float(torch.from_numpy(values_N).mean())
 
 
 class _Groups:
@@ -256,14 +263,12 @@ def _discounted(inputs: AdvantageInputs, mask_BT: Tensor, values_BT: Tensor, lam
     rewards_BT = inputs.token_rewards_BT
     if rewards_BT is None:
         rewards_BT = token_rewards(inputs.rewards_B, inputs.sample_B, mask_BT)
-    tokens = episodes(mask_BT, inputs.sample_B)
-    rewards_SL, values_SL = tokens.dense(rewards_BT.double()), tokens.dense(values_BT)
+    tokens = episodes(mask_BT.cpu().numpy(), inputs.sample_B.cpu().numpy())
+    advantages_LS, values_LS = tokens.dense(rewards_BT.cpu().numpy()), tokens.dense(values_BT.cpu().numpy())
     # After a sample's last token rewards and values are 0, so nothing but zeros is carried into it.
-    next_values_SL = torch.nn.functional.pad(values_SL[:, 1:], (0, 1))
-    deltas_SL = rewards_SL + inputs.gamma * next_values_SL - values_SL
-    # In numpy, where an operation on a few numbers costs a fifth of what it does in torch, and one time step is one run
-    # of memory: there are as many operations as a sample has tokens.
-    advantages_LS = deltas_SL.T.contiguous().cpu().numpy()
+    advantages_LS[:-1] += inputs.gamma * values_LS[1:]
+    advantages_LS -= values_LS
+    decay = inputs.gamma * lam
     for step in reversed(range(len(advantages_LS) - 1)):
-        advantages_LS[step] += inputs.gamma * lam * advantages_LS[step + 1]
-    return tokens.spread(torch.from_numpy(advantages_LS).to(deltas_SL.device).T.contiguous())
+        advantages_LS[step] += decay * advantages_LS[step + 1]
+    return torch.from_numpy(tokens.spread(advantages_LS)).to(mask_BT.device)

@@ -59,7 +59,7 @@ def with_advantages(
         return replace(batch, advantages_B=advantages.numpy()), metrics
     if values_BT is None:
         return replace(batch, advantages=Ref(advantages.numpy())), metrics
-    returns = Ref(torch.where(loss_mask_BT, advantages + values_BT, 0.0).numpy())
+    returns = Ref(np.where(loss_mask_BT.numpy(), advantages.numpy() + values_BT.numpy(), np.float32(0.0)))
     if algo.whiten_advantages:
         advantages = whitened(advantages, loss_mask_BT)
     return replace(batch, advantages=Ref(advantages.numpy()), returns=returns), metrics

@@ -25,9 +25,10 @@ def token_rewards(
     nothing was sampled has no token, hence no reward here.
     """
     rewards_BT = _scores(rewards_B, loss_mask_BT, token_scores_BT, kl_BT, kl_coef)
-    rows_S, columns_S = episodes(loss_mask_BT, sample_B).last_tokens()
-    rewards_BT[rows_S, columns_S] += rewards_B[rows_S]
-    return rewards_BT
+    rows_S, columns_S = episodes(loss_mask_BT.cpu().numpy(), sample_B.cpu().numpy()).last_tokens()
+    on_cpu_BT = rewards_BT.cpu().numpy()  # where tensors are on the CPU, the same memory
+    on_cpu_BT[rows_S, columns_S] += rewards_B.cpu().numpy()[rows_S]
+    return torch.from_numpy(on_cpu_BT).to(rewards_BT.device)
 
 
 def sample_rewards(
@@ -56,6 +57,8 @@ def _scores(
     rewards_B: Tensor, loss_mask_BT: Tensor, token_scores_BT: Tensor | None, kl_BT: Tensor | None, kl_coef: float
 ) -> Tensor:
     scores_BT = rewards_B.new_zeros(loss_mask_BT.shape)
+    if token_scores_BT is None and kl_BT is None:
+        return scores_BT
     if token_scores_BT is not None:
         scores_BT = scores_BT + token_scores_BT
     if kl_BT is not None:

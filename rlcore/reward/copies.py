@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -18,12 +19,39 @@ T = TypeVar("T")
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, TrajectoryId, Finish})
 """Exactly these types: a subclass may hold something that can be written to."""
+_READ_ONLY_PROMPTS: WeakSet[Prompt] = WeakSet()
+"""Those in which nothing can be written to: all samples of a group hold the same one."""
 
 
 def private_copy(value: T) -> T:
     """The value, with copies in place of all in it that could be written to; those must pickle."""
-    copied: Any = _private(value)
+    copied: Any = value if _read_only(value) else _private(value)
     return copied  # type: ignore[no-any-return]
+
+
+def _read_only(value: Any) -> bool:
+    """Whether nothing in the value could be written to, as in most trajectories: to ask is cheaper than to replace."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind is np.ndarray:
+        return not value.flags.writeable and not value.dtype.hasobject
+    if kind is Prompt:
+        if value in _READ_ONLY_PROMPTS:
+            return True
+        if all(map(_read_only, value.__dict__.values())):
+            _READ_ONLY_PROMPTS.add(value)
+            return True
+        return False
+    if kind is tuple:
+        held: Iterable[Any] = value
+    elif kind is FrozenDict:
+        held = value.values()
+    elif kind is Trajectory:
+        held = value.__dict__.values()
+    else:
+        return isinstance(value, (Enum, np.number, np.bool_))
+    return all(map(_read_only, held))
 
 
 def _private(value: Any) -> Any:

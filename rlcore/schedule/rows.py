@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlcore.actor import ActorWorker
-from rlcore.batch import collate
+from rlcore.batch import collate, rescored
 from rlcore.launch import Run
 from rlcore.plan import OldLogprobs
 from rlcore.reference import ReferenceWorker
@@ -29,6 +29,8 @@ class RowArrays:
         """By field, (B, T), of each pass over some of the step's trajectories."""
         self._where: dict[TrajectoryId, tuple[int, int]] = {}
         """The pass and the row of each trajectory."""
+        self._batches: list[tuple[list[TrajectoryId], Batch]] = []
+        """Of each pass: its rows, and what they were collated to."""
 
     async def ensure(self, trajectories: Iterable[Trajectory]) -> None:
         """Compute what the plan needs for the trajectories that have it not yet, in one pass of each model."""
@@ -49,8 +51,17 @@ class RowArrays:
                 rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
                 self._where |= {row: (len(self._passes), index) for index, row in enumerate(rows)}
                 self._passes.append(await passing)
+                self._batches.append((rows, batch))
             finally:
                 passing.cancel()
+
+    def collated(self, groups: Sequence[Sequence[Scored]]) -> tuple[list[TrajectoryId], Batch]:
+        """The rows of the groups, which stand by sample and part, and their batch: a pass may have collated them."""
+        rows = [row.trajectory.id for group in groups for row in group]
+        for known, batch in self._batches:
+            if known == rows:
+                return rows, rescored(batch, groups)
+        return rows, collate(groups, self._run.tokens.pad_id)
 
     async def _pass(self, batch: Batch) -> dict[str, Float32s]:
         run, found = self._run, dict[str, Ref[Float32s] | None]()

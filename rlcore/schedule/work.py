@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
 from rlcore.algo.step import weigh, with_advantages
-from rlcore.batch import collate
 from rlcore.errors import WorkerError
 from rlcore.launch import Run
 from rlcore.metrics import average
@@ -192,10 +191,10 @@ class StepWork:
         """The groups, of mini-batch `index`, as a batch with everything that the update needs but weights."""
         run, config = self._run, self._config
         rows = [row for group in groups for row in group]
-        ids, batch = [row.trajectory.id for row in rows], collate(groups, run.tokens.pad_id)
         if self._preparing is not None:
             await self._preparing
         await self._arrays.ensure([row.trajectory for row in rows])
+        ids, batch = self._arrays.collated(groups)
         batch = self._arrays.attach(batch, ids)
         per_token, max_tokens = run.advantage_algorithm.per_token, config.rollout.max_tokens
         batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl)
