@@ -291,6 +291,8 @@ class Batch(ReadOnlyArrays):
     """The score of a greedy sample of the row's prompt; None unless the estimator asks for one."""
     selected: Ref[Bools] | None = None
     """(B, T) tokens that the policy loss's selection picked out of the whole mini-batch: `Algorithm.selection`."""
+    same_weights: Ref[Bools] | None = None
+    """(B, T) loss tokens that were sampled with the weights that pi_old's log-probs are of; None: all were."""
 
     def __len__(self) -> int:
         return len(self.sample_B)

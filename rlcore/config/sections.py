@@ -95,7 +95,7 @@ class VllmConfig:
     """What a LoRA actor hands over. merged: all weights, its adapter added to them; adapter: the adapter alone, a few
     per cent of the bytes, whose part vLLM computes beside each layer, at some cost for each token."""
     warn_logprob_diff: float = option(0.05, above=0)
-    """Warn when log-probs of vLLM and of the actor differ by more in the mean over a step's tokens."""
+    """Warn when log-probs of vLLM and of the actor, computed with the same weights, differ by more in a step's mean."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs."""
 

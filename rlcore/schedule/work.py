@@ -6,7 +6,9 @@ are cut from a whole step in canonical order or formed of the groups whose rewar
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
 
+from rlcore.algo.importance import sampler_differs
 from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
 from rlcore.algo.step import weigh, with_advantages
@@ -23,7 +25,8 @@ from rlcore.schedule.issued import Issued
 from rlcore.schedule.prepare import completion_metrics, epoch_minibatches, later_epoch, one_ahead, row_advantages
 from rlcore.schedule.rows import RowArrays
 from rlcore.schedule.timing import Timeline, length_correlation
-from rlcore.types import Batch, Metrics, Scored, TrajectoryId
+from rlcore.schedule.versions import sampled_with
+from rlcore.types import Batch, Metrics, Ref, Scored, TrajectoryId
 
 
 class StepWork:
@@ -196,6 +199,8 @@ class StepWork:
         await self._arrays.ensure([row.trajectory for row in rows])
         ids, batch = self._arrays.collated(groups)
         batch = self._arrays.attach(batch, ids)
+        if self._schedule.max_staleness and sampler_differs(config):
+            batch = replace(batch, same_weights=Ref(sampled_with([row.trajectory for row in rows], self._step - 1)))
         per_token, max_tokens = run.advantage_algorithm.per_token, config.rollout.max_tokens
         batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl)
         self.advantages |= zip(ids, row_advantages(batch), strict=True)

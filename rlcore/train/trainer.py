@@ -156,7 +156,7 @@ class Trainer:
             self.sinks.terminal.warn(
                 f"step {self.progress.step}: log-probs of vLLM and of the actor differ by {difference:.3g} a token in "
                 f"the mean (rollout.vllm.warn_logprob_diff={rollout.vllm.warn_logprob_diff:g}); the loss corrects for "
-                "it up to algo.importance.cap; look at rollout.vllm.dtype and at the staleness"
+                "it up to algo.importance.cap; look at rollout.vllm.dtype"
             )
 
     async def written(self) -> None:

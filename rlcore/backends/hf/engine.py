@@ -255,7 +255,7 @@ class TrainEngine:
                 self._optimizer.collect_gradients()
                 if index < len(own):
                     loss += float(partial.detach())
-                    sums.add(terms.metrics, micro.mask_BT)
+                    sums.add(terms, micro.mask_BT)
         if self.ranks is not None:
             if self._shards is None:
                 self.ranks.sum_gradients(self._optimizer.masters)

@@ -86,6 +86,8 @@ class LossTerms:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """(B, T) by the name they are logged under: averaged over the mini-batch's loss tokens, those that end in '_max'
     maximised."""
+    counted: Mapping[str, Tensor] = field(default_factory=dict)
+    """(B, T) the tokens that count for a metric, where not all loss tokens do; without any it is not logged."""
 
 
 Loss = Callable[[MicroBatch, Predictions], LossTerms]
@@ -97,13 +99,14 @@ class MetricSums:
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
-        self._num = 0
+        self._nums: dict[str, int] = {}
 
-    def add(self, metrics: Mapping[str, Tensor], mask_BT: Tensor) -> None:
-        """Take in one micro-batch."""
-        self._num += int(mask_BT.sum())
-        for name, value_BT in metrics.items():
-            chosen = value_BT.detach()[mask_BT].double()
+    def add(self, terms: LossTerms, mask_BT: Tensor) -> None:
+        """Take in one micro-batch, whose loss tokens are `mask_BT`."""
+        for name, value_BT in terms.metrics.items():
+            counted_BT = mask_BT & terms.counted[name] if name in terms.counted else mask_BT
+            chosen = value_BT.detach()[counted_BT].double()
+            self._nums[name] = self._nums.get(name, 0) + chosen.numel()
             if name.endswith("_max"):
                 largest = float(chosen.max()) if chosen.numel() else -float("inf")
                 self._sums[name] = max(self._sums.get(name, -float("inf")), largest)
@@ -112,15 +115,15 @@ class MetricSums:
 
     def state(self) -> dict[str, Any]:
         """What has been gathered, for another rank."""
-        return {"num": self._num, "sums": self._sums}
+        return {"nums": self._nums, "sums": self._sums}
 
     @classmethod
     def merged(cls, states: Sequence[Mapping[str, Any]]) -> "MetricSums":
         """What several ranks have gathered of one mini-batch."""
         total = cls()
         for state in states:
-            total._num += state["num"]
             for name, value in state["sums"].items():
+                total._nums[name] = total._nums.get(name, 0) + state["nums"][name]
                 if name.endswith("_max"):
                     total._sums[name] = max(total._sums.get(name, -float("inf")), value)
                 else:
@@ -128,10 +131,12 @@ class MetricSums:
         return total
 
     def result(self) -> dict[str, float]:
-        """The averages and maxima; empty without a token."""
-        if not self._num:
-            return {}
-        return {name: value if name.endswith("_max") else value / self._num for name, value in self._sums.items()}
+        """The averages and maxima of the metrics that a token counted for."""
+        return {
+            name: value if name.endswith("_max") else value / self._nums[name]
+            for name, value in self._sums.items()
+            if self._nums[name]
+        }
 
 
 def split(batch: Batch, max_tokens: int, shared_prefix: SharedPrefix) -> list[Int64s]:

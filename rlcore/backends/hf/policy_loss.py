@@ -13,6 +13,8 @@ from rlcore.config import AlgoConfig
 
 METRIC_NAMES = {"ratio": "ratio_mean", "clipped_low": "clip_frac_low", "clipped_high": "clip_frac_high"}
 """What a policy loss's metrics are logged as, where that is another name."""
+DIFFERENCE = "policy/rollout_logprob_diff"
+"""|log pi_old - log mu|, of the tokens that both computed with the same weights: how far the two engines differ."""
 
 
 class PolicyLoss:
@@ -53,6 +55,7 @@ class PolicyLoss:
         if "ratio" in output.metrics:
             metrics["policy/ratio_max"] = output.metrics["ratio"]
         metrics["policy/entropy"] = predictions.entropy_BT
+        counted: dict[str, Tensor] = {}
         loss_BT = output.loss_BT
         if self._corrects:
             rollout_BT = torch.tensor(micro.batch.tokens.get().rollout_logprobs_BT, device=micro.device)
@@ -61,8 +64,9 @@ class PolicyLoss:
             )
             loss_BT = loss_BT * factor_BT
             metrics |= {f"policy/{name}": value_BT for name, value_BT in importance.items()}
-            difference_BT = (inputs.old_logprobs_BT.detach() - rollout_BT).abs()
-            metrics["policy/rollout_logprob_diff"] = torch.where(micro.mask_BT, difference_BT, 0.0)
+            metrics[DIFFERENCE] = (inputs.old_logprobs_BT.detach() - rollout_BT).abs()
+            if micro.batch.same_weights is not None:
+                counted[DIFFERENCE] = torch.tensor(micro.batch.same_weights.get(), device=micro.device)
         if self._config.entropy_coef:
             loss_BT = loss_BT - self._config.entropy_coef * predictions.entropy_BT
         if micro.batch.reference_logprobs is not None:
@@ -78,4 +82,4 @@ class PolicyLoss:
                 loss_BT = loss_BT + self._config.kl.coef * kl_BT
         elif self._config.kl.placement == "loss":
             raise ValueError("algo.kl.placement=loss: the mini-batch has no log-probs of the reference")
-        return LossTerms(loss_BT, metrics)
+        return LossTerms(loss_BT, metrics, counted)
