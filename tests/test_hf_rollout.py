@@ -1,6 +1,7 @@
 """The embedded rollout: transformers' own greedy tokens, exact log-probs, and no dependence on order or time."""
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from rlcore.algo.loss import clip
 from rlcore.backends.hf import TrainEngine
+from rlcore.backends.hf.kv_cache import SlotLayer
 from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
 from rlcore.backends.hf.policy_loss import PolicyLoss
 from rlcore.backends.hf.rollout import EmbeddedSampler
@@ -254,6 +256,17 @@ def test_generation_leaves_the_model_as_it_was(policy: PolicyModel) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.is_grad_enabled()
     assert all(each.grad is None for each in policy.parameters())
+
+
+def test_keys_and_values_are_freed_at_the_end_also_while_no_garbage_is_collected(policy: PolicyModel) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        generated(sampler_of(policy), requests_of(Sampling(max_tokens=5)))
+        layers = [each for each in gc.get_objects() if type(each) is SlotLayer]
+    finally:
+        gc.enable()
+    assert [each for each in layers if each.prompts is not None or each.rows is not None] == []
 
 
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(250, 7), (300, 1)])

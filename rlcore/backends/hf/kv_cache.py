@@ -211,6 +211,12 @@ class SlotCache(Cache):
         """Make room, at the next update, for `num` rows of `positions`; there will never be more than `most`."""
         self.row_slots = _grown(self.row_slots, num, positions, most)
 
+    def let_go(self) -> None:
+        """Free the tables: cache and layers refer to each other, and the collector of cycles may be long in coming."""
+        for layer in self.layers:
+            if isinstance(layer, SlotLayer):
+                layer.prompts = layer.rows = None
+
     def move_prompt(self, source: int, target: int) -> None:
         """Copy a prompt into another slot."""
         for layer in self.layers:
