@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -157,18 +157,32 @@ class LoopCaller:
     async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
         """See `Caller`. The function gets copies: what it changes, nobody else sees."""
         copies = [private_copy(each) for each in trajectories]
-        place, began = await self._seats.take(lane), time.monotonic()
-        task = asyncio.create_task(self._run(copies), name=self._task_name)
-        self._tasks.add(task)
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def told(_: BegunCall) -> None:
+            if not over.done():
+                over.set_result(None)
+
+        call = BegunCall(self, copies, await self._seats.take(lane), allowance, told)
         try:
-            await _ended(task, allowance.left_s)
+            await over
         finally:
-            allowance.left_s -= time.monotonic() - began
-            self._let_go(task)
-            self._seats.give_back(place)
-        if task.cancelled():
-            raise ChildError("it cancelled itself")
-        return task.result()
+            call.stop()
+        return call.outcomes()
+
+    def begin(
+        self, trajectories: Sequence[Trajectory], allowance: Allowance, told: "Callable[[BegunCall], None]"
+    ) -> "BegunCall | None":
+        """`call` without a task of its own, whose end `told` is told of; None when it would have to queue."""
+        copies = [private_copy(each) for each in trajectories]
+        place = self._seats.take_now()
+        return None if place is None else BegunCall(self, copies, place, allowance, told)
+
+    def spawn(self, trajectories: list[Trajectory]) -> "asyncio.Task[list[Outcome]]":
+        """A task that asks the function; whoever spawned it lets go of it."""
+        task = asyncio.create_task(self._run(trajectories), name=self._task_name)
+        self._tasks.add(task)
+        return task
 
     async def _run(self, trajectories: list[Trajectory]) -> list[Outcome]:
         try:
@@ -178,7 +192,9 @@ class LoopCaller:
             cause = error.__cause__ if isinstance(error, ChildError) else None
             raise ChildError(describe(cause) if cause else str(error)) from error
 
-    def _let_go(self, task: "asyncio.Task[list[Outcome]]") -> None:
+    def let_go(self, task: "asyncio.Task[list[Outcome]]", place: Place) -> None:
+        """Nobody waits for it any more: cancel it if it still runs, without waiting for that."""
+        self._seats.give_back(place)
         if task.done():
             self._forget(task)
         else:
@@ -200,28 +216,52 @@ class LoopCaller:
         await self._served.close_here()
 
 
-async def _ended(task: "asyncio.Task[Any]", timeout_s: float) -> None:
-    """Wait for the end of the task, whatever it was; TimeoutError when it takes longer.
+class BegunCall:
+    """A call of an async function under way; whoever began it is told once, of its end or that its time is up.
 
-    Not asyncio.timeout: a function that swallows the cancellation must not hold up the run. And not asyncio.wait, which
-    is made for many tasks and costs twice as much.
+    No task of its own waits for it, and nothing ever does for what the function does after its time: one that swallows
+    the cancellation must not hold up the run.
     """
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[None] = loop.create_future()
 
-    def let_go(_: object = None) -> None:
-        if not over.done():
-            over.set_result(None)
+    def __init__(
+        self,
+        caller: LoopCaller,
+        trajectories: list[Trajectory],
+        place: Place,
+        allowance: Allowance,
+        told: "Callable[[BegunCall], None]",
+    ) -> None:
+        self._caller, self._place, self._allowance, self._told = caller, place, allowance, told
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._stopped = self._in_time = False
+        self._task = caller.spawn(trajectories)
+        self._task.add_done_callback(self._end)
+        self._timer = self._loop.call_later(allowance.left_s, self._end)
 
-    timer = loop.call_later(timeout_s, let_go)
-    task.add_done_callback(let_go)
-    try:
-        await over
-    finally:
-        timer.cancel()
-        task.remove_done_callback(let_go)
-    if not task.done():
-        raise TimeoutError
+    def _end(self, _: object = None) -> None:
+        if not self._stopped:
+            self._in_time = self._task.done()
+            self.stop()
+            self._told(self)
+
+    def stop(self) -> None:
+        """Let go of it; nobody is told any more."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._allowance.left_s -= self._loop.time() - self._began
+        self._timer.cancel()
+        self._task.remove_done_callback(self._end)
+        self._caller.let_go(self._task, self._place)
+
+    def outcomes(self) -> list[Outcome]:
+        """What it came to; see `Caller.call` for what it raises."""
+        if not self._in_time:
+            raise TimeoutError
+        if self._task.cancelled():
+            raise ChildError("it cancelled itself")
+        return self._task.result()
 
 
 class FunctionCalls:
@@ -308,15 +348,34 @@ class FunctionCalls:
             raise WorkerError(f"{self.spec}: was called before it was started")
         try:
             return await self._caller.call(trajectories, lane, allowance)
-        except TimeoutError:
+        except (TimeoutError, ChildError, WorkerError) as cause:
+            return [self._failed(cause, allowance)] * len(trajectories)
+
+    def begin(self, trajectory: Trajectory, told: Callable[[Outcome], None]) -> BegunCall | None:
+        """`score` of one sample without a task that waits: `told` is told its outcome, unless the call is stopped.
+
+        None, and nothing was begun, where only `score` will do: in children, with further tries, and when it queues.
+        """
+        if not isinstance(self._caller, LoopCaller) or self.config.on_failure == "retry":
+            return None
+        allowance = Allowance(self.deadline_s)
+
+        def ended(call: BegunCall) -> None:
+            try:
+                [outcome] = call.outcomes()
+            except (TimeoutError, ChildError) as cause:
+                outcome = self._failed(cause, allowance)
+            told(outcome)
+
+        return self._caller.begin([trajectory], allowance, ended)
+
+    def _failed(self, cause: TimeoutError | ChildError | WorkerError, allowance: Allowance) -> Outcome:
+        if isinstance(cause, TimeoutError):
             allowance.left_s = 0.0
-            error = f"no result within {self.deadline_s:g} s"
-        except ChildError as cause:
-            error = str(cause)
+            return failed(f"no result within {self.deadline_s:g} s")
+        if isinstance(cause, ChildError):
             self._log(cause.trace)
-        except WorkerError as cause:
-            error = str(cause)
-        return [failed(error)] * len(trajectories)
+        return failed(str(cause))
 
     def _log(self, trace: str) -> None:
         if trace and self._num_traces < LOGGED_TRACES:

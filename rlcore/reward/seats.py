@@ -59,11 +59,17 @@ class Seats:
         self._numbers = itertools.count()
         self._waiting: list[tuple[bool, int, asyncio.Future[Place]]] = []
 
+    def take_now(self) -> Place | None:
+        """A seat at the least busy place, None while all are taken. Whoever took it gives it back."""
+        place = self.places[0] if len(self.places) == 1 else max(self.places, key=lambda each: each.free)
+        if not place.free:
+            return None
+        place.free -= 1
+        return place
+
     async def take(self, lane: Lane) -> Place:
-        """A seat at the least busy place; waits while all are taken. Whoever took it gives it back."""
-        place = max(self.places, key=lambda each: each.free)
-        if place.free:
-            place.free -= 1
+        """A seat as `take_now` gives it; waits while all are taken."""
+        if (place := self.take_now()) is not None:
             return place
         turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (lane is not Lane.EVAL, next(self._numbers), turn))

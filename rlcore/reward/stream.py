@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rlcore.errors import PluginError
+from rlcore.reward.calls import BegunCall, FunctionCalls
 from rlcore.reward.combine import combine
 from rlcore.reward.outcome import Outcome
 from rlcore.types import Lane, Reward, Scored, Trajectory, TrajectoryId
@@ -105,8 +106,14 @@ class RewardStream:
         self._weights = {each.name: each.weight for each in scorers}
         self._asks_directly = len(scorers) == 1 and scorers[0].scope == "sample" and not scorers[0].post_processes
         self._policies = {each.name: each.on_failure for each in scorers if each.on_failure}
-        self._scored: asyncio.Queue[tuple[list[Trajectory], Reward] | None] = asyncio.Queue()
+        self._scored: asyncio.Queue[tuple[list[Trajectory], dict[str, Outcome], float] | None] = asyncio.Queue()
+        """Parts, what was said of them, and the seconds that took."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: set[BegunCall] = set()
+        """What no task waits for."""
+        self._idle = asyncio.Event()
+        """No call is left."""
+        self._idle.set()
         self._asking: set[asyncio.Task[Outcome]] = set()
         self._failure: BaseException | None = None
         self._gatherings: dict[tuple[str, str, int], _Gathering] = {}
@@ -117,11 +124,14 @@ class RewardStream:
         reading.add_done_callback(lambda _: self._scored.put_nowait(None))
         try:
             while (result := await self._scored.get()) is not None:
-                yield result
+                parts, outcomes, took_s = result
+                yield parts, combine(outcomes, self._weights, took_s, self._policies)
             if self._failure is not None:
                 raise self._failure
             await reading
         finally:
+            for call in self._calls:
+                call.stop()
             # A task that never ran cannot cancel what it was to wait for, so every task is ended here.
             everything = (reading, *self._tasks, *self._asking)
             for task in everything:
@@ -139,8 +149,11 @@ class RewardStream:
             self._call_gathering(key)
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self._idle.wait()
 
     def _spawn(self, parts: list[Trajectory]) -> None:
+        if self._asks_directly and self._begin(parts):
+            return
         if self._asks_directly:
             work = self._score_directly(parts)
         else:
@@ -158,6 +171,24 @@ class RewardStream:
             self._failure = error
             self._scored.put_nowait(None)
 
+    def _begin(self, parts: list[Trajectory]) -> bool:
+        """Ask the one scorer, which looks at one sample, without a task that waits; whether that could be done."""
+        began, scorer = time.monotonic(), self._scorers[0]
+        if not isinstance(scorer, FunctionCalls):
+            return False
+
+        def told(outcome: Outcome) -> None:
+            self._calls.discard(call)
+            self._deliver(parts, {scorer.name: outcome}, began)
+            if not self._calls:
+                self._idle.set()
+
+        call = scorer.begin(parts[-1], told)
+        if call is not None:
+            self._calls.add(call)
+            self._idle.clear()
+        return call is not None
+
     async def _score_directly(self, parts: list[Trajectory]) -> None:
         """`_score` with one scorer that looks at one sample: what is asked needs no task of its own."""
         began, scorer = time.monotonic(), self._scorers[0]
@@ -169,8 +200,7 @@ class RewardStream:
         self._deliver(parts, {scorer.name: each for scorer, each in zip(self._scorers, outcomes, strict=True)}, began)
 
     def _deliver(self, parts: list[Trajectory], outcomes: dict[str, Outcome], began: float) -> None:
-        reward = combine(outcomes, self._weights, time.monotonic() - began, self._policies)
-        self._scored.put_nowait((parts, reward))
+        self._scored.put_nowait((parts, outcomes, time.monotonic() - began))
 
     def _opinion(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
         if scorer.scope == "sample" and not scorer.post_processes:
