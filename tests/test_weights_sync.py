@@ -124,7 +124,8 @@ def test_weights_of_a_lora_model_are_handed_over_merged_or_alone_and_the_model_s
     save_whole(model, tmp_path / "whole")
     save_adapter(model, tmp_path / "adapter")
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32).eval()
+    whole: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
+    whole.eval()
     with torch.no_grad():
         merged = whole(ids_BT).logits
     np.testing.assert_allclose(merged, adapted, atol=1e-4)
