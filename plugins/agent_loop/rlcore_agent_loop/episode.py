@@ -25,6 +25,7 @@ TIME, SAME_CALLS, ENVIRONMENT, FAILED = "time_s", "max_same_calls", "environment
 AGENT, AGENT_FAILED = "agent", "agent_failed"
 CUT = (MAX_TOKENS, TURN_TOKENS, TIME)
 """Ends by which a response counts as truncated."""
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 @dataclass(eq=False)
@@ -64,7 +65,7 @@ class Part:
             {
                 "start": len(self.ids),
                 "num_tokens": len(completion.token_ids),
-                "versions": tuple(version for _, version in runs),
+                "versions": tuple([version for _, version in runs]),
                 "finish": completion.finish.value,
             }
         )
@@ -146,7 +147,7 @@ class Episode:
                 {
                     **{name: frozen(value) for name, value in self.info.items()},
                     "ended_by": self.ended_by,
-                    "turns": tuple(FrozenDict(turn) for turn in part.turns),
+                    "turns": tuple([FrozenDict(turn) for turn in part.turns]),
                     "timing": times(part),
                 }
             ),
@@ -155,12 +156,14 @@ class Episode:
 
 def times(part: Part) -> FrozenDict[str, tuple[float, ...]]:
     """Seconds by turn."""
-    generate_s, tools_s = (tuple(each[place] for each in part.turn_s) for place in (0, 1))
-    return FrozenDict({"generate_s": generate_s, "tools_s": tools_s})
+    generate_s, tools_s = [each[0] for each in part.turn_s], [each[1] for each in part.turn_s]
+    return FrozenDict({"generate_s": tuple(generate_s), "tools_s": tuple(tools_s)})
 
 
 def frozen(value: Any) -> Any:
     """Lists as tuples and dicts as frozen ones, all the way down: nobody has to copy what nobody can write to."""
+    if type(value) in _PLAIN:  # most are; to ask whether they are mappings takes many times longer
+        return value
     if isinstance(value, Mapping):
         return FrozenDict({key: frozen(inner) for key, inner in value.items()})
     if isinstance(value, (list, tuple)):
