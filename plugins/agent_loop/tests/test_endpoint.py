@@ -280,3 +280,18 @@ def test_tools_beside_an_agent_are_an_error(file: Path) -> None:
     settings = replace(with_agent(file, "twice"), tools={"add": ToolSettings("x:y")})
     with pytest.raises(ConfigError, match=r"has no effect with plugins\.agent_loop\.agent\.fn"):
         check_settings(RunConfig(), settings)
+
+
+def test_endpoints_at_the_same_time_have_ports_of_their_own() -> None:
+    async def both() -> list[str]:
+        endpoints = [Endpoint(), Endpoint()]
+        try:
+            for each in endpoints:
+                await each.start()
+            return [each.url for each in endpoints]
+        finally:
+            for each in endpoints:
+                await each.close()
+
+    first, second = asyncio.run(both())
+    assert first != second

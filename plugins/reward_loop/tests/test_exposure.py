@@ -83,3 +83,19 @@ def test_the_endpoint_is_on_loopback_asks_for_its_token_and_has_three_paths(
             await exposure.close()
 
     asyncio.run(run())
+
+
+def test_two_exposures_have_ports_of_their_own() -> None:
+    async def both() -> list[str]:
+        exposures = [Exposure({}, {}), Exposure({}, {})]
+        try:
+            for each in exposures:
+                await each.start()
+            return [each.url for each in exposures]
+        finally:
+            for each in reversed(exposures):
+                await each.close()
+
+    first, second = asyncio.run(both())
+    assert first != second
+    assert "RLCORE_REWARD_URL" not in os.environ
