@@ -25,7 +25,7 @@ from rlcore.plan import (
     WorkerClass,
     WorkerRequest,
 )
-from rlcore.plan.memory import BYTES, training_bytes_per_parameter
+from rlcore.plan.memory import BYTES, packed_bytes_per_parameter, training_bytes_per_parameter
 from rlcore.reference import REFERENCE, ReferenceWorker
 from rlcore.reward import RewardManager, build_function_rewards
 from rlcore.rollout import ROLLOUT, RolloutWorker
@@ -78,7 +78,8 @@ def _rollout_request(config: RunConfig, common: Mapping[str, Any]) -> WorkerRequ
     pool = config.rollout.pool or (ROLLOUT.name if is_vllm else MAIN_POOL)
     request = WorkerRequest(ROLLOUT, config.rollout.backend, pool, replicas=config.rollout.replicas, **common)
     if not is_vllm:
-        return replace(request, cached_tokens=_cached_tokens(config))
+        packed = packed_bytes_per_parameter(config) if config.rollout.backend == "hf" else 0.0
+        return replace(request, cached_tokens=_cached_tokens(config), bytes_per_parameter=packed)
     vllm = config.rollout.vllm
     reserved = vllm.gpu_memory_frac if request.gpus else 0.0
     return replace(request, gpus=request.gpus * vllm.tensor_parallel, device_frac=reserved)

@@ -14,8 +14,9 @@ from rlcore.types import SharedPrefix
 
 LLAMA = ModelShape("llama", 2, 8, 16, 4, 100, full_attention=True)
 KL = ("algo.kl.placement=loss", "reference.backend=null")
-PROCESS = 450 * 2**20
+PROCESS = 500 * 2**20
 LOGITS = 4 * 4 * 2**24
+E1_BYTES, E2_BYTES = 4.40e9, 4.17e9
 
 
 def plan(*overrides: str, facts: Facts) -> RunPlan:
@@ -119,6 +120,39 @@ def test_activations_of_a_micro_batch_and_cached_tokens_are_reckoned_by_hand() -
         facts=facts,
     )  # fmt: skip
     assert checkpointed.memory_bytes["actor"] == PROCESS + 16000 + 100 * (8 * 2 + 200) * 4 + LOGITS
+
+
+def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values_and_logits() -> None:
+    sizes = (
+        "data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4", "rollout.samples_per_prompt=2",
+        "rollout.max_rows=8", "actor.backend=hf", "rollout.backend=hf",
+    )  # fmt: skip
+    large = Facts(parameters=10**9, shape=LLAMA)
+    # 8 rows of 6 tokens and 4 + 1 prompts of 10; keys and values of 2 layers; logits and probabilities of 8 rows
+    tables = (8 * 6 + 5 * 10) * 2 * 2 * 4 * 4 + 2 * 8 * 100 * 4
+    lora = plan(*sizes, "actor.lora.enabled=true", facts=large).memory_bytes["actor"]
+    assert lora == PROCESS + 4 * 10**9 + 4 * 10**9 + tables
+    whole = plan(*sizes, facts=large).memory_bytes["actor"]
+    assert whole == PROCESS + 16 * 10**9 + 8 * 16 * 200 * 2 * 4 + LOGITS, "packed weights are no more than gradients"
+    half = plan(*sizes, "actor.lora.enabled=true", "actor.dtype=bfloat16", facts=large).memory_bytes["actor"]
+    assert half == PROCESS + 2 * 10**9 + 8 * 16 * 200 * 2 * 2 + LOGITS, "weights in bfloat16 are not packed"
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_tokens", "measured"), [(600, 4.13e9), (1200, 5.10e9), (557, E1_BYTES), (557, E2_BYTES)]
+)
+def test_the_estimate_is_within_15_percent_of_what_was_measured_of_smollm2(
+    micro_batch_tokens: int, measured: float
+) -> None:
+    """Updates alone, and whole steps of E1 and E2: docs/results/performance.md."""
+    shape = ModelShape("llama", 30, 576, 1536, 192, 49152, full_attention=True)
+    made = plan(
+        *("data.max_prompt_tokens=45", "rollout.max_tokens=64", "train.prompts_per_step=8"),
+        *("rollout.samples_per_prompt=8", "actor.backend=hf", "rollout.backend=hf"),
+        f"actor.micro_batch_tokens={micro_batch_tokens}",
+        facts=Facts(cpus=2, parameters=134_515_008, shape=shape),
+    )
+    assert made.memory_bytes["actor"] == pytest.approx(measured, rel=0.15)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_the_estimate_and_the_knobs() -> None:

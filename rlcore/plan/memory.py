@@ -1,7 +1,9 @@
 """What a run holds in memory, reckoned before it starts.
 
-Of each process: its libraries (on a CPU), weights, gradients and optimizer state, the activations of one micro-batch,
-which the token budget bounds, the logits that exist at a time, and the keys and values of the rows that are generated.
+Of each process: its libraries (on a CPU), weights and optimizer state, and the larger of what an update and generation
+need beside them, which take turns. An update needs gradients, the activations of one micro-batch, which the token
+budget bounds, and the logits that exist at a time; generation the weights once more where it packs them, keys and
+values of its rows, and logits of one token a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +16,13 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0}
 """Of a parameter: weight, gradient and Adam's two moments; a half-precision weight has a float32 master, whose gradient
 is summed in float32."""
-PROCESS_BYTES = 450 * 2**20
-"""Python with torch and transformers, on the host; measured on Linux."""
+GRADIENT_BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 6.0}
+"""What of it are gradients, which are freed after each update."""
+PROCESS_BYTES = 500 * 2**20
+"""Python with torch and transformers, the run's own, and what the allocator keeps in pieces, on the host: 0.46 to 0.58
+GB were resident beside weights and optimizer state when updates began (docs/results/performance.md), on Linux."""
+SAMPLED_LOGITS = 2
+"""Arrays of a number for each entry of the vocabulary and each row that is sampled: logits and probabilities."""
 LOGIT_BYTES = 4 * 2**24 * 4
 """Four arrays of one chunk of logits in float32: `rlcore.backends.hf.head.CHUNK_ELEMENTS`."""
 
@@ -26,16 +33,34 @@ def training_bytes_per_parameter(engine: EngineConfig) -> float:
     A rank of a sharded engine has its part of these and, while it samples, scores or writes them, all weights.
     """
     everything = float(BYTES[engine.dtype]) if engine.lora.enabled else TRAINING_BYTES[engine.dtype]
-    if engine.sharding == "none" or engine.ranks == 1:
+    if _is_whole(engine):
         return everything
     return everything / engine.ranks + BYTES[engine.dtype]
+
+
+def packed_bytes_per_parameter(config: RunConfig) -> float:
+    """Of the embedded rollout: the copy of float32 weights that a CPU multiplies few rows with, while it generates."""
+    return float(BYTES["float32"]) if config.cluster.device == "cpu" and config.actor.dtype == "float32" else 0.0
+
+
+def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
+    """Of one rank, as counted in `training_bytes_per_parameter`."""
+    if engine.lora.enabled:
+        return 0.0
+    return GRADIENT_BYTES[engine.dtype] / (1 if _is_whole(engine) else engine.ranks)
+
+
+def _is_whole(engine: EngineConfig) -> bool:
+    """Whether a rank has all of the weights, gradients and optimizer state."""
+    return engine.sharding == "none" or engine.ranks == 1
 
 
 def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts) -> dict[str, int]:
     """Bytes of one rank of each role, with those served inside it, when prompts and responses are as long as allowed.
 
     Empty when the number of parameters is not known; where the architecture is not, activations and caches are left
-    out. Roles in one process take turns, so the largest of what they need beside weights and optimizer state counts.
+    out. Roles in one process take turns, so the largest of what they need beside weights and optimizer state counts;
+    those that are served inside the actor work while it has no gradients.
     """
     if facts.parameters is None:
         return {}
@@ -43,7 +68,7 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
         plan.request.role.name: int(plan.request.bytes_per_parameter * facts.parameters)
         + (0 if plan.request.gpus else PROCESS_BYTES)
         + max(
-            _working_bytes(config, each, facts.shape)
+            _working_bytes(config, each, facts.parameters, facts.shape)
             for each in workers
             if plan.request.role in (each.request.role, each.request.inside)
         )
@@ -52,8 +77,11 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
     }
 
 
-def _working_bytes(config: RunConfig, plan: WorkerPlan, shape: ModelShape | None) -> int:
-    """What a role needs beside weights and optimizer state; 0 where nothing is known of it."""
+def _working_bytes(config: RunConfig, plan: WorkerPlan, parameters: int, shape: ModelShape | None) -> int:
+    """What a role needs beside weights, gradients and optimizer state; 0 where nothing is known of it.
+
+    Of the embedded rollout less the actor's gradients, whose place it takes: negative when it needs less than they.
+    """
     engine, cached = plan.request.engine, plan.request.cached_tokens
     if shape is None:
         return 0
@@ -62,7 +90,11 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, shape: ModelShape | None
         samples = config.train.prompts_per_step * config.rollout.samples_per_prompt
         num_tokens = min(max(engine.micro_batch_tokens, longest), samples * longest)
         return num_tokens * activation_bytes(shape, engine) + LOGIT_BYTES
-    return cached * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]
+    if not cached:
+        return 0
+    copied = plan.request.bytes_per_parameter - _gradient_bytes_per_parameter(config.actor)
+    logits = SAMPLED_LOGITS * config.rollout.max_rows * shape.vocabulary * BYTES["float32"]
+    return int(copied * parameters) + cached * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype] + logits
 
 
 def activation_bytes(shape: ModelShape, engine: EngineConfig) -> int:

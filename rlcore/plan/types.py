@@ -390,7 +390,7 @@ class RunPlan:
     arithmetic: Mapping[str, int]
     """Batch arithmetic: prompts, samples, minibatches and updates a step."""
     memory_bytes: Mapping[str, int]
-    """Estimate for one rank of each role whose request states it, activations left out; empty if nothing is known."""
+    """Estimate for one rank of each role whose request states it: `rlcore.plan.memory`; empty if nothing is known."""
     device_bytes: Mapping[str, Mapping[str, int]]
     """Of the fullest device of each pool in each phase, by pool and phase; empty if nothing is known."""
     notes: tuple[str, ...]
