@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -106,8 +107,10 @@ class RewardStream:
         self._weights = {each.name: each.weight for each in scorers}
         self._asks_directly = len(scorers) == 1 and scorers[0].scope == "sample" and not scorers[0].post_processes
         self._policies = {each.name: each.on_failure for each in scorers if each.on_failure}
-        self._scored: asyncio.Queue[tuple[list[Trajectory], dict[str, Outcome], float] | None] = asyncio.Queue()
+        self._scored: deque[tuple[list[Trajectory], dict[str, Outcome], float]] = deque()
         """Parts, what was said of them, and the seconds that took."""
+        self._news = asyncio.Event()
+        """Something was scored, nothing will follow, or something failed."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: set[BegunCall] = set()
         """What no task waits for."""
@@ -121,13 +124,18 @@ class RewardStream:
     async def results(self, stream: AsyncIterator[Trajectory]) -> AsyncIterator[tuple[list[Trajectory], Reward]]:
         """Each sample's parts with its reward, in the order rewards arrive; what the stream raises passes."""
         reading = asyncio.create_task(self._read(stream), name="trajectories to their rewards")
-        reading.add_done_callback(lambda _: self._scored.put_nowait(None))
+        reading.add_done_callback(lambda _: self._news.set())
         try:
-            while (result := await self._scored.get()) is not None:
-                parts, outcomes, took_s = result
-                yield parts, combine(outcomes, self._weights, took_s, self._policies)
-            if self._failure is not None:
-                raise self._failure
+            while True:
+                self._news.clear()
+                while self._scored:
+                    parts, outcomes, took_s = self._scored.popleft()
+                    yield parts, combine(outcomes, self._weights, took_s, self._policies)
+                if self._failure is not None:
+                    raise self._failure
+                if reading.done() and not self._scored:
+                    break
+                await self._news.wait()
             await reading
         finally:
             for call in self._calls:
@@ -169,7 +177,7 @@ class RewardStream:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
             self._failure = error
-            self._scored.put_nowait(None)
+            self._news.set()
 
     def _begin(self, parts: list[Trajectory]) -> bool:
         """Ask the one scorer, which looks at one sample, without a task that waits; whether that could be done."""
@@ -200,7 +208,8 @@ class RewardStream:
         self._deliver(parts, {scorer.name: each for scorer, each in zip(self._scorers, outcomes, strict=True)}, began)
 
     def _deliver(self, parts: list[Trajectory], outcomes: dict[str, Outcome], began: float) -> None:
-        self._scored.put_nowait((parts, outcomes, time.monotonic() - began))
+        self._scored.append((parts, outcomes, time.monotonic() - began))
+        self._news.set()
 
     def _opinion(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
         if scorer.scope == "sample" and not scorer.post_processes:

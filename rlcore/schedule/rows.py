@@ -36,6 +36,10 @@ class RowArrays:
         """Compute what the plan needs for the trajectories that have it not yet, in one pass of each model."""
         if not self._run.plan.schedule.passes:
             return
+        trajectories = list(trajectories)
+        rows = [each.id for each in trajectories]
+        if any(known == rows for known, _ in self._batches):
+            return
         groups: dict[tuple[str, int], list[Scored]] = {}
         unknown = Reward(0.0)
         for each in trajectories:
@@ -78,6 +82,13 @@ class RowArrays:
             batch = replace(batch, old_logprobs=Ref(batch.tokens.get().rollout_logprobs_BT))
         if not self._passes or not rows:
             return batch
+        for found, (known, _) in zip(self._passes, self._batches, strict=True):
+            if known == rows:
+                for name, values_BT in found.items():
+                    read_only_BT = np.asarray(values_BT, dtype=np.float32).view()
+                    read_only_BT.flags.writeable = False
+                    batch = _FILL[name](batch, Ref(read_only_BT))
+                return batch
         where_B2 = np.array([self._where[each] for each in rows])
         shape = batch.tokens.get().token_ids_BT.shape
         for name in self._passes[0]:

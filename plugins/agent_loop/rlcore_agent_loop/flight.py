@@ -1,7 +1,7 @@
 """The conversations of one rollout: let in group by group, delivered as they end; none outlives the rollout."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from typing import Any
 
@@ -19,7 +19,9 @@ class Flight:
     """The tasks of one rollout."""
 
     def __init__(self, admission: Admission) -> None:
-        self.arrived: asyncio.Queue[Sequence[Trajectory] | BaseException] = asyncio.Queue()
+        self._arrived: deque[Sequence[Trajectory] | BaseException] = deque()
+        self._news = asyncio.Event()
+        """Something has arrived."""
         self._owed = 0
         """Places taken and not yet given back."""
         self._admission = admission
@@ -45,7 +47,10 @@ class Flight:
         left = sum(num for _, num in waiting)
         try:
             while left:
-                arrived = await self.arrived.get()
+                while not self._arrived:
+                    self._news.clear()
+                    await self._news.wait()
+                arrived = self._arrived.popleft()
                 if isinstance(arrived, BaseException):
                     raise arrived
                 left -= 1
@@ -80,14 +85,18 @@ class Flight:
 
     def deliver(self, parts: Sequence[Trajectory]) -> None:
         """A sample has ended."""
-        self.arrived.put_nowait(parts)
+        self._arrive(parts)
         self._owed -= 1
         self._admission.give_back(1)
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.arrived.put_nowait(error)
+            self._arrive(error)
+
+    def _arrive(self, item: Sequence[Trajectory] | BaseException) -> None:
+        self._arrived.append(item)
+        self._news.set()
 
     async def _close(self) -> None:
         """Cancel what still runs, wait for it, and give its places back."""
