@@ -63,9 +63,11 @@ class Units:
     def add(self, trajectory: Trajectory) -> list[Trajectory] | None:
         """The parts of the sample, in order, when this one completes it. PluginError for one part too many."""
         unit, part = trajectory.id.unit(), trajectory.id.part
-        if trajectory.num_parts == 1 and not self._waiting and unit not in self._complete:
+        if trajectory.num_parts == 1 and not self._waiting:
+            known = len(self._complete)
             self._complete.add(unit)
-            return [trajectory]
+            if len(self._complete) > known:
+                return [trajectory]
         parts = self._waiting.setdefault(unit, {})
         if unit in self._complete or part in parts:
             raise PluginError(

@@ -43,7 +43,7 @@ class RowArrays:
         groups: dict[tuple[str, int], list[Scored]] = {}
         unknown = Reward(0.0)
         for each in trajectories:
-            if each.id not in self._where:
+            if not self._where or each.id not in self._where:
                 groups.setdefault((each.id.prompt, each.id.epoch), []).append(Scored(each, unknown))
         if not groups:
             return

@@ -100,7 +100,7 @@ class Flight:
 
     async def _close(self) -> None:
         """Cancel what still runs, wait for it, and give its places back."""
-        tasks = list(self._tasks)
+        tasks = [task for task in self._tasks if not task.done()]  # of a step that went well nearly none is left
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -55,9 +55,10 @@ class Tools:
 
     def open(self, sample: str, prompt: Prompt) -> "SampleTools":
         """The tools of one sample; ConfigError when its column names one that there is not."""
-        names, column = list(self._owners), self._settings.tools_column
-        if column and prompt.columns.get(column) is not None:
-            chosen = prompt.columns[column]
+        column = self._settings.tools_column
+        chosen = prompt.columns.get(column) if column else None
+        names = list(self._owners)
+        if chosen is not None:
             names = [chosen] if isinstance(chosen, str) else [str(each) for each in chosen]
             for name in names:
                 if name not in self._owners:
