@@ -12,6 +12,7 @@ Four mechanisms, and no other:
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from traceback import TracebackException
 
 
 class RlcoreError(Exception):
@@ -58,7 +59,7 @@ def boundary(whose: str, error: type[RlcoreError]) -> Iterator[None]:
 
 def describe(cause: BaseException) -> str:
     """An exception as one line: its type and the first line of its message."""
-    lines = str(cause).strip().splitlines()
+    lines = str(TracebackException(type(cause), cause, None)).strip().splitlines()  # whose __str__ may raise itself
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
 
 

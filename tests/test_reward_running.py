@@ -143,6 +143,11 @@ def test_an_async_function_that_fails_or_never_ends_fails_its_sample(rewards: st
     assert one(rewards, "async_deaf", deadline_s=0.2).info["error"] == "f: no result within 0.2 s"
 
 
+@pytest.mark.parametrize(("name", "error"), [("async_panics", "Panic: lost"), ("async_unsayable", "Unsayable: <exc")])
+def test_an_async_function_fails_its_sample_whatever_it_raises(rewards: str, name: str, error: str) -> None:
+    assert error in one(rewards, name).info["error"]
+
+
 def test_an_async_function_that_blocks_the_loop_is_warned_of_by_name_and_others_finish(
     rewards: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,7 +35,10 @@ def test_a_start_that_came_to_nothing_is_made_again_and_one_with_any_result_is_n
     directory = open_directory(tmp_path / "run", resume=False)
     for name in ("config.yaml", "plan.json", "log.txt", "metrics.jsonl"):
         (directory / name).write_text("{}" if name != "metrics.jsonl" else "")
-    (directory / "trajectories").mkdir()
+    with pytest.raises(ConfigError, match="in use"):  # a file of the user's own
+        open_directory(directory, resume=False)
+    with locked(directory):
+        (directory / "trajectories").mkdir()
     assert open_directory(directory, resume=False) == directory
     assert (directory / "log.txt").read_text() == "{}"
     (directory / result).parent.mkdir(parents=True, exist_ok=True)

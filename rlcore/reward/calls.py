@@ -268,6 +268,9 @@ class BegunCall:
             raise TimeoutError
         if self._task.cancelled():
             raise ChildError("it cancelled itself")
+        error = self._task.exception()
+        if error is not None and not isinstance(error, ChildError):  # none may pass: somebody waits for an outcome
+            raise ChildError(f"raised {describe(error)}") from error
         return self._task.result()
 
 

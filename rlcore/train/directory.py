@@ -16,6 +16,8 @@ from rlcore.errors import ConfigError, nearest
 from rlcore.metrics import METRICS, TRAJECTORIES
 from rlcore.plan import RunPlan, plan_to_json
 
+LOCK = ".lock"
+"""Every start makes it before it writes anything else."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -41,9 +43,10 @@ def open_directory(directory: Path, resume: bool) -> Path:
     """The directory, made if it is new; ConfigError when it holds a run already, or with `resume` does not exist.
 
     A start that failed before anything came of it holds no run: it may be made again under the same name, and what it
-    wrote (configuration, plan, copies of reward files) is replaced. Nothing is removed.
+    wrote (configuration, plan, copies of reward files) is replaced. A config.yaml that no start wrote is the user's own.
     """
-    if not resume and has_results(directory):
+    others = (directory / "config.yaml").exists() and not (directory / LOCK).exists()
+    if not resume and (others or has_results(directory)):
         raise ConfigError(
             f"train.name: the run directory '{directory}' is in use; choose another name, or continue it with --resume"
         )
@@ -64,7 +67,7 @@ def has_results(directory: Path) -> bool:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the run directory: a second process on it gets a ConfigError. The kernel lets go when the holder dies."""
-    with (directory / ".lock").open("w") as lock:
+    with (directory / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:

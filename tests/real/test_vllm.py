@@ -214,6 +214,8 @@ async def sampled_with_other_weights(directory: Path) -> None:
     engine = open_engine(rollout_arguments(config, "cpu"), "test", 1)
     sampler = VllmSampler(engine, tokens, "test")
     try:
+        model.save_pretrained(directory / "start")  # as a run does that is resumed before its first step
+        assert await sampler.load_weights(WeightsHandle(0, "directory", str(directory / "start"))) == 0
         requests = [GenerateRequest("r", prompt, Sampling(temperature=0.7, max_tokens=8), 2, 5)]
         first = {each.sample: each async for each in sampler.generate(requests)}
         again = {each.sample: each async for each in sampler.generate(requests)}

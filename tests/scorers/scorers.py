@@ -179,3 +179,22 @@ class NoScore:
 
 
 not_callable = 3
+
+
+class Panic(BaseException):
+    """What some libraries raise when their own code is wrong."""
+
+
+class Unsayable(Exception):
+    """Cannot be put into words."""
+
+    def __str__(self):
+        raise KeyError("message")
+
+
+async def async_panics(completions, **columns):
+    raise Panic("lost")
+
+
+async def async_unsayable(completions, **columns):
+    raise Unsayable

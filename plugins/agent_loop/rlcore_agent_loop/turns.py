@@ -74,8 +74,8 @@ class Turns:
 class LaterTurns:
     """Single turns, each asked for and given up by itself; those asked for at the same moment are one call.
 
-    What a call costs on its way to the engine and back it costs once. A turn that is given up ends its call, and what
-    else the call still owes is asked for again, each turn in a call of its own: it draws the same tokens again.
+    What a call costs on its way to the engine and back it costs once. A call goes on while it owes a turn that somebody
+    waits for; a turn that was given up meanwhile is decoded until then, and nobody gets it.
     """
 
     def __init__(self, generator: "Generator", lane: Lane) -> None:
@@ -84,7 +84,7 @@ class LaterTurns:
         """Asked for in this turn of the event loop."""
 
     async def ask(self, request: GenerateRequest) -> Completion:
-        """The turn; cancelling this returns when the engine was told to stop it."""
+        """The turn. Cancelling this returns when the engine was told to stop it, or others of its call go on."""
         loop = asyncio.get_running_loop()
         question = _Question(request, loop.create_future())
         if not self._gathering:
@@ -106,10 +106,9 @@ class LaterTurns:
         if call is None:
             self._gathering.pop(name, None)
         elif call.owed.pop(name, None) is not None:
-            others, call.owed = call.owed, {}
-            for other, each in others.items():
-                _Call({other: each}).begin(self._generator, self._lane)
-            await call.stop()
+            call.num_given_up += 1
+            if not call.owed:
+                await call.stop()
 
 
 @dataclass(eq=False)
@@ -129,6 +128,8 @@ class _Call:
     owed: dict[str, _Question]
     """By the name of the request: what was not answered yet."""
     task: "asyncio.Task[None] | None" = None
+    num_given_up: int = 0
+    """Turns that nobody waits for any more."""
 
     def begin(self, generator: "Generator", lane: Lane) -> None:
         """Ask; whatever ends the call, everything it owes is answered."""
@@ -150,6 +151,8 @@ class _Call:
                 question = self.owed.pop(completion.request_id, None)
                 if question is not None and not question.answer.done():
                     question.answer.set_result(completion)
+                if self.num_given_up and not self.owed:
+                    break
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()

@@ -61,21 +61,35 @@ def test_turns_asked_for_at_the_same_moment_are_one_call_and_later_ones_another(
     assert engine.calls == [["a", "b", "c"], ["d"]]
 
 
-def test_a_turn_that_is_given_up_is_stopped_and_the_others_of_its_call_are_asked_for_again() -> None:
+def test_a_turn_that_is_given_up_ends_its_call_only_when_the_call_owes_nobody_else() -> None:
     engine = Engine(seconds=0.05)
 
     async def run() -> list[int]:
         turns = LaterTurns(engine, Lane.TRAIN)
-        first, second, third = await asked(turns, "abc")
+        first, second, third, fourth = await asked(turns, "abcd")
         await first
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        assert engine.stopped == [["a", "b", "c"]]
+        for each in (second, fourth):
+            each.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await each
+        assert engine.stopped == []
         return [int(each.token_ids[0]) for each in (await first, await third)]
 
     assert asyncio.run(run()) == [ord("a"), ord("c")]
-    assert engine.calls == [["a", "b", "c"], ["c"]]
+    assert engine.calls == [["a", "b", "c", "d"]]
+
+
+def test_a_call_whose_last_turns_nobody_waits_for_is_ended() -> None:
+    engine = Engine(seconds=0.05)
+
+    async def run() -> int:
+        first, second = await asked(LaterTurns(engine, Lane.TRAIN), "ab")
+        second.cancel()
+        await first
+        await asyncio.sleep(0.01)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(run()) == 1
 
 
 def test_a_turn_that_is_given_up_before_it_was_sent_is_never_asked_for() -> None:

@@ -39,7 +39,9 @@ def is_known(transformer: Any) -> bool:
 
 def is_watched(transformer: Any) -> bool:
     """Whether somebody watches or alters the forward pass of a module, and would miss it."""
-    return any(each._forward_hooks or each._forward_pre_hooks for each in transformer.modules())
+    return any(
+        each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in transformer.modules()
+    )
 
 
 def _is_plain(layer: Any, family: str) -> bool:

@@ -157,7 +157,7 @@ class VllmSampler:
             else:
                 await self._engine.start_weight_update()
                 await self._engine.update_weights(WeightTransferUpdateRequest({"path": handle.path}))
-                await self._engine.finish_weight_update(weight_version=str(handle.version))
+                await self._engine.finish_weight_update(weight_version=label_of(handle.version))
             if not await self._engine.reset_prefix_cache():
                 raise WorkerError("vLLM did not empty its prefix cache")
 
@@ -166,7 +166,7 @@ class VllmSampler:
         if not await self._engine.add_lora(LoRARequest(ADAPTER, 1, handle.path, load_inplace=True)):
             raise WorkerError("vLLM did not load the adapter")
         self._adapter = LoRARequest(ADAPTER, 1, handle.path)  # which is not loaded once more for a request
-        await self._engine.update_weight_version(str(handle.version))
+        await self._engine.update_weight_version(label_of(handle.version))
 
     def _check_version(self, output: Any, version: int) -> None:
         """WorkerError when the engine says, at the end of a request and from 0.32 on, that other weights sampled it."""
