@@ -43,7 +43,7 @@ def open_directory(directory: Path, resume: bool) -> Path:
     """The directory, made if it is new; ConfigError when it holds a run already, or with `resume` does not exist.
 
     A start that failed before anything came of it holds no run: it may be made again under the same name, and what it
-    wrote (configuration, plan, copies of reward files) is replaced. A config.yaml that no start wrote is the user's own.
+    wrote (configuration, plan, copies of reward files) is replaced. A config.yaml that no start wrote is the user's.
     """
     others = (directory / "config.yaml").exists() and not (directory / LOCK).exists()
     if not resume and (others or has_results(directory)):
