@@ -106,9 +106,8 @@ def test_a_node_that_leaves_with_the_actor_ends_the_run_with_the_last_checkpoint
             driver.kill()
     assert driver.returncode == 2, errors
     [last] = errors.strip().splitlines()
-    assert "actor[0]" in last, last
-    assert "ended: " in last
-    assert "node" in last
+    # Whichever call was under way saw it first: the embedded rollout lives in the actor's process.
+    assert re.search(r"(actor|rollout)\[0\]\S* its actor ended: \w+", last), last
     saved = re.search(r"last checkpoint: (\S+/checkpoints/step_\d+), go on with --resume", last)
     assert saved is not None, last
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
