@@ -54,8 +54,10 @@ class DirectoryTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def start_weight_update(self) -> None:
         """Make the model ready for weights in the form of a checkpoint."""
+        served = {name for name, _ in self.model.named_parameters()}  # without weights that are tied to others
         initialize_layerwise_reload(self.model)
-        self._awaited = {name for name, _ in self.model.named_parameters()}  # not those that vLLM computes itself
+        loaded = {name for name, _ in self.model.named_parameters()}  # without scales that vLLM computes itself
+        self._awaited = served & loaded
 
     def receive_weights(self, update_info: DirectoryUpdate) -> None:
         """Load all weights; WorkerError when the directory lacks one, for the old one would stay in its place."""
