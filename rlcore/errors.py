@@ -59,7 +59,8 @@ def boundary(whose: str, error: type[RlcoreError]) -> Iterator[None]:
 
 def describe(cause: BaseException) -> str:
     """An exception as one line: its type and the first line of its message."""
-    lines = str(TracebackException(type(cause), cause, None)).strip().splitlines()  # whose __str__ may raise itself
+    said = str(TracebackException(type(cause), cause, None, limit=0))  # whose own __str__ may raise
+    lines = said.strip().splitlines()
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
 
 

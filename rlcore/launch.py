@@ -26,7 +26,7 @@ from rlcore.plan import CORE, Algorithm, BuildContext, ComponentPlan, Role, RunP
 from rlcore.plugins import configure
 from rlcore.reference import REFERENCE, ReferenceWorker
 from rlcore.reward import RewardManager
-from rlcore.rollout import ROLLOUT, Generator
+from rlcore.rollout import ROLLOUT, Generator, RolloutWorker
 from rlcore.tokens import Tokens, load_tokens
 from rlcore.types import Metrics
 from rlcore.workers import WorkerGroup
@@ -104,6 +104,8 @@ class Run:
     sink: MetricsSink = field(default_factory=MetricsSink)
     weights: WeightsSync | None = None
     """None where the rollout samples from the actor's own weights."""
+    context_length: int | None = None
+    """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
 
     async def sync_weights(self, version: int) -> None:
         """Rollout replicas sample with the actor's weights, published as `version`, when this returns."""
@@ -143,9 +145,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         groups = await _start_workers(plan, run_dir, limits, stack, busy)
         generator = _rollout_service(plan, groups)
         sink = MetricsSink()
-        weights = None if plan.schedule.embedded else _weights_sync(plan, run_dir, groups)
-        if weights is not None:
-            stack.push_async_callback(weights.close)
+        weights = _weights_sync(plan, run_dir, groups, stack)
         turns = _turns(plan, groups, sink)
         context = BuildContext(
             config=plan.config,
@@ -180,6 +180,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
             busy=busy,
             sink=sink,
             weights=weights,
+            context_length=await groups[ROLLOUT.name].replicas[0].call(RolloutWorker.context_length),
         )
 
 
@@ -189,10 +190,14 @@ def _rollout_service(plan: RunPlan, groups: Groups) -> RolloutService:
     return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, restarts)
 
 
-def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups) -> WeightsSync:
+def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExitStack) -> WeightsSync | None:
+    if plan.schedule.embedded:
+        return None
     chosen = plan.config.rollout.weights_dir
     where = Path(chosen) / f"rlcore-{run_dir.name}" if chosen else run_dir / "weights"
-    return WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], where.absolute())
+    sync = WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], where.absolute())
+    stack.push_async_callback(sync.close)
+    return sync
 
 
 def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> Turns:

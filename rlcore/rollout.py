@@ -20,6 +20,10 @@ class RolloutWorker(Worker):
         The same set of requests gives the same tokens in whatever order it was submitted.
         """
 
+    def context_length(self) -> int | None:
+        """Tokens of a prompt and its response together, at most; None when the backend does not say."""
+        return None
+
     async def load_weights(self, handle: WeightsHandle) -> int:
         """Sample with these weights from the next token on; returns their version, when no old one is used any more.
 

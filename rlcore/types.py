@@ -180,12 +180,6 @@ class Trajectory(ReadOnlyArrays):
     info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
     """What the agent loop states of the sample, for rewards and the trajectories on disk; plain values that pickle."""
 
-    def __post_init__(self) -> None:
-        # All the arrays it has: to look at every field takes three times as long, and there is one for every sample.
-        for array in (self.token_ids, self.loss_mask, self.logprobs):
-            if isinstance(array, np.ndarray):
-                array.setflags(write=False)
-
     @property
     def num_sampled(self) -> int:
         """How many tokens the policy sampled."""
@@ -218,10 +212,6 @@ class Reward(ReadOnlyArrays):
     latency_s: float = 0.0
     info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
     """What functions want logged; 'answer' is the extracted answer for maj@k, 'error' why it failed."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.token_scores, np.ndarray):
-            self.token_scores.setflags(write=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,10 @@ ROOT = Path(__file__).parent.parent
 CORE = ROOT / "rlcore"
 
 ORDER = [
-    "errors", "types", "child", "workers", "config", "plan", "algo", "batch", "hookspecs", "actor", "reference",
-    "rollout", "reward", "critic", "agents", "tokens", "data", "checkpoint", "metrics", "track", "terminal", "machine",
-    "backends", "cluster", "builtin", "plugins", "launch", "schedule", "evaluate", "report", "train", "testing", "cli",
+    "errors", "timers", "types", "child", "workers", "config", "plan", "algo", "batch", "hookspecs", "actor",
+    "reference", "rollout", "reward", "critic", "agents", "tokens", "data", "checkpoint", "metrics", "track",
+    "terminal", "machine", "backends", "cluster", "builtin", "plugins", "launch", "schedule", "evaluate", "report",
+    "train", "testing", "cli",
 ]  # fmt: skip
 """A module may import what stands before it."""
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "vllm", "ray", "peft"}

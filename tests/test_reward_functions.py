@@ -194,7 +194,7 @@ def test_a_skipping_function_leaves_the_sum_and_all_skipping_is_a_failure(reward
 def test_what_a_function_does_to_its_inputs_reaches_nobody(rewards: str, name: str) -> None:
     tags: list[str] = []
     prompt = make_prompt(0, tags=tags)
-    functions = {"a": function(f"{rewards}:{name}"), "b": function(f"{rewards}:{name}")}
+    functions = {each: RewardFunctionConfig(f"{rewards}:{name}") for each in "ab"}
     found = score_rewards(functions, [make_trajectory(prompt, sample) for sample in range(4)])
     assert [dict(each.parts) for each in found.values()] == [{"a": 1.0, "b": 1.0}] * 4
     assert tags == []

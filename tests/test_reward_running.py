@@ -248,7 +248,7 @@ def test_blocking_calls_run_at_the_same_time_on_threads(rewards: str) -> None:
 def test_the_manager_keeps_the_contract_of_reward_managers(
     rewards: str, name: str, expected: Callable[[Trajectory], float], tmp_path: Path
 ) -> None:
-    functions = {"f": function(f"{rewards}:{name}")}
+    functions = {"f": RewardFunctionConfig(f"{rewards}:{name}")}
     report = check_reward_manager(build_function_rewards, reward_context(functions, tmp_path), expected=expected)
     assert report.problems == ()
 

@@ -1,5 +1,6 @@
 """The typed configuration."""
 
+from rlcore.config.engines import EngineConfig, LoraConfig, RolloutConfig
 from rlcore.config.load import LoadedConfig, enabled_plugins, load_config
 from rlcore.config.names import default_run_name, run_directory
 from rlcore.config.objective import AlgoConfig, ImportanceConfig, KlConfig, RewardConfig, RewardFunctionConfig
@@ -10,13 +11,10 @@ from rlcore.config.sections import (
     ClusterConfig,
     CriticConfig,
     DataConfig,
-    EngineConfig,
     EvalConfig,
-    LoraConfig,
     ModelConfig,
     PoolConfig,
     ReferenceConfig,
-    RolloutConfig,
     RunConfig,
     ScheduleConfig,
     SourceConfig,

@@ -7,6 +7,7 @@ Bounds of numbers stand with their fields too: `rlcore.config.options`.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlcore.config.engines import EngineConfig, RolloutConfig
 from rlcore.config.objective import AlgoConfig, RewardConfig
 from rlcore.config.options import option
 
@@ -73,135 +74,6 @@ class DataConfig:
     """Draw a new seeded order in each epoch."""
     max_prompt_tokens: int = option(1024, at_least=1)
     """Longer prompts are left out and counted."""
-
-
-@dataclass(frozen=True)
-class VllmConfig:
-    """Rollout replicas on vLLM, each an engine with a copy of the weights of its own."""
-
-    dtype: Literal["actor", "float32", "bfloat16", "float16"] = "actor"
-    """Number format of weights and activations; actor: `actor.dtype`."""
-    tensor_parallel: int = option(1, at_least=1)
-    """Devices that share one replica's weights."""
-    max_model_len: int = option(0, at_least=0)
-    """Tokens of prompt and response together, at most; 0: what the model allows. Less takes less memory."""
-    kv_cache_gib: float = option(1.0, used_when="cluster.device == 'cpu'", above=0)
-    """Host memory for keys and values of a replica; room for one sequence of `max_model_len` is the least."""
-    gpu_memory_frac: float = option(0.9, used_when="cluster.device == 'cuda'", above=0, at_most=1)
-    """Share of its devices' memory that a replica takes, weights included."""
-    enforce_eager: bool = False
-    """Compile nothing: the engine starts in seconds instead of minutes and decodes more slowly."""
-    lora: Literal["merged", "adapter"] = option("merged", used_when="actor.lora.enabled == True")
-    """What a LoRA actor hands over. merged: all weights, its adapter added to them; adapter: the adapter alone, a few
-    per cent of the bytes, whose part vLLM computes beside each layer, at some cost for each token."""
-    warn_logprob_diff: float = option(0.05, above=0)
-    """Warn when log-probs of vLLM and of the actor, computed with the same weights, differ by more in a step's mean."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of vLLM's AsyncEngineArgs."""
-
-
-@dataclass(frozen=True)
-class RolloutConfig:
-    """How trajectories are generated in training."""
-
-    agent: str = "single_turn"
-    """The agent loop, by name."""
-    backend: str = "hf"
-    """The rollout engine. hf: embedded in the actor's process; vllm: replicas with a copy of the weights."""
-    replicas: int = option(1, at_least=1)
-    """Engines that generate side by side; of one that is embedded in the actor there are as many as of the actor."""
-    pool: str = ""
-    """Pool of engines that are not embedded in the actor; empty: `rollout` for vllm, else `main`."""
-    samples_per_prompt: int = option(8, at_least=1)
-    """Size of a group."""
-    temperature: float = option(1.0, above=0)
-    """The policy is softmax(logits / temperature), in training too."""
-    top_p: float = option(1.0, above=0, at_most=1)
-    """Only the most probable tokens that together have this share are drawn; below 1 with `allow_truncation` alone."""
-    top_k: int = option(0, at_least=0)
-    """Only that many of the most probable tokens are drawn; 0: all, above with `allow_truncation` alone."""
-    min_p: float = option(0.0, at_least=0, below=1)
-    """Only tokens with this share of the highest probability are drawn; above 0 with `allow_truncation` alone."""
-    allow_truncation: bool = False
-    """Let top_p, top_k and min_p cut off tokens in training. What a token was drawn from is then recorded with the mass
-    that was kept, and its loss multiplied by pi_old / mu, which takes a pass; what is cut off is never learned from."""
-    max_tokens: int = option(256, at_least=1)
-    """Tokens of a response, at most."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a response."""
-    max_rows: int = option(64, at_least=1)
-    """Rows that are decoded at once."""
-    deadline_s: float = option(3600.0, above=0)
-    """Seconds the generation of one step may take before the run stops and says so."""
-    weights_dir: str = ""
-    """Where the actor writes weights for replicas that hold a copy: seen by all of them; empty: the run directory."""
-    vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"used_when": "backend == 'vllm'"})
-    """The engine of rollout.backend=vllm."""
-
-    @property
-    def truncates(self) -> bool:
-        """Whether training draws tokens from a part of the vocabulary only."""
-        return self.top_p != 1.0 or self.top_k != 0 or self.min_p != 0.0
-
-
-@dataclass(frozen=True)
-class LoraConfig:
-    """Low-rank adapters (peft)."""
-
-    enabled: bool = False
-    """Train adapters and leave the model's own weights as they are."""
-    rank: int = option(16, used_when="enabled == True", at_least=1)
-    """Inner dimension of an adapter."""
-    alpha: float = option(32.0, used_when="enabled == True", above=0)
-    """An adapter's output is scaled by alpha / rank."""
-    dropout: float = option(0.0, used_when="enabled == True", at_least=0, below=1)
-    """Dropout before an adapter, in training."""
-    target_modules: tuple[str, ...] = option(("all-linear",), used_when="enabled == True")
-    """Modules that get an adapter, by the end of their names; all-linear: every linear layer but the head."""
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How a model is trained; actor and critic have each their own."""
-
-    backend: str = "hf"
-    """The training engine."""
-    lr: float = option(1e-6, above=0)
-    """Learning rate of AdamW; with `actor.lora.enabled` the default is 1e-5."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up; linear and cosine end at 0 with the last optimizer step."""
-    warmup_steps: int = option(0, at_least=0)
-    """Optimizer steps over which lr grows from 0."""
-    max_grad_norm: float = option(1.0, above=0)
-    """The gradient is scaled down to this norm."""
-    weight_decay: float = option(0.0, at_least=0)
-    """Decoupled weight decay of AdamW."""
-    beta1: float = option(0.9, at_least=0, below=1)
-    """Decay of AdamW's first moment."""
-    beta2: float = option(0.999, at_least=0, below=1)
-    """Decay of AdamW's second moment."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Number format of weights, activations and optimizer state."""
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
-    offload: bool = option(False, used_when="cluster.device == 'cuda'")
-    """Keep optimizer state in host memory between updates."""
-    lora: LoraConfig = field(default_factory=LoraConfig)
-    """Low-rank adapters (peft) instead of all weights."""
-    ranks: int = option(1, at_least=1)
-    """Processes that train together, each on its share of every mini-batch (data parallel, one device each)."""
-    sharding: Literal["none", "fsdp2"] = option("none", used_when="ranks != 1")
-    """fsdp2: each rank keeps a part of weights, gradients and optimizer state; none: each keeps all of them."""
-    minibatch_prompts: int = option(0, at_least=0)
-    """Groups of one optimizer step; 0: all of the step."""
-    epochs: int = option(1, at_least=1)
-    """Passes over the step's batch."""
-    micro_batch_tokens: int = option(2048, at_least=1)
-    """Tokens, padding included, of one forward and backward pass: what they leave behind is most of the memory."""
-    shared_prefix: Literal["planned", "tree", "cache", "none"] = "planned"
-    """How the prompt of a group is computed once for all its samples; planned: as `rlcore plan` says for the model."""
-    max_skipped_updates: int = option(3, at_least=1)
-    """The run stops when this many updates in a row had a gradient that is not finite."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from rlcore.reward.copies import private_copy
 from rlcore.reward.outcome import Outcome, failed
 from rlcore.reward.seats import Place, Seats, Stopwatch
 from rlcore.reward.served import FunctionSpec, ServedReward
-from rlcore.reward.timers import Timers
 from rlcore.reward.watchdog import LoopWatch
+from rlcore.timers import Timers
 from rlcore.types import Lane, RewardStatus, Trajectory
 from rlcore.workers import Child, Children
 
@@ -144,9 +144,9 @@ async def start_child(spec: FunctionSpec, children: Children, threads: int) -> C
 class LoopCaller:
     """An async function on the run's event loop."""
 
-    def __init__(self, spec: FunctionSpec, watch: LoopWatch, queued: Stopwatch, deadline_s: float) -> None:
+    def __init__(self, spec: FunctionSpec, watch: LoopWatch, queued: Stopwatch) -> None:
         self._spec, self._watch, self._task_name = spec, watch, str(spec)
-        self._seconds, self._timers = deadline_s, Timers(deadline_s)
+        self.timers = Timers()
         self._seats = Seats([Place(ASYNC_CALLS)], queued)
         self._served = ServedReward(spec)
         self._tasks: set[asyncio.Task[list[Outcome]]] = set()
@@ -179,10 +179,6 @@ class LoopCaller:
         copies = [private_copy(each) for each in trajectories]
         place = self._seats.take_now()
         return None if place is None else BegunCall(self, copies, place, allowance, told)
-
-    def timers(self, seconds: float) -> Timers:
-        """What ends a call after so many seconds: all first tries have as many."""
-        return self._timers if seconds == self._seconds else Timers(seconds)
 
     def spawn(self, trajectories: list[Trajectory]) -> "asyncio.Task[list[Outcome]]":
         """A task that asks the function; whoever spawned it lets go of it."""
@@ -243,8 +239,7 @@ class BegunCall:
         self._stopped = self._in_time = False
         self._task = caller.spawn(trajectories)
         self._task.add_done_callback(self._end)
-        self._timers = caller.timers(allowance.left_s)
-        self._timers.set(self, self._end)
+        caller.timers.set(self, self._began + allowance.left_s, self._end)
 
     def _end(self, _: object = None) -> None:
         if not self._stopped:
@@ -258,7 +253,7 @@ class BegunCall:
             return
         self._stopped = True
         self._allowance.left_s -= self._loop.time() - self._began
-        self._timers.take_back(self)
+        self._caller.timers.take_back(self)
         self._task.remove_done_callback(self._end)
         self._caller.let_go(self._task, self._place)
 
@@ -322,7 +317,7 @@ class FunctionCalls:
             await in_children.start_others()
             return
         await in_children.close()
-        on_loop = LoopCaller(self.spec, watch, queued, self.deadline_s)
+        on_loop = LoopCaller(self.spec, watch, queued)
         self._caller = on_loop
         await on_loop.start()
 

@@ -23,16 +23,9 @@ def combine(
     `policies` are the failure policies of parts that `reward.functions` does not know: a failed reward keeps those of
     the parts that failed in `info['on_failure']`, and the weighted sum of the others in `info['others_score']`.
     """
-    if len(outcomes) == 1:
-        [(name, only)] = outcomes.items()
-        if only.status is RewardStatus.OK:  # as below, for the most frequent case
-            parts = {name: only.score} | {f"{name}/{part}": score for part, score in only.parts.items()}
-            own = None if only.token_scores is None else np.float32(weights[name]) * only.token_scores
-            score = 0 + weights[name] * only.score  # a sum has no negative zero
-            return Reward(score, FrozenDict(parts), RewardStatus.OK, own, latency_s, FrozenDict(only.info))
     opinions = {name: each for name, each in outcomes.items() if each.status is RewardStatus.OK}
     errors = {name: each.error for name, each in outcomes.items() if each.status is RewardStatus.FAILED}
-    parts = {}
+    parts: dict[str, float] = {}
     for name, each in opinions.items():
         parts[name] = each.score
         for part, score in each.parts.items():
@@ -57,10 +50,6 @@ def combine(
 
 
 def _info(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    if len(outcomes) == 1:
-        [only] = outcomes.values()
-        if only.status is not RewardStatus.SKIPPED:
-            return dict(only.info)
     info: dict[str, Any] = {}
     for name, each in outcomes.items():
         info |= {key if len(outcomes) == 1 else f"{name}/{key}": value for key, value in each.info.items()}

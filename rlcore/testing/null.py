@@ -8,20 +8,18 @@ uniform distribution.
 Shape letters: B rows, T token positions, V vocabulary.
 """
 
-import asyncio
 import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rlcore.actor import ACTOR, ActorWorker
 from rlcore.critic import CriticWorker
@@ -32,11 +30,10 @@ from rlcore.reference import ReferenceWorker
 from rlcore.rollout import RolloutWorker
 from rlcore.testing.admission import Admission
 from rlcore.testing.null_critic import NullCritic
+from rlcore.testing.null_decoding import Float64s, decode, log_softmax
 from rlcore.tokens import ByteTokens
-from rlcore.types import Batch, Completion, Finish, Float32s, GenerateRequest, Metrics, Ref, Sampling, WeightsHandle
+from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, Ref, WeightsHandle
 from rlcore.workers import WorkerContext
-
-Float64s = npt.NDArray[np.float64]
 
 ADAM_EPSILON = 1e-8
 SETTINGS: tuple[str, ...] = (
@@ -75,13 +72,6 @@ class NullSection:
     """The rollout misses this version and all later ones: it says that it samples with the one before; 0: none."""
     die_at_token: int = 0
     """The first replica to have decoded that many tokens of a row kills its process, once in a run; 0: none."""
-
-
-def log_softmax(logits_V: Float64s, temperature: float) -> Float64s:
-    """(V,) log-probs of softmax(logits / temperature); of the logits themselves at temperature 0, which is greedy."""
-    scaled_V = logits_V / (temperature or 1.0)
-    shifted_V = scaled_V - scaled_V.max()
-    return np.asarray(shifted_V - np.log(np.exp(shifted_V).sum()))
 
 
 def logprobs_of(logits_V: Float64s, batch: Batch, temperature: float) -> Float32s:
@@ -251,7 +241,7 @@ class NullRollout(RolloutWorker):
         self._actor = self.context.host
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        decoding = _decode(requests, self._actor.settings, self._policy, busy=self._actor.busy)
+        decoding = decode(requests, self._actor.settings, self._policy, busy=self._actor.busy)
         async with aclosing(decoding) as completions:
             async for completion in completions:
                 yield completion
@@ -278,7 +268,7 @@ class NullReplica(RolloutWorker):
         self._admission.open()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        decoding = _decode(requests, self._settings, lambda: (self._version, 0, self._logits_V), self._die_at)
+        decoding = decode(requests, self._settings, lambda: (self._version, 0, self._logits_V), self._die_at)
         async with self._admission.inside(), aclosing(decoding) as completions:
             async for completion in completions:
                 yield completion
@@ -295,92 +285,6 @@ class NullReplica(RolloutWorker):
             with contextlib.suppress(FileExistsError):
                 mark.touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)
-
-
-async def _decode(
-    requests: Sequence[GenerateRequest],
-    settings: NullSection,
-    policy: Callable[[], tuple[int, int, Float64s]],
-    decoded_so_far: Callable[[int], None] = lambda decoded: None,
-    busy: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> AsyncGenerator[Completion, None]:
-    """Short completions first, as if all rows were decoded together, a token every `token_s`.
-
-    `policy` says version, number of the update, and logits; when it says something else than before, rows that have
-    not ended go on with that.
-    """
-    began = time.monotonic()
-    with busy():
-        rows = [_Row(each, sample) for each in sorted(requests, key=lambda r: r.id) for sample in range(each.n)]
-    weights, decoded = None, 0
-    while rows:
-        version, update, logits_V = policy()
-        if weights != (weights := (version, update)):
-            with busy():
-                for row in rows:
-                    row.draw(logits_V, version, decoded)
-            rows.sort(key=lambda row: (len(row.ids_N), row.request.id, row.sample), reverse=True)
-        row = rows[-1]
-        if decoded < len(row.ids_N):
-            # with nothing to wait for, or between two tokens when the weights may change
-            num = 1 if settings.token_s else len(row.ids_N) - decoded
-            await asyncio.sleep(settings.token_s * num)
-            decoded += num
-        decoded_so_far(decoded)
-        if settings.fail_at_token and decoded >= settings.fail_at_token:
-            raise RuntimeError(f"token {decoded} fails, as plugins.null.fail_at_token says")
-        if decoded >= len(row.ids_N):
-            yield rows.pop().completion(time.monotonic() - began)
-
-
-class _Row:
-    """A sample while it is decoded."""
-
-    def __init__(self, request: GenerateRequest, sample: int) -> None:
-        self.request, self.sample = request, sample
-        self._uniforms_N = np.random.default_rng([request.seed, sample]).random(request.sampling.max_tokens)
-        self._drawn_N = np.zeros(request.sampling.max_tokens, np.int32)
-        self._logprobs_N = np.zeros(request.sampling.max_tokens, np.float32)
-        self._versions: list[tuple[int, int]] = []
-        self._finish = Finish.LENGTH
-        self.ids_N = self._drawn_N
-
-    def draw(self, logits_V: Float64s, version: int, start: int) -> None:
-        """Draw the tokens from `start` on with these weights."""
-        sampling = self.request.sampling
-        logprobs_V = log_softmax(logits_V, sampling.temperature)
-        if sampling.temperature == 0:
-            self._drawn_N[start:] = int(logprobs_V.argmax())
-        else:
-            sums_V = np.exp(logprobs_V).cumsum()
-            self._drawn_N[start:] = np.searchsorted(sums_V / sums_V[-1], self._uniforms_N[start:], side="right")
-        self._logprobs_N[start:] = logprobs_V[self._drawn_N[start:]]
-        if not self._versions or self._versions[-1][1] != version:
-            self._versions.append((start, version))
-        length, self._finish = _end(self._drawn_N, sampling)
-        self.ids_N = self._drawn_N[:length]
-
-    def completion(self, generate_s: float) -> Completion:
-        """The row, which has ended."""
-        return Completion(
-            request_id=self.request.id,
-            sample=self.sample,
-            token_ids=self.ids_N.copy(),
-            logprobs=self._logprobs_N[: len(self.ids_N)].copy(),
-            finish=self._finish,
-            version=self._versions[0][1],
-            generate_s=generate_s,
-            versions=tuple(self._versions),
-        )
-
-
-def _end(ids_N: npt.NDArray[np.int32], sampling: Sampling) -> tuple[int, Finish]:
-    """How many tokens are kept, and why it ends there: the end token or the token that completes a stop string."""
-    ends = [int(index) + 1 for index in np.flatnonzero(ids_N == ByteTokens.EOS)[:1]]
-    # the end token is no byte, but it has to keep its place
-    text = bytes(int(each) % 256 for each in ids_N)
-    ends += [text.index(stop.encode()) + len(stop.encode()) for stop in sampling.stop if stop.encode() in text]
-    return (min(ends), Finish.STOP) if ends else (len(ids_N), Finish.LENGTH)
 
 
 @hookimpl

@@ -67,7 +67,7 @@ async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Pa
                 write_plan(run_dir, plan)
             async with launch(plan, run_dir, DEADLINES) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
-                session = Session(plan, run_dir, run, prompts, heldout, stop, await window_of(run))
+                session = Session(plan, run_dir, run, prompts, heldout, stop, window_of(run))
                 try:
                     result = await session.train(resume, start_from)
                     said = "every step was taken"
@@ -134,7 +134,7 @@ async def evaluate_async(plan: RunPlan, from_checkpoint: Path | None) -> Metrics
                 loaded = await asyncio.to_thread(checkpoint.load, from_checkpoint)
                 await run.actor.replicas[0].call(ActorWorker.restore, loaded.path)
                 await run.sync_weights(loaded.step)
-            check = _fits_evaluation(plan.config, await window_of(run))
+            check = _fits_evaluation(plan.config, window_of(run))
             prompts = fitting(heldout, run.tokens, plan.config, check, Terminal())
             return (await evaluate(run, prompts, plan.config.train.seed)).metrics
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from rlcore.actor import ActorWorker
 from rlcore.agents.single_turn import SingleTurn
 from rlcore.errors import ConfigError
 from rlcore.launch import Run
@@ -12,21 +11,12 @@ CheckPrompt = Callable[[Prompt, int], None]
 """Given a prompt and its number of tokens."""
 
 
-async def window_of(run: Run) -> int | None:
-    """Tokens of a prompt and its response together, at most, as the rollout engine will have it.
+def window_of(run: Run) -> int | None:
+    """Tokens of a prompt and its response together, at most.
 
-    None when it is not known before the engine is asked (another backend; vLLM without `max_model_len`), and for an
-    agent that gives each request the room there is.
+    None when the rollout does not say, and for an agent that gives each request the room there is.
     """
-    rollout = run.plan.config.rollout
-    if not isinstance(run.agent, SingleTurn):
-        return None
-    if rollout.backend == "vllm":
-        return rollout.vllm.max_model_len or None
-    if rollout.backend != "hf":
-        return None
-    window = (await run.actor.replicas[0].call(ActorWorker.facts))["context_length"]
-    return None if window is None else int(window)
+    return run.context_length if isinstance(run.agent, SingleTurn) else None
 
 
 def fits(window: int | None, max_tokens: int, knob: str) -> CheckPrompt:

@@ -3,14 +3,12 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from types import TracebackType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlcore.agents import RolloutTask
 from rlcore.errors import ChildError, ConfigError
-from rlcore.reward.timers import Timers
+from rlcore.timers import Timers
 from rlcore.types import Completion, Finish, Message, Sampling, Trajectory
 from rlcore_agent_loop.calls import ToolCall
 from rlcore_agent_loop.environments import Environments, SampleEnvironment
@@ -44,11 +42,8 @@ class Kit:
     environments: Environments | None
     parser: Parser
     settings: AgentLoopSettings
-
-    @cached_property
-    def timers(self) -> Timers:
-        """What ends conversations that take too long."""
-        return Timers(self.settings.time_s)
+    timers: Timers = field(default_factory=Timers)
+    """What ends conversations that take too long."""
 
     def budget(self, num_prompt: int, max_tokens: int, who: str) -> int:
         """Tokens that may follow a prompt; ConfigError when the context has no room for any."""
@@ -66,35 +61,6 @@ class Kit:
     def turn_budget(self, rest: int) -> int:
         """Tokens of the next turn when `rest` are left."""
         return min(rest, self.settings.turn_tokens or rest)
-
-
-class TimeLimit:
-    """`asyncio.timeout`, without a timer of its own."""
-
-    def __init__(self, timers: Timers) -> None:
-        self._timers = timers
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-        self.expired = False
-
-    def __enter__(self) -> None:
-        self._task = asyncio.current_task()
-        self._cancelling = self._task.cancelling() if self._task else 0
-        self._timers.set(self, self._expire)
-
-    def _expire(self) -> None:
-        self.expired = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._timers.take_back(self)
-        if self.expired and self._task is not None:
-            cancelled_by_others = self._task.uncancel() > self._cancelling
-            if kind is asyncio.CancelledError and not cancelled_by_others:
-                raise TimeoutError from error
 
 
 class Conversation:
@@ -136,7 +102,7 @@ class Conversation:
         return self.episode.trajectories()
 
     async def _converse_in_time(self, tools: SampleTools, first: "asyncio.Future[Completion] | None") -> None:
-        limit = TimeLimit(self._kit.timers)
+        limit = self._kit.timers.within(self._settings.time_s)
         try:
             with limit:
                 self.episode.ended_by = await self._converse(tools, first)

@@ -90,7 +90,7 @@ class ToolLoop(AgentLoop):
         done: Collection[Sample] = (),
     ) -> AsyncGenerator[Sequence[Trajectory], None]:
         """The parts of each sample the moment it ends, of all that are not `done`, with turns from `generator`."""
-        flight, turns = Flight(self._admission), Turns(generator, sampling, lane, tasks)
+        flight, turns = Flight(self._admission), Turns(generator, sampling, lane)
         return flight.samples(tasks, lambda group: self._begin(flight, turns, group, sampling, done), done)
 
     def _begin(

@@ -6,10 +6,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rlcore.agents import RolloutTask
 from rlcore.errors import WorkerError
 from rlcore.types import Completion, GenerateRequest, Lane, Sampling
-from rlcore_agent_loop.seeds import TurnSeeds
 
 if TYPE_CHECKING:
     from rlcore.rollout import Generator
@@ -23,12 +24,8 @@ def group_name(task: RolloutTask) -> str:
 class Turns:
     """Samples the turns of one rollout."""
 
-    def __init__(
-        self, generator: "Generator", sampling: Sampling, lane: Lane, tasks: Sequence[RolloutTask] = ()
-    ) -> None:
-        """`tasks`: of the rollout, whose seeds are made together."""
+    def __init__(self, generator: "Generator", sampling: Sampling, lane: Lane) -> None:
         self._generator, self._sampling, self._lane = generator, sampling, lane
-        self._seeds = TurnSeeds(tasks)
         self._limited: dict[tuple[int, tuple[str, ...]], Sampling] = {}
         """The sampling of turns by their token limit and further stops: most turns have that of another."""
         self._later = LaterTurns(generator, lane)
@@ -58,7 +55,8 @@ class Turns:
     ) -> Completion:
         """One further turn; cancelling this cancels its generation."""
         name = group_name(task)
-        seed = self._seeds.of(task.seed, sample, turn)
+        # A stream of its own, or all turns would begin with the same numbers.
+        seed = int(np.random.SeedSequence([task.seed, sample, turn]).generate_state(1, np.uint32)[0])
         sampling = self._limit(max_tokens, tuple(stop))
         request = GenerateRequest(f"{name}/{sample}/{turn}", tuple(ids), sampling, 1, seed, conversation=name)
         return await self._later.ask(request)

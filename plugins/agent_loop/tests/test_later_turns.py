@@ -5,12 +5,10 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pytest
-from rlcore_agent_loop.seeds import TurnSeeds
 from rlcore_agent_loop.turns import LaterTurns
 
 from rlcore import WorkerError
-from rlcore.agents import RolloutTask
-from rlcore.types import Completion, Finish, GenerateRequest, Lane, Prompt, Sampling
+from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
 
 
 class Engine:
@@ -129,14 +127,3 @@ def test_when_everybody_gives_up_at_once_nothing_goes_on() -> None:
 
     assert asyncio.run(run()) == 1
     assert engine.stopped == [["a", "b", "c"]]
-
-
-@pytest.mark.parametrize("seeds", [(0, 7, 2**32 - 1), (2**32, 2**56 - 1, 2**63 + 5), (3, 2**40), (2**70, 1), (5,)])
-def test_the_seeds_of_turns_are_those_of_numpys_seed_sequence(seeds: tuple[int, ...]) -> None:
-    tasks = [RolloutTask(Prompt("a", (), None, "a"), 0, 5, seed) for seed in seeds]
-    made = TurnSeeds(tasks)
-    for seed in seeds:
-        for sample in range(5):
-            for turn in (1, 2, 3, 4, 70_001):
-                expected = np.random.SeedSequence([seed, sample, turn]).generate_state(1, np.uint32)[0]
-                assert made.of(seed, sample, turn) == expected

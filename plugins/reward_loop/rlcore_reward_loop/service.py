@@ -12,9 +12,9 @@ from typing import Any
 
 from rlcore import Lane
 from rlcore.reward.seats import Stopwatch
+from rlcore.timers import Timers
 from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.client import ENCODER, Client, NoAnswer, Unavailable, plain
-from rlcore_reward_loop.deadlines import Deadlines
 from rlcore_reward_loop.gate import Gate, Pace, Turns
 from rlcore_reward_loop.router import NoTarget, Router
 from rlcore_reward_loop.settings import ServiceSettings
@@ -49,7 +49,7 @@ class Service:
     def __init__(self, name: str, settings: ServiceSettings, audit: AuditLog, queued: Stopwatch):
         self.name, self.settings, self.audit = name, settings, audit
         self.client = Client(settings.token)
-        self.deadlines = Deadlines()
+        self.timers = Timers()
         self.gate = Gate(settings.concurrency, settings.eval_slots, settings.adaptive, queued)
         self.turns = Turns(Pace(settings.requests_per_minute), Pace(settings.tokens_per_minute))
         self.router = Router(settings.urls, settings.eject_after, settings.eject_s)
@@ -64,7 +64,6 @@ class Service:
     async def close(self) -> None:
         """Let nobody through any more."""
         self.turns.close()
-        self.deadlines.close()
         await self.router.close()
         await self.client.close()
 
@@ -178,7 +177,7 @@ class _Tries:
             self.where = target.name
             self.tried += 1
             try:
-                with service.deadlines.until(due):
+                with service.timers.within(due - time.monotonic()):
                     answer, self.content = await service.client.post(
                         target.name + self.call.path, self.body, self.settings.max_response_bytes
                     )

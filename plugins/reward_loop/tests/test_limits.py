@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rlcore_reward_loop.batching import Batcher
-from rlcore_reward_loop.deadlines import Deadlines
 from rlcore_reward_loop.gate import Gate, Pace, Turns
 from rlcore_reward_loop.router import NoTarget, Router
 from rlcore_reward_loop.running import RunningStatistics
@@ -225,32 +224,3 @@ def test_a_target_that_is_new_among_known_ones_is_not_asked_everything_at_once()
         assert 10 <= len(new.calls) <= 20
 
     asyncio.run(run())
-
-
-def test_each_call_ends_at_its_own_deadline_and_no_other_cancellation_is_taken_for_one() -> None:
-    async def use() -> list[str]:
-        deadlines, loop = Deadlines(), asyncio.get_running_loop()
-
-        async def call(seconds: float) -> str:
-            try:
-                with deadlines.until(time.monotonic() + seconds):
-                    await loop.create_future()
-            except TimeoutError:
-                return "late"
-            return "never"
-
-        calls = [asyncio.create_task(call(each)) for each in (60.0, 0.03, 0.0, 0.01, 60.0)]
-        late, _ = await asyncio.wait(calls[1:4], timeout=30)
-        assert len(late) == 3, "an earlier deadline must not wait for the timer of a later one"
-        calls[0].cancel()
-        [cancelled] = await asyncio.gather(calls[0], return_exceptions=True)
-        with deadlines.until(time.monotonic() + 0.02):
-            pass
-        await asyncio.sleep(0.04)  # a block that has ended is not cancelled any more
-        still_waits = not calls[4].done()
-        deadlines.close()
-        calls[4].cancel()
-        await asyncio.gather(calls[4], return_exceptions=True)
-        return [*(each.result() for each in calls[1:4]), type(cancelled).__name__, str(still_waits)]
-
-    assert asyncio.run(use()) == ["late", "late", "late", "CancelledError", "True"]

@@ -183,6 +183,9 @@ class HfRollout(RolloutWorker):
         )
         actor.before_change.append(self._sampler.weights_changed)
 
+    def context_length(self) -> int | None:
+        return _host(self.context).engine.model.context_length
+
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes; calls that overlap are decoded together.
 

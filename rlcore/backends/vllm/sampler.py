@@ -82,9 +82,14 @@ class VllmSampler:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def context_length(self) -> int:
+        """Tokens of a prompt and its response together, at most."""
+        return int(self._engine.model_config.max_model_len)
+
     def _check(self, request: GenerateRequest) -> None:
         num_prompt, budget = len(request.token_ids), request.sampling.max_tokens
-        window = int(self._engine.model_config.max_model_len)
+        window = self.context_length
         if num_prompt == 0 or budget < 1:
             raise WorkerError(
                 f"request '{request.id}' has {num_prompt} prompt tokens and max_tokens={budget}; needs at least 1"

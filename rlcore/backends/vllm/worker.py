@@ -31,6 +31,9 @@ class VllmRollout(RolloutWorker):
         self._sampler = VllmSampler(engine, load_tokens(config.model, config.data.system_prompt), str(context))
         self._ending = partial(ending_with, engine, context)
 
+    def context_length(self) -> int | None:
+        return self._sampler.context_length
+
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes; samples of a request share its prompt's cache.
 

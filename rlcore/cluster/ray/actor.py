@@ -7,12 +7,12 @@ import socket
 import sys
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 import rlcore.errors
 from rlcore.child import OK, OURS
@@ -27,6 +27,9 @@ Answer = tuple[str, Any]
 """(OK, value), or (OURS, (class of the error, message, traceback))."""
 MAX_CALLS = 10_000
 """Calls that an actor serves at a time; more wait."""
+LAST_WORD_S = 30.0
+"""How long Ray may take to say why an actor that cannot be reached has ended: it asks nodes every few seconds."""
+ASK_AGAIN_S = 0.5
 STREAM_BATCH = 64
 """Items of a stream that travel together at most; what has been yielded meanwhile does not wait for more."""
 
@@ -164,7 +167,7 @@ class ActorBody:
         """Wait until every actor runs; agree on where the ranks meet."""
         where = f"{self.name}: starting its actor"
         addresses = await self._all([actor.address.remote() for actor in self._actors], self._ask, where, deadline_s)
-        self._places = [f" (process {process} on {host})" for host, _, process in addresses]
+        self._places = [f"process {process} on {host}" for host, _, process in addresses]
         if len(self._actors) > 1:
             host, port, _ = addresses[0]
             self.rendezvous = f"tcp://{host}:{port}"
@@ -222,7 +225,7 @@ class ActorBody:
                     yield item
         except RayError as error:
             ended = True
-            raise WorkerError(f"{where}: {self._lost(rank, error)}") from error
+            raise WorkerError(f"{where}: {await self._lost(rank, error)}") from error
         finally:
             if not ended:
                 self._actors[rank].cancel.remote(number)
@@ -254,14 +257,30 @@ class ActorBody:
         except (TimeoutError, GetTimeoutError) as error:
             raise WorkerError(f"{where} took longer than {deadline_s:g} s") from error
         except RayError as error:
-            raise WorkerError(f"{where}: {self._lost(rank, error)}") from error
+            raise WorkerError(f"{where}: {await self._lost(rank, error)}") from error
 
-    def _lost(self, rank: int, error: RayError) -> str:
+    async def _lost(self, rank: int, error: RayError) -> str:
         """Why a rank does not answer; the rest of a message of Ray is its own log."""
+        error = await self._last_word(rank, error)
         if self._closed and rank not in self._reasons:
             return next(iter(self._reasons.values()), "it was closed")
-        whose = f"its rank {rank}, {self.name[:-1]}.{rank}], ended" if len(self._actors) > 1 else "its actor ended"
-        return self._reasons.setdefault(rank, f"{whose}: {describe(error).rstrip('.')}{self._places[rank]}")
+        several, place = len(self._actors) > 1, self._places[rank]
+        whose = f"its rank {rank}, {self.name[:-1]}.{rank}], ended" if several else "its actor ended"
+        # Who is served inside another worker has that one's actor.
+        where = ", ".join(each for each in ("" if several else self.name, place) if each)
+        return self._reasons.setdefault(rank, f"{whose}: {describe(error).rstrip('.')}" + (where and f" ({where})"))
+
+    async def _last_word(self, rank: int, error: RayError) -> RayError:
+        """The error, or where that says only that the actor cannot be reached now, what Ray says when it knows why."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORD_S):
+                while isinstance(error, ActorUnavailableError) and not self._closed:
+                    await asyncio.sleep(ASK_AGAIN_S)
+                    try:
+                        await self._actors[rank].watch.remote()
+                    except RayError as later:
+                        error = later
+        return error
 
     def _cancel(self, number: int) -> None:
         for actor in self._actors:
@@ -282,7 +301,7 @@ class ActorBody:
         try:
             await self._actors[rank].watch.remote()
         except RayError as error:
-            return self._lost(rank, error)
+            return await self._lost(rank, error)
         return ""
 
     async def close(self, deadline_s: float) -> None:

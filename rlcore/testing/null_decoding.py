@@ -1,0 +1,114 @@
+"""How the plugin `null` decodes: from one softmax over the byte vocabulary, the same at every position.
+
+Shape letters: N tokens of a row, V vocabulary.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rlcore.tokens import ByteTokens
+from rlcore.types import Completion, Finish, GenerateRequest, Sampling
+
+if TYPE_CHECKING:
+    from rlcore.testing.null import NullSection
+
+Float64s = npt.NDArray[np.float64]
+
+
+def log_softmax(logits_V: Float64s, temperature: float) -> Float64s:
+    """(V,) log-probs of softmax(logits / temperature); of the logits themselves at temperature 0, which is greedy."""
+    scaled_V = logits_V / (temperature or 1.0)
+    shifted_V = scaled_V - scaled_V.max()
+    return np.asarray(shifted_V - np.log(np.exp(shifted_V).sum()))
+
+
+async def decode(
+    requests: Sequence[GenerateRequest],
+    settings: "NullSection",
+    policy: Callable[[], tuple[int, int, Float64s]],
+    decoded_so_far: Callable[[int], None] = lambda decoded: None,
+    busy: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> AsyncGenerator[Completion, None]:
+    """Short completions first, as if all rows were decoded together, a token every `token_s`.
+
+    `policy` says version, number of the update, and logits; when it says something else than before, rows that have
+    not ended go on with that.
+    """
+    began = time.monotonic()
+    with busy():
+        rows = [_Row(each, sample) for each in sorted(requests, key=lambda r: r.id) for sample in range(each.n)]
+    weights, decoded = None, 0
+    while rows:
+        version, update, logits_V = policy()
+        if weights != (weights := (version, update)):
+            with busy():
+                for row in rows:
+                    row.draw(logits_V, version, decoded)
+            rows.sort(key=lambda row: (len(row.ids_N), row.request.id, row.sample), reverse=True)
+        row = rows[-1]
+        if decoded < len(row.ids_N):
+            # with nothing to wait for, or between two tokens when the weights may change
+            num = 1 if settings.token_s else len(row.ids_N) - decoded
+            await asyncio.sleep(settings.token_s * num)
+            decoded += num
+        decoded_so_far(decoded)
+        if settings.fail_at_token and decoded >= settings.fail_at_token:
+            raise RuntimeError(f"token {decoded} fails, as plugins.null.fail_at_token says")
+        if decoded >= len(row.ids_N):
+            yield rows.pop().completion(time.monotonic() - began)
+
+
+class _Row:
+    """A sample while it is decoded."""
+
+    def __init__(self, request: GenerateRequest, sample: int) -> None:
+        self.request, self.sample = request, sample
+        self._uniforms_N = np.random.default_rng([request.seed, sample]).random(request.sampling.max_tokens)
+        self._drawn_N = np.zeros(request.sampling.max_tokens, np.int32)
+        self._logprobs_N = np.zeros(request.sampling.max_tokens, np.float32)
+        self._versions: list[tuple[int, int]] = []
+        self._finish = Finish.LENGTH
+        self.ids_N = self._drawn_N
+
+    def draw(self, logits_V: Float64s, version: int, start: int) -> None:
+        """Draw the tokens from `start` on with these weights."""
+        sampling = self.request.sampling
+        logprobs_V = log_softmax(logits_V, sampling.temperature)
+        if sampling.temperature == 0:
+            self._drawn_N[start:] = int(logprobs_V.argmax())
+        else:
+            sums_V = np.exp(logprobs_V).cumsum()
+            self._drawn_N[start:] = np.searchsorted(sums_V / sums_V[-1], self._uniforms_N[start:], side="right")
+        self._logprobs_N[start:] = logprobs_V[self._drawn_N[start:]]
+        if not self._versions or self._versions[-1][1] != version:
+            self._versions.append((start, version))
+        length, self._finish = _end(self._drawn_N, sampling)
+        self.ids_N = self._drawn_N[:length]
+
+    def completion(self, generate_s: float) -> Completion:
+        """The row, which has ended."""
+        return Completion(
+            request_id=self.request.id,
+            sample=self.sample,
+            token_ids=self.ids_N.copy(),
+            logprobs=self._logprobs_N[: len(self.ids_N)].copy(),
+            finish=self._finish,
+            version=self._versions[0][1],
+            generate_s=generate_s,
+            versions=tuple(self._versions),
+        )
+
+
+def _end(ids_N: npt.NDArray[np.int32], sampling: Sampling) -> tuple[int, Finish]:
+    """How many tokens are kept, and why it ends there: the end token or the token that completes a stop string."""
+    ends = [int(index) + 1 for index in np.flatnonzero(ids_N == ByteTokens.EOS)[:1]]
+    # the end token is no byte, but it has to keep its place
+    text = bytes(int(each) % 256 for each in ids_N)
+    ends += [text.index(stop.encode()) + len(stop.encode()) for stop in sampling.stop if stop.encode() in text]
+    return (min(ends), Finish.STOP) if ends else (len(ids_N), Finish.LENGTH)
