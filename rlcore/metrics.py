@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,23 @@ class TrajectoryLog:
     def __init__(self, run_dir: Path) -> None:
         self._directory = run_dir / TRAJECTORIES
 
-    def append(self, step: int, rows: Sequence[tuple[Scored, float | None]], lane: Lane) -> None:
-        """Add (trajectory with its reward, advantage or None where it has none) to the file of the step."""
+    def append(self, step: int, lines: bytes) -> None:
+        """Add what `trajectory_lines` made to the file of the step."""
         self._directory.mkdir(exist_ok=True)
         path = self._directory / f"step_{step:06d}.jsonl"
         before = _whole_lines(path) if path.exists() else ()
-        lines = (_line(_describe(scored, advantage, lane)) for scored, advantage in rows)
-        write_atomically(path, b"".join((*before, *lines)))
+        write_atomically(path, b"".join((*before, lines)))
 
     def cut_back(self, step: int) -> None:
         """Remove the files of later steps, the latest first."""
         for path in reversed(_step_files(self._directory)):
             if int(path.name[5:-6]) > step:
                 path.unlink()
+
+
+def trajectory_lines(rows: Iterable[tuple[Scored, float | None]], lane: Lane) -> bytes:
+    """Of (trajectory with its reward, advantage or None where it has none), a line each."""
+    return b"".join(_line(_describe(scored, advantage, lane)) for scored, advantage in rows)
 
 
 def read(run_dir: Path) -> list[Metrics]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.errors import CheckpointError
-from rlcore.metrics import MetricsLog, TrajectoryLog, average, read, read_trajectories
+from rlcore.metrics import MetricsLog, TrajectoryLog, average, read, read_trajectories, trajectory_lines
 from rlcore.types import (
     Finish,
     FrozenDict,
@@ -126,7 +126,7 @@ def test_trajectories_hold_what_a_reader_asks_for(tmp_path: Path) -> None:
     good = Reward(0.5, FrozenDict({"accuracy": 1.0, "format": 0.0}), info=FrozenDict({"answer": 4}))
     failed = Reward(0.0, status=RewardStatus.FAILED, info=FrozenDict({"error": ValueError("x"), "n": math.nan}))
     log = TrajectoryLog(tmp_path)
-    log.append(12, [(scored(0, good, "vier 四 \ud800"), 0.75), (scored(1, failed), None)], Lane.TRAIN)
+    log.append(12, trajectory_lines([(scored(0, good, "vier 四 \ud800"), 0.75), (scored(1, failed), None)], Lane.TRAIN))
     assert [path.name for path in (tmp_path / "trajectories").iterdir()] == ["step_000012.jsonl"]
     first, second = read_trajectories(tmp_path, 12)
     assert first == {
@@ -154,8 +154,8 @@ def test_trajectories_hold_what_a_reader_asks_for(tmp_path: Path) -> None:
 
 def test_a_step_may_hold_training_and_evaluation(tmp_path: Path) -> None:
     log = TrajectoryLog(tmp_path)
-    log.append(2, [(scored(0, Reward(1.0)), 0.0)], Lane.TRAIN)
-    log.append(2, [(scored(1, Reward(1.0)), None)], Lane.EVAL)
+    log.append(2, trajectory_lines([(scored(0, Reward(1.0)), 0.0)], Lane.TRAIN))
+    log.append(2, trajectory_lines([(scored(1, Reward(1.0)), None)], Lane.EVAL))
     assert [(row["lane"], row["id"]["sample"]) for row in read_trajectories(tmp_path, 2)] == [("train", 0), ("eval", 1)]
     assert read_trajectories(tmp_path, 3) == []
 
@@ -164,7 +164,7 @@ def test_cutting_back_removes_the_trajectories_of_later_steps(tmp_path: Path) ->
     log = TrajectoryLog(tmp_path)
     log.cut_back(0)
     for step in (1, 2, 10, 1_000_000, 2_000_000):
-        log.append(step, [(scored(0, Reward(1.0)), 0.0)], Lane.TRAIN)
+        log.append(step, trajectory_lines([(scored(0, Reward(1.0)), 0.0)], Lane.TRAIN))
     (tmp_path / "trajectories" / "notes.txt").write_text("mine")
     log.cut_back(2)
     names = sorted(path.name for path in (tmp_path / "trajectories").iterdir())

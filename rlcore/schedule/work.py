@@ -14,7 +14,7 @@ from rlcore.algo.reward_shaping import rewards_all_equal
 from rlcore.algo.step import weigh, with_advantages
 from rlcore.errors import WorkerError
 from rlcore.launch import Run
-from rlcore.metrics import average
+from rlcore.metrics import average, trajectory_lines
 from rlcore.plan import Need
 from rlcore.reward.metrics import reward_metrics
 from rlcore.reward.policy import Budget, apply_failures, apply_policies
@@ -26,7 +26,7 @@ from rlcore.schedule.prepare import completion_metrics, epoch_minibatches, later
 from rlcore.schedule.rows import RowArrays
 from rlcore.schedule.timing import Timeline, length_correlation
 from rlcore.schedule.versions import sampled_with
-from rlcore.types import Batch, Metrics, Ref, Scored, TrajectoryId
+from rlcore.types import Batch, Lane, Metrics, Ref, Scored, TrajectoryId
 
 
 class StepWork:
@@ -46,6 +46,8 @@ class StepWork:
         self.advantages: dict[TrajectoryId, float] = {}
         """Of the rows that are trained on."""
         self._preparing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[bytes] | None = None
+        self._ended = False
         self._metrics: Metrics = {}
         self._measured: Metrics | None = None
         self._prepared: list[Metrics] = []
@@ -70,9 +72,10 @@ class StepWork:
     async def aclose(self) -> None:
         """End what was begun, and give shared devices back to the servers, however the step ended."""
         try:
-            if self._preparing is not None:
-                self._preparing.cancel()
-                await asyncio.gather(self._preparing, return_exceptions=True)
+            begun = [each for each in (self._preparing, None if self._ended else self._writing) if each is not None]
+            for each in begun:
+                each.cancel()
+            await asyncio.gather(*begun, return_exceptions=True)
         finally:
             await self._run.turns.serve()
 
@@ -101,8 +104,17 @@ class StepWork:
             for minibatch in later_epoch(streamed, config.train.seed, number, epoch):
                 yield minibatch
 
+    def lines(self) -> "asyncio.Task[bytes]":
+        """`rlcore.metrics.trajectory_lines` of everything, when rewards and advantages are known."""
+        if self._writing is None:
+            rows = [(scored, self.advantages.get(scored.trajectory.id)) for scored in self.everything]
+            writing = asyncio.to_thread(trajectory_lines, rows, Lane.TRAIN)
+            self._writing = asyncio.create_task(writing, name=f"lines of step {self._step}")
+        return self._writing
+
     def end(self) -> Metrics:
         """The step has been taken: what was sampled, and how the schedule did."""
+        self._ended = True
         self.timeline.end()
         self._measure()
         schedule = self.timeline.metrics(self.taken, self._schedule.stream, self._config.actor.minibatch_prompts)
@@ -112,6 +124,7 @@ class StepWork:
         """Everything is sampled and scored: do what can be done while the device is busy with an update."""
         if self._measured is None:
             self._measure()
+            self.lines()
             self._flight.tidy()
 
     def _measure(self) -> None:

@@ -14,7 +14,7 @@ from rlcore.algo.kl import FixedKl
 from rlcore.data import PromptOrder
 from rlcore.evaluate import evaluate
 from rlcore.launch import Run
-from rlcore.metrics import MetricsLog, TrajectoryLog, average
+from rlcore.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
 from rlcore.schedule.flight import Flight, issuing
 from rlcore.schedule.timing import Timeline
 from rlcore.schedule.work import StepWork
@@ -124,20 +124,21 @@ class Trainer:
     async def record(self, work: StepWork, metrics: Metrics) -> None:
         """Metrics, trajectories and what the terminal shows of the step just taken.
 
-        Trajectories are written while the next step begins to sample; `written` waits for them.
+        The file of trajectories is written while the next step begins to sample; `written` waits for that.
         """
         await self.written()
+        lines = await work.lines()
         step, algo, train = self.progress.step, self.config.algo, self.config.train
         metrics["reward/equal_steps"] = float(self.progress.equal_steps)
         if self.run.plan.schedule.drop:
             metrics["data/given_up"] = float(self.flight.num_given_up)
         self.history.append(metrics)
-        rows = [(scored, work.advantages.get(scored.trajectory.id)) for scored in work.everything]
-        writing = asyncio.to_thread(self.sinks.trajectories.append, step, rows, Lane.TRAIN)
+        writing = asyncio.to_thread(self.sinks.trajectories.append, step, lines)
         self._writing = asyncio.create_task(writing, name=f"trajectories of step {step}")
         self.sinks.record(step, metrics)
         self.sinks.terminal.step(step, metrics)
         if train.log_completions_every and (step == 1 or step % train.log_completions_every == 0):
+            rows = [(scored, work.advantages.get(scored.trajectory.id)) for scored in work.everything]
             stride = max(1, len(rows) // max(1, train.log_completions))  # of different prompts, where there are several
             self.sinks.terminal.completions(step, rows[::stride][: train.log_completions])
         self._check_sampler(metrics)
@@ -178,7 +179,7 @@ class Trainer:
         self.sinks.terminal.phase("evaluating")
         result = await evaluate(self.run, self.heldout, self.config.train.seed)
         await self.written()
-        self.sinks.trajectories.append(step, [(scored, None) for scored in result.rows], Lane.EVAL)
+        self.sinks.trajectories.append(step, trajectory_lines([(each, None) for each in result.rows], Lane.EVAL))
         self.sinks.record(step, result.metrics)
         logger.info("evaluated after step %d", step)
         self.sinks.terminal.evaluated(step, result.metrics)
