@@ -45,6 +45,9 @@ def collate(groups: Sequence[Sequence[Scored]], pad_id: int) -> Batch:
         _check_rewards(group)
     trajectories = [each.trajectory for each in rows]
     tokens = _token_arrays(trajectories, pad_id)
+    if (first_B := tokens.loss_mask_BT[:, :1].any(axis=1)).any():
+        bad = trajectories[int(first_B.argmax())].id
+        raise PluginError(f"batch: trajectory {bad} has a loss at position 0, whose token has no probability")
     group_B = _int64s([index for index, group in enumerate(sorted_groups) for _ in group])
     lengths_B = _int64s([len(each.token_ids) for each in trajectories])
     return Batch(
@@ -237,8 +240,6 @@ def _check_arrays(trajectory: Trajectory) -> None:
     if len(shape) != 1 or loss_mask_T.shape != shape or trajectory.logprobs.shape != shape:
         shapes = shape, loss_mask_T.shape, trajectory.logprobs.shape
         raise PluginError(f"batch: arrays of trajectory {trajectory.id} have shapes {shapes}; one (T,) is needed")
-    if loss_mask_T[:1].any():
-        raise PluginError(f"batch: trajectory {trajectory.id} has a loss at position 0, whose token has no probability")
 
 
 def _check_token_scores(scored: Scored, scores: Float32s) -> None:

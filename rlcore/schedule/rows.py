@@ -6,7 +6,7 @@ update of the step; and they are kept by trajectory, so that it does not matter 
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,12 +25,9 @@ class RowArrays:
     def __init__(self, run: Run, timeline: Timeline) -> None:
         self._run, self._timeline = run, timeline
         self._old = run.plan.schedule.old_logprobs
-        self._passes: list[dict[str, Float32s]] = []
-        """By field, (B, T), of each pass over some of the step's trajectories."""
+        self._passes: list[_Pass] = []
         self._where: dict[TrajectoryId, tuple[int, int]] = {}
         """The pass and the row of each trajectory."""
-        self._batches: list[tuple[list[TrajectoryId], Batch]] = []
-        """Of each pass: its rows, and what they were collated to."""
 
     async def ensure(self, trajectories: Iterable[Trajectory]) -> None:
         """Compute what the plan needs for the trajectories that have it not yet, in one pass of each model."""
@@ -38,7 +35,7 @@ class RowArrays:
             return
         trajectories = list(trajectories)
         rows = [each.id for each in trajectories]
-        if any(known == rows for known, _ in self._batches):
+        if any(each.rows == rows for each in self._passes):
             return
         groups: dict[tuple[str, int], list[Scored]] = {}
         unknown = Reward(0.0)
@@ -54,17 +51,20 @@ class RowArrays:
                 await asyncio.sleep(0)  # the device has its work; what follows takes none of its time
                 rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
                 self._where |= {row: (len(self._passes), index) for index, row in enumerate(rows)}
-                self._passes.append(await passing)
-                self._batches.append((rows, batch))
+                self._passes.append(_Pass(rows, batch))
+                self._passes[-1].found = await passing
             finally:
                 passing.cancel()
 
     def collated(self, groups: Sequence[Sequence[Scored]]) -> tuple[list[TrajectoryId], Batch]:
-        """The rows of the groups, which stand by sample and part, and their batch: a pass may have collated them."""
+        """The rows of the groups, which stand by sample and part, and their batch.
+
+        A pass may have collated them, also one that is under way.
+        """
         rows = [row.trajectory.id for group in groups for row in group]
-        for known, batch in self._batches:
-            if known == rows:
-                return rows, rescored(batch, groups)
+        for each in self._passes:
+            if each.rows == rows:
+                return rows, rescored(each.batch, groups)
         return rows, collate(groups, self._run.tokens.pad_id)
 
     async def _pass(self, batch: Batch) -> dict[str, Float32s]:
@@ -82,24 +82,35 @@ class RowArrays:
             batch = replace(batch, old_logprobs=Ref(batch.tokens.get().rollout_logprobs_BT))
         if not self._passes or not rows:
             return batch
-        for found, (known, _) in zip(self._passes, self._batches, strict=True):
-            if known == rows:
-                for name, values_BT in found.items():
+        for each in self._passes:
+            if each.rows == rows:
+                for name, values_BT in each.found.items():
                     read_only_BT = np.asarray(values_BT, dtype=np.float32).view()
                     read_only_BT.flags.writeable = False
                     batch = _FILL[name](batch, Ref(read_only_BT))
                 return batch
         where_B2 = np.array([self._where[each] for each in rows])
         shape = batch.tokens.get().token_ids_BT.shape
-        for name in self._passes[0]:
+        for name in self._passes[0].found:
             values_BT = np.zeros(shape, dtype=np.float32)
-            for number, found in enumerate(self._passes):
-                mine = np.flatnonzero(where_B2[:, 0] == number)
-                length = min(shape[1], found[name].shape[1])
-                values_BT[mine, :length] = found[name][where_B2[mine, 1], :length]
+            for number, each in enumerate(self._passes):
+                mine, known_BT = np.flatnonzero(where_B2[:, 0] == number), each.found[name]
+                length = min(shape[1], known_BT.shape[1])
+                values_BT[mine, :length] = known_BT[where_B2[mine, 1], :length]
             values_BT.flags.writeable = False
             batch = _FILL[name](batch, Ref(values_BT))
         return batch
+
+
+@dataclass
+class _Pass:
+    """A pass over some of the step's trajectories."""
+
+    rows: list[TrajectoryId]
+    batch: Batch
+    """What they were collated to."""
+    found: dict[str, Float32s] = field(default_factory=dict)
+    """By field, (B, T); empty until it has ended."""
 
 
 _FILL: dict[str, Callable[[Batch, Ref[Float32s]], Batch]] = {

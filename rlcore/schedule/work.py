@@ -207,10 +207,10 @@ class StepWork:
         """The groups, of mini-batch `index`, as a batch with everything that the update needs but weights."""
         run, config = self._run, self._config
         rows = [row for group in groups for row in group]
+        ids, batch = self._arrays.collated(groups)  # while the passes that were begun go on
         if self._preparing is not None:
             await self._preparing
         await self._arrays.ensure([row.trajectory for row in rows])
-        ids, batch = self._arrays.collated(groups)
         batch = self._arrays.attach(batch, ids)
         if self._schedule.max_staleness and sampler_differs(config):
             batch = replace(batch, same_weights=Ref(sampled_with([row.trajectory for row in rows], self._step - 1)))
