@@ -27,6 +27,8 @@ class RewardFunctionConfig:
     """Calls at a time in one child."""
     children: int = option(2, at_least=1)
     """Child processes."""
+    concurrency: int = option(4096, at_least=1)
+    """Calls of an async function at a time: it runs on the run's own loop, without children or threads."""
     deadline_s: float = option(60.0, above=0)
     """Seconds a call may take, its retries included."""
     on_failure: Literal["retry", "drop_sample", "drop_group", "value", "abort"] = "drop_sample"

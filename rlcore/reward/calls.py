@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 SERVED = "rlcore.reward.served:ServedReward"
 PRELOAD_S = 120.0
 """How long importing and setting up a function may take, outside of any call's deadline."""
-ASYNC_CALLS = 1024
-"""Calls of an async function at a time."""
 FIRST_RETRY_S = 0.1
 LOGGED_TRACES = 3
 JITTER = random.Random()
@@ -144,10 +142,10 @@ async def start_child(spec: FunctionSpec, children: Children, threads: int) -> C
 class LoopCaller:
     """An async function on the run's event loop."""
 
-    def __init__(self, spec: FunctionSpec, watch: LoopWatch, queued: Stopwatch) -> None:
+    def __init__(self, spec: FunctionSpec, watch: LoopWatch, queued: Stopwatch, concurrency: int) -> None:
         self._spec, self._watch, self._task_name = spec, watch, str(spec)
         self.timers = Timers()
-        self._seats = Seats([Place(ASYNC_CALLS)], queued)
+        self._seats = Seats([Place(concurrency)], queued)
         self._served = ServedReward(spec)
         self._tasks: set[asyncio.Task[list[Outcome]]] = set()
 
@@ -317,7 +315,7 @@ class FunctionCalls:
             await in_children.start_others()
             return
         await in_children.close()
-        on_loop = LoopCaller(self.spec, watch, queued)
+        on_loop = LoopCaller(self.spec, watch, queued, self.config.concurrency)
         self._caller = on_loop
         await on_loop.start()
 

@@ -48,7 +48,8 @@ class FunctionRewards(RewardManager):
 
     @property
     def scope(self) -> Scope:
-        scopes = {each.scope for each in self._context.reward_functions.values()}
+        scopes = {Scope.GROUP if each.post_processes else Scope.SAMPLE for each in self._scorers}
+        scopes |= {Scope(each.scope) for each in self._scorers}
         return next(each for each in (Scope.BATCH, Scope.GROUP, Scope.SAMPLE) if each in scopes)
 
     async def start(self) -> None:

@@ -168,6 +168,10 @@ class Flight:
             self._ready[queue] = deque(each for each in ready if not each.retired)
         return len(stale)
 
+    def watch(self, task: "asyncio.Task[None]") -> None:
+        """What ends this task is raised to whoever waits for a prompt, as what ends a pass is."""
+        task.add_done_callback(self._pass_ended)
+
     async def close(self) -> None:
         """End the passes; the ledger stays as it is, for a checkpoint."""
         passes = list(self._passes)

@@ -147,7 +147,8 @@ async def carry(
         if begin is not None:
             await begin.wait()
         for each in members:
-            each.version = notes.version()
+            if not each.bought:  # rows of a checkpoint are as old as they were
+                each.version = notes.version()
         async with aclosing(reward.score(trajectories(), Lane.TRAIN)) as scored:  # type: ignore[type-var]
             async for row in scored:
                 issued = _member(by_key, row.trajectory)

@@ -51,8 +51,8 @@ class RowArrays:
                 await asyncio.sleep(0)  # the device has its work; what follows takes none of its time
                 rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
                 self._where |= {row: (len(self._passes), index) for index, row in enumerate(rows)}
-                self._passes.append(_Pass(rows, batch))
-                self._passes[-1].found = await passing
+                self._passes.append(begun := _Pass(rows, batch))
+                begun.found = await passing
             finally:
                 passing.cancel()
 

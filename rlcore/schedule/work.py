@@ -68,6 +68,7 @@ class StepWork:
         if not self._config.algo.dynamic_sampling and not self._run.turns.shared:
             rows = [row for each in self._members for row in each.trajectories.values()]
             self._preparing = asyncio.create_task(self._arrays.ensure(rows), name="forward passes")
+            self._flight.watch(self._preparing)
 
     async def aclose(self) -> None:
         """End what was begun, and give shared devices back to the servers, however the step ended."""

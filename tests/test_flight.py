@@ -1,0 +1,83 @@
+"""The ledger of prompts in flight: what a checkpoint's rows count for, and what ends those who wait."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from rlcore.agents import AgentLoop, RolloutTask
+from rlcore.data import PromptOrder
+from rlcore.errors import WorkerError
+from rlcore.reward import RewardManager
+from rlcore.schedule.flight import Flight, Issuing
+from rlcore.testing.rewards import make_prompt, make_trajectory
+from rlcore.types import Lane, Reward, Sampling, Scored, Trajectory
+
+DEADLINE_S = 10.0
+
+
+class AtOnce(AgentLoop):
+    """Samples every task at once."""
+
+    async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
+        for task in tasks:
+            for sample in range(task.n):
+                yield make_trajectory(task.prompt, sample)
+
+
+class Ones(RewardManager):
+    """A reward of 1 for everything; with `held`, when that is set."""
+
+    def __init__(self, held: asyncio.Event | None = None) -> None:
+        self._held = held
+
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+        async for row in stream:
+            if self._held is not None:
+                await self._held.wait()
+            yield Scored(row, Reward(1.0))
+
+
+def flight(reward: RewardManager) -> Flight:
+    """Of groups of two, a prompt a step, where steps take what is ready first and may be one version late."""
+    order = PromptOrder({"test": [make_prompt(0), make_prompt(1), make_prompt(2)]}, {}, 0, False)
+    issuing = Issuing(1, 2, 0, Sampling(), max_staleness=1, drop=True)
+    return Flight(AtOnce(), reward, order, issuing)
+
+
+@pytest.mark.parametrize(("version", "given_up"), [(2, 1), (3, 0)])
+def test_rows_of_a_checkpoint_are_as_old_as_they_were_when_the_rest_of_their_group_is_sampled_anew(
+    version: int, given_up: int
+) -> None:
+    async def resumed() -> tuple[int, list[int]]:
+        ledger = flight(Ones())
+        prompt = make_prompt(0)
+        bought = [Scored(make_trajectory(prompt, 0), Reward(1.0))]
+        saved = {"prompt": prompt.id, "epoch": bought[0].trajectory.id.epoch, "due": 5, "version": version}
+        ledger.restore(3, [saved], bought)
+        ledger.refill(4, 4)
+        await asyncio.wait_for(ledger.sampled(), DEADLINE_S)
+        await asyncio.sleep(0.01)
+        ledger.published(4, [])
+        left = [each["version"] for each in ledger.state()]
+        await ledger.close()
+        return ledger.num_given_up, left
+
+    assert asyncio.run(resumed()) == (given_up, [3] * (1 - given_up))
+
+
+def test_what_ends_forward_passes_is_raised_while_rewards_are_pending() -> None:
+    async def fail() -> None:
+        raise WorkerError("reference[0]: its actor ended")
+
+    async def wait() -> None:
+        ledger = flight(Ones(asyncio.Event()))
+        ledger.refill(1, 1)
+        ledger.watch(asyncio.create_task(fail()))
+        try:
+            await asyncio.wait_for(ledger.next_ready(1), DEADLINE_S)
+        finally:
+            await ledger.close()
+
+    with pytest.raises(WorkerError, match=r"reference\[0\]: its actor ended"):
+        asyncio.run(wait())
