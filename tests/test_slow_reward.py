@@ -38,5 +38,6 @@ def test_a_schedule_passes_when_it_is_fast_and_learns_as_the_synchronous_one(
     assert judgement["times"]["one_step_off"]["ratio"] == pytest.approx(ratio)
     assert judgement["staleness"]["difference"] == pytest.approx((height - 0.7) / 2)
     assert judgement["passed"] is passed
-    text = "\n".join(script["report"](runs, judgement, {"commit": "c", "machine": "m"}))
+    text = "\n".join(script["report"](runs, judgement, {"commit": "c", "machine": "m"}, ["a.b=1"]))
+    assert "of the pipelines with a.b=1." in text
     assert f"| one step off-policy | {15 * ratio:.2f} | 15.00 | {ratio:.3f} | 0.50 |" in text
