@@ -12,6 +12,13 @@ from rlcore.plan import Facts, ModelShape
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
+OTHER_NAMES = {
+    "hidden_size": ("n_embd",),
+    "num_attention_heads": ("n_head", "num_heads"),
+    "num_hidden_layers": ("n_layer", "num_layers"),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+}
+"""What GPT-2, GPT-J, CodeGen, GPT-Neo and OPT write in their config.json for the names that others have."""
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Parameters of glibc's mallopt(3)."""
 
@@ -89,19 +96,18 @@ def num_parameters(directory: Path) -> int | None:
         files = sorted(directory.glob("*.safetensors"))
         if files:
             return sum(_count(path) for path in files)
-        return _reckon(json.loads((directory / "config.json").read_text("utf-8")))
-    except (OSError, ValueError, KeyError, TypeError):
+        return _reckon(_decoder(directory))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
 def model_shape(directory: Path) -> ModelShape | None:
     """The architecture of a local model, by its config.json; None when that does not say."""
     try:
-        config = json.loads((directory / "config.json").read_text("utf-8"))
-        config = {**config, **config.get("text_config", {})}
+        config = _decoder(directory)
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         head = config.get("head_dim") or hidden // heads
-        kinds = set(config.get("layer_types") or ["full_attention"])
+        kinds = set(config.get("layer_types") or config.get("attention_layers") or ())
         windowed = config.get("sliding_window") and config.get("use_sliding_window", True)
         return ModelShape(
             model_type=str(config["model_type"]),
@@ -110,10 +116,23 @@ def model_shape(directory: Path) -> ModelShape | None:
             inner_size=int(config.get("intermediate_size") or 4 * hidden),
             kv_size=int(head * (config.get("num_key_value_heads") or heads)),
             vocabulary=int(config["vocab_size"]),
-            full_attention=kinds == {"full_attention"} and not windowed and not config.get("attn_logit_softcapping"),
+            full_attention=kinds <= {"full_attention", "global"}
+            and not windowed
+            and not config.get("attn_logit_softcapping"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _decoder(directory: Path) -> dict[str, Any]:
+    """config.json of a model, of one that also sees images what it says of text, under the names most models use."""
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    config = {**config, **config.get("text_config", {})}
+    for name, others in OTHER_NAMES.items():
+        said = [config[other] for other in others if config.get(other) is not None]
+        if name not in config and said:
+            config[name] = said[0]
+    return config
 
 
 def _count(path: Path) -> int:
@@ -127,10 +146,14 @@ def _count(path: Path) -> int:
 
 
 def _reckon(config: dict[str, Any]) -> int:
-    """Matrices of a decoder with gated feed-forward layers; norms and biases, under 0.1 %, are left out."""
+    """Matrices of a decoder; norms and biases, under 0.1 %, are left out.
+
+    Feed-forward layers are gated, three matrices, but those of models that still say `n_embd`: two.
+    """
     hidden, layers, vocabulary = config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]
     heads = config["num_attention_heads"]
     head = config.get("head_dim") or hidden // heads
     attention = 2 * hidden * head * (heads + config.get("num_key_value_heads", heads))
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
-    return int(embeddings + layers * (attention + 3 * hidden * config["intermediate_size"]))
+    matrices, inner = 2 if "n_embd" in config else 3, config.get("intermediate_size") or 4 * hidden
+    return int(embeddings + layers * (attention + matrices * hidden * inner))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import PlanError
-from rlcore.machine import model_shape
+from rlcore.machine import model_shape, num_parameters
 from rlcore.plan import Facts, ModelShape, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
@@ -78,6 +78,27 @@ def test_a_cache_cannot_be_had_with_gradient_checkpointing() -> None:
         plan("actor.shared_prefix=cache", "actor.gradient_checkpointing=true", facts=Facts(shape=LLAMA))
 
 
+@pytest.mark.parametrize("way", ["tree", "cache"])
+def test_sharing_cannot_be_had_where_a_layer_does_not_see_everything(way: str) -> None:
+    windowed = ModelShape("mistral", 2, 8, 16, 4, 100, full_attention=False)
+    needed = rf"^actor\.shared_prefix={way}: not every layer of 'mistral' sees .*choose actor\.shared_prefix=none$"
+    with pytest.raises(PlanError, match=needed):
+        plan(f"actor.shared_prefix={way}", facts=Facts(shape=windowed))
+    plan(f"actor.shared_prefix={way}", facts=Facts())  # not known here: the engine looks
+
+
+def test_an_attention_that_was_asked_for_is_not_replaced_by_that_of_the_tree() -> None:
+    made = plan("model.attention=eager", facts=Facts(shape=LLAMA))
+    assert made.workers[0].shared_prefix == SharedPrefix.NONE
+    assert any(
+        note.startswith("actor: prompts") and "model.attention=sdpa, and it is eager" in note for note in made.notes
+    )
+    with pytest.raises(PlanError, match=r"shared_prefix=tree: .*model\.attention=eager; choose .*cache or none, or"):
+        plan("actor.shared_prefix=tree", "model.attention=eager", facts=Facts(shape=LLAMA))
+    cached = plan("actor.shared_prefix=cache", "model.attention=eager", facts=Facts(shape=LLAMA))
+    assert cached.workers[0].shared_prefix == SharedPrefix.CACHE
+
+
 def test_shapes_are_read_from_config_json(tmp_path: Path) -> None:
     assert shape_of(tmp_path) == ModelShape("llama", 2, 8, 16, 8, 100, full_attention=True)
     assert shape_of(tmp_path, num_key_value_heads=2, head_dim=4) == ModelShape("llama", 2, 8, 16, 8, 100, True)
@@ -92,6 +113,17 @@ def test_shapes_are_read_from_config_json(tmp_path: Path) -> None:
     unused = shape_of(tmp_path, sliding_window=4, use_sliding_window=False)
     assert unused is not None
     assert unused.full_attention
+    old = {"model_type": "gptj", "n_embd": 8, "n_head": 4, "n_layer": 2, "n_inner": None, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    assert model_shape(tmp_path) == ModelShape("gptj", 2, 8, 32, 8, 100, full_attention=True)
+    assert num_parameters(tmp_path) == 2 * 100 * 8 + 2 * (4 * 8 * 8 + 2 * 8 * 32)
+    alternating = {"num_layers": 2, "num_heads": 4, "attention_layers": ["global", "local"]}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"hidden_size": 8, "vocab_size": 9, "model_type": "gpt_neo"} | alternating)
+    )
+    found = model_shape(tmp_path)
+    assert found is not None
+    assert not found.full_attention
     (tmp_path / "config.json").write_text("{}")
     assert model_shape(tmp_path) is None
     assert model_shape(tmp_path / "nowhere") is None

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from rlcore.actor import ACTOR, ActorWorker
 from rlcore.algo.aggregation import row_weights
 from rlcore.algo.loss import clip
 from rlcore.backends.hf import TrainEngine
@@ -16,7 +18,10 @@ from rlcore.backends.hf.policy_loss import PolicyLoss
 from rlcore.batch import collate, shared_micro_batches, shared_prefixes
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.errors import ConfigError
-from rlcore.testing.tiny import END, random_batch, write_tiny_model
+from rlcore.machine import model_shape, num_parameters
+from rlcore.plan import Facts, ModelShape, WorkerPlan, WorkerRequest
+from rlcore.plan.prefixes import plan_shared_prefixes
+from rlcore.testing.tiny import END, VOCABULARY, random_batch, write_tiny_model
 from rlcore.types import Batch, Finish, Prompt, Reward, Scored, SharedPrefix, Trajectory, TrajectoryId
 
 torch.set_num_threads(1)
@@ -38,12 +43,19 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_of(
-    path: Path, shared: SharedPrefix, *, lora: bool = False, kind: str = "causal_lm", **settings: object
+    path: Path,
+    shared: SharedPrefix,
+    *,
+    lora: bool = False,
+    kind: str = "causal_lm",
+    attention: Any = "sdpa",
+    **settings: object,
 ) -> TrainEngine:
     config = EngineConfig(
         **{"dtype": "float64", "micro_batch_tokens": 60, "lora": LoraConfig(enabled=lora, rank=2), **settings}  # type: ignore[arg-type]
     )
-    return TrainEngine(kind, ModelConfig(path=str(path)), config, PolicyLoss(clip, ALGO), shared_prefix=shared)
+    model = ModelConfig(path=str(path), attention=attention)
+    return TrainEngine(kind, model, config, PolicyLoss(clip, ALGO), shared_prefix=shared)
 
 
 def gradients_of(engine: TrainEngine, batch: Batch) -> list[Tensor]:
@@ -157,6 +169,70 @@ def test_a_model_whose_attention_does_not_know_the_tree_is_refused_by_name(tmp_p
     with pytest.raises(ConfigError, match=r"actor\.shared_prefix=tree: GPTJForCausalLM cannot"):
         TrainEngine("causal_lm", model, config, None, shared_prefix=SharedPrefix.TREE)
     TrainEngine("causal_lm", model, config, None, shared_prefix=SharedPrefix.CACHE)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "shared", "settings", "found"),
+    [
+        ("Mistral", SharedPrefix.TREE, {"sliding_window": 4}, "sliding_window=4 "),
+        # Wider than what the check computes: its hidden states would be the same.
+        ("Mistral", SharedPrefix.TREE, {"sliding_window": 100}, "sliding_window=100 "),
+        ("Mistral", SharedPrefix.CACHE, {"sliding_window": 100}, "a sliding window"),
+        ("Gemma2", SharedPrefix.TREE, {"head_dim": 8, "layer_types": ["full_attention"] * 2}, r"softcap=50\.0"),
+    ],
+)
+def test_attention_with_a_window_or_a_soft_cap_is_refused_by_name_although_short_rows_would_be_right(
+    tmp_path: Path, architecture: str, shared: SharedPrefix, settings: dict[str, object], found: str
+) -> None:
+    path = write_tiny_model(tmp_path, architecture, num_key_value_heads=2, **settings)
+    attention = "eager" if architecture == "Gemma2" else "sdpa"
+    with pytest.raises(ConfigError, match=rf"actor\.shared_prefix={shared}: {architecture}ForCausalLM .*{found}.*none"):
+        engine_of(path, shared, attention=attention)
+
+
+def test_a_window_shorter_than_the_prompt_is_computed_row_by_row(tmp_path: Path) -> None:
+    batch = conversations()
+    assert int(shared_prefixes(batch).max()) == 5
+    plain, windowed = (
+        gradients_of(
+            engine_of(write_tiny_model(tmp_path / name, "Mistral", num_key_value_heads=2, **window), SharedPrefix.NONE),
+            batch,
+        )
+        for name, window in (("full", {"sliding_window": None}), ("windowed", {"sliding_window": 4}))
+    )
+    assert relative_difference(windowed, plain) > 1e-3, "the window counts, so ignoring it gives other gradients"
+    sharing = gradients_of(engine_of(tmp_path / "full", SharedPrefix.TREE), batch)
+    assert relative_difference(sharing, plain) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("architecture", "attention", "settings", "way"),
+    [
+        ("GPTJ", "eager", {"rotary_dim": 4}, SharedPrefix.CACHE),
+        ("GPT2", "sdpa", {}, SharedPrefix.TREE),
+    ],
+)
+def test_the_plan_shares_prompts_of_models_whose_config_json_has_other_names_and_that_way_is_exact(
+    tmp_path: Path, architecture: str, attention: str, settings: dict[str, object], way: SharedPrefix
+) -> None:
+    sizes = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_inner": 48, "max_position_embeddings": 32}
+    path = write_tiny_model(tmp_path, architecture, **sizes, **settings)
+    assert model_shape(path) == ModelShape(architecture.lower(), 2, 32, 48, 32, VOCABULARY, full_attention=True)
+    counted = num_parameters(path)
+    (path / "model.safetensors").rename(tmp_path / "away")
+    assert num_parameters(path) == pytest.approx(counted, rel=0.1), "by config.json, without positions and norms"
+    (tmp_path / "away").rename(path / "model.safetensors")
+    request = WorkerRequest(ACTOR, "hf", engine=EngineConfig(), shared_prefix="planned")
+    workers, notes = plan_shared_prefixes(
+        [WorkerPlan(request, ActorWorker, "", "")], Facts(shape=model_shape(path)), attention
+    )
+    assert (workers[0].shared_prefix, notes) == (way, ())
+    batch = random_batch(num_groups=2, samples=3)
+    plain, sharing = (
+        gradients_of(engine_of(path, each, attention=attention, dtype="float32"), batch)
+        for each in (SharedPrefix.NONE, way)
+    )
+    assert relative_difference(sharing, plain) < 1e-6
 
 
 def test_the_attention_of_the_model_is_its_own_again_after_an_update(llama: Path) -> None:

@@ -32,7 +32,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     rewards = resolve_rewards(loaded, offers)
     references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
     workers = choose_classes(config, offers, gather(config, offers, components, references))
-    workers, unshared = plan_shared_prefixes(workers, facts)
+    workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     check_ranks(workers, arithmetic)
     pools = make_pools(config, offers, workers, facts)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)

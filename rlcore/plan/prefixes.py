@@ -43,39 +43,69 @@ TREE_TYPES = frozenset(
 """Values of `model_type` whose attention goes through transformers' AttentionInterface, with its keyword arguments."""
 CACHE_TYPES = frozenset({"gptj", "codegen"})
 """Those with attention code of their own, but an ordinary cache."""
+OWN_ATTENTION = "sdpa"
+"""The value of `model.attention` that the attention of the way `tree` stands for."""
 
 
-def plan_shared_prefixes(workers: Sequence[WorkerPlan], facts: Facts) -> tuple[tuple[WorkerPlan, ...], tuple[str, ...]]:
+def plan_shared_prefixes(
+    workers: Sequence[WorkerPlan], facts: Facts, attention: str
+) -> tuple[tuple[WorkerPlan, ...], tuple[str, ...]]:
     """The workers with the way each shares prefixes, and notes on those that do not; PlanError for a pair that cannot
-    work. The engine checks the choice against the loaded model before the first step."""
+    work. `attention`: `model.attention`. The engine checks the choice against the loaded model before the first step.
+    """
     planned, notes = [], []
     for plan in workers:
-        way, why_not = _choose(plan, facts.shape)
+        shape = facts.model_of(plan.request).shape
+        if plan.request.shared_prefix == "planned":
+            way, why_not = _choose(plan, shape, attention)
+        else:
+            way, why_not = _named(plan, shape, attention), ""
         planned.append(replace(plan, shared_prefix=way))
         if why_not:
             notes.append(f"{plan.request.role.name}: prompts are computed once for each sample, because {why_not}")
     return tuple(planned), tuple(notes)
 
 
-def _choose(plan: WorkerPlan, shape: ModelShape | None) -> tuple[SharedPrefix, str]:
-    """The way, and why it is none although the settings left it to the planner."""
-    request, engine = plan.request, plan.request.engine
-    checkpointing = engine is not None and engine.gradient_checkpointing
-    if request.shared_prefix != "planned":
-        way = SharedPrefix(request.shared_prefix)
-        if way is SharedPrefix.CACHE and checkpointing:
-            name = request.role.name
-            raise PlanError(
-                f"{name}.shared_prefix=cache: with {name}.gradient_checkpointing=true transformers drops the cache; "
-                "choose tree or none, or gradient_checkpointing=false"
-            )
-        return way, ""
+def _named(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> SharedPrefix:
+    """The way that the settings name; PlanError where it would give other gradients, or none."""
+    way = SharedPrefix(plan.request.shared_prefix)
+    name = plan.request.settings or plan.request.role.name
+    if way is SharedPrefix.CACHE and _checkpoints(plan):
+        raise PlanError(
+            f"{name}.shared_prefix=cache: with {name}.gradient_checkpointing=true transformers drops the cache; "
+            "choose tree or none, or gradient_checkpointing=false"
+        )
+    if way is not SharedPrefix.NONE and shape is not None and not shape.full_attention:
+        raise PlanError(
+            f"{name}.shared_prefix={way}: {_partial(shape)}, and a shared prompt is computed as if it did; choose "
+            f"{name}.shared_prefix=none"
+        )
+    if way is SharedPrefix.TREE and attention != OWN_ATTENTION:
+        raise PlanError(
+            f"{name}.shared_prefix=tree: it brings its own attention, which would replace model.attention={attention}; "
+            f"choose {name}.shared_prefix=cache or none, or model.attention={OWN_ATTENTION}"
+        )
+    return way
+
+
+def _choose(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> tuple[SharedPrefix, str]:
+    """The planner's choice, and why it is none."""
     if shape is None:
         return SharedPrefix.NONE, "the architecture of its model is not known"
     if not shape.full_attention:
-        return SharedPrefix.NONE, f"not every layer of '{shape.model_type}' sees all tokens before"
-    if shape.model_type in TREE_TYPES:
+        return SharedPrefix.NONE, _partial(shape)
+    if shape.model_type in TREE_TYPES and attention == OWN_ATTENTION:
         return SharedPrefix.TREE, ""
-    if shape.model_type in CACHE_TYPES and not checkpointing:
+    if shape.model_type in TREE_TYPES:
+        return SharedPrefix.NONE, f"sharing them takes model.attention={OWN_ATTENTION}, and it is {attention}"
+    if shape.model_type in CACHE_TYPES and not _checkpoints(plan):
         return SharedPrefix.CACHE, ""
     return SharedPrefix.NONE, f"'{shape.model_type}' is not known to share them (shared_prefix=tree or cache tries it)"
+
+
+def _checkpoints(plan: WorkerPlan) -> bool:
+    return plan.request.engine is not None and plan.request.engine.gradient_checkpointing
+
+
+def _partial(shape: ModelShape) -> str:
+    return f"not every layer of '{shape.model_type}' sees all tokens before"

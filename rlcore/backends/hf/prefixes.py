@@ -157,6 +157,8 @@ def cache_hidden(transformer: Any, arrangement: Arrangement) -> Tensor:
     if not layout.token_ids_BS.numel():  # rows that hold nothing but their prefix
         return torch.index_select(prefixes.last_hidden_state.flatten(0, 1), 0, arrangement.predict_M)
     cache = prefixes.past_key_values
+    if any(cache.is_sliding):
+        raise ValueError("a sliding window, whose cache drops what stands before it")
     for layer in cache.layers:
         layer.keys = torch.index_select(layer.keys, 0, layout.prefix_of_B)
         layer.values = torch.index_select(layer.values, 0, layout.prefix_of_B)
@@ -182,12 +184,17 @@ def tree_attention(
     tree_mask_B1SK: Tensor,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention over a packed sequence of prefixes and suffixes; transformers calls it once a layer.
 
     `query` is (1, heads, N, size), `key` and `value` have the heads of the keys; the result is (1, N, heads, size).
+    ValueError for a sliding window and for capped scores, which it does not compute.
     """
+    if sliding_window is not None or softcap is not None:
+        raise ValueError(f"its attention has sliding_window={sliding_window} and softcap={softcap}")
     attend = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=key.shape[1] != query.shape[1])
     query_BS, key_BS, value_BS = (_places(each, tree_layout.gather_BS) for each in (query, key, value))
     outputs = []
