@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scored, Trajectory
+from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scope, Scored, Trajectory
 from rlcore.config import RewardFunctionConfig
 from rlcore.reward import FunctionRewards, RewardReplica
 from rlcore.reward.calls import FunctionCalls, all_or_none
@@ -17,7 +17,8 @@ from rlcore_reward_loop.checks import WHERE, template_of
 from rlcore_reward_loop.client import allow_connections
 from rlcore_reward_loop.expose import Exposure
 from rlcore_reward_loop.replicas import Replicas
-from rlcore_reward_loop.rewards import JudgeSource, ModelSource, RemoteReward, ServiceSource, Source
+from rlcore_reward_loop.rewards import JudgeSource, ModelSource, RemoteReward, ServiceSource, Source, group_of
+from rlcore_reward_loop.running import RunningStatistics
 from rlcore_reward_loop.service import Service
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings
 
@@ -62,6 +63,12 @@ class RewardLoop(RewardManager):
     def _post_processing(self) -> list[FunctionCalls]:
         return [each.post_processing for each in self._rewards if each.post_processing is not None]
 
+    @property
+    def scope(self) -> Scope:
+        """The widest of any part of the reward; see `RewardManager.scope`."""
+        found = {self._functions.scope, *(each.needs for each in self._rewards)}
+        return next(each for each in (Scope.BATCH, Scope.GROUP, Scope.SAMPLE) if each in found)
+
     async def start(self) -> None:
         """Connect, and start what runs in children; exposed first, so that reward functions find it."""
         limits = [each.settings for each in self._services.values()]
@@ -90,16 +97,36 @@ class RewardLoop(RewardManager):
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
         """See `RewardManager.score`; what the stream raises passes."""
+        groups: set[str] = set()
+        if lane is Lane.TRAIN and self._normalising:
+            stream = self._scaled(stream, groups)
         results = self._functions.score(stream, lane)
         self._asked.start()
         async with AsyncExitStack() as stack:
             stack.callback(self._asked.stop)
+            for statistics in self._normalising:
+                stack.callback(statistics.end, groups)
             for model in self._models.values():
                 stack.push_async_callback(model.end)
                 await model.begin()
             await stack.enter_async_context(aclosing(results))  # type: ignore[type-var]
             async for scored in results:
                 yield scored
+
+    @property
+    def _normalising(self) -> list[RunningStatistics]:
+        return [each.statistics for each in self._rewards if each.statistics is not None]
+
+    async def _scaled(self, stream: AsyncIterator[Trajectory], groups: set[str]) -> AsyncIterator[Trajectory]:
+        """The stream, whose groups are noted in `groups`: all of them are normalised by what is known now."""
+        num_samples = self._context.config.rollout.samples_per_prompt
+        scales = [(each, each.scale()) for each in self._normalising]
+        async for trajectory in stream:
+            if (group := group_of(trajectory)) not in groups:
+                groups.add(group)
+                for statistics, scale in scales:
+                    statistics.begin(group, num_samples, scale)
+            yield trajectory
 
     def metrics(self) -> Metrics:
         """See docs/rewards.md. A step is over: statistics take in what was seen in it."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcore import FrozenDict, Lane, RewardStatus, ScoreRequest, Trajectory
+from rlcore import FrozenDict, Lane, RewardStatus, Scope, ScoreRequest, Trajectory
 from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.outcome import Outcome, failed, number
 from rlcore_reward_loop.client import NoAnswer
@@ -125,18 +125,27 @@ class RemoteReward:
         """Whether there is a function that looks at each group's scores."""
         return self.post_processing is not None
 
+    @property
+    def needs(self) -> Scope:
+        """How much must be scored in one run for a score to be what it should be."""
+        if self._settings.scope == "sample" and (self.post_processes or self.statistics is not None):
+            return Scope.GROUP
+        return Scope(self._settings.scope)
+
     async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
         """An outcome for each; what has no answer is failed, and says why."""
         began = monotonic()
         try:
             outcomes = await self._source.ask(self._name, trajectories, lane)
         except NoAnswer as cause:
-            return [failed(str(cause))] * len(trajectories)
+            outcomes = [failed(str(cause))] * len(trajectories)
         finally:
             self._latencies.append(monotonic() - began)
-        if self.statistics is None:
+        # An evaluation compares raw scores over time, and none of its samples are training samples.
+        if self.statistics is None or lane is Lane.EVAL:
             return outcomes
-        return [self._normalised(each, outcome, lane) for each, outcome in zip(trajectories, outcomes, strict=True)]
+        pairs = zip(trajectories, outcomes, strict=True)
+        return [_normalised(self.statistics, each, outcome) for each, outcome in pairs]
 
     async def post_process(
         self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
@@ -163,18 +172,15 @@ class RemoteReward:
             return {}
         return {f"latency_p{rank}": float(np.percentile(taken, rank)) for rank in (50, 95)}
 
-    def _normalised(self, trajectory: Trajectory, outcome: Outcome, lane: Lane) -> Outcome:
-        # An evaluation compares raw scores over time, and none of its samples are training samples.
-        if self.statistics is None or lane is Lane.EVAL or outcome.status is not RewardStatus.OK:
-            return outcome
-        self.statistics.see(identity(trajectory), outcome.score)
-        info = {**outcome.info, "raw_score": outcome.score}
-        return replace(outcome, score=self.statistics.normalised(outcome.score), info=info)
-
 
 def identity(trajectory: Trajectory) -> str:
     """A sample's name in requests and logs."""
     return f"{trajectory.id.prompt}/{trajectory.id.epoch}/{trajectory.id.sample}"
+
+
+def group_of(trajectory: Trajectory) -> str:
+    """The name of a sample's group in running statistics."""
+    return f"{trajectory.id.prompt}/{trajectory.id.epoch}"
 
 
 def question(trajectory: Trajectory) -> dict[str, Any]:
@@ -209,6 +215,14 @@ def finite(name: str, value: Any) -> float:
     if isinstance(checked, str):
         raise NoAnswer(f"'{name}' {checked}")
     return checked
+
+
+def _normalised(statistics: RunningStatistics, trajectory: Trajectory, outcome: Outcome) -> Outcome:
+    score = outcome.score if outcome.status is RewardStatus.OK else None
+    normalised = statistics.answered(group_of(trajectory), trajectory.id.sample, score)
+    if score is None:
+        return outcome
+    return replace(outcome, score=normalised, info={**outcome.info, "raw_score": score})
 
 
 def _with_score(trajectory: Trajectory, score: float) -> Trajectory:

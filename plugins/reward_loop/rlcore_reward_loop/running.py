@@ -1,15 +1,43 @@
-"""Running mean and deviation of a reward, frozen during a step so that no order of arrival can change a score."""
+"""Running mean and deviation of a reward: one scale for all samples of a group, whatever arrives when."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 
+@dataclass(frozen=True)
+class Scale:
+    """What scores are normalised by."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    def normalised(self, score: float) -> float:
+        """The score minus the mean, over the deviation."""
+        return (score - self.mean) / self.deviation
+
+
+@dataclass
+class _Group:
+    """A group under way."""
+
+    scale: Scale
+    num_left: int
+    """Samples that were not answered yet."""
+
+
 class RunningStatistics:
-    """Welford's algorithm over the training samples of all earlier steps (doi 10.1080/00401706.1962.10490022)."""
+    """Welford's algorithm over the training samples of earlier steps (doi 10.1080/00401706.1962.10490022).
+
+    Rewards of several steps may arrive at a time. Each group is normalised by one scale, that of when its stream of
+    trajectories began, and counts from the end of the step in which its last sample is answered: of a group that a
+    checkpoint finds incomplete, which is asked about again, nothing has been counted.
+    """
 
     def __init__(self) -> None:
         self.count, self.mean, self._squares = 0, 0.0, 0.0
-        self._seen: dict[str, float] = {}
+        self._seen: dict[tuple[str, int], float] = {}
+        self._under_way: dict[str, _Group] = {}
 
     @property
     def deviation(self) -> float:
@@ -17,28 +45,46 @@ class RunningStatistics:
         deviation = math.sqrt(self._squares / self.count) if self.count > 1 else 0.0
         return deviation or 1.0
 
-    def normalised(self, score: float) -> float:
-        """The score minus the mean, over the deviation; itself in the first step."""
-        return (score - self.mean) / self.deviation if self.count else score
+    def scale(self) -> Scale:
+        """Of what is counted now; the one that changes nothing in the first step."""
+        return Scale(self.mean, self.deviation) if self.count else Scale()
 
-    def see(self, id: str, score: float) -> None:
-        """A training sample's score; it counts from the next `step` on."""
-        self._seen[id] = score
+    def begin(self, group: str, num_samples: int, scale: Scale) -> None:
+        """So many samples of a group will be answered; of one that is under way, nothing changes."""
+        self._under_way.setdefault(group, _Group(scale, num_samples))
+
+    def answered(self, group: str, sample: int, score: float | None) -> float:
+        """A training sample's normalised score, which will count; of one that failed, None, only the group goes on."""
+        found = self._under_way.get(group)
+        if found is not None:
+            found.num_left -= 1
+            if found.num_left <= 0:
+                del self._under_way[group]
+        if score is None:
+            return 0.0
+        self._seen[group, sample] = score
+        return (self.scale() if found is None else found.scale).normalised(score)
+
+    def end(self, groups: set[str]) -> None:
+        """No further samples of these groups will come."""
+        for group in groups:
+            self._under_way.pop(group, None)
 
     def step(self) -> None:
-        """A step is over: what was seen counts, added in the order of the ids."""
-        for _, score in sorted(self._seen.items()):
+        """A step is over: the groups that are complete count, added in the order of their names."""
+        complete = sorted(key for key in self._seen if key[0] not in self._under_way)
+        for key in complete:
+            score = self._seen.pop(key)
             self.count += 1
             distance = score - self.mean
             self.mean += distance / self.count
             self._squares += distance * (score - self.mean)
-        self._seen.clear()
 
     def state(self) -> dict[str, Any]:
-        """As JSON, with what was seen counted: a checkpoint stands between two steps."""
+        """As JSON, as if the step were over."""
         copy = RunningStatistics()
         copy.restore({"count": self.count, "mean": self.mean, "squares": self._squares})
-        copy._seen = dict(self._seen)
+        copy._seen = {key: score for key, score in self._seen.items() if key[0] not in self._under_way}
         copy.step()
         return {"count": copy.count, "mean": copy.mean, "squares": copy._squares}
 
@@ -46,3 +92,4 @@ class RunningStatistics:
         """Take up what `state` returned."""
         self.count, self.mean, self._squares = int(state["count"]), float(state["mean"]), float(state["squares"])
         self._seen.clear()
+        self._under_way.clear()

@@ -70,7 +70,8 @@ class VllmReplica(RewardReplica):
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """The answer to each conversation; one that is too long has an error instead."""
-        await self._awake.wait()
+        while not self._awake.is_set():  # it may have gone to sleep again before this call has its turn
+            await self._awake.wait()
         self._num_under_way += 1
         self._idle.clear()
         try:

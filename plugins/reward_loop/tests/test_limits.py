@@ -1,8 +1,6 @@
 """Slots, pace, routing, statistics and batches, one by one."""
 
 import asyncio
-import random
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from rlcore_reward_loop.batching import Batcher
 from rlcore_reward_loop.gate import Gate, Pace, Turns
 from rlcore_reward_loop.router import NoTarget, Router
-from rlcore_reward_loop.running import RunningStatistics
 
 from rlcore.reward.seats import Stopwatch
 from rlcore.types import Lane
@@ -155,27 +152,6 @@ def test_a_healthy_probe_brings_a_target_back_and_whoever_waited_goes_on() -> No
         await router.close()
 
     asyncio.run(run())
-
-
-def test_running_statistics_are_those_of_all_earlier_steps_in_any_order() -> None:
-    rng = random.Random(0)
-    steps = [[(str(index), rng.gauss(3, 2)) for index in range(size)] for size in (5, 1, 30)]
-    one, other = RunningStatistics(), RunningStatistics()
-    assert one.normalised(4.0) == 4.0
-    seen: list[float] = []
-    for step in steps:
-        for id, score in step:
-            one.see(id, score)
-        for id, score in step[::-1]:
-            other.see(id, score)
-        if seen:
-            assert one.normalised(4.0) == pytest.approx((4 - statistics.mean(seen)) / statistics.pstdev(seen))
-        restored = RunningStatistics()
-        restored.restore(one.state())
-        one.step()
-        other.step()
-        seen += [score for _, score in step]
-        assert one.state() == other.state() == restored.state()
 
 
 def test_a_batch_is_whatever_is_queued_up_to_the_budget_and_never_waits_to_be_full() -> None:
