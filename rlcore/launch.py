@@ -139,6 +139,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         keep_freed_memory()
     async with AsyncExitStack() as stack:
         tokens = await asyncio.to_thread(load_tokens, plan.config.model, plan.config.data.system_prompt)
+        tokens.check_stop(plan.config.rollout.stop)
         children = ChildProcesses()
         stack.push_async_callback(children.close)
         busy = BusyMeter(roles_by_pool(plan))

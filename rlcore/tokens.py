@@ -72,26 +72,30 @@ class Tokens(ABC):
             self._num_end = ends[0] + 1 if ends else 0
         return self._num_end
 
-    def check_continuation(self, roles: Sequence[str]) -> None:
+    def check_continuation(self, roles: Sequence[str], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """ConfigError naming the first role of `roles`, or `assistant`, that makes the template rewrite what was there.
 
         A template is prefix-stable if a conversation with one more message begins with the conversation without it, and
         an assistant's message with the opening of its turn. With any other, what the policy sees in training is not
-        what the template would show it elsewhere.
+        what the template would show it elsewhere. With `tools`, schemas in the form of OpenAI, that must hold where the
+        template tells about them, and they must not change how a message is written: some templates put them before the
+        last message of a user.
         """
+        schemas = [_plain(tool) for tool in tools]
         way_out = "needs a chat template that only appends (model.chat_template names a file with one)"
-        opened = self._render([_ASKED], (), opening=True)
+        opened = self._render([_ASKED], schemas, opening=True)
         for said in (_END_PROBE, _THOUGHT):
             answered = [_ASKED, {"role": "assistant", "content": said}]
-            before = self._render(answered, (), opening=False)
+            before = self._render(answered, schemas, opening=False)
             if said == _END_PROBE and not (before.startswith(opened) and said in before):
                 raise ConfigError(
                     "chat template: the role 'assistant' breaks it: a response does not stand behind the opening of "
                     f"its turn as it was sampled; {way_out}"
                 )
             for role in roles:
+                more = [*answered, {"role": role, "name": "x", "content": "y"}]
                 try:
-                    after = self._render([*answered, {"role": role, "name": "x", "content": "y"}], (), opening=True)
+                    after = self._render(more, schemas, opening=True)
                 except ConfigError as error:
                     raise ConfigError(
                         f"chat template: the role '{role}' breaks it: the template refuses it: {error}; {way_out}"
@@ -101,11 +105,39 @@ class Tokens(ABC):
                         f"chat template: the role '{role}' breaks it: a message of this role changes how the turns "
                         f"before it are written; {way_out}"
                     )
+                if schemas and said == _END_PROBE and _after_probe(after) != _after_probe(
+                    self._render(more, (), opening=True)
+                ):
+                    raise ConfigError(
+                        f"chat template: the role '{role}' breaks it: a message of this role is written otherwise when "
+                        f"there are tools; {way_out}"
+                    )
 
     def tells_tools(self) -> bool:
         """Whether the chat template tells the model about tools."""
         tool = {"type": "function", "function": {"name": _END_PROBE, "description": "", "parameters": {}}}
         return _END_PROBE in self._render([_ASKED], [tool], opening=True)
+
+    def check_stop(self, stop: Sequence[str], who: str = "rollout.stop") -> None:
+        """ConfigError naming the first stop string that no response could be seen to hold: `decode` leaves out special
+        tokens, and what one of them spells is sampled as that token."""
+        for text in stop:
+            hidden = next((special for special in self._special_texts() if special in text), None)
+            if hidden is None:
+                continue
+            way_out = (
+                f"leave it out: '{hidden}' ends a response anyway"
+                if self._special_texts()[hidden] in self.eos_ids
+                else f"name plain text, or make '{hidden}' an eos_token_id in the model's generation_config.json"
+            )
+            raise ConfigError(
+                f"{who}: the string {text!r} holds '{hidden}', a special token; those are no part of a "
+                f"response's text, so it would never be found; {way_out}"
+            )
+
+    def _special_texts(self) -> Mapping[str, int]:
+        """The text of each token that `decode` leaves out, with its id."""
+        return {}
 
     @abstractmethod
     def _render(
@@ -171,6 +203,9 @@ class TemplateTokens(Tokens):
         self._tokenizer: Any = tokenizer
         self._template_kwargs = {key: _plain(value) for key, value in (template_kwargs or {}).items()}
         self.context_length = context_length
+        self._specials = {
+            str(each): int(number) for number, each in self._tokenizer.added_tokens_decoder.items() if each.special
+        }
         ends = set(model_eos_ids) | self._end_of_turn()
         if tokenizer.eos_token_id is not None:
             ends.add(int(tokenizer.eos_token_id))
@@ -204,6 +239,9 @@ class TemplateTokens(Tokens):
 
     def save(self, directory: Path) -> None:
         self._tokenizer.save_pretrained(directory)
+
+    def _special_texts(self) -> Mapping[str, int]:
+        return self._specials
 
     def _end_of_turn(self) -> set[int]:
         """The special token that the template puts behind an assistant's message; empty if it puts none."""

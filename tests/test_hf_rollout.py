@@ -283,6 +283,8 @@ def test_a_prompt_of_another_vocabulary_is_refused(policy: PolicyModel) -> None:
     sampler = sampler_of(policy)
     with pytest.raises(WorkerError, match=rf"'r' holds the token id 999.*vocabulary has {VOCABULARY}"):
         generated(sampler, [GenerateRequest("r", (5, 999), GREEDY, 1, 0)])
+    with pytest.raises(WorkerError, match=r"holds the token id -3, but"):
+        generated(sampler, [GenerateRequest("r", (5, -3, 7), GREEDY, 1, 0)])
     with pytest.raises(WorkerError, match="'r' has 0 prompt tokens"):
         generated(sampler, [GenerateRequest("r", (), GREEDY, 1, 0)])
 

@@ -1,17 +1,23 @@
 """Tokens: one owner of tokenizer and chat template."""
 
+import asyncio
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
+from rlcore.backends.hf.rollout import EmbeddedSampler
 from rlcore.config import ModelConfig
 from rlcore.errors import ConfigError
+from rlcore.launch import launch, plan_run
+from rlcore.testing.null import SETTINGS
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.tokens import ByteTokens, TemplateTokens, load_tokens
-from rlcore.types import FrozenDict, frozen_messages
+from rlcore.types import FrozenDict, GenerateRequest, Sampling, frozen_messages
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -88,6 +94,42 @@ def test_special_tokens_are_left_out_of_decoded_text(directory: Path) -> None:
     tokens = tokens_of(directory)
     ids = tokens.encode_prompt([{"role": "user", "content": "grüß"}])
     assert tokens.decode(ids) == "grüß\n"
+
+
+def test_a_stop_string_that_spells_a_special_token_is_refused_with_the_way_out(directory: Path) -> None:
+    tokens = tokens_of(directory)
+    tokens.check_stop(("\n\n", "<|en", "system", ""))
+    ended = r"^rollout\.stop: the string '\.<\|end\|>' holds '<\|end\|>', a special .*leave it out: '<\|end\|>' ends"
+    with pytest.raises(ConfigError, match=ended):
+        tokens.check_stop(("\n\n", ".<|end|>"))
+    with pytest.raises(ConfigError, match=r"^request 1: the string '<\|user\|>' .*eos_token_id"):
+        tokens.check_stop(("<|user|>",), "request 1")
+    ByteTokens().check_stop(("<|end|>",))
+
+
+def test_a_run_with_such_a_stop_string_does_not_start(directory: Path, tmp_path: Path) -> None:
+    settings = (*SETTINGS, f"model.path={directory}", f"model.tokenizer={directory}", "rollout.stop=['<|end|>']")
+
+    async def start() -> None:
+        async with launch(plan_run([], settings, ["null"]), tmp_path):
+            pytest.fail("started")
+
+    with pytest.raises(ConfigError, match=r"rollout\.stop: the string '<\|end\|>'"):
+        asyncio.run(start())
+
+
+def test_a_stop_string_of_a_turn_comes_through_the_same_door(directory: Path) -> None:
+    model = load_model(ModelKind.CAUSAL_LM, ModelConfig(path=str(directory)), dtype="float32", device="cpu")
+    assert isinstance(model, PolicyModel)
+    sampler = EmbeddedSampler(model, tokens_of(directory), max_rows=4, device=torch.device("cpu"))
+
+    async def generate(*stop: str) -> int:
+        request = GenerateRequest("p/1", (5, 6), Sampling(max_tokens=2, stop=stop), 1, 0)
+        return len([each async for each in sampler.generate([request])])
+
+    assert asyncio.run(generate("x", "|>")) == 1
+    with pytest.raises(ConfigError, match=r"stop strings of request 'p/1': the string '<\|user\|>' holds"):
+        asyncio.run(generate("x", "<|user|>"))
 
 
 def test_a_template_file_and_its_arguments_replace_the_tokenizers_own(directory: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class RolloutConfig:
     max_tokens: int = option(256, at_least=1)
     """Tokens of a response, at most."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response."""
+    """Strings that end a response, of its text: special tokens are no part of that."""
     max_rows: int = option(64, at_least=1)
     """Rows that are decoded at once."""
     deadline_s: float = option(3600.0, above=0)

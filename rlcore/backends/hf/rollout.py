@@ -188,9 +188,10 @@ class EmbeddedSampler:
                 f"{num_prompt + budget}, but the model's window holds {window}; lower data.max_prompt_tokens or "
                 "rollout.max_tokens (eval.max_tokens)"
             )
-        highest = max(request.token_ids)
-        if highest >= self._vocabulary or min(request.token_ids) < 0:
+        self._tokens.check_stop(request.sampling.stop, f"rollout: stop strings of request '{request.id}'")
+        unknown = next((each for each in request.token_ids if not 0 <= each < self._vocabulary), None)
+        if unknown is not None:
             raise WorkerError(
-                f"rollout: request '{request.id}' holds the token id {highest}, but the model's vocabulary has "
+                f"rollout: request '{request.id}' holds the token id {unknown}, but the model's vocabulary has "
                 f"{self._vocabulary}; the tokenizer (model.tokenizer) belongs to another model"
             )

@@ -100,6 +100,7 @@ class VllmSampler:
                 f"the window of {window} tokens; lower rollout.max_tokens or data.max_prompt_tokens, or raise "
                 "rollout.vllm.max_model_len"
             )
+        self._tokens.check_stop(request.sampling.stop, f"stop strings of request '{request.id}'")
 
     async def load_weights(self, handle: WeightsHandle) -> int:
         """Take up weights; unfinished samples go on with them. WorkerError when they cannot be read.
