@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from rlcore import __version__
@@ -14,11 +15,13 @@ from rlcore.backends.vllm import VllmRollout
 from rlcore.config import RunConfig
 from rlcore.critic import CriticEngine, NoCritic
 from rlcore.hookspecs import hookimpl
+from rlcore.machine import model_shape
 from rlcore.plan import (
     CORE,
     Algorithm,
     Component,
     ConfigSection,
+    ModelFacts,
     PoolSpec,
     Provider,
     RewardFunction,
@@ -64,6 +67,8 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
                 REFERENCE,
                 config.reference.backend,
                 bytes_per_parameter=float(BYTES[config.actor.dtype]) if same else 0.0,
+                model=None if same else ModelFacts(shape=model_shape(Path(config.reference.path).expanduser())),
+                settings=ACTOR.name,
                 shared_prefix=config.actor.shared_prefix,
                 pool=pool,
                 **common,

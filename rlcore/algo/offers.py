@@ -23,9 +23,15 @@ OFFERS: tuple[Algorithm, ...] = (
     ),
     Algorithm("opo", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:opo", Scope.GROUP),
     Algorithm("pass_at_k", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:pass_at_k", Scope.GROUP),
-    Algorithm("gpg", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:gpg", Scope.BATCH),
-    Algorithm(
-        "reinforce_pp_baseline", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:reinforce_pp_baseline", Scope.BATCH
+    *(
+        Algorithm(
+            name,
+            AlgorithmKind.ADVANTAGE,
+            f"rlcore.algo.advantage:{name}",
+            Scope.BATCH,
+            needs=frozenset({Need.GROUP}),
+        )
+        for name in ("gpg", "reinforce_pp_baseline")
     ),
     Algorithm(
         "remax",

@@ -29,8 +29,9 @@ def with_advantages(
     """The batch with advantages, one a token for a `per_token` estimator and one a row for any other, and metrics.
 
     The reward of a sample is its score, its token scores, the soft length penalty if `algo.overlong` is 'penalty', and
-    minus the KL penalty if `algo.kl.placement` is 'reward' (pi_old, which sampled, against the reference). Estimators
-    that give one advantage a row see the sum.
+    minus the KL penalty if `algo.kl.placement` is 'reward': of pi_old against the reference, with `old_logprobs` where
+    the batch has them, else with those that were recorded in sampling. Estimators that give one advantage a row see
+    the sum.
     """
     rewards_B, metrics = torch.from_numpy(_shaped_rewards(batch, algo, max_tokens)), Metrics()
     sample_B, loss_mask_BT = _tensor(batch.sample_B), _tensor(batch.tokens.get().loss_mask_BT)
@@ -83,8 +84,7 @@ def weigh(minibatch: Batch, algo: AlgoConfig, selection: Selection | None = None
 def _select(minibatch: Batch, weights_B: Float32s, selection: Selection, algo: AlgoConfig) -> Bools:
     """(B, T) the tokens that the selection picks out of the whole mini-batch."""
     tokens = minibatch.tokens.get()
-    old_logprobs = minibatch.old_logprobs
-    logprobs_BT = tokens.rollout_logprobs_BT if old_logprobs is None else old_logprobs.get()
+    logprobs_BT = _old_logprobs(minibatch)
     if minibatch.advantages is not None:
         advantages_BT = minibatch.advantages.get()
     elif minibatch.advantages_B is not None:
@@ -114,8 +114,12 @@ def _shaped_rewards(batch: Batch, algo: AlgoConfig, max_tokens: int) -> Float32s
 def _kl(batch: Batch, algo: AlgoConfig) -> Tensor:
     if batch.reference_logprobs is None:
         raise RuntimeError("a KL penalty in the reward needs the reference's log-probs; the plan asks for its role")
-    logprobs_BT = _tensor(batch.tokens.get().rollout_logprobs_BT)
-    return kl_penalty(logprobs_BT, _tensor(batch.reference_logprobs.get()), algo.kl.estimator)
+    return kl_penalty(_tensor(_old_logprobs(batch)), _tensor(batch.reference_logprobs.get()), algo.kl.estimator)
+
+
+def _old_logprobs(batch: Batch) -> Float32s:
+    """(B, T) of pi_old where the batch has them, else those of the sampler."""
+    return batch.tokens.get().rollout_logprobs_BT if batch.old_logprobs is None else batch.old_logprobs.get()
 
 
 def _kl_metrics(kl_BT: Tensor, batch: Batch, kl: FixedKl) -> Metrics:

@@ -154,8 +154,8 @@ def _check_correction(config: RunConfig) -> None:
         )
     if config.algo.kl.placement == "reward":
         raise ConfigError(
-            f"{what}: algo.kl.placement=reward measures the recorded log-probs against the reference, and those are of "
-            "the truncated distribution; choose algo.kl.placement=loss, or draw from the whole vocabulary"
+            f"{what}: algo.kl.placement=reward estimates the KL from the tokens that were drawn, and those are of the "
+            "truncated distribution; choose algo.kl.placement=loss, or draw from the whole vocabulary"
         )
 
 

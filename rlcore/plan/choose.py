@@ -97,7 +97,7 @@ def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmP
     return chosen
 
 
-def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan]) -> None:
+def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], critic: ComponentPlan) -> None:
     """ConfigError or PlanError when an algorithm needs what this run lacks, or the run has a critic nobody reads."""
     plans = list(algorithms.values())
     for plan in plans:
@@ -107,8 +107,8 @@ def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan]) -> N
     if engine != NO_CRITIC and not any(Need.VALUES in plan.algorithm.needs for plan in plans):
         names = said([_said_of(plan) for plan in plans])
         raise ConfigError(
-            f"critic.engine={engine} has no effect: {names} need no values; "
-            f"set critic.engine={NO_CRITIC}, or an estimator that uses values, such as algo.advantage=gae"
+            f"critic.engine={engine} has no effect: {names} need no values; leave {critic.provided_by} out with its "
+            f"settings and critic.engine, or set an estimator that uses values, such as algo.advantage=gae"
         )
 
 
@@ -142,7 +142,8 @@ def _check_other_needs(config: RunConfig, algorithm: Algorithm, who: str) -> Non
         raise PluginError(
             f"{who}: found {found}; an algorithm needs {Need.MINIBATCH_STATISTICS} if and only if it names a selection"
         )
-    if algorithm.scope is Scope.GROUP and config.rollout.samples_per_prompt < 2:
+    compares = algorithm.scope is Scope.GROUP or Need.GROUP in algorithm.needs
+    if compares and config.rollout.samples_per_prompt < 2:
         raise PlanError(
             f"rollout.samples_per_prompt={config.rollout.samples_per_prompt}: {who} compares the samples of a group, "
             f"so it needs at least 2"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.errors import PlanError
-from rlcore.plan.types import Facts, ModelShape, WorkerPlan
+from rlcore.plan.types import Facts, ModelFacts, ModelShape, WorkerPlan
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0}
@@ -65,10 +65,10 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
     if facts.parameters is None:
         return {}
     return {
-        plan.request.role.name: int(plan.request.bytes_per_parameter * facts.parameters)
+        plan.request.role.name: int(plan.request.bytes_per_parameter * (facts.model_of(plan.request).parameters or 0))
         + (0 if plan.request.gpus else PROCESS_BYTES)
         + max(
-            _working_bytes(config, each, facts.parameters, facts.shape)
+            _working_bytes(config, each, facts.model_of(each.request))
             for each in workers
             if plan.request.role in (each.request.role, each.request.inside)
         )
@@ -77,12 +77,12 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
     }
 
 
-def _working_bytes(config: RunConfig, plan: WorkerPlan, parameters: int, shape: ModelShape | None) -> int:
+def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
     """What a role needs beside weights, gradients and optimizer state; 0 where nothing is known of it.
 
     Of the embedded rollout less the actor's gradients, whose place it takes: negative when it needs less than they.
     """
-    engine, cached = plan.request.engine, plan.request.cached_tokens
+    engine, cached, shape = plan.request.engine, plan.request.cached_tokens, model.shape
     if shape is None:
         return 0
     if engine is not None:
@@ -94,7 +94,8 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, parameters: int, shape: 
         return 0
     copied = plan.request.bytes_per_parameter - _gradient_bytes_per_parameter(config.actor)
     logits = SAMPLED_LOGITS * config.rollout.max_rows * shape.vocabulary * BYTES["float32"]
-    return int(copied * parameters) + cached * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype] + logits
+    keys_and_values = cached * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]
+    return int(copied * (model.parameters or 0)) + keys_and_values + logits
 
 
 def activation_bytes(shape: ModelShape, engine: EngineConfig) -> int:

@@ -35,6 +35,7 @@ def check_ranks(workers: Sequence[WorkerPlan], arithmetic: Mapping[str, int]) ->
 
 def _check_shares(plan: WorkerPlan, arithmetic: Mapping[str, int]) -> None:
     role, ranks = plan.request.role.name, plan.request.ranks
+    settings = plan.request.settings or role
     together = plan.shared_prefix is not SharedPrefix.NONE
     shares = arithmetic["minibatch_prompts" if together else "minibatch_samples"]
     if ranks > shares:
@@ -42,5 +43,5 @@ def _check_shares(plan: WorkerPlan, arithmetic: Mapping[str, int]) -> None:
         raise PlanError(
             f"role '{role}': {ranks} ranks, and a mini-batch has {shares} {what}; needs at most {shares} ranks, or "
             f"more prompts a mini-batch (train.prompts_per_step, actor.minibatch_prompts)"
-            + (f", or {role}.shared_prefix=none" if together else "")
+            + (f", or {settings}.shared_prefix=none" if together else "")
         )

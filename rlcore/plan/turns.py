@@ -110,7 +110,7 @@ def _bytes_of(
     per_parameter = request.bytes_per_parameter
     if engine is not None and engine.offload:
         per_parameter = min(per_parameter, float(BYTES[engine.dtype]))
-    held = min(whole, int(per_parameter * (facts.parameters or 0)))
+    held = min(whole, int(per_parameter * (facts.model_of(request).parameters or 0)))
     return held, whole - held
 
 

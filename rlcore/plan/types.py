@@ -38,6 +38,8 @@ class Need(StrEnum):
     GREEDY_BASELINE = "greedy_baseline"
     REFERENCE = "reference"
     MINIBATCH_STATISTICS = "minibatch_statistics"
+    GROUP = "group"
+    """At least two samples of a prompt, because they are compared; whatever has `Scope.GROUP` needs it unsaid."""
 
 
 class AlgorithmKind(StrEnum):
@@ -80,9 +82,13 @@ class WorkerRequest:
     device_frac: float = 0.0
     """Share of its device's memory that a rank reserves while it is awake; 0: what it needs is reckoned."""
     bytes_per_parameter: float = 0.0
-    """Memory of a rank, in bytes a parameter of `model.path`, activations left out; 0: not known, and said so."""
+    """Memory of a rank, in bytes a parameter of its model, activations left out; 0: not known, and said so."""
+    model: ModelFacts | None = None
+    """What is known of a model of its own; None: its model is that of `model.path`."""
     engine: EngineConfig | None = None
-    """How the role trains a model of `model.path`'s architecture: from it the planner reckons activations."""
+    """How the role trains its model: from it the planner reckons activations."""
+    settings: str = ""
+    """Where these settings stand in the configuration, for errors: 'plugins.mine'; empty: at the role's name."""
     shared_prefix: str = "none"
     """How it shares the prompt of a group: 'planned' leaves that to the planner, else a value of `SharedPrefix`."""
     cached_tokens: int = 0
@@ -354,6 +360,16 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model before it is loaded."""
+
+    parameters: int | None = None
+    """Their number; None: unknown."""
+    shape: ModelShape | None = None
+    """Its architecture; None: unknown."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """What the machine or the user declares; the planner looks up nothing by itself."""
 
@@ -367,6 +383,10 @@ class Facts:
     """Number of parameters of `model.path`; None is unknown and said so."""
     shape: ModelShape | None = None
     """Architecture of `model.path`; None is unknown and said so."""
+
+    def model_of(self, request: WorkerRequest) -> ModelFacts:
+        """What is known of the model of a role."""
+        return request.model or ModelFacts(self.parameters, self.shape)
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,8 @@ class NullActor(ActorWorker):
         self.num_updates += 1
         if self.num_updates == self.settings.fail_at_update:
             raise RuntimeError(f"update {self.num_updates} fails, as plugins.null.fail_at_update says")
+        if minibatch.weights_B is not None and not minibatch.weights_B.any():
+            return {"actor/skipped": 1.0}  # Adam would move the weights on a gradient of nothing
         loss, gradient_V = self._gradient(minibatch)
         if self.num_updates in self.settings.nan_updates:
             gradient_V = gradient_V * np.nan

@@ -1,15 +1,17 @@
 """An rlcore plugin: a value model on the core's training engine."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rlcore.actor import ACTOR
 from rlcore.config import RunConfig
 from rlcore.critic import CriticEngine, CriticWorker
 from rlcore.errors import ConfigError
 from rlcore.hookspecs import hookimpl
-from rlcore.plan import BuildContext, Component, ConfigSection, PoolSpec, WorkerClass, WorkerRequest
+from rlcore.machine import model_shape, num_parameters
+from rlcore.plan import BuildContext, Component, ConfigSection, ModelFacts, PoolSpec, WorkerClass, WorkerRequest
 from rlcore_critic_engine.critic import CRITIC, ValueCritic
-from rlcore_critic_engine.settings import CriticSettings
+from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.worker import HfCritic
 
 BYTES_PER_PARAMETER = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0}
@@ -23,8 +25,9 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
     """One replica: beside the actor, in a pool of its own, or inside the actor; ConfigError when settings clash."""
     _check(config, section)
     table = BYTES_OF_WEIGHTS if section.lora.enabled else BYTES_PER_PARAMETER
-    same = section.path in ("", config.model.path)
     on_actor = section.trunk == "actor"
+    model = None if on_actor or section.path in ("", config.model.path) else _model(section)
+    is_known = model is None or model.parameters is not None
     return [
         WorkerRequest(
             CRITIC,
@@ -35,11 +38,19 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
             threads=config.cluster.threads,
             inside=ACTOR if on_actor else None,
             references={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
-            engine=section.engine() if same else None,
-            shared_prefix="planned" if same else "none",
-            bytes_per_parameter=table[section.dtype] if same and not on_actor else 0.0,
+            engine=section.engine(config.actor),
+            model=model,
+            settings=SECTION,
+            shared_prefix=section.shared_prefix,
+            bytes_per_parameter=table[section.dtype] if is_known and not on_actor else 0.0,
         )
     ]
+
+
+def _model(section: CriticSettings) -> ModelFacts:
+    """What the files of a model of the critic's own say; of one on the hub nothing is known."""
+    directory = Path(section.path).expanduser()
+    return ModelFacts(num_parameters(directory), model_shape(directory))
 
 
 def _check(config: RunConfig, section: CriticSettings) -> None:
@@ -63,6 +74,17 @@ def _check(config: RunConfig, section: CriticSettings) -> None:
         raise ConfigError(
             f"plugins.critic_engine.path='{section.path}' has no effect: with trunk=actor and head=new nothing is "
             "read from it; leave it out, or set head=saved or trunk=own"
+        )
+    checkpoints = section.engine(config.actor).gradient_checkpointing
+    if section.trunk == "actor" and section.shared_prefix == "cache" and checkpoints:
+        raise ConfigError(
+            "plugins.critic_engine.shared_prefix=cache: the critic lives inside the actor (trunk=actor), and with "
+            "actor.gradient_checkpointing=true transformers drops the cache; choose tree or none, or trunk=own"
+        )
+    if config.model.attention == "flash_attention_2" and section.trunk == "own" and section.dtype != "bfloat16":
+        raise ConfigError(
+            f"plugins.critic_engine.dtype={section.dtype}: model.attention=flash_attention_2 is the critic's attention "
+            "too and needs bfloat16; set plugins.critic_engine.dtype=bfloat16, or model.attention=sdpa or eager"
         )
 
 

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.critic import CriticEngine, CriticWorker
+from rlcore.errors import ConfigError
 from rlcore.plan import Role
 from rlcore.types import Batch, Float32s, Metrics, Ref
 from rlcore.workers import WorkerGroup
-from rlcore_critic_engine.settings import CriticSettings
+from rlcore_critic_engine.settings import SECTION, CriticSettings
 
 CRITIC = Role("critic", CriticWorker)
 DIRECTORY = "critic"
@@ -23,8 +24,15 @@ class ValueCritic(CriticEngine):
         self._updates = 0
 
     async def expect(self, num_updates: int) -> int:
+        """Updates that are left to the actor; ConfigError when it would wait for all of the run's."""
+        waits = self._settings.actor_waits_updates
+        if 0 < num_updates <= waits:
+            raise ConfigError(
+                f"{SECTION}.actor_waits_updates={waits}: the run has {num_updates} updates, so the policy would never "
+                f"be trained; needs less than {num_updates}, or more steps (train.max_steps, train.epochs)"
+            )
         await self._worker.call(CriticWorker.expect, num_updates)
-        return max(0, num_updates - self._settings.actor_waits_updates)
+        return num_updates - waits
 
     async def values(self, batch: Batch) -> Ref[Float32s]:
         """(B, T) values before the first update of a step."""

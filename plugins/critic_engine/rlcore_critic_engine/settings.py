@@ -1,10 +1,13 @@
 """The plugin's settings."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rlcore.config import EngineConfig, LoraConfig
 from rlcore.config.options import option
+
+SECTION = "plugins.critic_engine"
+"""Where the settings stand in the configuration."""
 
 
 @dataclass(frozen=True)
@@ -13,6 +16,8 @@ class CriticSettings:
 
     path: str = ""
     """Model directory or hub name to start from; empty: `model.path`. Its tokenizer must be the policy's."""
+    revision: str = option("main", used_when="path != ''")
+    """Of a `path` on the hub: branch, tag or commit."""
     head: Literal["new", "saved"] = "new"
     """new: the value head starts at zero. saved: `path` is a saved critic, `critic/model` of a checkpoint."""
     trunk: Literal["own", "actor"] = "own"
@@ -49,6 +54,8 @@ class CriticSettings:
     """Low-rank adapters instead of all weights; on the actor's trunk beside the actor's own."""
     micro_batch_tokens: int = option(2048, at_least=1)
     """Tokens, padding included, of one forward and backward pass."""
+    shared_prefix: Literal["planned", "tree", "cache", "none"] = "planned"
+    """How the prompt of a group is computed once for all its samples; planned: as `rlcore plan` says for the model."""
     max_skipped_updates: int = option(3, at_least=1)
     """The run stops when this many updates in a row had a gradient that is not finite."""
     value_clip: float = option(0.2, at_least=0)
@@ -56,9 +63,9 @@ class CriticSettings:
     actor_waits_updates: int = option(0, at_least=0)
     """Updates at the start of the run in which only the critic learns."""
 
-    def engine(self) -> EngineConfig:
-        """The settings as the training engine takes them."""
-        return EngineConfig(
+    def engine(self, actor: EngineConfig) -> EngineConfig:
+        """The settings as the training engine takes them; on the actor's trunk its number format and checkpointing."""
+        engine = EngineConfig(
             lr=self.lr,
             lr_schedule=self.lr_schedule,
             warmup_steps=self.warmup_steps,
@@ -73,5 +80,9 @@ class CriticSettings:
             ranks=self.ranks,
             sharding=self.sharding,
             micro_batch_tokens=self.micro_batch_tokens,
+            shared_prefix=self.shared_prefix,
             max_skipped_updates=self.max_skipped_updates,
         )
+        if self.trunk == "own":
+            return engine
+        return replace(engine, dtype=actor.dtype, gradient_checkpointing=actor.gradient_checkpointing)

@@ -19,10 +19,9 @@ from rlcore.backends.hf import (
 from rlcore.config import ModelConfig
 from rlcore.errors import CheckpointError, ConfigError, WorkerError, boundary
 from rlcore.workers import WorkerContext
-from rlcore_critic_engine.settings import CriticSettings
+from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.trunk import TrunkValueModel
 
-SECTION = "plugins.critic_engine"
 MODEL_DIR = "model"
 """Where a checkpoint of a training engine holds the model."""
 
@@ -39,18 +38,19 @@ def start_engine(context: WorkerContext) -> TrainEngine:
     else:
         use_threads(context)
         seed_process(context.seed)
-        start = replace(model, path=settings.path or model.path)
+        start = replace(model, path=settings.path, revision=settings.revision) if settings.path else model
         _check_model(start, model, settings)
     engine = TrainEngine(
         "value",
         start,
-        settings.engine(),
+        settings.engine(context.config.actor),
         resolve(context.references["value_loss"])(settings.value_clip),
         name="critic",
         loss_name="critic/loss",
         device=context.device,
         seed=context.seed,
         section=SECTION,
+        path_key=f"{SECTION}.path" if settings.path else "model.path",
         peak_tflops=context.config.cluster.peak_tflops,
         shared_prefix=context.shared_prefix,
     )
@@ -89,7 +89,12 @@ def _check_saved(directory: Path, settings: CriticSettings) -> None:
 
 
 def check_has_head(directory: Path) -> None:
-    """CheckpointError unless the checkpoint of a critic has its value head."""
+    """CheckpointError unless the checkpoint of a critic is there, with its value head."""
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"checkpoint '{directory.parent}': it has no '{directory.name}/', so it is of a run without a critic; "
+            "nothing was loaded; go on from a checkpoint of a run with one, or leave the critic out here, too"
+        )
     file = directory / MODEL_DIR / VALUE_HEAD_FILE
     if not file.is_file():
         raise CheckpointError(

@@ -59,7 +59,7 @@ class HfCritic(CriticWorker):
         """One optimizer step; WorkerError for a mini-batch without a sampled token.
 
         A mini-batch whose every row is left out of the loss (truncated, with `algo.overlong=mask`) changes nothing and
-        counts as skipped: a step on a zero gradient would still move the weights by the optimizer's momentum.
+        counts as skipped.
         """
         if not minibatch.num_sampled_B.any():
             raise WorkerError(
@@ -67,8 +67,6 @@ class HfCritic(CriticWorker):
                 "sampled, so there is nothing to learn and nothing was updated; look at the loss masks that the "
                 "agent loop makes"
             )
-        if minibatch.weights_B is not None and not minibatch.weights_B.any():
-            return {"critic/skipped": 1.0}
         return self.engine.update(minibatch) | explained(minibatch)
 
     def save(self, directory: Path) -> None:

@@ -1,6 +1,7 @@
 """The loss against a plain loop, what the plugin asks for, and the engine with a fake worker."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +18,22 @@ from rlcore_critic_engine.settings import CriticSettings
 from rlcore.actor import ACTOR
 from rlcore.backends.hf import MicroBatch, Predictions
 from rlcore.batch import select
-from rlcore.config import ClusterConfig, EngineConfig, LoraConfig, RunConfig
+from rlcore.config import ClusterConfig, EngineConfig, LoraConfig, ModelConfig, RunConfig
 from rlcore.critic import CriticEngine, CriticWorker
 from rlcore.errors import ConfigError
-from rlcore.plan import PoolSpec
+from rlcore.plan import ModelFacts, ModelShape, PoolSpec
 from rlcore.testing import check_component
 from rlcore.testing.tiny import random_batch
 from rlcore.types import Batch, Ref
+
+SHAPE = {
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 16,
+    "vocab_size": 100,
+    "tie_word_embeddings": True,
+}
 
 
 def with_targets(batch: Batch, seed: int = 0) -> Batch:
@@ -128,11 +138,19 @@ def test_only_the_critic_learns_in_the_first_updates() -> None:
     assert [name for name, _ in calls] == ["update"] * 4
 
 
-@pytest.mark.parametrize(("waits", "expected"), [(0, 10), (3, 7), (12, 0)])
+@pytest.mark.parametrize(("waits", "expected"), [(0, 10), (3, 7), (9, 1)])
 def test_both_schedules_end_with_the_run(waits: int, expected: int) -> None:
     critic, calls = engine(actor_waits_updates=waits)
     assert asyncio.run(critic.expect(10)) == expected
     assert calls == [("expect", (10,))]
+
+
+@pytest.mark.parametrize("waits", [10, 12])
+def test_an_actor_that_would_wait_for_the_whole_run_is_refused(waits: int) -> None:
+    critic, calls = engine(actor_waits_updates=waits)
+    with pytest.raises(ConfigError, match=rf"actor_waits_updates={waits}: the run has 10 .* needs less than 10"):
+        asyncio.run(critic.expect(10))
+    assert calls == []
 
 
 def test_a_checkpoint_has_the_critic_in_a_directory_of_its_own(tmp_path: Path) -> None:
@@ -150,12 +168,19 @@ def test_the_engine_keeps_the_contract_of_components() -> None:
     assert asyncio.run(check_component(critic, CriticEngine)).problems == ()
 
 
-def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_model_is_the_policys() -> None:
+def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_models_size_is(tmp_path: Path) -> None:
     [request] = requests(RunConfig(cluster=ClusterConfig(threads=3)), CriticSettings())
     assert (request.role.interface, request.backend, request.threads) == (CriticWorker, "hf", 3)
     assert (request.bytes_per_parameter, request.pool, request.inside) == (16.0, "main", None)
     [other] = requests(RunConfig(), CriticSettings(path="another/model"))
-    assert other.bytes_per_parameter == 0.0
+    assert (other.bytes_per_parameter, other.model) == (0.0, ModelFacts())
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**SHAPE, "model_type": "qwen2"}))
+    [local] = requests(RunConfig(), CriticSettings(path=str(tmp_path)))
+    assert local.bytes_per_parameter == 16.0
+    assert local.model is not None
+    assert local.model.parameters == 100 * 8 + 2 * (4 * 8 * 8 + 3 * 8 * 16)
+    assert local.model.shape == ModelShape("qwen2", 2, 8, 16, 8, 100, full_attention=True)
     [lora] = requests(RunConfig(), CriticSettings(lora=LoraConfig(enabled=True)))
     assert lora.bytes_per_parameter == 4.0
 
@@ -163,6 +188,33 @@ def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_model_is_the_p
 def test_a_critic_inside_the_actor_has_neither_devices_nor_memory_of_its_own() -> None:
     [request] = requests(RunConfig(cluster=ClusterConfig(device="cuda")), CriticSettings(trunk="actor"))
     assert (request.inside, request.gpus, request.bytes_per_parameter) == (ACTOR, 0.0, 0.0)
+
+
+def test_prompts_are_shared_as_the_critics_own_settings_say() -> None:
+    [planned] = requests(RunConfig(), CriticSettings())
+    assert (planned.shared_prefix, planned.settings) == ("planned", "plugins.critic_engine")
+    [named] = requests(RunConfig(), CriticSettings(shared_prefix="cache", ranks=2))
+    assert (named.shared_prefix, named.engine and named.engine.ranks) == ("cache", 2)
+
+
+def test_on_the_actors_trunk_the_actor_says_whether_activations_are_computed_again() -> None:
+    config = RunConfig(actor=EngineConfig(gradient_checkpointing=True, dtype="bfloat16"))
+    [inside] = requests(config, CriticSettings(trunk="actor"))
+    assert inside.engine is not None
+    assert (inside.engine.gradient_checkpointing, inside.engine.dtype) == (True, "bfloat16")
+    [beside] = requests(config, CriticSettings())
+    assert beside.engine is not None
+    assert (beside.engine.gradient_checkpointing, beside.engine.dtype) == (False, "float32")
+    with pytest.raises(ConfigError, match=r"shared_prefix=cache: .* actor\.gradient_checkpointing=true"):
+        requests(config, CriticSettings(trunk="actor", shared_prefix="cache"))
+
+
+def test_flash_attention_needs_a_critic_in_bfloat16() -> None:
+    config = RunConfig(model=ModelConfig(attention="flash_attention_2"), actor=EngineConfig(dtype="bfloat16"))
+    with pytest.raises(ConfigError, match=r"plugins\.critic_engine\.dtype=float32: .*set .*dtype=bfloat16"):
+        requests(config, CriticSettings())
+    assert requests(config, CriticSettings(dtype="bfloat16"))
+    assert requests(config, CriticSettings(trunk="actor"))
 
 
 def test_a_pool_of_its_own_is_offered_only_when_the_critic_asks_for_it() -> None:

@@ -61,6 +61,7 @@ class TrainEngine:
         device: str = "cpu",
         seed: int = 0,
         section: str = "",
+        path_key: str = "model.path",
         peak_tflops: float = 0.0,
         shared_prefix: SharedPrefix = SharedPrefix.NONE,
     ) -> None:
@@ -69,8 +70,9 @@ class TrainEngine:
         `loss` gives each token's loss; None: the engine only scores. `name` is the prefix of the engine's metrics and
         of its errors, `loss_name` the metric of the weighted loss. `temperature` is the rollout's: log-probs are those
         of softmax(logits / temperature). `num_updates`: optimizer steps of the whole run, 0 while unknown.
-        `section`: where the settings stand in the configuration, for errors; empty: as `name`. `peak_tflops`: what the
-        device can do, for 'perf/mfu/<name>', which is not logged when it is 0.
+        `section`: where the settings stand in the configuration, for errors; empty: as `name`. `path_key`: where the
+        model's path does. `peak_tflops`: what the device can do, for 'perf/mfu/<name>', which is not logged when it is
+        0.
         `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError when the model cannot.
         A new adapter and its dropout are functions of `seed` and the number of the update, of nothing else.
         """
@@ -92,13 +94,13 @@ class TrainEngine:
         self._accelerator = process_accelerator(self.device.type == "cpu")
         self._seed = seed
         with self._seeded():
-            self.model = model if not isinstance(model, ModelConfig) else self._load(model)
+            self.model = model if not isinstance(model, ModelConfig) else self._load(model, path_key)
         self._forward = self._accelerator.prepare_model(self.model, device_placement=False)
         self._optimizer = MasterAdamW(self.model, config)
         self.shared_prefix = shared_prefix
-        check_shared_prefix(self.model, shared_prefix, name)
+        check_shared_prefix(self.model, shared_prefix, self._section)
 
-    def _load(self, model: ModelConfig) -> PolicyModel | ValueModel:
+    def _load(self, model: ModelConfig, path_key: str) -> PolicyModel | ValueModel:
         return load_model(
             self.kind,
             model,
@@ -106,6 +108,8 @@ class TrainEngine:
             device=str(self.device),
             lora=self.config.lora,
             gradient_checkpointing=self.config.gradient_checkpointing,
+            section=self._section,
+            path_key=path_key,
         )
 
     @property
@@ -153,9 +157,12 @@ class TrainEngine:
         The loss is the sum over rows of weights_B[b] times the sum over masked tokens of the loss, so any split into
         micro-batches gives the same gradient. Metrics are averages over the mini-batch's loss tokens. With a loss or
         gradient that is not finite weights and optimizer stay as they are and '<name>/skipped' is 1; WorkerError when
-        that happened `max_skipped_updates` times in a row.
+        that happened `max_skipped_updates` times in a row. They also stay when every weight is 0, as of a mini-batch of
+        truncated rows with `algo.overlong=mask`: momentum would move them on a gradient of nothing.
         """
         check_schedule(self.config, self.num_updates, self._section)
+        if minibatch.weights_B is not None and not minibatch.weights_B.any():
+            return {f"{self.name}/skipped": 1.0}
         began = time.perf_counter()
         if self.config.offload:
             self._optimizer.to(self.device)

@@ -5,6 +5,7 @@ Letters: B rows, T positions, N chosen (row, position) pairs, H hidden size.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -160,13 +161,17 @@ class PolicyModel(Model):
 
 
 class ValueModel(Model):
-    """A backbone with one output: the value of the state before a token. The new head starts at zero."""
+    """A backbone with one output: the value of the state before a token. The new head starts at zero.
+
+    The head computes in float32 at least: bfloat16 would round a value near 1 to a multiple of 2^-8.
+    """
 
     def __init__(self, transformer: Any, adapter: Any = None) -> None:
         super().__init__(transformer, adapter)
         weight = next(transformer.parameters())
         hidden = transformer.config.get_text_config().hidden_size
-        self.value_head = nn.Linear(hidden, 1, device=weight.device, dtype=weight.dtype)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        self.value_head = nn.Linear(hidden, 1, device=weight.device, dtype=dtype)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         self.eval()
@@ -174,8 +179,7 @@ class ValueModel(Model):
     def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
         """(N,) value before each loss token, and (N,) zeros in place of the entropy."""
         hidden_NH = self.hidden_at(micro)
-        values_N = self.value_head(hidden_NH)[:, 0]
-        values_N = values_N if values_N.dtype == torch.float64 else values_N.float()
+        values_N = self.value_head(hidden_NH.to(self.value_head.weight.dtype))[:, 0]
         return values_N, torch.zeros_like(values_N)
 
     def head_tensors(self) -> dict[str, Tensor]:
@@ -191,13 +195,22 @@ def load_model(
     device: str,
     lora: LoraConfig | None = None,
     gradient_checkpointing: bool = False,
+    section: str = "actor",
+    path_key: str = "model.path",
 ) -> PolicyModel | ValueModel:
-    """The model of `model.path` on `device`; ConfigError when it cannot be opened or its head is not supported."""
-    transformer = open_transformer(kind, model.path, model.revision, attention=model.attention, dtype=dtype)
+    """The model of `model.path` on `device`; ConfigError when it cannot be opened or its head is not supported.
+
+    Errors name the settings by `section` and the path by `path_key`.
+    """
+    transformer = open_transformer(
+        kind, model.path, model.revision, attention=model.attention, dtype=dtype, path_key=path_key
+    )
     transformer.to(device)
     if gradient_checkpointing:
         _checkpoint_gradients(transformer)
-    adapter = _add_adapter(kind, transformer, lora, model.path) if lora is not None and lora.enabled else None
+    adapter = None
+    if lora is not None and lora.enabled:
+        adapter = _add_adapter(kind, transformer, lora, model.path, section)
     transformer.eval()
     if kind == ModelKind.VALUE:
         value_model = ValueModel(transformer, adapter)
@@ -209,14 +222,16 @@ def load_model(
     return PolicyModel(transformer, head, adapter)
 
 
-def open_transformer(kind: ModelKind, path: str, revision: str, *, attention: str, dtype: str) -> Any:
+def open_transformer(
+    kind: ModelKind, path: str, revision: str, *, attention: str, dtype: str, path_key: str = "model.path"
+) -> Any:
     """The transformers model of a directory or hub name: of a value model the backbone, else with its output layer."""
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the trainer's
     opener: Any = AutoModel if kind == ModelKind.VALUE else AutoModelForCausalLM
-    with boundary(f"model.path='{path}'", ConfigError):
+    with boundary(f"{path_key}='{path}'", ConfigError):
         return opener.from_pretrained(
             path, revision=revision, dtype=DTYPES[dtype], attn_implementation=attention, trust_remote_code=False
         )
@@ -231,19 +246,19 @@ def _checkpoint_gradients(transformer: Any) -> None:
         transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
 
 
-def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str) -> Any:
+def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str, section: str) -> Any:
     """The peft model around `transformer`, whose linear layers now carry trainable adapters; the rest is frozen."""
     try:
         import peft
     except ImportError as missing:
         raise ConfigError(
-            "actor.lora.enabled=true: the package peft is not installed; pip install 'rlcore[lora]'"
+            f"{section}.lora.enabled=true: the package peft is not installed; pip install 'rlcore[lora]'"
         ) from missing
     outputs = [name for name, each in transformer.named_modules() if each is transformer.get_output_embeddings()]
     if any(f".{name}".endswith(f".{target}") for name in outputs for target in lora.target_modules):
         raise ConfigError(
-            f"lora.target_modules={list(lora.target_modules)}: the output layer '{outputs[0]}' cannot carry an "
-            "adapter; leave it out"
+            f"{section}.lora.target_modules={list(lora.target_modules)}: the output layer '{outputs[0]}' cannot carry "
+            "an adapter; leave it out"
         )
     alpha: Any = lora.alpha  # peft's annotation says int; it divides, and takes any number
     targets: Any = lora.target_modules[0] if lora.target_modules == ("all-linear",) else list(lora.target_modules)
@@ -259,18 +274,34 @@ def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str)
     # Nothing a user could act on: peft asks transformers by the name that was, and renames a path we made absolute.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed", UserWarning)
-    with boundary(f"lora.target_modules={list(lora.target_modules)}", ConfigError):
+    with boundary(f"{section}.lora.target_modules={list(lora.target_modules)}", ConfigError):
         return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
+
+
+def save_value_head(model: ValueModel, directory: Path) -> None:
+    """Write the value head file into `directory`: tensors, and the type of model whose hidden states it reads."""
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.head_tensors().items()}
+    save_file(tensors, directory / VALUE_HEAD_FILE, metadata={"model_type": model.transformer.config.model_type})
 
 
 @torch.no_grad()
 def load_value_head(model: ValueModel, directory: Path) -> None:
     """Take over the value head file of `directory`; CheckpointError when it is missing, damaged or of another model."""
-    from safetensors.torch import load_file
+    from safetensors import safe_open
 
     file, own = directory / VALUE_HEAD_FILE, model.head_tensors()
-    with boundary(f"value head '{file}'", CheckpointError):
-        saved = load_file(file)
+    with boundary(f"value head '{file}'", CheckpointError), safe_open(file, framework="pt") as opened:
+        saved = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        of_type = _type_of_head(opened.metadata() or {}, directory)
+    own_type = model.transformer.config.model_type
+    if of_type not in ("", own_type):
+        raise CheckpointError(
+            f"value head '{file}': it reads the hidden states of a model of type '{of_type}', and this critic's is a "
+            f"'{own_type}'; start from the one that it was saved with"
+        )
     for name in sorted(saved.keys() | own.keys()):
         found, needed = (list(each[name].shape) if name in each else "nothing" for each in (saved, own))
         if found != needed:
@@ -280,3 +311,11 @@ def load_value_head(model: ValueModel, directory: Path) -> None:
             )
     for name, tensor in own.items():
         put(tensor, saved[name])
+
+
+def _type_of_head(metadata: dict[str, str], directory: Path) -> str:
+    """The model type of a saved head: by its file, else by the model beside it; empty when neither says."""
+    beside = directory / "config.json"
+    if "model_type" in metadata or not beside.is_file():
+        return metadata.get("model_type", "")
+    return str(json.loads(beside.read_text("utf-8")).get("model_type", ""))

@@ -20,7 +20,7 @@ def check_shared_prefix(model: Model, shared_prefix: SharedPrefix, who: str) -> 
     if shared_prefix is SharedPrefix.CACHE and getattr(model.transformer, "is_gradient_checkpointing", False):
         found = "with gradient_checkpointing=true transformers drops the cache"
         raise ConfigError(f"{who}.shared_prefix=cache: {found}; choose tree or none")
-    weight = next(model.parameters())
+    weight = next(model.transformer.parameters())  # a value head's number format is its own
     batch = two_groups(model.transformer.config.get_text_config().vocab_size)
     plain_NH = model.hidden_at(MicroBatch(batch, weight.device))
     try:

@@ -50,10 +50,13 @@ class Shards:
         self._model: Any = model
         self._is_whole = False
         mesh = init_device_mesh(ranks.device.type, (ranks.num,))
-        half = next(model.parameters()).dtype in (torch.bfloat16, torch.float16)
+        dtype = next(model.transformer.parameters()).dtype
+        half = dtype in (torch.bfloat16, torch.float16)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if half else None)
         layers = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
-        self._units: list[Any] = [*reversed(layers), model]
+        # A unit's weights have one number format, and the value head of a half-precision model has another.
+        heads = [each for each in model.children() if next(each.parameters()).dtype != dtype]
+        self._units: list[Any] = [*reversed(layers), *heads, model]
         for unit in self._units:
             fully_shard(unit, mesh=mesh, mp_policy=policy)
             unit.set_gradient_divide_factor(1.0)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
-from rlcore.backends.hf.model import VALUE_HEAD_FILE, Model, ValueModel, load_value_head
+from rlcore.backends.hf.model import Model, ValueModel, load_value_head, save_value_head
 from rlcore.backends.hf.optimizer import MasterAdamW
 from rlcore.backends.hf.parts import SavedTensors, put
 from rlcore.errors import CheckpointError, boundary
@@ -29,7 +28,7 @@ def save_weights(model: Model, directory: Path) -> None:
         elif model.owns_transformer:
             model.transformer.save_pretrained(directory / MODEL_DIR, state_dict=tensors_of(model.transformer))
         if isinstance(model, ValueModel):
-            _save_value_head(model, directory)
+            save_value_head(model, directory / MODEL_DIR)
 
 
 def save_adapter(model: Model, directory: Path) -> None:
@@ -148,14 +147,6 @@ def _prefixed(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _save_value_head(model: ValueModel, directory: Path) -> None:
-    from safetensors.torch import save_file
-
-    (directory / MODEL_DIR).mkdir(parents=True, exist_ok=True)
-    head = {name: tensor.detach().cpu().contiguous() for name, tensor in model.head_tensors().items()}
-    save_file(head, directory / MODEL_DIR / VALUE_HEAD_FILE)
-
-
 @torch.no_grad()
 def _load_transformer(transformer: Any, source: Path) -> None:
     """Through from_pretrained, which undoes whatever save_pretrained does to names and layouts.
@@ -177,19 +168,20 @@ def _load_transformer(transformer: Any, source: Path) -> None:
         put(parameter, tensors[name])
 
 
+@torch.no_grad()
 def _load_adapter(adapter: Any, source: Path) -> None:
-    from peft import load_peft_weights, set_peft_model_state_dict
+    from peft import load_peft_weights
 
     saved = load_peft_weights(str(source), device="cpu")
     trained = {name: each for name, each in adapter.named_parameters() if each.requires_grad}
-    if not any(isinstance(each, DTensor) for each in trained.values()):
-        result: Any = set_peft_model_state_dict(adapter, saved)
-        if result.unexpected_keys:
-            raise CheckpointError(f"'{source}' holds another adapter than the one of this run")
-        return
     named = {name.replace(f".{adapter.active_adapter}.", "."): each for name, each in trained.items()}
-    if {name: each.shape for name, each in named.items()} != {name: each.shape for name, each in saved.items()}:
-        raise CheckpointError(f"'{source}' holds another adapter than the one of this run")
+    for name in sorted(named.keys() | saved.keys()):
+        found, needed = (list(each[name].shape) if name in each else "nothing" for each in (saved, named))
+        if found != needed:
+            raise CheckpointError(
+                f"'{source}' holds another adapter than the one of this run: of '{name}' it has {found}, needed is "
+                f"{needed}; go on with the lora settings that the run was begun with"
+            )
     for name, each in named.items():
         put(each, saved[name])
 
