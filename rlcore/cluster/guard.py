@@ -19,6 +19,8 @@ VARIABLE = "RLCORE_RAY_OF"
 """Holds the mark in the environment of what is guarded."""
 PATIENCE_S = 5.0
 """How long it goes on looking for what is still being started."""
+QUIET_S = 0.3
+"""It has ended what is left when it has found nothing for this long: a process may be starting another."""
 
 
 class Guard:
@@ -69,13 +71,15 @@ def _writes_to(entry: Path, directory: str) -> bool:
 
 
 def main(mark: str) -> None:
-    """Wait for the end of standard input, then kill until nothing is left."""
+    """Wait for the end of standard input, then kill until nothing has been left for a while."""
     driver = os.getppid()
     session = sys.stdin.readline().strip()
     sys.stdin.read()
     ends_at = time.monotonic() + PATIENCE_S
-    while (left := list(belonging(mark, session, driver))) and time.monotonic() < ends_at:
-        for process in left:
+    quiet_at = time.monotonic() + QUIET_S
+    while time.monotonic() < min(quiet_at, ends_at):
+        for process in belonging(mark, session, driver):
+            quiet_at = time.monotonic() + QUIET_S
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.05)

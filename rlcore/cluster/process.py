@@ -10,6 +10,7 @@ from typing import Any
 import rlcore.errors
 from rlcore.child import OK, OURS
 from rlcore.cluster.child import ChildProcess, PendingCall, start_message
+from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment
 from rlcore.cluster.ranks import answers_of_ranks
 from rlcore.cluster.serve import BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
@@ -166,11 +167,12 @@ class ProcessBody:
         return await answers_of_ranks(requests, lambda rank: not self._processes[rank].alive)
 
     async def stream(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, close_s: float
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines
     ) -> AsyncGenerator[Any, None]:
         """See `Body.stream`."""
         message = (STREAM, role, method, args, kwargs)
-        async with aclosing(merged([each.items(message, where, close_s) for each in self._processes])) as items:
+        streams = [each.items(message, where, deadlines.close_s) for each in self._processes]
+        async with aclosing(merged(streams)) as items:
             async for item in items:
                 yield item
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment
-from rlcore.errors import RlcoreError, WorkerError
+from rlcore.errors import RlcoreError, WorkerError, boundary
 from rlcore.workers import ReplicaEvent, ReplicaHandle, Worker
 
 W = TypeVar("W", bound=Worker)
@@ -44,9 +44,12 @@ class Body(Protocol):
         ...
 
     def stream(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, close_s: float
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines
     ) -> AsyncGenerator[Any, None]:
-        """The items of an async-generator method, those of all ranks as they come."""
+        """The items of an async-generator method, those of all ranks as they come.
+
+        One that has come may take `call_s` to be read; the worker's generator may take `close_s` to end.
+        """
         ...
 
     async def ended(self) -> str:
@@ -123,15 +126,16 @@ class Seat:
     async def _reborn(self, dead: Body) -> Body:
         """A new body that serves, or the one that failed to, which has ended then."""
         try:
-            self._body = await self._launch()
-            for ranks in self._built:
-                await self._body.build(ranks(self._body.rendezvous), self._deadlines.setup_s)
-            self._reachable = True
-            for prepare in self.before_return:
-                async with asyncio.timeout(self._deadlines.setup_s):
-                    await prepare()
+            with boundary(f"{self.name}: being restarted", WorkerError):
+                self._body = await self._launch()
+                for ranks in self._built:
+                    await self._body.build(ranks(self._body.rendezvous), self._deadlines.setup_s)
+                self._reachable = True
+                for prepare in self.before_return:
+                    async with asyncio.timeout(self._deadlines.setup_s):
+                        await prepare()
             self._ready = True
-        except (RlcoreError, TimeoutError) as error:
+        except RlcoreError as error:
             self._reachable = False
             logger.warning("%s: restart failed: %s", self.name, error)
             failed = self._body or dead
@@ -177,7 +181,7 @@ class Replica(Generic[W]):
         whose = self._where(method)
         body = self.seat.body
         async with contextlib.aclosing(
-            body.stream(self._role, method.__name__, args, kwargs, whose, self._deadlines.close_s)
+            body.stream(self._role, method.__name__, args, kwargs, whose, self._deadlines)
         ) as items:
             async for item in items:
                 yield item

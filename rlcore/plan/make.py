@@ -8,6 +8,7 @@ from rlcore.plan.arithmetic import batch_arithmetic
 from rlcore.plan.choose import check_needs, choose_algorithms, choose_components
 from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.offers import Offers
+from rlcore.plan.places import check_places
 from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.ranks import check_ranks
@@ -38,6 +39,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)
     sleepers, on_devices = plan_turns(pools, workers, schedule), dict[str, dict[str, int]]()
+    check_places(config, pools, workers, sleepers)
     if not config.cluster.address:  # on other machines it is not this one's memory that counts
         check_memory(workers, memory, facts)
         on_devices = memory_of_devices(config, pools, workers, sleepers, memory, facts)

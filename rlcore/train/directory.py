@@ -24,10 +24,11 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
     """Where the run lives: `train.dir`/`train.name`, or a name made of the configuration's stem and the UTC time.
 
-    With `resume` and no name, the newest run of that stem; ConfigError when there is none.
+    With `resume` and no name, the newest run of that stem; ConfigError when there is none. The path is absolute, for
+    workers do not always share this process's working directory.
     """
     train, now = loaded.config.train, datetime.now(UTC)
-    fresh = run_directory(train, loaded.files, now)
+    fresh = run_directory(train, loaded.files, now).absolute()
     if train.name or not resume:
         return fresh
     stem = fresh.name.removesuffix(f"{now:-%Y%m%d-%H%M%S}")

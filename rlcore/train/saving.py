@@ -8,7 +8,7 @@ from pathlib import Path
 from rlcore import checkpoint
 from rlcore.actor import ActorWorker
 from rlcore.config import CheckpointConfig
-from rlcore.errors import RlcoreError
+from rlcore.errors import CheckpointError, RlcoreError
 from rlcore.schedule.saved import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
@@ -52,6 +52,7 @@ class Saver:
         await trainer.written()
         staging = await asyncio.to_thread(checkpoint.staging, self._run_dir, step)
         await trainer.actor.call(ActorWorker.save, staging)
+        await asyncio.to_thread(_require_model, staging)
         await trainer.run.critic.save(staging)
         await asyncio.to_thread(trainer.run.tokens.save, staging / "model")
         await asyncio.to_thread(write_scored, staging / IN_FLIGHT, in_flight)
@@ -107,3 +108,13 @@ class Saver:
         await self._trainer.run.sync_weights(loaded.step)
         self._trainer.sinks.metrics.cut_back(loaded.step)
         self._trainer.sinks.trajectories.cut_back(loaded.step)
+
+
+def _require_model(staging: Path) -> None:
+    """CheckpointError unless the actor's files have come to where the manifest is going to be written."""
+    model = staging / "model"
+    if not (model.is_dir() and any(model.iterdir())):
+        raise CheckpointError(
+            f"'{model}': the actor has saved, and nothing is there; workers on other nodes need the run directory on a "
+            "filesystem that all nodes share, set train.dir to one"
+        )

@@ -214,7 +214,7 @@ def test_of_a_device_each_takes_a_part_and_a_process_with_several_is_refused(tmp
     placement = pytest.importorskip("rlcore.cluster.ray.placement")
 
     def slots(*more: str) -> dict[str, list[Any]]:
-        overrides = settings(tmp_path, "cluster.device=cuda", *more)
+        overrides = settings(tmp_path, "cluster.device=cuda", "cluster.backend=ray", *more)
         hooks, loaded = configure([], overrides, [str(tmp_path / "noting.py")])
         found: dict[str, list[Any]] = placement.slots_of(make_plan(loaded, hooks, Facts(cpus=4, gpus=4)))
         return found

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous as rendezvous_at
 
 from rlcore.batch import select, shared_prefixes, suffix_lengths
 from rlcore.errors import WorkerError, boundary
@@ -25,6 +26,8 @@ BUCKET_BYTES = 25 << 20
 """Gradients travel together up to this size: a message each would cost more than it carries."""
 MEET_S = 300.0
 """Until every rank has come to the rendezvous."""
+EXCHANGE_S = 21600.0
+"""A rank waits for a slower one as long as the controller waits for a call; one that has died is noticed at once."""
 
 
 class Ranks:
@@ -34,12 +37,15 @@ class Ranks:
         """Meet the others; WorkerError when they do not come."""
         self.rank, self.num, self.device = rank, num, device
         with boundary(f"rank {rank} of {num}: meeting the others at {rendezvous}", WorkerError):
+            store, *_ = next(rendezvous_at(rendezvous, rank, num, timeout=timedelta(seconds=MEET_S)))
+            store.set(f"here/{rank}", "yes")
+            store.wait([f"here/{each}" for each in range(num)], timedelta(seconds=MEET_S))
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
-                init_method=rendezvous,
+                store=store,
                 rank=rank,
                 world_size=num,
-                timeout=timedelta(seconds=MEET_S),
+                timeout=timedelta(seconds=EXCHANGE_S),
             )
 
     def rows_of(self, batch: Batch, shared_prefix: SharedPrefix = SharedPrefix.NONE) -> Int64s:

@@ -74,9 +74,11 @@ class Shards:
             for unit in self._units:
                 unit.unshard()
             self._is_whole = True
-        yield
-        if not self.stay_whole:
-            self.scatter()
+        try:
+            yield
+        finally:
+            if not self.stay_whole:
+                self.scatter()
 
     def scatter(self) -> None:
         """Keep this rank's parts only."""

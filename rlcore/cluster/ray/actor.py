@@ -6,8 +6,8 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 import rlcore.errors
 from rlcore.child import OK, OURS
+from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment, WorkerHost
 from rlcore.cluster.ranks import answers_of_ranks
 from rlcore.cluster.streams import merged
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 Answer = tuple[str, Any]
 """(OK, value), or (OURS, (class of the error, message, traceback))."""
+CANCELLED: Answer = (OURS, ("WorkerError", "cancelled", ""))
 MAX_CALLS = 10_000
 """Calls that an actor serves at a time; more wait."""
 LAST_WORD_S = 30.0
@@ -37,11 +39,15 @@ STREAM_BATCH = 64
 class ActorHost:
     """The workers of one actor. Calls come numbered, so that they can be cancelled by number."""
 
-    def __init__(self, path: Sequence[str]) -> None:
+    def __init__(self, path: Sequence[str], directory: str) -> None:
+        """`directory` is the controller's, of which relative paths of the configuration speak."""
+        self._directory = directory
         sys.path += [entry for entry in path if entry not in sys.path and Path(entry).exists()]
         self._host = WorkerHost()
         self._tasks: dict[int, asyncio.Future[Any]] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._cancelled: set[int] = set()
+        """Calls that were ended before their turn."""
         self._next = 0
 
     async def address(self) -> tuple[str, int, int]:
@@ -52,11 +58,22 @@ class ActorHost:
 
     async def build(self, shipment: Shipment) -> Answer:
         """Make a worker and set it up."""
-        return await _answered(lambda: _now(self._host.build, shipment))
+        return await _answered(lambda: self._build(shipment))
+
+    async def _build(self, shipment: Shipment) -> None:
+        try:
+            os.chdir(self._directory)
+        except OSError as cause:
+            raise WorkerError(
+                f"{shipment.name}: node {os.uname().nodename} has no directory '{self._directory}', from which the run "
+                "was started; start it from one that all nodes share"
+            ) from cause
+        self._host.build(shipment)
 
     async def call(self, number: int, role: str, method: str, given: tuple[Sequence[Any], Mapping[str, Any]]) -> Answer:
         """The method's result; `given` are its arguments."""
-        await self._turn(number)
+        if not await self._turn(number):
+            return CANCELLED
         task = self._tasks[number] = asyncio.ensure_future(self._host.call(role, method, *given))
         try:
             return await _answered(lambda: task)
@@ -77,7 +94,9 @@ class ActorHost:
             finally:
                 await items.aclose()
 
-        await self._turn(number)
+        if not await self._turn(number):
+            yield CANCELLED
+            return
         task = self._tasks[number] = asyncio.ensure_future(pump())
         try:
             while not (task.done() and queue.empty()):
@@ -90,8 +109,11 @@ class ActorHost:
             await asyncio.gather(task, return_exceptions=True)
             del self._tasks[number]
 
-    async def _turn(self, number: int) -> None:
-        """Return in the order of the numbers: ranks have to begin what they do together in one order."""
+    async def _turn(self, number: int) -> bool:
+        """Return in the order of the numbers: ranks have to begin what they do together in one order.
+
+        False when it was cancelled meanwhile.
+        """
         self._waiting[number] = asyncio.get_running_loop().create_future()
         if self._next in self._waiting and not self._waiting[self._next].done():
             self._waiting[self._next].set_result(None)
@@ -100,11 +122,17 @@ class ActorHost:
         self._next += 1
         if self._next in self._waiting:
             self._waiting[self._next].set_result(None)
+        if number in self._cancelled:
+            self._cancelled.discard(number)
+            return False
+        return True
 
     async def cancel(self, number: int) -> None:
-        """End a call or stream that is under way."""
+        """End a call or stream that is under way or waits for its turn."""
         if number in self._tasks:
             self._tasks[number].cancel()
+        elif number >= self._next:
+            self._cancelled.add(number)
 
     async def close(self) -> list[str]:
         """Close the workers; what went wrong, in words."""
@@ -113,10 +141,6 @@ class ActorHost:
     async def watch(self) -> None:
         """Never return: the actor's end is the end of this call."""
         await asyncio.Event().wait()
-
-
-async def _now(work: Callable[..., Any], *args: Any) -> Any:
-    return work(*args)
 
 
 async def _answered(work: Callable[[], Awaitable[Any]]) -> Answer:
@@ -128,7 +152,7 @@ async def _answered(work: Callable[[], Awaitable[Any]]) -> Answer:
         trace = "".join(traceback.format_exception(error.__cause__ or error, limit=-20))
         return OURS, (type(error).__name__, str(error), trace)
     except asyncio.CancelledError:
-        return OURS, ("WorkerError", "cancelled", "")
+        return CANCELLED
 
 
 async def _batch(queue: "asyncio.Queue[Any]", task: "asyncio.Future[None]") -> list[Any]:
@@ -166,7 +190,9 @@ class ActorBody:
     async def meet(self, deadline_s: float) -> None:
         """Wait until every actor runs; agree on where the ranks meet."""
         where = f"{self.name}: starting its actor"
-        addresses = await self._all([actor.address.remote() for actor in self._actors], self._ask, where, deadline_s)
+        with _in_time(where, deadline_s):
+            refs = [actor.address.remote() for actor in self._actors]
+            addresses = await self._all(refs, self._ask, where, deadline_s)
         self._places = [f"process {process} on {host}" for host, _, process in addresses]
         if len(self._actors) > 1:
             host, port, _ = addresses[0]
@@ -196,7 +222,7 @@ class ActorBody:
         return values[0]
 
     async def stream(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, close_s: float
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines
     ) -> AsyncGenerator[Any, None]:
         """See `Body.stream`."""
         number = self._number
@@ -206,12 +232,14 @@ class ActorBody:
                 for actor in self._actors
             ]
         self._number += 1
-        streams = [self._items(rank, refs, number, where, close_s) for rank, refs in enumerate(calls)]
+        streams = [self._items(rank, refs, number, where, deadlines) for rank, refs in enumerate(calls)]
         async with aclosing(merged(streams)) as items:
             async for item in items:
                 yield item
 
-    async def _items(self, rank: int, refs: Any, number: int, where: str, close_s: float) -> AsyncGenerator[Any, None]:
+    async def _items(
+        self, rank: int, refs: Any, number: int, where: str, deadlines: Deadlines
+    ) -> AsyncGenerator[Any, None]:
         """The items of one rank's stream."""
         ended = False
         try:
@@ -221,7 +249,7 @@ class ActorBody:
                 except StopAsyncIteration:
                     ended = True
                     return
-                for item in opened(await self._ask(rank, ref, where, close_s)):
+                for item in await self._value(rank, ref, where, deadlines.call_s):
                     yield item
         except RayError as error:
             ended = True
@@ -229,7 +257,7 @@ class ActorBody:
         finally:
             if not ended:
                 self._actors[rank].cancel.remote(number)
-                await self._drain(refs, close_s)
+                await self._drain(refs, deadlines.close_s)
 
     async def _drain(self, refs: Any, close_s: float) -> None:
         """Take what still comes, so that the worker's generator has ended when this returns."""
@@ -246,16 +274,25 @@ class ActorBody:
         return await answers_of_ranks(asked, self._reasons.__contains__)
 
     async def _value(self, rank: int, ref: Any, where: str, deadline_s: float) -> Any:
-        """What a worker returned; what it raised is raised here."""
-        return opened(await self._ask(rank, ref, where, deadline_s))
+        """What a worker returned; what it raised is raised here.
+
+        WorkerError when the deadline passes, after which the actor is killed: its loop may be stuck.
+        """
+        try:
+            return opened(await self._ask(rank, ref, where, deadline_s))
+        except TimeoutError as cause:
+            reason = f"{where} took longer than {deadline_s:g} s"
+            self._reasons.setdefault(rank, reason)
+            ray.kill(self._actors[rank])
+            raise WorkerError(f"{reason}; its actor was killed") from cause
 
     async def _ask(self, rank: int, ref: Any, where: str, deadline_s: float) -> Any:
-        """The value of a reference; WorkerError when the deadline passes or the rank's actor ends."""
+        """The value of a reference; TimeoutError when the deadline passes, WorkerError when the rank's actor ends."""
         try:
             async with asyncio.timeout(deadline_s):
                 return await ref
-        except (TimeoutError, GetTimeoutError) as error:
-            raise WorkerError(f"{where} took longer than {deadline_s:g} s") from error
+        except GetTimeoutError:
+            raise
         except RayError as error:
             raise WorkerError(f"{where}: {await self._lost(rank, error)}") from error
 
@@ -307,16 +344,31 @@ class ActorBody:
     async def close(self, deadline_s: float) -> None:
         """See `Body.close`."""
         if self.alive:
-            refs = [actor.close.remote() for actor in self._actors]
+            where = f"{self.name}.close()"
             try:
-                for problems in await self._all(refs, self._ask, f"{self.name}.close()", deadline_s):
-                    for problem in problems:
-                        logger.warning("%s", problem)
+                with _in_time(where, deadline_s):
+                    refs = [actor.close.remote() for actor in self._actors]
+                    for problems in await self._all(refs, self._ask, where, deadline_s):
+                        for problem in problems:
+                            logger.warning("%s", problem)
             except RlcoreError as error:
                 logger.warning("%s", error)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the actors at once."""
         self._closed = True
         for actor in self._actors:
             ray.kill(actor)
+
+
+@contextmanager
+def _in_time(where: str, deadline_s: float) -> Iterator[None]:
+    """A deadline that passes inside becomes a WorkerError that says what took so long."""
+    try:
+        yield
+    except TimeoutError as cause:
+        raise WorkerError(f"{where} took longer than {deadline_s:g} s") from cause
 
 
 def opened(answer: Answer) -> Any:

@@ -25,13 +25,16 @@ from rlcore.cluster.process import first_error
 from rlcore.cluster.ray.actor import MAX_CALLS, ActorBody, ActorHost
 from rlcore.cluster.ray.placement import Placement, bundles_of, slots_of
 from rlcore.cluster.replica import Group, Replica, Seat
-from rlcore.errors import WorkerError, describe
+from rlcore.config import ClusterConfig
+from rlcore.errors import WorkerError, boundary, describe
 from rlcore.plan import RunPlan, WorkerPlan
 
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 60.0
 """Until Ray has started, or answers at its address."""
+LEAVE_S = 6.0
+"""Until Ray is left, also by an attempt to connect that is under way; then a Ray of ours is killed."""
 REACH_S = 5.0
 """Until the port at the address accepts a connection."""
 
@@ -45,17 +48,18 @@ class RayCluster:
         self._slots = slots_of(plan)
         self._placement = Placement(run_dir.name)
         self._thread: WorkerThread | None = None
-        self._ours = False
+        """The one that connects and leaves; None where Ray was there already."""
         self._guard: Guard | None = None
 
     async def open(self) -> None:
         """Connect, and reserve the pools."""
         config = self._plan.config.cluster
-        if not ray.is_initialized():
+        if ray.is_initialized():
+            _refuse_settings(config)
+        else:
             # Processes that Ray starts here end with the thread that starts them, so that thread stays.
             self._thread = WorkerThread("ray")
             await self._thread.run(_call(self._connect), "cluster: connecting to Ray", CONNECT_S)
-            self._ours = True
         await self._placement.place(bundles_of(self._slots), config.placement_s)
 
     def _connect(self) -> None:
@@ -124,7 +128,7 @@ class RayCluster:
     async def _launch(self, name: str, plan: WorkerPlan, index: int) -> ActorBody:
         """The actors of a replica, with nothing in them yet."""
         request = plan.request
-        path = [entry or str(Path.cwd()) for entry in sys.path]
+        path = [str(Path(entry).absolute()) for entry in sys.path]
         actors = []
         for rank in range(request.ranks):
             slot = self._slots[request.role.name][index * request.ranks + rank]
@@ -140,36 +144,68 @@ class RayCluster:
                 # Ray sets these itself where they are not set, to what the actor's CPUs say; the plan's number holds.
                 runtime_env={"env_vars": thread_environment(threads_of(plan, self._plan))},
             )
-            actors.append(actor.remote(path))
+            actors.append(actor.remote(path, str(Path.cwd())))
         body = ActorBody(name, actors)
-        await body.meet(self._deadlines.setup_s)
+        running = False
+        try:
+            await body.meet(self._deadlines.setup_s)
+            running = True
+        finally:
+            if not running:
+                body.kill()
         return body
 
     async def close(self) -> None:
         """Close every worker, end its actors, give the pools back and leave Ray; a Ray that we started ends."""
-        await asyncio.gather(*(seat.close() for seat in self._seats.values()))
+        seats = list(self._seats.values())
+        for seat, error in zip(seats, await asyncio.gather(*map(_closed, seats), return_exceptions=True), strict=True):
+            if error is not None:
+                logger.warning("%s: closing it: %s", seat.name, error)
         self._seats.clear()
-        if ray.is_initialized():
+        if self._thread is None:
             self._placement.close()
-        if self._thread is not None:
-            try:
-                if self._ours or ray.is_initialized():
-                    await self._thread.run(_call(ray.shutdown), "cluster: leaving Ray", CONNECT_S)
-            except WorkerError as error:
-                logger.warning("%s", error)
+            return
+        try:
+            # An attempt to connect that was given up goes on in that thread: this waits for its turn behind it.
+            await self._thread.run(_call(self._leave), "cluster: leaving Ray", LEAVE_S)
+        except WorkerError as error:
+            logger.warning("%s", error)
+        finally:
             if self._guard is not None:
                 await asyncio.to_thread(self._guard.dismiss)
             await self._thread.stop(self._deadlines.close_s)
+
+    def _leave(self) -> None:
+        with boundary("cluster: leaving Ray", WorkerError):
+            try:
+                self._placement.close()
+            finally:
+                ray.shutdown()
+
+
+async def _closed(seat: Seat) -> None:
+    with boundary("its actors", WorkerError):
+        await seat.close()
 
 
 async def _call(work: Callable[[], Any]) -> Any:
     return work()
 
 
+def _refuse_settings(config: ClusterConfig) -> None:
+    """WorkerError for a setting that a Ray which runs in this process already cannot heed."""
+    for name in ("address", "object_store_gib", "dashboard"):
+        if value := getattr(config, name):
+            raise WorkerError(
+                f"cluster.{name}={value}: Ray is already initialised in this process, and is used as it is; leave the "
+                "setting out, or call ray.shutdown() first"
+            )
+
+
 def _check_reachable(address: str) -> None:
     """WorkerError when nothing listens there: Ray itself would try for minutes."""
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdecimal() or "//" in address:
+    if not separator or not port.isdecimal():
         return
     try:
         socket.create_connection((host, int(port)), REACH_S).close()

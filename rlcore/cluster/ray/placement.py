@@ -10,8 +10,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from rlcore.errors import PlanError, WorkerError
-from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
+from rlcore.errors import WorkerError
+from rlcore.plan import RunPlan, WorkerPlan
+from rlcore.plan.places import meeting_in, places_of
 
 NAME = "rlcore"
 """Every placement group of ours is named 'rlcore RUN POOL', so that another run can say who holds the cluster."""
@@ -32,18 +33,12 @@ def slots_of(run: RunPlan) -> dict[str, list[Slot]]:
     """For each role that has processes of its own, the slot of each rank, replica by replica.
 
     Roles of a pool take turns on its devices: the ranks that meet in a bundle share its devices, and each has its CPUs.
-    A union's ranks go through its members' bundles in order, and share the CPUs there with the servers that sleep while
-    they train: Ray knows no turns, so each side reserves its part of what the larger one needs. PlanError when one of
-    those servers has several devices in one process, of which Ray gives away no parts.
+    A union's ranks share the CPUs of its members' bundles with the servers that sleep while they train: Ray knows no
+    turns, so each side reserves its part of what the larger one needs.
     """
-    places = _places(run)
-    meeting: dict[tuple[str, int], list[WorkerPlan]] = {}
-    for ranks in places.values():
-        for plan, leaf, bundle in ranks:
-            meeting.setdefault((leaf, bundle), []).append(plan)
-    union = _shared_by_turns(run)
-    for present in meeting.values():
-        _refuse_parts_of_several(present, union)
+    places = places_of(run.pools, run.workers)
+    meeting = meeting_in(places)
+    union = run.config.cluster.train_pool if run.sleepers else ""
     return {
         role: [
             Slot(leaf, bundle, _cpus(plan, meeting[leaf, bundle], run, union), _gpus(plan, meeting[leaf, bundle]))
@@ -51,37 +46,6 @@ def slots_of(run: RunPlan) -> dict[str, list[Slot]]:
         ]
         for role, ranks in places.items()
     }
-
-
-def _places(run: RunPlan) -> dict[str, list[tuple[WorkerPlan, str, int]]]:
-    """The leaf pool and the bundle of each rank, by role."""
-    pools = {pool.name: pool for pool in run.pools}
-    members = {member for pool in run.pools for member in pool.union_of}
-    sizes = {pool.name: _num_bundles(pool, run, pool.name in members) for pool in run.pools if not pool.union_of}
-    places: dict[str, list[tuple[WorkerPlan, str, int]]] = {}
-    for plan in _own_processes(run):
-        pool = pools[plan.request.pool]
-        spots = [(leaf, bundle) for leaf in (pool.union_of or (pool.name,)) for bundle in range(sizes[leaf])]
-        num = plan.request.replicas * plan.request.ranks
-        places[plan.request.role.name] = [(plan, *spots[index % len(spots)]) for index in range(num)]
-    return places
-
-
-def _shared_by_turns(run: RunPlan) -> str:
-    """The union whose roles train while servers of its members sleep; empty: none."""
-    return run.config.cluster.train_pool if run.sleepers else ""
-
-
-def _refuse_parts_of_several(present: Sequence[WorkerPlan], union: str) -> None:
-    trainers = [plan for plan in present if plan.request.gpus and plan.request.pool == union]
-    for plan in present:
-        if trainers and plan.request.gpus > 1:
-            request = plan.request
-            raise PlanError(
-                f"cluster.backend=ray: role '{request.role.name}' has {request.gpus:g} GPUs in one process, and Ray "
-                f"cannot share them with '{trainers[0].request.role.name}' of pool '{union}'; give it one "
-                "(rollout.vllm.tensor_parallel=1), or a pool outside of the union, or set cluster.backend=local"
-            )
 
 
 def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: RunPlan, union: str) -> float:
@@ -99,18 +63,6 @@ def _gpus(plan: WorkerPlan, present: Sequence[WorkerPlan]) -> float:
     gpus = plan.request.gpus
     sharing = sum(1 for each in present if each.request.gpus)
     return gpus if gpus > 1 else floor(gpus / max(sharing, 1) * 1000) / 1000
-
-
-def _own_processes(run: RunPlan) -> list[WorkerPlan]:
-    return [plan for plan in run.workers if plan.request.inside is None]
-
-
-def _num_bundles(pool: PoolPlan, run: RunPlan, in_union: bool) -> int:
-    """As many as the largest role of the pool has ranks; a union also uses devices that nobody else does."""
-    ranks = [
-        plan.request.replicas * plan.request.ranks for plan in _own_processes(run) if plan.request.pool == pool.name
-    ]
-    return max([*ranks, 1, pool.gpus_per_node * pool.nodes if in_union else 0])
 
 
 def bundles_of(slots: Mapping[str, Sequence[Slot]]) -> dict[str, list[dict[str, float]]]:
@@ -173,9 +125,10 @@ class Placement:
 
     def close(self) -> None:
         """Give everything back."""
-        for group in self._groups.values():
-            remove_placement_group(group)
+        groups = list(self._groups.values()) if ray.is_initialized() else []
         self._groups.clear()
+        for group in groups:
+            remove_placement_group(group)
 
 
 def _worded(wanted: Sequence[Mapping[str, float]]) -> str:
