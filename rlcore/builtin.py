@@ -92,9 +92,11 @@ def _rollout_request(config: RunConfig, common: Mapping[str, Any]) -> WorkerRequ
 
 def _cached_tokens(config: RunConfig) -> int:
     """What the embedded rollout holds at most: each row's own tokens, and each prompt once for its rows."""
-    rows = config.rollout.max_rows
-    prompts = -(-rows // config.rollout.samples_per_prompt) + 1
-    return rows * config.rollout.max_tokens + prompts * config.data.max_prompt_tokens
+    kinds = [(config.rollout.samples_per_prompt, config.rollout.max_tokens)]
+    if config.eval.sources:
+        kinds.append((config.eval.samples_per_prompt, config.eval.max_tokens or config.rollout.max_tokens))
+    rows, prompt = config.rollout.max_rows, config.data.max_prompt_tokens
+    return max(rows * response + (-(-rows // samples) + 1) * prompt for samples, response in kinds)
 
 
 @hookimpl

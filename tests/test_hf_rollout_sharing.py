@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore.backends.hf.decode import PACK_TOKENS
+from rlcore.backends.hf.decode import PACK_TOKENS, PASS_TOKENS
+from rlcore.backends.hf.head import CHUNK_ELEMENTS
 from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
 from rlcore.backends.hf.packed import PackedLinears, siblings_of, watching
 from rlcore.backends.hf.rollout import EmbeddedSampler
 from rlcore.config import ModelConfig
 from rlcore.errors import WorkerError
+from rlcore.plan.memory import LOGIT_BYTES, PREFILL_TOKENS
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.tokens import ByteTokens
 from rlcore.types import Completion, Finish, GenerateRequest, Sampling
@@ -291,6 +293,10 @@ def test_a_model_whose_activation_is_changed_goes_through_its_own_modules(path: 
     assert not sampler._decoder.shortens
     found = ids_of(asyncio.run(all_of(sampler, requests_of(1, n=1, max_tokens=3))))
     assert len(found["r0", 0]) <= 3
+
+
+def test_the_plan_reckons_with_the_sizes_that_are_computed_with() -> None:
+    assert (PREFILL_TOKENS, LOGIT_BYTES) == (PASS_TOKENS, 4 * 4 * CHUNK_ELEMENTS)
 
 
 def sorted_by_id(completions: Sequence[Completion]) -> list[Completion]:

@@ -141,31 +141,67 @@ def test_activations_of_a_micro_batch_and_cached_tokens_are_reckoned_by_hand() -
     sizes = ("data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4")
     facts = Facts(parameters=1000, shape=LLAMA)
     # a layer keeps 14 * 8 + 4.5 * 16 + 4 * 4 = 200 numbers a token
-    budget = plan(*sizes, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=100", facts=facts)
+    none = ("actor.shared_prefix=none",)
+    budget = plan(*sizes, *none, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=100", facts=facts)
     assert budget.memory_bytes["actor"] == PROCESS + 16000 + 100 * 200 * 2 * 4 + LOGITS
-    all_rows = plan(*sizes, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=1000", facts=facts)
+    all_rows = plan(*sizes, *none, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=1000", facts=facts)
     assert all_rows.memory_bytes["actor"] == PROCESS + 16000 + 8 * 16 * 200 * 2 * 4 + LOGITS
-    one_row = plan(*sizes, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=3", facts=facts)
+    one_row = plan(*sizes, *none, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=3", facts=facts)
     assert one_row.memory_bytes["actor"] == PROCESS + 16000 + 16 * 200 * 2 * 4 + LOGITS
     checkpointed = plan(
-        *sizes, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=100", "actor.gradient_checkpointing=true",
-        facts=facts,
+        *sizes, *none, "rollout.samples_per_prompt=2", "actor.micro_batch_tokens=100",
+        "actor.gradient_checkpointing=true", facts=facts,
     )  # fmt: skip
     assert checkpointed.memory_bytes["actor"] == PROCESS + 16000 + 100 * (8 * 2 + 200) * 4 + LOGITS
+
+
+@pytest.mark.parametrize(
+    ("micro_batch_tokens", "tokens", "rows"),
+    [
+        (3, 16, 1),  # a row at least: its prompt and its response
+        (22, 22, 2),  # a group: 10 + 2 * 6
+        (60, 60, 5),  # two groups, and of a third the prompt and one response
+        (1000, 4 * 22, 8),  # the whole step
+    ],
+)
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_keys_and_values_of_a_shared_prompt_are_copied_for_each_row_that_fits(
+    micro_batch_tokens: int, tokens: int, rows: int, checkpointing: bool
+) -> None:
+    made = plan(
+        *("data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4"),
+        *("rollout.samples_per_prompt=2", f"actor.micro_batch_tokens={micro_batch_tokens}"),
+        f"actor.gradient_checkpointing={str(checkpointing).lower()}",
+        facts=Facts(parameters=1000, shape=LLAMA),
+    )
+    assert made.workers[0].shared_prefix == SharedPrefix.TREE
+    copies = rows * 16 * 2 * 4 * 4  # keys and values of 4 numbers of 4 bytes, in each layer that is kept
+    kept = tokens * (8 * 2 + 200) * 4 + copies if checkpointing else tokens * 200 * 2 * 4 + 2 * copies
+    assert made.memory_bytes["actor"] == PROCESS + 16000 + kept + LOGITS
 
 
 def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values_and_logits() -> None:
     sizes = (
         "data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4", "rollout.samples_per_prompt=2",
-        "rollout.max_rows=8", "actor.backend=hf", "rollout.backend=hf",
+        "rollout.max_rows=8", "actor.backend=hf", "rollout.backend=hf", "actor.shared_prefix=none",
     )  # fmt: skip
     large = Facts(parameters=10**9, shape=LLAMA)
-    # 8 rows of 6 tokens and 4 + 1 prompts of 10; keys and values of 2 layers; logits and probabilities of 8 rows
-    tables = (8 * 6 + 5 * 10) * 2 * 2 * 4 * 4 + 2 * 8 * 100 * 4
+    # 8 rows of 6 tokens and 4 + 1 prompts of 10; keys and values of 2 layers; logits and probabilities of 8 rows; of a
+    # pass over all these tokens 4 * 8 + 3 * 16 numbers each
+    cached = 8 * 6 + 5 * 10
+    tables = cached * 2 * 2 * 4 * 4 + 2 * 8 * 100 * 4 + cached * 80 * 4
     lora = plan(*sizes, "actor.lora.enabled=true", facts=large).memory_bytes["actor"]
     assert lora == PROCESS + 4 * 10**9 + 4 * 10**9 + tables
     whole = plan(*sizes, facts=large).memory_bytes["actor"]
     assert whole == PROCESS + 16 * 10**9 + 8 * 16 * 200 * 2 * 4 + LOGITS, "packed weights are no more than gradients"
+    evaluated = ("eval.sources.held.path=held.jsonl", "eval.max_tokens=20")
+    longer = plan(*sizes, *evaluated, "actor.lora.enabled=true", facts=large).memory_bytes["actor"]
+    held = 8 * 20 + 9 * 10  # a prompt of its own for each row, and one more
+    assert longer - lora == (held - cached) * (2 * 2 * 4 + 80) * 4
+    shorter = plan(*sizes, evaluated[0], "eval.max_tokens=1", "actor.lora.enabled=true", facts=large).memory_bytes[
+        "actor"
+    ]
+    assert shorter == lora, "what is held in training is more"
     half = plan(*sizes, "actor.lora.enabled=true", "actor.dtype=bfloat16", facts=large).memory_bytes["actor"]
     assert half == PROCESS + 2 * 10**9 + 8 * 16 * 200 * 2 * 2 + LOGITS, "weights in bfloat16 are not packed"
 
@@ -194,3 +230,37 @@ def test_a_run_that_does_not_fit_is_refused_with_the_estimate_and_the_knobs() ->
         plan("actor.micro_batch_tokens=1000000", "train.prompts_per_step=4096", facts=facts)
     with pytest.raises(PlanError, match="memory: the run needs about"):
         plan(*KL, facts=Facts(parameters=10**9, memory_bytes=10**9))
+
+
+GENERATES = ("actor.backend=hf", "rollout.backend=hf", "rollout.max_rows=1000000")
+EVERYTHING = "set actor.gradient_checkpointing=true or actor.lora.enabled=true, or take a smaller model"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "remedy"),
+    [
+        ((), f"lower actor.micro_batch_tokens, data.max_prompt_tokens or rollout.max_tokens, {EVERYTHING}"),
+        (("actor.micro_batch_tokens=16",), f"lower data.max_prompt_tokens or rollout.max_tokens, {EVERYTHING}"),
+        (
+            ("actor.gradient_checkpointing=true",),
+            "or rollout.max_tokens, set actor.lora.enabled=true, or take a smaller model",
+        ),
+        (
+            ("actor.gradient_checkpointing=true", "actor.lora.enabled=true"),
+            "or rollout.max_tokens, or take a smaller model",
+        ),
+        (
+            (*GENERATES, "actor.lora.enabled=true"),
+            "lower rollout.max_rows, rollout.max_tokens or data.max_prompt_tokens, or take a smaller model",
+        ),
+        (
+            (*GENERATES, "eval.sources.held.path=held.jsonl", "eval.max_tokens=20"),
+            "lower rollout.max_rows, eval.max_tokens or data.max_prompt_tokens, set actor.lora.enabled=true, or take",
+        ),
+    ],
+)
+def test_the_way_out_names_what_is_not_set_and_what_sets_the_peak(overrides: tuple[str, ...], remedy: str) -> None:
+    sizes = ("data.max_prompt_tokens=10", "rollout.max_tokens=6", "actor.micro_batch_tokens=1000")
+    with pytest.raises(PlanError) as caught:
+        plan(*sizes, *overrides, facts=Facts(parameters=10**6, shape=LLAMA, memory_bytes=10**7))
+    assert remedy in str(caught.value)

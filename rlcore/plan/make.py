@@ -41,7 +41,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     sleepers, on_devices = plan_turns(pools, workers, schedule), dict[str, dict[str, int]]()
     check_places(config, pools, workers, sleepers)
     if not config.cluster.address:  # on other machines it is not this one's memory that counts
-        check_memory(workers, memory, facts)
+        check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(config, pools, workers, sleepers, memory, facts)
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
     chosen = (components.values(), algorithms.values(), workers, pools, rewards)

@@ -2,8 +2,9 @@
 
 Of each process: its libraries (on a CPU), weights and optimizer state, and the larger of what an update and generation
 need beside them, which take turns. An update needs gradients, the activations of one micro-batch, which the token
-budget bounds, and the logits that exist at a time; generation the weights once more where it packs them, keys and
-values of its rows, and logits of one token a row.
+budget bounds, the keys and values of a shared prompt once for each row, and the logits that exist at a time; generation
+the weights once more where it packs them, keys and values of its rows, what a pass over their prompts needs, and logits
+of one token a row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.errors import PlanError
 from rlcore.plan.types import Facts, ModelFacts, ModelShape, WorkerPlan
+from rlcore.types import SharedPrefix
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0}
@@ -23,6 +25,8 @@ PROCESS_BYTES = 500 * 2**20
 GB were resident beside weights and optimizer state when updates began (docs/results/performance.md), on Linux."""
 SAMPLED_LOGITS = 2
 """Arrays of a number for each entry of the vocabulary and each row that is sampled: logits and probabilities."""
+PREFILL_TOKENS = 8192
+"""Tokens of prompts that generation computes at once: `rlcore.backends.hf.decode.PASS_TOKENS`."""
 LOGIT_BYTES = 4 * 2**24 * 4
 """Four arrays of one chunk of logits in float32: `rlcore.backends.hf.head.CHUNK_ELEMENTS`."""
 
@@ -86,16 +90,36 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> in
     if shape is None:
         return 0
     if engine is not None:
-        longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-        samples = config.train.prompts_per_step * config.rollout.samples_per_prompt
-        num_tokens = min(max(engine.micro_batch_tokens, longest), samples * longest)
-        return num_tokens * activation_bytes(shape, engine) + LOGIT_BYTES
+        num_tokens, copied_tokens = _micro_batch(config, engine, plan.shared_prefix)
+        layers = 1 if engine.gradient_checkpointing else shape.layers
+        copies = copied_tokens * layers * 2 * shape.kv_size * BYTES[engine.dtype]
+        return num_tokens * activation_bytes(shape, engine) + copies + LOGIT_BYTES
     if not cached:
         return 0
     copied = plan.request.bytes_per_parameter - _gradient_bytes_per_parameter(config.actor)
     logits = SAMPLED_LOGITS * config.rollout.max_rows * shape.vocabulary * BYTES["float32"]
     keys_and_values = cached * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]
-    return int(copied * (model.parameters or 0)) + keys_and_values + logits
+    # Of a layer's feed-forward, whose values are the most that is there at a time; rows whose weights have changed are
+    # computed anew as prompts are.
+    prefill = 4 * shape.hidden_size + 3 * shape.inner_size
+    prefilled = min(cached, PREFILL_TOKENS) * prefill * BYTES[config.actor.dtype]
+    return int(copied * (model.parameters or 0)) + keys_and_values + prefilled + logits
+
+
+def _micro_batch(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> tuple[int, int]:
+    """(tokens of a micro-batch, tokens of its rows with their prompts): the second where a shared prompt's keys and
+    values are copied for each row, else 0. With prompts and responses as long as allowed."""
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
+    samples = config.rollout.samples_per_prompt
+    longest = prompt + response
+    budget = max(engine.micro_batch_tokens, longest)
+    if way is SharedPrefix.NONE:
+        return min(budget, config.train.prompts_per_step * samples * longest), 0
+    group = prompt + samples * response
+    tokens = min(budget, config.train.prompts_per_step * group)
+    whole_groups, rest = divmod(tokens, group)
+    rows = whole_groups * samples + max(0, rest - prompt) // response
+    return tokens, rows * longest
 
 
 def activation_bytes(shape: ModelShape, engine: EngineConfig) -> int:
@@ -111,28 +135,59 @@ def activation_bytes(shape: ModelShape, engine: EngineConfig) -> int:
     return kept * BYTES[engine.dtype]
 
 
-def check_memory(workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts) -> None:
+def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts) -> None:
     """PlanError when the estimate exceeds what there is, with the settings that lower it."""
-    remedy = (
-        "lower actor.micro_batch_tokens, data.max_prompt_tokens or rollout.max_tokens, set "
-        "actor.gradient_checkpointing=true or actor.lora.enabled=true, or take a smaller model"
-    )
-    on_host, parts = 0, []
+    on_host: dict[str, int] = {}
     for plan in workers:
         request, size = plan.request, memory.get(plan.request.role.name, 0)
         if request.gpus and facts.gpu_memory_bytes is not None and size > facts.gpu_memory_bytes:
             raise PlanError(
                 f"role '{request.role.name}' needs about {_gib(size)} GiB a rank, a device has "
-                f"{_gib(facts.gpu_memory_bytes)}; {remedy}"
+                f"{_gib(facts.gpu_memory_bytes)}; {_remedy(config, plan, workers, facts)}"
             )
         if size and not request.gpus:
-            on_host += size * request.replicas * request.ranks
-            parts.append(f"{request.role.name} {_gib(size * request.replicas * request.ranks)}")
-    if facts.memory_bytes is not None and on_host > facts.memory_bytes:
-        raise PlanError(
-            f"memory: the run needs about {_gib(on_host)} GiB ({', '.join(parts)}), the machine has "
-            f"{_gib(facts.memory_bytes)}; {remedy}"
+            on_host[request.role.name] = size * request.replicas * request.ranks
+    total = sum(on_host.values())
+    if facts.memory_bytes is not None and total > facts.memory_bytes:
+        parts = ", ".join(f"{name} {_gib(size)}" for name, size in on_host.items())
+        largest = next(
+            plan for plan in workers if plan.request.role.name == max(on_host, key=lambda name: on_host[name])
         )
+        raise PlanError(
+            f"memory: the run needs about {_gib(total)} GiB ({parts}), the machine has {_gib(facts.memory_bytes)}; "
+            f"{_remedy(config, largest, workers, facts)}"
+        )
+
+
+def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
+    """The settings that lower what a role needs, without those that are set already."""
+    request = plan.request
+    engine, where = request.engine, request.settings or request.role.name
+    served = [each for each in workers if each.request.inside == request.role and each.request.cached_tokens]
+    needs = [_working_bytes(config, each, facts.model_of(each.request)) for each in (plan, *served)]
+    generation = max(needs) > needs[0]
+    if generation:
+        response = "eval" if _evaluates_longer(config) else "rollout"
+        lower = ["rollout.max_rows", f"{response}.max_tokens", "data.max_prompt_tokens"]
+    else:
+        lower = ["data.max_prompt_tokens", "rollout.max_tokens"]
+        longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+        if engine is not None and engine.micro_batch_tokens > longest:
+            lower = [f"{where}.micro_batch_tokens", *lower]
+    ways = [f"lower {', '.join(lower[:-1])} or {lower[-1]}"]
+    if engine is not None:
+        helps = {
+            "gradient_checkpointing=true": not generation and not engine.gradient_checkpointing,
+            "lora.enabled=true": not engine.lora.enabled,
+            "sharding=fsdp2": engine.ranks > 1 and engine.sharding == "none",
+        }
+        settings = [f"{where}.{each}" for each, does in helps.items() if does]
+        ways += [f"set {' or '.join(settings)}"] if settings else []
+    return f"{', '.join(ways)}, or take a smaller model"
+
+
+def _evaluates_longer(config: RunConfig) -> bool:
+    return bool(config.eval.sources) and config.eval.max_tokens > config.rollout.max_tokens
 
 
 def _gib(size: int) -> str:
