@@ -5,6 +5,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from rlcore import WorkerError
+from rlcore.errors import boundary
+
 Ids = Sequence[int]
 
 
@@ -21,10 +24,13 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward model")
         self.num_batches = 0
 
-    async def score(self, ids: Ids) -> float:
-        """The row's score; what the function raises passes to every row of its batch."""
+    async def score(self, ids: Ids, ahead: bool = False) -> float:
+        """The row's score, `ahead` of all that is queued; what the function raises passes to every row of its batch."""
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-        self._queue.append((ids, future))
+        if ahead:
+            self._queue.appendleft((ids, future))
+        else:
+            self._queue.append((ids, future))
         if self._running is None:
             self._running = asyncio.create_task(self._run(), name="batches of a reward model")
         return await future
@@ -55,6 +61,15 @@ class Batcher:
             for _, future in self._queue:
                 future.cancel()
             self._queue.clear()
+
+    async def probe(self, token_id: int, limit_s: float) -> None:
+        """Have a row of one token computed; WorkerError when that fails or takes longer than it may."""
+        try:
+            async with asyncio.timeout(limit_s):
+                with boundary("a row of one token", WorkerError):
+                    await self.score([token_id], ahead=True)
+        except TimeoutError:
+            raise WorkerError(f"a row of one token was not computed within {limit_s:g} s") from None
 
     def _next_batch(self) -> list[tuple[Ids, "asyncio.Future[float]"]]:
         """The longest run of rows from the head of the queue that fits, padding included; at least one row."""

@@ -38,6 +38,11 @@ def _check_service(name: str, settings: RewardLoopSettings) -> None:
             raise ConfigError(f"{key}.urls: found '{url}'; needs an address such as http://127.0.0.1:8000/score")
         if parts.username or parts.password:
             raise ConfigError(f"{key}.urls: an address holds a password; needs {key}.token=${{oc.env:NAME}} instead")
+    if any(each.isspace() or not each.isprintable() for each in service.token):
+        raise ConfigError(
+            f"{key}.token: holds white space or a control character, such as a newline at its end, and no header may; "
+            "needs the token alone"
+        )
 
 
 def _check_reward(name: str, reward: RewardSettings, config: RunConfig, settings: RewardLoopSettings) -> None:

@@ -76,7 +76,7 @@ class Client:
             raise NoAnswer(f"answered with {kind}, {content[:40]!r}; JSON is needed")
         try:
             return json.loads(content), content
-        except ValueError as cause:
+        except (ValueError, RecursionError) as cause:  # the latter for what is nested too deeply
             raise NoAnswer(f"answered with {content[:40]!r}; JSON is needed") from cause
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore import ConfigError, Message, WorkerError
+from rlcore import ConfigError, Message, RlcoreError, WorkerError
 from rlcore.errors import boundary
 from rlcore_reward_loop.settings import ModelSettings
 
@@ -16,6 +16,10 @@ ARCHITECTURE = "ForSequenceClassification"
 """How the names of transformers' classes with a head for scores end."""
 HEADS = ("score.", "classifier.")
 """How the names of their heads' weights begin."""
+
+
+class Unreadable(RlcoreError):
+    """One request, and no other, has no answer; the message says why."""
 
 
 class Conversations:
@@ -35,6 +39,7 @@ class Conversations:
         check_outputs(settings, self.config.num_labels)
         text = self.config.get_text_config()
         self.max_tokens = min(settings.max_tokens, getattr(text, "max_position_embeddings", settings.max_tokens))
+        self._num_ids = getattr(text, "vocab_size", 1 << 62)
         self.pad_id = self._padding(text)
         """The id that fills rows up; a conversation is scored at its last token that is another. None: unknown."""
 
@@ -44,6 +49,16 @@ class Conversations:
             found = self._tokenizer.pad_token_id
             found = self._tokenizer.eos_token_id if found is None else found
         return None if found is None else int(found)
+
+    def read(self, messages: Sequence[Message]) -> list[int]:
+        """The token ids of a conversation; Unreadable when it has no score."""
+        with boundary("the conversation cannot be read", Unreadable):
+            ids = self.encode(messages)
+        if not 0 < len(ids) <= self.max_tokens:
+            raise Unreadable(f"the conversation has {len(ids)} tokens; needs 1 to {self.max_tokens}")
+        if max(ids) >= self._num_ids:
+            raise Unreadable(f"the conversation holds token {max(ids)}; the model knows those below {self._num_ids}")
+        return ids
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of a conversation: by the chat template if there is one, else 'role: content' lines."""
@@ -56,12 +71,6 @@ class Conversations:
             text = "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in plain)
             ids = self._tokenizer.encode(text)
         return [int(each) for each in ids]
-
-    def error(self, ids: Sequence[int]) -> str:
-        """Why a conversation of these ids has no score; empty if it has one."""
-        if 0 < len(ids) <= self.max_tokens:
-            return ""
-        return f"the conversation has {len(ids)} tokens; needs 1 to {self.max_tokens}"
 
     def score(self, logits: Sequence[float]) -> float:
         """The output that is the score, after the activation."""

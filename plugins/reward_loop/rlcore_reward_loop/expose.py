@@ -73,7 +73,7 @@ class Exposure:
             return await handler(request)
         except NoAnswer as cause:
             return _error(502, str(cause))
-        except (ValueError, KeyError, TypeError) as cause:
+        except (ValueError, KeyError, TypeError, RecursionError) as cause:
             return _error(400, f"not understood: {cause}")
 
     async def _list(self, request: web.Request) -> web.StreamResponse:

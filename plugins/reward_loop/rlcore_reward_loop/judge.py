@@ -10,6 +10,7 @@ from rlcore import Trajectory
 from rlcore.reward.outcome import number
 from rlcore_reward_loop.client import NoAnswer
 from rlcore_reward_loop.settings import JudgeSettings
+from rlcore_reward_loop.vllm_judge import GUIDES
 
 PLACES = re.compile(r"\{(prompt|response|answer)\}")
 FENCE = re.compile(r"```(?:json)?\s*\n?(.*?)```", re.DOTALL)
@@ -19,10 +20,31 @@ THOUGHT_END = "</think>"
 def chat(trajectory: Trajectory, template: str, judge: JudgeSettings) -> dict[str, Any]:
     """The body of the chat request about a sample."""
     body: dict[str, Any] = {"model": judge.model, "messages": messages(trajectory, template, judge)}
-    body |= {"max_tokens": judge.max_tokens, "temperature": judge.temperature}
+    body |= sampling(judge)
     if judge.structured != "none" and not judge.pattern:
         body["response_format"] = response_format(judge)
     return body | judge.options
+
+
+def sampling(judge: JudgeSettings) -> dict[str, Any]:
+    """How the answer is drawn; what the settings leave to the judge is absent."""
+    chosen = {"max_tokens": judge.max_tokens, "temperature": judge.temperature}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def answer_tokens(judge: JudgeSettings) -> int:
+    """Tokens that an answer may have, by either of the names that APIs have for it; 0: not known."""
+    found = judge.max_tokens or judge.options.get("max_completion_tokens")
+    return found if isinstance(found, int) else 0
+
+
+def engine_options(judge: JudgeSettings) -> dict[str, Any]:
+    """`ScoreRequest.options` for a judge that the run serves: sampling, and a guide that binds it to its JSON."""
+    guide: dict[str, Any] = {}
+    if judge.structured != "none" and not judge.pattern and not judge.options.keys() & set(GUIDES):
+        schema = {"json": score_schema(judge)}
+        guide = schema if judge.structured == "json_schema" else {"json_object": True}
+    return {**sampling(judge), **guide, **judge.options}
 
 
 def messages(trajectory: Trajectory, template: str, judge: JudgeSettings) -> list[dict[str, str]]:
@@ -58,13 +80,18 @@ def response_format(judge: JudgeSettings) -> dict[str, Any]:
     """The structured output that is asked for: an object with the score alone."""
     if judge.structured == "json_object":
         return {"type": "json_object"}
-    schema = {
+    judgement = {"name": "judgement", "strict": True, "schema": score_schema(judge)}
+    return {"type": "json_schema", "json_schema": judgement}
+
+
+def score_schema(judge: JudgeSettings) -> dict[str, Any]:
+    """The JSON schema of an object with the score alone."""
+    return {
         "type": "object",
         "properties": {judge.score_field: {"type": "number"}},
         "required": [judge.score_field],
         "additionalProperties": False,
     }
-    return {"type": "json_schema", "json_schema": {"name": "judgement", "strict": True, "schema": schema}}
 
 
 def said(answer: Any) -> str:

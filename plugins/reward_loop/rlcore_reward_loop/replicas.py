@@ -22,7 +22,7 @@ from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.client import NoAnswer
 from rlcore_reward_loop.gate import Gate
 from rlcore_reward_loop.router import NoTarget, Router, Target
-from rlcore_reward_loop.settings import ModelSettings
+from rlcore_reward_loop.settings import ModelSettings, health_limit_s
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ class Replicas:
         return raw
 
     async def _ask(self, request: ScoreRequest, due: float) -> RawScore:
-        last, avoid = "", None
+        said: list[str] = []
+        avoid = None
         for tried in range(TRIES):
             try:
                 target, number = await self.router.take(due, avoid)
@@ -146,18 +147,19 @@ class Replicas:
                 ) from cause
             except RlcoreError as cause:
                 self.router.failed(target, number, str(cause))
-                last, avoid = str(cause), target
+                said.append(str(cause))
+                avoid = target
             except asyncio.CancelledError:
                 self.router.dropped(target, number)
                 raise
             else:
                 self.router.succeeded(target, number)
                 return raw
-        raise NoAnswer(f"model '{self.name}': {last}, and so did another replica before it")
+        raise NoAnswer(f"model '{self.name}': {said[-1]}; the try before that: {said[0]}")
 
     async def _healthy(self, target: Target) -> bool:
         try:
-            async with asyncio.timeout(max(5.0, self.settings.health_s)):
+            async with asyncio.timeout(health_limit_s(self.settings)):
                 await self._by_name[target.name].call(RewardReplica.health)
         except (RlcoreError, TimeoutError) as cause:
             target.last_error = str(cause) or "no sign of life"

@@ -12,7 +12,7 @@ from rlcore import FrozenDict, Lane, RewardStatus, Scope, ScoreRequest, Trajecto
 from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.outcome import Outcome, failed, number
 from rlcore_reward_loop.client import NoAnswer
-from rlcore_reward_loop.judge import chat, messages, response_text, said, score_of
+from rlcore_reward_loop.judge import answer_tokens, chat, engine_options, messages, response_text, said, score_of
 from rlcore_reward_loop.replicas import Replicas
 from rlcore_reward_loop.running import RunningStatistics
 from rlcore_reward_loop.service import Call, Service
@@ -62,12 +62,12 @@ class JudgeSource(Source):
         judge = self._settings
         if isinstance(self._served_by, Service):
             body = chat(trajectory, self._template, judge)
-            call = Call(reward, identity(trajectory), body, CHAT_PATH, judge.max_tokens)
+            call = Call(reward, identity(trajectory), body, CHAT_PATH, answer_tokens(judge))
             text = said(await self._served_by.ask(call, lane))
         else:
             asked = tuple(FrozenDict[str, Any](each) for each in messages(trajectory, self._template, judge))
-            options = FrozenDict({"max_tokens": judge.max_tokens, "temperature": judge.temperature, **judge.options})
-            text = (await self._served_by.ask(reward, ScoreRequest(identity(trajectory), asked, options), lane)).text
+            request = ScoreRequest(identity(trajectory), asked, FrozenDict(engine_options(judge)))
+            text = (await self._served_by.ask(reward, request, lane)).text
         return [Outcome(RewardStatus.OK, score_of(text, judge), info={"said": text[:500]})]
 
 

@@ -22,13 +22,10 @@ class VllmClassifier:
         return {"runner": "pooling", "skip_tokenizer_init": True}
 
     async def answer(self, engine: Any, request: ScoreRequest, number: str) -> RawScore:
-        """The score of a conversation; one that is too long has an error instead."""
+        """The score of a conversation; Unreadable when it has none."""
         from vllm import PoolingParams, TokensPrompt  # type: ignore[import-not-found]
 
-        ids = self._conversations.encode(request.messages)
-        error = self._conversations.error(ids)
-        if error:
-            return RawScore(request.id, error=error)
+        ids = self._conversations.read(request.messages)
         # vLLM scores the last token, whatever it is.
         prompt = TokensPrompt(prompt_token_ids=until_padding(ids, self._conversations.pad_id))
         logits: list[float] = []

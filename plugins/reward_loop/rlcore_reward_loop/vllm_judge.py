@@ -1,16 +1,18 @@
 """A generative judge in a vLLM engine: it answers conversations with text, from which the caller takes the score."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from rlcore import Message, RawScore, ScoreRequest, WorkerError
 from rlcore.errors import boundary
+from rlcore_reward_loop.conversations import Unreadable
 from rlcore_reward_loop.settings import ModelSettings
 
 PLAIN_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
-GUIDES = ("json", "regex", "choice")
-"""Options that bind the answer to a JSON schema, a regular expression, or one of several texts."""
+GUIDES = ("json", "json_object", "regex", "choice")
+"""Options that bind the answer to a JSON schema, any JSON object, a regular expression, or one of several texts."""
 
 
 class VllmJudge:
@@ -31,26 +33,28 @@ class VllmJudge:
         return {"tokenizer": self._where, "generation_config": "vllm", "enable_prefix_caching": True}
 
     async def answer(self, engine: Any, request: ScoreRequest, number: str) -> RawScore:
-        """The judge's answer to a conversation; one that is too long has an error instead."""
+        """The judge's answer to a conversation; Unreadable when it cannot have one."""
         from vllm import TokensPrompt  # type: ignore[import-not-found]
 
-        options = dict(request.options)
-        unknown = sorted(options.keys() - {*PLAIN_OPTIONS, *GUIDES})
-        if unknown:
-            known = ", ".join((*PLAIN_OPTIONS, *GUIDES))
-            return RawScore(request.id, error=f"option '{unknown[0]}' is not known; choose from: {known}")
-        ids = self._encode(request.messages)
-        if not ids or len(ids) + int(options.get("max_tokens", 16)) > self.max_tokens:
+        options = {key: value for key, value in request.options.items() if value is not None}
+        check_options(options)
+        with boundary("the conversation cannot be read", Unreadable):
+            ids = self._encode(request.messages)
+        room = self.max_tokens - len(ids)
+        wanted = options.setdefault("max_tokens", room)
+        if not ids or not isinstance(wanted, int) or not 0 < wanted <= room:
             error = f"the conversation has {len(ids)} tokens; with the answer {self.max_tokens} are the most"
-            return RawScore(request.id, error=error)
+            raise Unreadable(f"{error}, and max_tokens={wanted}")
+        with boundary("an option cannot be used", Unreadable):
+            sampling = _sampling(options)
         final, prompt = None, TokensPrompt(prompt_token_ids=ids)
-        async with aclosing(engine.generate(prompt, _sampling(options), number)) as outputs:
+        async with aclosing(engine.generate(prompt, sampling, number)) as outputs:
             async for output in outputs:
                 final = output.outputs[0]
         if final is None:
-            return RawScore(request.id, error="the judge said nothing")
-        if final.finish_reason == "length" and not options.keys() & set(GUIDES):
-            return RawScore(request.id, error="the answer was cut off; raise judge.max_tokens")
+            raise Unreadable("the judge said nothing")
+        if final.finish_reason == "length" and not is_whole(final.text, options):
+            raise Unreadable("the answer was cut off; raise judge.max_tokens")
         return RawScore(request.id, text=final.text)
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
@@ -63,6 +67,26 @@ class VllmJudge:
             text = "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in plain)
             ids = self._tokenizer.encode(text + "\nassistant: ")
         return [int(each) for each in ids]
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Unreadable for an option that is not known."""
+    known = (*PLAIN_OPTIONS, *GUIDES)
+    for name in sorted(options.keys() - set(known)):
+        raise Unreadable(f"option '{name}' is not known; choose from: {', '.join(known)}")
+
+
+def is_whole(text: str, options: Mapping[str, Any]) -> bool:
+    """Whether an answer that ended at its last token is all that was to be said: a guide may end just there."""
+    if "regex" in options or "choice" in options:
+        return True
+    if "json" not in options and "json_object" not in options:
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _sampling(options: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rlcore import RawScore, RewardReplica, ScoreRequest, WorkerError
 from rlcore.errors import boundary
+from rlcore_reward_loop.conversations import Unreadable
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings
 
 KV_CACHE_GIB = 1.0
@@ -29,22 +30,28 @@ class VllmReplica(RewardReplica):
 
         ConfigError when the model is of the other sort than the rewards that ask it.
         """
-        from rlcore.backends.vllm.engine import ending_with, memory_arguments, open_engine
+        from rlcore.backends.vllm.engine import memory_arguments, open_engine
 
         section, device = self.context.section, self.context.device
         if not isinstance(section, RewardLoopSettings) or self.context.role not in section.models:
             raise WorkerError(f"{self.context}: plugins.reward_loop.models has no '{self.context.role}'")
         self.settings: ModelSettings = section.models[self.context.role]
-        self._model = self._open_model(section)
+        model = self._open_model(section)
         arguments = {
             "model": self.settings.path,
             "dtype": self.settings.dtype,
-            "max_model_len": self._model.max_tokens,
+            "max_model_len": model.max_tokens,
             "enable_sleep_mode": device != "cpu",
-            **self._model.arguments(),
+            **model.arguments(),
         }
         arguments |= memory_arguments(device, KV_CACHE_GIB, GPU_MEMORY_FRAC) | self.settings.options
-        self._engine = open_engine(arguments, str(self.context), self.context.threads)
+        self.open_with(model, open_engine(arguments, str(self.context), self.context.threads))
+
+    def open_with(self, model: Any, engine: Any) -> None:
+        """Serve a VllmClassifier or VllmJudge with an engine."""
+        from rlcore.backends.vllm.engine import ending_with
+
+        self._model, self._engine = model, engine
         self._ending = partial(ending_with, self._engine, self.context)
         self._awake, self._idle = asyncio.Event(), asyncio.Event()
         self._awake.set()
@@ -69,7 +76,7 @@ class VllmReplica(RewardReplica):
         return VllmJudge(self.settings, config)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
-        """The answer to each conversation; one that is too long has an error instead."""
+        """The answer to each conversation; one that cannot be read or has a wrong option has an error instead."""
         while not self._awake.is_set():  # it may have gone to sleep again before this call has its turn
             await self._awake.wait()
         self._num_under_way += 1
@@ -83,7 +90,14 @@ class VllmReplica(RewardReplica):
                 self._idle.set()
 
     async def _answer(self, request: ScoreRequest) -> RawScore:
-        answer: RawScore = await self._model.answer(self._engine, request, f"{request.id}.{next(self._numbers)}")
+        try:
+            with boundary("vLLM", Unreadable):
+                number = f"{request.id}.{next(self._numbers)}"
+                answer: RawScore = await self._model.answer(self._engine, request, number)
+        except Unreadable as cause:
+            if self._engine.errored:
+                raise WorkerError(f"{self.context}: its engine: {cause}") from cause
+            return RawScore(request.id, error=str(cause))  # the engine goes on: it was this request
         return answer
 
     async def health(self) -> str:

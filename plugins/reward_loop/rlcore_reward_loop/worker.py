@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 from rlcore import RawScore, RewardReplica, ScoreRequest, WorkerError
-from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings
+from rlcore_reward_loop.conversations import Unreadable
+from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, health_limit_s
 
 
 class HfReplica(RewardReplica):
@@ -28,19 +29,21 @@ class HfReplica(RewardReplica):
         return section
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
-        """The score of each conversation; a conversation that is too long has an error instead."""
+        """The score of each conversation; one that cannot be read or is too long has an error instead."""
         await self._awake.wait()
         return list(await asyncio.gather(*(self._score(each) for each in requests)))
 
     async def _score(self, request: ScoreRequest) -> RawScore:
-        conversations = self._classifier.conversations
-        ids = conversations.encode(request.messages)
-        error = conversations.error(ids)
-        if error:
-            return RawScore(request.id, error=error)
+        try:
+            ids = self._classifier.conversations.read(request.messages)
+        except Unreadable as cause:
+            return RawScore(request.id, error=str(cause))
         return RawScore(request.id, await self._batcher.score(ids))
 
     async def health(self) -> str:
+        """What is served, after the model has computed one token, ahead of what is queued; WorkerError if it cannot."""
+        if self._awake.is_set():
+            await self._batcher.probe(self._classifier.conversations.pad_id or 0, health_limit_s(self.settings))
         return f"{self.settings.path} on {self.context.device}"
 
     async def sleep(self) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from rlcore_reward_loop.client import NoAnswer
-from rlcore_reward_loop.judge import messages, quoted, score_of
+from rlcore_reward_loop.conversations import Unreadable
+from rlcore_reward_loop.judge import answer_tokens, engine_options, messages, quoted, score_of
 from rlcore_reward_loop.settings import JudgeSettings, RewardLoopSettings, RewardSettings, ServiceSettings
+from rlcore_reward_loop.vllm_judge import check_options, is_whole
 
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import Answer, Asked, chat_answer, serving
@@ -44,6 +46,39 @@ def test_a_judge_is_asked_over_the_chat_api_and_its_number_is_the_score(score: S
     assert QUOTED.findall(body["messages"][1]["content"])[0][1] == "It is 3."
     assert only.reward.score == 7.0
     assert only.reward.info["said"] == '{"score": 7}'
+
+
+def test_what_the_settings_leave_to_the_api_is_not_in_the_request(score: Score) -> None:
+    with serving(lambda asked: chat_answer('{"score": 7}')) as service:
+        judge = {"max_tokens": None, "temperature": None, "options": {"max_completion_tokens": 64}}
+        score(judged_by(service.url, **judge), [make_trajectory(3)])
+    body = service.asked[0].json()
+    assert {"max_tokens", "temperature"}.isdisjoint(body)
+    assert body["max_completion_tokens"] == 64
+    assert answer_tokens(JudgeSettings(**judge)) == 64
+    assert answer_tokens(JudgeSettings(max_tokens=None)) == 0
+
+
+def test_a_judge_that_the_run_serves_is_bound_to_the_json_that_is_read() -> None:
+    schema = engine_options(JudgeSettings(score_field="grade"))["json"]
+    assert schema["required"] == ["grade"]
+    assert schema["properties"] == {"grade": {"type": "number"}}
+    plain = {"max_tokens": 512, "temperature": 0.0}
+    assert engine_options(JudgeSettings(structured="json_object")) == {**plain, "json_object": True}
+    assert engine_options(JudgeSettings(structured="none")) == plain
+    assert engine_options(JudgeSettings(pattern=r"(\d+)", temperature=None)) == {"max_tokens": 512}
+    assert engine_options(JudgeSettings(options={"regex": "[0-9]"})) == {**plain, "regex": "[0-9]"}
+    with pytest.raises(Unreadable, match=r"option 'response_format' is not known; choose from: max_tokens"):
+        check_options({"response_format": {}})
+    check_options(engine_options(JudgeSettings()))
+
+
+def test_an_answer_that_ends_at_its_last_token_is_whole_when_its_guide_ended_there() -> None:
+    assert is_whole('{"score": 7}', {"json": {}})
+    assert not is_whole('{"sco', {"json": {}})
+    assert not is_whole('{"sco', {"json_object": True})
+    assert is_whole("7", {"regex": "[0-9]"})
+    assert not is_whole('{"score": 7}', {})
 
 
 def test_instructions_inside_the_response_reach_the_judge_as_data_only(score: Score) -> None:

@@ -1,6 +1,7 @@
 """Slots, pace, routing, statistics and batches, one by one."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ from rlcore_reward_loop.batching import Batcher
 from rlcore_reward_loop.gate import Gate, Pace, Turns
 from rlcore_reward_loop.router import NoTarget, Router
 
+from rlcore.errors import WorkerError
 from rlcore.reward.seats import Stopwatch
 from rlcore.types import Lane
 
@@ -184,6 +186,38 @@ def test_what_a_batch_raises_reaches_its_rows_and_the_next_batch_is_computed() -
         batcher = Batcher(compute, batch_tokens=2, wait_s=0.0)
         found = await asyncio.gather(*(batcher.score([id, id]) for id in (1, 13, 2)), return_exceptions=True)
         assert [str(each) for each in found] == ["1.0", "out of memory", "1.0"]
+        await batcher.drained()
+        batcher.close()
+
+    asyncio.run(run())
+
+
+def test_a_model_that_hangs_or_fails_is_found_out_by_a_row_of_one_token() -> None:
+    hangs, release, asked = threading.Event(), threading.Event(), list[list[Sequence[int]]]()
+
+    def compute(rows: list[Sequence[int]]) -> list[float]:
+        asked.append(rows)
+        if [13] in rows:
+            raise RuntimeError("device lost")
+        if [99] in rows:
+            hangs.set()
+            release.wait(20)
+        return [1.0] * len(rows)
+
+    async def run() -> None:
+        batcher = Batcher(compute, batch_tokens=1, wait_s=0.0)
+        await batcher.probe(7, limit_s=10.0)
+        with pytest.raises(WorkerError, match="a row of one token: RuntimeError: device lost"):
+            await batcher.probe(13, limit_s=10.0)
+        hanging, queued = (asyncio.create_task(batcher.score([each])) for each in (99, 5))
+        assert await asyncio.to_thread(hangs.wait, 20.0)
+        with pytest.raises(WorkerError, match=r"a row of one token was not computed within 0\.05 s"):
+            await batcher.probe(7, limit_s=0.05)
+        ahead = asyncio.create_task(batcher.probe(8, limit_s=20.0))
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(hanging, queued, ahead)
+        assert asked == [[[7]], [[13]], [[99]], [[8]], [[5]]]
         await batcher.drained()
         batcher.close()
 

@@ -142,6 +142,22 @@ BAD_SETTINGS = {
         },
         r"services\.t: no reward is served_by it",
     ),
+    "a token that ends its line": (
+        {"services": {"s": {"urls": ["http://x/"], "token": "${oc.env:REWARD_LOOP_TEST_TOKEN}"}}},
+        r"services\.s\.token: holds white space or a control character",
+    ),
+    "a batch of vLLM's": (
+        {"models": {"m": {"path": "p", "backend": "vllm", "batch_tokens": 7}}},
+        r"models\.m\.batch_tokens: set to .*, which has no effect: it is used only when .*backend != 'vllm'",
+    ),
+    "a wait of vLLM's": (
+        {"models": {"m": {"path": "p", "backend": "vllm", "batch_wait_s": 1.0}}},
+        r"models\.m\.batch_wait_s: set to .*, which has no effect",
+    ),
+    "options of no engine": (
+        {"models": {"m": {"path": "p", "options": {"enforce_eager": True}}}},
+        r"models\.m\.options.*: set to .*, which has no effect: it is used only when .*backend != 'hf'",
+    ),
     "weight": ({"rewards": {"a": {"weight": float("nan")}}}, r"rewards\.a\.weight: found .*; needs a finite number"),
     "no response": ({"judge": {"template": "Grade this."}}, r"judge\.template: has no \{response\} in it"),
     "no file": ({"judge": {"template": "nowhere.txt"}}, r"judge\.template: there is no file 'nowhere\.txt'"),
@@ -154,7 +170,10 @@ BAD_SETTINGS = {
 
 
 @pytest.mark.parametrize("name", BAD_SETTINGS)
-def test_settings_that_cannot_work_are_said_before_anything_starts(name: str, tmp_path: Path) -> None:
+def test_settings_that_cannot_work_are_said_before_anything_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REWARD_LOOP_TEST_TOKEN", "sk-read-from-a-file\n")
     plugin, said = BAD_SETTINGS[name]
     if "rewards" not in plugin and name not in ("no rewards",):
         reward = {"kind": "judge", "served_by": "s"} | {
@@ -265,7 +284,9 @@ def test_without_a_healthy_replica_a_sample_fails_by_its_deadline(tmp_path: Path
     group.broken = {each.name for each in group.replicas}
 
     async def run(replicas: Replicas) -> None:
-        with pytest.raises(NoAnswer, match=r"model 'reward': .*died"):
+        with pytest.raises(
+            NoAnswer, match=r"model 'reward': reward\[\d\] died; the try before that: reward\[\d\] died"
+        ):
             await replicas.ask("liked", request(1), Lane.TRAIN)
         await asyncio.sleep(0.02)
         with pytest.raises(NoAnswer, match=r"died"):
@@ -274,6 +295,28 @@ def test_without_a_healthy_replica_a_sample_fails_by_its_deadline(tmp_path: Path
         await replicas.close()
 
     with replicas_of(group, tmp_path, deadline_s=0.1) as replicas:
+        asyncio.run(run(replicas))
+
+
+def test_the_one_replica_that_fails_twice_is_said_to_have_failed_twice(tmp_path: Path) -> None:
+    group = Group()
+    del group.replicas[1:]
+    answers = iter(["died", "has no memory left"])
+
+    async def call(method: Any, *args: Any) -> Any:
+        if method is RewardReplica.health:
+            return "fine"
+        raise WorkerError(f"reward[0] {next(answers)}")
+
+    group.replicas[0].call = call
+
+    async def run(replicas: Replicas) -> None:
+        said = r"^model 'reward': reward\[0\] has no memory left; the try before that: reward\[0\] died$"
+        with pytest.raises(NoAnswer, match=said):
+            await replicas.ask("liked", request(1), Lane.TRAIN)
+        await replicas.close()
+
+    with replicas_of(group, tmp_path) as replicas:
         asyncio.run(run(replicas))
 
 

@@ -153,6 +153,7 @@ BAD_ANSWERS = {
     "html": (Answer(b"<html>", content_type="text/html"), "answered with text/html"),
     "truncated": (Answer(b'{"score": 1.0'), "JSON is needed"),
     "empty": (Answer(b""), "JSON is needed"),
+    "nested too deeply": (Answer(b"[" * 100_000), "JSON is needed"),
     "a list": (Answer([1.0]), "an object with 'score' is needed"),
     "no score": (Answer({"reward": 1.0}), "an object with 'score' is needed"),
     "null": (Answer({"score": None}), "'score' returned None"),
