@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from rlcore import __version__
@@ -15,7 +14,7 @@ from rlcore.backends.vllm import VllmRollout
 from rlcore.config import RunConfig
 from rlcore.critic import CriticEngine, NoCritic
 from rlcore.hookspecs import hookimpl
-from rlcore.machine import model_shape
+from rlcore.machine import model_directory, model_shape
 from rlcore.plan import (
     CORE,
     Algorithm,
@@ -67,7 +66,7 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
                 REFERENCE,
                 config.reference.backend,
                 bytes_per_parameter=float(BYTES[config.actor.dtype]) if same else 0.0,
-                model=None if same else ModelFacts(shape=model_shape(Path(config.reference.path).expanduser())),
+                model=None if same else ModelFacts(shape=model_shape(model_directory(config.reference.path))),
                 settings=ACTOR.name,
                 shared_prefix=config.actor.shared_prefix,
                 pool=pool,

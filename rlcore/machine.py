@@ -4,6 +4,8 @@ import ctypes
 import json
 import math
 import os
+import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from rlcore.plan import Facts, ModelShape
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
+NVIDIA_SMI_S = 10.0
+"""Seconds that nvidia-smi may take."""
 OTHER_NAMES = {
     "hidden_size": ("n_embd",),
     "num_attention_heads": ("n_head", "num_heads"),
@@ -25,13 +29,39 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 
 def gather_facts(config: RunConfig) -> Facts:
     """Cores, memory and devices that this process may use, and the parameters of `model.path`; unknown is None."""
+    directory, on_gpus = model_directory(config.model.path, config.model.revision), config.cluster.device == "cuda"
     return Facts(
         cpus=num_cpus(),
-        gpus=num_gpus() if config.cluster.device == "cuda" else 0,
+        gpus=num_gpus() if on_gpus else 0,
         memory_bytes=memory_bytes(),
-        parameters=num_parameters(Path(config.model.path).expanduser()),
-        shape=model_shape(Path(config.model.path).expanduser()),
+        gpu_memory_bytes=gpu_memory_bytes() if on_gpus else None,
+        parameters=num_parameters(directory),
+        shape=model_shape(directory),
     )
+
+
+def model_directory(name: str, revision: str = "main") -> Path:
+    """Where a model lies: the directory of that name, else what the Hub's cache of this machine holds of it.
+
+    The cache is only looked at, as https://huggingface.co/docs/huggingface_hub/guides/manage-cache lays it out; what is
+    not in it is a directory that does not exist.
+    """
+    directory = Path(name).expanduser()
+    if directory.is_dir():
+        return directory
+    cached = _hub_cache() / f"models--{name.replace('/', '--')}"
+    with suppress(OSError):  # a commit has no such file
+        revision = (cached / "refs" / revision).read_text("utf-8").strip()
+    snapshot = cached / "snapshots" / revision
+    return snapshot if (snapshot / "config.json").is_file() else directory
+
+
+def _hub_cache() -> Path:
+    """Where the Hub's client keeps what it has loaded."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{home}/huggingface"
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(os.path.expandvars(named or f"{home}/hub")).expanduser()
 
 
 def keep_freed_memory() -> None:
@@ -90,10 +120,26 @@ def num_gpus() -> int:
     return min(listed, len([each for each in visible.split(",") if each.strip() not in ("", "-1")]))
 
 
+def gpu_memory_bytes() -> int | None:
+    """Memory of the smallest device that CUDA_VISIBLE_DEVICES leaves, as nvidia-smi says; None when it does not.
+
+    A variable that names devices in another way than by their numbers leaves all of them.
+    """
+    call = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(call, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_S)
+        sizes = [int(line) * 2**20 for line in done.stdout.split("\n") if line.strip()]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    named = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    chosen = [sizes[int(each)] for each in named if each.isdecimal() and int(each) < len(sizes)]
+    return min(chosen or sizes, default=None)
+
+
 def num_parameters(directory: Path) -> int | None:
     """Parameters of a local model: counted in its safetensors headers, else reckoned from config.json, else None."""
     try:
-        files = sorted(directory.glob("*.safetensors"))
+        files = _weights_of(directory)
         if files:
             return sum(_count(path) for path in files)
         return _reckon(_decoder(directory))
@@ -133,6 +179,15 @@ def _decoder(directory: Path) -> dict[str, Any]:
         if name not in config and said:
             config[name] = said[0]
     return config
+
+
+def _weights_of(directory: Path) -> list[Path]:
+    """The files of the weights; none when a part of them is missing, as in a cache that is being filled."""
+    index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    if index.is_file():
+        files = {directory / name for name in json.loads(index.read_text("utf-8"))["weight_map"].values()}
+        return sorted(files) if all(path.is_file() for path in files) else []
+    return [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
 
 
 def _count(path: Path) -> int:

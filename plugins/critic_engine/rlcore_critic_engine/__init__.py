@@ -1,14 +1,13 @@
 """An rlcore plugin: a value model on the core's training engine."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rlcore.actor import ACTOR
 from rlcore.config import RunConfig
 from rlcore.critic import CriticEngine, CriticWorker
 from rlcore.errors import ConfigError
 from rlcore.hookspecs import hookimpl
-from rlcore.machine import model_shape, num_parameters
+from rlcore.machine import model_directory, model_shape, num_parameters
 from rlcore.plan import BuildContext, Component, ConfigSection, ModelFacts, PoolSpec, WorkerClass, WorkerRequest
 from rlcore_critic_engine.critic import CRITIC, ValueCritic
 from rlcore_critic_engine.settings import SECTION, CriticSettings
@@ -48,8 +47,8 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
 
 
 def _model(section: CriticSettings) -> ModelFacts:
-    """What the files of a model of the critic's own say; of one on the hub nothing is known."""
-    directory = Path(section.path).expanduser()
+    """What the files of a model of the critic's own say; of one on the hub they may be in this machine's cache."""
+    directory = model_directory(section.path)
     return ModelFacts(num_parameters(directory), model_shape(directory))
 
 
