@@ -220,6 +220,16 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_optimizer_bitwise_unto
     assert engine.updates_done == 2
 
 
+def test_a_minibatch_without_weight_leaves_weights_and_optimizer_bitwise_untouched(llama: Path) -> None:
+    engine, batch = engine_of(llama, dtype="float32", weight_decay=0.1), random_batch()
+    engine.update(batch)  # from here on there is momentum, which would move the weights
+    weights, before = weights_of(engine), {name: each.clone() for name, each in engine._optimizer.state()[0].items()}
+    assert engine.update(replace(batch, weights_B=np.zeros(len(batch), dtype=np.float32))) == {"actor/skipped": 1.0}
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights_of(engine), weights, strict=True))
+    assert all(torch.equal(engine._optimizer.state()[0][name], tensor) for name, tensor in before.items())
+    assert engine.updates_done == 1
+
+
 def test_three_skipped_updates_in_a_row_stop_the_run_and_a_good_one_between_them_does_not(llama: Path) -> None:
     loss = broken_at({0, 1, 3, 4, 5}, lambda loss_BT: loss_BT * float("nan"))
     engine, batch = engine_of(llama, loss=loss, max_skipped_updates=3), random_batch()

@@ -133,6 +133,18 @@ def test_a_missing_or_foreign_checkpoint_is_refused(llama: Path, tmp_path: Path)
         engine.restore(tmp_path / "saved")
 
 
+def test_an_adapter_of_other_layers_is_refused_also_when_it_has_fewer(llama: Path, tmp_path: Path) -> None:
+    both, one = ({"lora": replace(LORA, target_modules=each)} for each in (("q_proj", "v_proj"), ("q_proj",)))
+    for number, (written, read) in enumerate(((one, both), (both, one))):
+        engine_of(llama, **written).save(tmp_path / str(number))
+        engine = engine_of(llama, seed=1, **read)
+        before = weights_of(engine)
+        with pytest.raises(CheckpointError, match=r"holds another adapter .* of '.*v_proj.*' it has") as caught:
+            engine.restore(tmp_path / str(number))
+        assert "\n" not in str(caught.value)
+        assert_same(weights_of(engine), before)
+
+
 def test_damaged_training_state_is_a_checkpoint_error(llama: Path, tmp_path: Path) -> None:
     engine = engine_of(llama)
     engine.save(tmp_path)

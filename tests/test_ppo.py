@@ -134,6 +134,16 @@ def test_advantages_and_returns_are_those_of_a_loop_over_tokens(seed: int) -> No
         assert found_BT == pytest.approx(wanted_BT, rel=1e-6, abs=1e-6)
 
 
+def test_the_kl_in_the_reward_is_of_pi_old_where_the_batch_has_it_and_else_of_the_sampler() -> None:
+    row = [Token(logprob=-1.0, reference=-3.0, value=0.0)]
+    batch, algo = batch_of([row], [0.0], [0]), AlgoConfig(gamma=1.0, lam=1.0, kl=IN_REWARD)
+    advantages_BT, _, metrics = arrays_of(batch, algo, FixedKl(0.5))
+    assert (advantages_BT[0, 1], metrics["policy/kl"]) == (pytest.approx(-0.5 * 2.0), pytest.approx(2.0))
+    old_BT = np.array([[0.0, -1.5]], dtype=np.float32)  # weights have moved since the token was sampled
+    advantages_BT, _, metrics = arrays_of(replace(batch, old_logprobs=Ref(old_BT)), algo, FixedKl(0.5))
+    assert (advantages_BT[0, 1], metrics["policy/kl"]) == (pytest.approx(-0.5 * 1.5), pytest.approx(1.5))
+
+
 def test_the_adaptive_coefficient_of_a_step_is_what_the_step_before_left() -> None:
     row = [Token(logprob=-1.0, reference=-5.0, value=0.0)]  # kl 4 a sample, twice the target: clamped to 0.2
     controller = AdaptiveKl(0.5, target=2.0, horizon=10)
@@ -202,7 +212,25 @@ def test_ppo_without_a_critic_says_what_to_install_and_type() -> None:
 def test_a_critic_that_nothing_reads_is_refused(preset: str) -> None:
     said = refused(ConfigError, f"algo.preset={preset}", plugins=("critic_engine",))
     assert "critic.engine=critic_engine has no effect" in said
+    assert "leave plugin 'critic_engine' (rlcore-critic-engine" in said
     assert "algo.advantage=gae" in said
+
+
+@pytest.mark.parametrize("estimator", ["gpg", "reinforce_pp_baseline", "grpo", "opo"])
+def test_an_estimator_that_compares_samples_of_a_prompt_needs_two(estimator: str) -> None:
+    said = refused(PlanError, f"algo.advantage={estimator}", "rollout.samples_per_prompt=1")
+    assert said.startswith(f"rollout.samples_per_prompt=1: algo.advantage={estimator} of ")
+    assert "at least 2" in said
+
+
+def test_advantages_that_are_whitened_over_a_step_are_not_streamed() -> None:
+    stream = ("algo.preset=ppo", "schedule.stream_minibatches=true", "actor.minibatch_prompts=2")
+    said = refused(PlanError, *stream, plugins=("critic_engine",))
+    assert "schedule.stream_minibatches=true" in said
+    assert "algo.whiten_advantages=true needs those of the whole step" in said
+    plan = plan_run([], [*NEEDED, *stream, "algo.whiten_advantages=false"], ["null", "critic_engine"])
+    assert plan.schedule.stream
+    assert plan.schedule.passes == ("old log-probs", "values") or plan.schedule.passes == ("values",)
 
 
 @pytest.mark.parametrize(

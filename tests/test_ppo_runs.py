@@ -1,5 +1,7 @@
 """Whole PPO runs: both learn, a warm-up, one trunk for two, and going on bit for bit."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,57 @@ def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(
         other = halves(real, *VARIANTS[variant])
     assert differing(whole, other) == []
     assert all(np.isfinite(row["critic/loss"]) for row in rows_of(whole))
+
+
+WATCHED = """
+RLCORE_API = "1"
+import json
+from rlcore.critic import CriticWorker
+from rlcore.hookspecs import hookimpl
+from rlcore.plan import WorkerClass
+from rlcore.testing.null_critic import NullCritic, _places
+
+class Watched(NullCritic):
+    def note(self, **entry):
+        with (self.context.run_dir / "watched.jsonl").open("a") as file:
+            file.write(json.dumps(entry) + chr(10))
+
+    def values(self, batch):
+        self.note(event="values", table=self.values_L.tolist())
+        return super().values(batch)
+
+    def update(self, minibatch):
+        mask_BT = minibatch.tokens.get().loss_mask_BT
+        places, values = _places(minibatch)[mask_BT], minibatch.values.get()[mask_BT]
+        self.note(event="update", table=self.values_L.tolist(), places=places.tolist(), values=values.tolist())
+        return super().update(minibatch)
+
+@hookimpl
+def rlcore_worker_classes():
+    return [WorkerClass(CriticWorker, "watched", Watched)]
+"""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_step_off_policy_every_update_of_a_step_sees_the_values_of_its_start(
+    config: dict[str, Any], tmp_path: Path, stream: bool
+) -> None:
+    (tmp_path / "watch.py").write_text(WATCHED)
+    config["plugins"]["critic_engine"]["backend"] = "watched"
+    config["algo"]["whiten_advantages"] = False
+    config["schedule"] = {"max_staleness": 1, "stream_minibatches": stream}
+    run = train(config, plugins=[str(tmp_path / "watch.py")]).run_dir
+    noted = [json.loads(line) for line in (run / "watched.jsonl").read_text().splitlines()]
+    updates = [each for each in noted if each["event"] == "update"]
+    assert len(updates) == 4 * 2
+    for first, second in zip(updates[::2], updates[1::2], strict=True):
+        start = np.array(first["table"])
+        assert second["table"] != first["table"]  # the step's first update moved the critic
+        for each in (first, second):
+            assert each["values"] == pytest.approx(start[each["places"]].tolist(), abs=1e-6)
+    assert updates[0]["table"] != updates[2]["table"]
+    events = "".join(each["event"][0] for each in noted)
+    assert re.fullmatch(r"(v+uu){4}", events), events  # no pass of a step after its first update, none before its turn
 
 
 def _remove(path: Path) -> None:

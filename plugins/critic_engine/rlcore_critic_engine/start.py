@@ -38,7 +38,7 @@ def start_engine(context: WorkerContext) -> TrainEngine:
     else:
         use_threads(context)
         seed_process(context.seed)
-        start = replace(model, path=settings.path, revision=settings.revision) if settings.path else model
+        start = starting_model(model, settings)
         _check_model(start, model, settings)
     engine = TrainEngine(
         "value",
@@ -57,6 +57,11 @@ def start_engine(context: WorkerContext) -> TrainEngine:
     # A process is in one group of ranks: a critic inside an actor is in the actor's.
     engine.join(_actor(context).engine.ranks if settings.trunk == "actor" else ranks_of(context))
     return engine
+
+
+def starting_model(policy: ModelConfig, settings: CriticSettings) -> ModelConfig:
+    """What a critic with weights of its own is loaded from: the policy's revision is of the policy's repository."""
+    return replace(policy, path=settings.path, revision=settings.revision) if settings.path else policy
 
 
 def _on_trunk(context: WorkerContext, settings: CriticSettings) -> ValueModel:

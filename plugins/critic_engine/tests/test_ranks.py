@@ -24,7 +24,7 @@ from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch, Metrics, Ref
 
 KINDS = {
-    "whole, shared prompts": ("plugins.critic_engine.ranks={ranks}", "actor.shared_prefix=tree"),
+    "whole, shared prompts": ("plugins.critic_engine.ranks={ranks}", "plugins.critic_engine.shared_prefix=tree"),
     "whole, shared out": ("plugins.critic_engine.ranks={ranks}", "plugins.critic_engine.sharding={sharding}"),
     "head on the actor": ("actor.ranks={ranks}", "plugins.critic_engine.trunk=actor"),
 }

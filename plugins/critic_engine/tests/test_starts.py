@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 import torch
 from rlcore_critic_engine.settings import CriticSettings
+from rlcore_critic_engine.start import starting_model
 from rlcore_critic_engine.worker import HfCritic
+from safetensors.torch import save_file
 
+from rlcore.backends.hf import ValueModel, load_value_head
+from rlcore.backends.hf.model import ModelKind, load_model
 from rlcore.config import LoraConfig, ModelConfig, RunConfig
 from rlcore.errors import CheckpointError, ConfigError, RlcoreError, WorkerError
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Batch, Ref, TokenArrays
+from rlcore.types import Batch, Ref, SharedPrefix, TokenArrays
 from rlcore.workers import WorkerContext
 
 
@@ -31,19 +35,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def critic(models: Path, **settings: Any) -> HfCritic:
     """A critic beside the policy `llama`, set up."""
+    shared_prefix, attention = settings.pop("shared", SharedPrefix.NONE), settings.pop("attention", "sdpa")
+    model = ModelConfig(path=str(models / "llama"), tokenizer="bytes", attention=attention)
     worker = HfCritic(
         WorkerContext(
             role="critic",
             replica=0,
             rank=0,
             num_ranks=1,
-            config=RunConfig(model=ModelConfig(path=str(models / "llama"), tokenizer="bytes")),
+            config=RunConfig(model=model),
             section=CriticSettings(**{"lr": 1e-2, **settings}),
             references={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
             run_dir=models,
             seed=0,
             threads=1,
             device="cpu",
+            shared_prefix=shared_prefix,
         )
     )
     worker.setup()
@@ -111,6 +118,26 @@ def test_the_head_of_another_model_is_refused(models: Path, tmp_path: Path) -> N
     assert "[1, 32]" in said
 
 
+def test_the_head_of_a_model_of_another_type_is_refused_also_when_it_is_as_wide(models: Path, tmp_path: Path) -> None:
+    saved(models, tmp_path / "llama")
+    saved(models, tmp_path / "qwen", path=str(models / "qwen"))
+    (tmp_path / "qwen" / "model" / "value_head.safetensors").replace(tmp_path / "llama/model/value_head.safetensors")
+    said = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "llama" / "model"), head="saved"))
+    assert "of type 'qwen2'" in said
+    assert "'llama'" in said
+
+
+def test_a_head_that_does_not_say_of_which_model_it_is_counts_as_that_of_the_model_beside_it(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "llama")
+    save_file({"weight": torch.ones(1, 32), "bias": torch.zeros(1)}, path / "value_head.safetensors")
+    assert critic(tmp_path, path=str(path), head="saved").values(ready()).get().any()
+    head = ValueModel(
+        load_model(ModelKind.CAUSAL_LM, ModelConfig(str(path)), dtype="float32", device="cpu").transformer
+    )
+    (path / "config.json").write_text('{"model_type": "qwen2"}')
+    assert "of type 'qwen2'" in refused(CheckpointError, lambda: load_value_head(head, path))
+
+
 def test_a_damaged_head_is_refused(models: Path, tmp_path: Path) -> None:
     saved(models, tmp_path)
     (tmp_path / "model" / "value_head.safetensors").write_bytes(b"torn")
@@ -145,6 +172,35 @@ def test_what_is_no_model_is_refused(models: Path, tmp_path: Path) -> None:
     assert str(tmp_path) in refused(ConfigError, lambda: critic(models, path=str(tmp_path)))
 
 
+def test_a_model_without_weights_is_refused_by_the_critics_own_key(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((models / "llama" / "config.json").read_text())
+    said = refused(ConfigError, lambda: critic(models, path=str(tmp_path)))
+    assert said.startswith(f"plugins.critic_engine.path='{tmp_path}'")
+    assert "model.path" not in said
+
+
+def test_adapters_that_fit_no_layer_are_refused_by_the_critics_own_key(models: Path) -> None:
+    lora = LoraConfig(enabled=True, target_modules=("nothing",))
+    said = refused(ConfigError, lambda: critic(models, lora=lora))
+    assert said.startswith("plugins.critic_engine.lora.target_modules=['nothing']")
+
+
+def test_prompts_that_the_model_cannot_share_are_refused_by_the_critics_own_key(models: Path, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, architecture="GPTJ", rotary_dim=4)
+    said = refused(ConfigError, lambda: critic(models, path=str(tmp_path), shared=SharedPrefix.TREE, attention="eager"))
+    assert said.startswith("plugins.critic_engine.shared_prefix=tree")
+    assert "choose plugins.critic_engine.shared_prefix=none" in said
+
+
+def test_the_revision_of_the_policy_is_not_that_of_another_repository() -> None:
+    policy = ModelConfig(path="org/policy", revision="v2")
+    assert starting_model(policy, CriticSettings()) == policy
+    other = starting_model(policy, CriticSettings(path="org/critic"))
+    assert (other.path, other.revision) == ("org/critic", "main")
+    named = starting_model(policy, CriticSettings(path="org/critic", revision="abc"))
+    assert named.revision == "abc"
+
+
 @pytest.mark.parametrize("name", ["wide", "qwen"])
 def test_a_checkpoint_of_another_architecture_is_refused_and_the_critic_stays_as_it_was(
     models: Path, tmp_path: Path, name: str
@@ -153,6 +209,14 @@ def test_a_checkpoint_of_another_architecture_is_refused_and_the_critic_stays_as
     worker = saved(models, tmp_path / "a")
     before = state_of(worker, tmp_path / "b")
     assert "model" in refused(CheckpointError, lambda: worker.restore(tmp_path / "other"))
+    assert state_of(worker, tmp_path / "c") == before
+
+
+def test_a_checkpoint_of_a_run_without_a_critic_is_refused(models: Path, tmp_path: Path) -> None:
+    worker = critic(models)
+    before = state_of(worker, tmp_path / "b")
+    said = refused(CheckpointError, lambda: worker.restore(tmp_path / "step_2" / "critic"))
+    assert "step_2': it has no 'critic/', so it is of a run without a critic" in said
     assert state_of(worker, tmp_path / "c") == before
 
 
