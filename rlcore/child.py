@@ -30,7 +30,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, describe, nearest
+from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, nearest
 
 FRAME = struct.Struct("!QQ")
 """Number of bytes of the pickle, and number of the call it belongs to."""
@@ -128,9 +128,13 @@ class Pipe:
 
 
 def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
-    """Run `work` and send what became of it; False when it raised. SystemExit of user code is an error like others."""
+    """Run `work` and send what became of it; False when it raised.
+
+    Whatever user code raises is an error like others, also SystemExit, KeyboardInterrupt and CancelledError: a parent
+    that is not answered waits until the deadline, and then kills every call of this process.
+    """
     try:
-        with boundary("", ChildError):
+        with boundary("", ChildError, BaseException):
             value = work()
     except ChildError as error:
         cause = error.__cause__ or error
@@ -138,8 +142,6 @@ def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
         pipe.answer(number, RAISED, (said, "".join(traceback.format_exception(cause, limit=-20))))
     except RlcoreError as error:
         pipe.answer(number, OURS, (type(error).__name__, str(error)))
-    except (SystemExit, KeyboardInterrupt) as cause:
-        pipe.answer(number, RAISED, (describe(cause), traceback.format_exc(limit=-20)))
     else:
         pipe.answer(number, OK, value)
         return True

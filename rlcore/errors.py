@@ -44,16 +44,17 @@ class CheckpointError(RlcoreError):
 
 
 @contextmanager
-def boundary(whose: str, error: type[RlcoreError]) -> Iterator[None]:
+def boundary(whose: str, error: type[RlcoreError], caught: type[BaseException] = Exception) -> Iterator[None]:
     """Run somebody else's code: an exception of theirs becomes `error`, naming `whose` code it was.
 
-    An RlcoreError passes unchanged; the original exception stays chained as the cause.
+    An RlcoreError passes unchanged; the original exception stays chained as the cause. `caught` is BaseException where
+    nobody above waits for exits and cancellations: in a process that only runs that code.
     """
     try:
         yield
     except RlcoreError:
         raise
-    except Exception as cause:
+    except caught as cause:
         raise error(f"{whose}: {describe(cause)}") from cause
 
 

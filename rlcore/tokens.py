@@ -105,8 +105,10 @@ class Tokens(ABC):
                         f"chat template: the role '{role}' breaks it: a message of this role changes how the turns "
                         f"before it are written; {way_out}"
                     )
-                if schemas and said == _END_PROBE and _after_probe(after) != _after_probe(
-                    self._render(more, (), opening=True)
+                if (
+                    schemas
+                    and said == _END_PROBE
+                    and _after_probe(after) != _after_probe(self._render(more, (), opening=True))
                 ):
                     raise ConfigError(
                         f"chat template: the role '{role}' breaks it: a message of this role is written otherwise when "

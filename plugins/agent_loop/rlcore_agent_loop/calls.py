@@ -39,5 +39,19 @@ def as_text(value: Any, max_chars: int) -> str:
             raise ChildError(
                 f"the result is no text: {type(value).__name__} ({cause}); needs text, a number or what JSON knows"
             ) from cause
-    text = text.encode(errors="replace").decode()
+    text = encodable_text(text)
     return text if len(text) <= max_chars else f"{text[:max_chars]} ... ({len(text) - max_chars} characters cut off)"
+
+
+def encodable_text(text: str) -> str:
+    """The text, with what no tokenizer could encode replaced."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+def encodable(value: Any) -> Any:
+    """Mappings and lists as they are, with texts in which what no tokenizer could encode is replaced."""
+    if isinstance(value, str):
+        return encodable_text(value)
+    if isinstance(value, Mapping):
+        return {name: encodable(inner) for name, inner in value.items()}
+    return [encodable(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlcore.agents import RolloutTask
-from rlcore.errors import ChildError, ConfigError
+from rlcore.errors import ChildError, ConfigError, RlcoreError, boundary
 from rlcore.timers import Timers
 from rlcore.types import Completion, Finish, Message, Sampling, Trajectory
-from rlcore_agent_loop.calls import ToolCall
+from rlcore_agent_loop.calls import ToolCall, refused
 from rlcore_agent_loop.environments import Environments, SampleEnvironment
 from rlcore_agent_loop.episode import (
     ENVIRONMENT,
@@ -57,6 +57,28 @@ class Kit:
                 f"{context}: nothing could be sampled; raise it, or lower data.max_prompt_tokens"
             )
         return min(max_tokens, context - num_prompt)
+
+    def calls(self, text: str) -> list[ToolCall]:
+        """The calls in a turn; a parser that fails is one call that cannot be made."""
+        try:
+            with boundary(f"the parser {self.settings.parser}", ChildError):
+                found = self.parser(text)
+                calls = list(found)
+        except ChildError as error:
+            return [refused(str(error))]
+        wrong = next((each for each in calls if not isinstance(each, ToolCall)), None)
+        if wrong is not None:
+            kind = type(wrong).__name__
+            return [refused(f"the parser {self.settings.parser} returned {kind}; needs rlcore_agent_loop.ToolCall")]
+        return calls
+
+    def stable(self, role: str, tools: Sequence[Mapping[str, Any]] = ()) -> bool:
+        """Whether a message of this role, behind a turn, leaves what was before it as it is."""
+        try:
+            self.tokens.check_continuation([role], tools)
+        except ConfigError:
+            return False
+        return True
 
     def turn_budget(self, rest: int) -> int:
         """Tokens of the next turn when `rest` are left."""
@@ -127,10 +149,8 @@ class Conversation:
             part.waited(time.monotonic() - began)
             if ended:
                 return ended
-            if restart:
-                self._begin(messages, tools)
-            elif not self._tell(part, messages):
-                return MAX_TOKENS
+            if problem := self._begin(messages, tools) if restart else self._tell(part, messages, tools):
+                return problem
         return MAX_TURNS
 
     async def _open(self, tools: SampleTools) -> str | None:
@@ -142,16 +162,28 @@ class Conversation:
         try:
             self._opening = await self._environment.reset(task.prompt, task.seed + self.episode.sample)
         except ChildError as error:
-            self.episode.info["error"] = str(error)
-            return FAILED
-        self._begin(self._opening, tools)
-        return None
+            return self._failed(error)
+        return self._begin(self._opening, tools)
 
-    def _begin(self, messages: Sequence[Message], tools: SampleTools) -> None:
-        ids = self._kit.tokens.encode_prompt(messages, tools.schemas)
-        self._kit.budget(len(ids), self._sampling.max_tokens, self.episode.task.prompt.id)
+    def _failed(self, error: RlcoreError) -> str:
+        self.episode.info["error"] = str(error)
+        return FAILED
+
+    def _begin(self, messages: Sequence[Message], tools: SampleTools) -> str | None:
+        """A part of its own, which the environment opens; why the sample ends instead, or None."""
+        try:
+            ids = self._kit.tokens.encode_prompt(messages, tools.schemas)
+        except ConfigError as error:
+            return self._failed(error)
+        try:
+            self._kit.budget(len(ids), self._sampling.max_tokens, self.episode.task.prompt.id)
+        except ConfigError:
+            if not self.episode.parts:
+                raise
+            return MAX_TOKENS
         self.episode.parts.append(Part(list(ids)))
         self._opening = messages
+        return None
 
     def _rest(self, part: Part) -> int:
         """Tokens that the part may still take."""
@@ -164,17 +196,30 @@ class Conversation:
         budget = self._kit.turn_budget(self._rest(part))
         return await self._turns.next(self.episode.task, self.episode.sample, turn - 1, part.ids, budget)
 
-    def _tell(self, part: Part, messages: Sequence[Message]) -> bool:
-        """Append the messages and the opening of the next turn; False when no token could follow them."""
-        ids = self._kit.tokens.continuation(messages, part.ids[-1])
+    def _tell(self, part: Part, messages: Sequence[Message], tools: SampleTools) -> str | None:
+        """Append the messages and the opening of the next turn; why the sample ends instead, or None."""
+        for role in {str(each["role"]) for each in messages} - {"user", self._settings.result_role}:
+            if not self._kit.stable(role, tools.schemas):
+                return self._failed(
+                    ChildError(
+                        f"environment.step returned a message of the role '{role}', which changes how the chat "
+                        "template writes what was before, or is refused by it; needs the role user, or restart=True"
+                    )
+                )
+        try:
+            ids = self._kit.tokens.continuation(messages, part.ids[-1])
+        except ConfigError as error:
+            if self._environment is None:
+                raise
+            return self._failed(error)
         if len(ids) >= self._rest(part):
-            return False
+            return MAX_TOKENS
         part.told(ids, messages)
-        return True
+        return None
 
     async def _answer(self, tools: SampleTools, text: str, last: bool) -> tuple[str, Sequence[Message], bool]:
         """(why the sample ends or '', what the policy is told, whether that begins a new part)."""
-        settings, calls = self._settings, list(self._kit.parser(text))
+        settings, calls = self._settings, self._kit.calls(text)
         if calls:
             if self._repeats(calls):
                 return SAME_CALLS, (), False
@@ -186,13 +231,13 @@ class Conversation:
                 for call, result in zip(calls, results, strict=True)
             ]
             return "", told, False
+        self._last_calls = []
         if self._environment is None:
             return STOP, (), False
         try:
             step = await self._environment.step([*self._opening, *self.episode.parts[-1].messages])
         except ChildError as error:
-            self.episode.info["error"] = str(error)
-            return FAILED, (), False
+            return self._failed(error), (), False
         self.episode.add_reward(step.reward)
         if step.info:
             self.episode.info["environment"] = dict(step.info)

@@ -4,15 +4,16 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlcore.child import load_reference
 from rlcore.errors import ChildError
 from rlcore.types import Message, Prompt
+from rlcore_agent_loop.calls import encodable
 from rlcore_agent_loop.seats import Seat, Seats
 from rlcore_agent_loop.settings import EnvironmentSettings
-from rlcore_agent_loop.sources import within
+from rlcore_agent_loop.sources import awaited, within
 
 logger = logging.getLogger(__name__)
 
@@ -95,17 +96,20 @@ class InChild(SampleEnvironment):
         self._generation = -1
 
     async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
-        found = await self._call("reset", self._sample, prompt, seed)
-        self._generation = self._seat.generation
-        return list(found)
+        return opening(await self._call("reset", self._sample, prompt, seed))
 
     async def step(self, messages: Sequence[Message]) -> Step:
         return checked(await self._call("step", self._sample, [dict(each) for each in messages]))
 
     async def _call(self, method: str, *args: Any) -> Any:
-        generation = None if method == "reset" else self._generation
         who, deadline_s = f"environment.{method}", self._settings.deadline_s
-        return await self._seats.call(self._seat, who, deadline_s, method, *args, generation=generation)
+        if method == "reset":
+            return await self._seats.call(self._seat, who, deadline_s, method, *args, began=self._began)
+        return await self._seats.call(self._seat, who, deadline_s, method, *args, generation=self._generation)
+
+    def _began(self) -> None:
+        """From here on there is something in the child that has to be let go, also when `reset` raises."""
+        self._generation = self._seat.generation
 
     async def close(self) -> None:
         if self._seat.generation != self._generation or not self._seat.child.alive:
@@ -126,24 +130,49 @@ class Here(SampleEnvironment):
     async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
         async def work() -> Any:
             self._environment = self._class(**self._settings.kwargs)
-            found = self._environment.reset(prompt, seed)
-            return await found if asyncio.iscoroutine(found) else found
+            return await awaited(self._environment.reset(prompt, seed))
 
-        return list(await within("environment.reset", self._settings.deadline_s, work()))
+        return opening(await within("environment.reset", self._settings.deadline_s, work()))
 
     async def step(self, messages: Sequence[Message]) -> Step:
-        return checked(
-            await within("environment.step", self._settings.deadline_s, self._environment.step(list(messages)))
-        )
+        async def work() -> Any:
+            return await awaited(self._environment.step(list(messages)))
+
+        return checked(await within("environment.step", self._settings.deadline_s, work()))
 
     async def close(self) -> None:
         close = getattr(self._environment, "close", None)
-        pending = close() if callable(close) else None
-        if asyncio.iscoroutine(pending):
-            try:
-                await within("environment.close", self._settings.deadline_s, pending)
-            except ChildError as error:
-                logger.warning("%s", error)
+        if not callable(close):
+            return
+
+        async def work() -> None:
+            await awaited(close())
+
+        try:
+            await within("environment.close", self._settings.deadline_s, work())
+        except ChildError as error:
+            logger.warning("%s", error)
+
+
+def opening(messages: Any) -> list[Message]:
+    """What `reset` returned, if it opens a conversation; ChildError otherwise."""
+    found = readable("reset returned", messages)
+    if not found:
+        raise ChildError("environment.reset returned no messages; needs at least one")
+    return found
+
+
+def readable(what: str, messages: Any) -> list[Message]:
+    """The messages of an environment; ChildError if they are none. What no tokenizer could encode is replaced."""
+    if not isinstance(messages, (list, tuple)):
+        raise ChildError(f"environment.{what} {type(messages).__name__} as messages; needs a list of them")
+    for each in messages:
+        if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
+            raise ChildError(f"environment.{what} the message {each!r:.80}; needs one with role and content")
+        if not isinstance(each.get("content", ""), (str, list, tuple, type(None))):
+            found = type(each["content"]).__name__
+            raise ChildError(f"environment.{what} a message whose content is {found}; needs text")
+    return [encodable(each) for each in messages]
 
 
 def checked(step: Any) -> Step:
@@ -154,4 +183,6 @@ def checked(step: Any) -> Step:
         raise ChildError("environment.step returned no messages and is not done; needs one of them")
     if not isinstance(step.reward, (int, float)) or step.reward != step.reward:
         raise ChildError(f"environment.step returned reward={step.reward!r}; needs a number")
-    return step
+    if not isinstance(step.info, Mapping):
+        raise ChildError(f"environment.step returned {type(step.info).__name__} as info; needs a mapping")
+    return step if step.done else replace(step, messages=readable("step returned", step.messages))

@@ -26,6 +26,8 @@ class Flight:
         """Places taken and not yet given back."""
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
+        self._given_up: set[asyncio.Task[None]] = set()
+        """Those that were cancelled because nobody needs them."""
 
     async def samples(
         self,
@@ -91,8 +93,20 @@ class Flight:
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
+        if task in self._given_up:
+            self._given_up.discard(task)
+        elif task.cancelled():
+            self._arrive(WorkerError("agent loop: a conversation was cancelled by something that it awaited"))
+            return
         if not task.cancelled() and (error := task.exception()) is not None:
             self._arrive(error)
+
+    def give_up(self, *tasks: "asyncio.Task[None]") -> None:
+        """Cancel what was spawned and is not needed any more."""
+        for task in tasks:
+            if not task.done():
+                self._given_up.add(task)
+                task.cancel()
 
     def _arrive(self, item: Sequence[Trajectory] | BaseException) -> None:
         self._arrived.append(item)
@@ -101,8 +115,7 @@ class Flight:
     async def _close(self) -> None:
         """Cancel what still runs, wait for it, and give its places back."""
         tasks = [task for task in self._tasks if not task.done()]  # of a step that went well nearly none is left
-        for task in tasks:
-            task.cancel()
+        self.give_up(*tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
         owed, self._owed = self._owed, 0
         if owed:

@@ -1,20 +1,21 @@
 """The agent loop: every sample is a conversation, and every conversation a coroutine of its own."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from rlcore.agents import AgentLoop, RolloutTask
 from rlcore.child import load_reference
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, boundary
 from rlcore.types import Completion, Lane, Metrics, Sampling, Trajectory
 from rlcore_agent_loop.admission import Admission
 from rlcore_agent_loop.agent import Agents
 from rlcore_agent_loop.conversation import Conversation, Kit
 from rlcore_agent_loop.environments import Environments
 from rlcore_agent_loop.flight import Counts, Flight, Sample
-from rlcore_agent_loop.parsers import PARSERS
+from rlcore_agent_loop.parsers import PARSERS, Parser
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools import Tools
 from rlcore_agent_loop.turns import Turns, group_name
@@ -23,6 +24,21 @@ if TYPE_CHECKING:
     from rlcore.rollout import Generator
     from rlcore.tokens import Tokens
     from rlcore.workers import Children
+
+logger = logging.getLogger(__name__)
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of `plugins.agent_loop.parser`; ConfigError when it is no function."""
+    if name in PARSERS:
+        return PARSERS[name]
+    with boundary(f"plugins.agent_loop.parser: {name}", ConfigError):
+        found = load_reference(name)
+    if not callable(found):
+        raise ConfigError(
+            f"plugins.agent_loop.parser: {name} is {type(found).__name__}; needs a function of a turn's text"
+        )
+    return cast(Parser, found)
 
 
 class ToolLoop(AgentLoop):
@@ -40,23 +56,18 @@ class ToolLoop(AgentLoop):
         self._agents = Agents(children, settings.agent) if settings.agent.fn else None
         self._admission = Admission(settings.max_conversations)
         self._environments = Environments(settings.environment, self._tools.seats) if settings.environment.fn else None
-        parser = PARSERS.get(settings.parser)
-        self._kit = Kit(tokens, self._tools, self._environments, parser or load_reference(settings.parser), settings)
+        self._kit = Kit(tokens, self._tools, self._environments, parser_of(settings.parser), settings)
         self._counts = Counts()
 
     async def start(self) -> None:
         """Start tools and environment. ConfigError when the chat template cannot serve their messages."""
         if self._agents is not None:
+            self._check_roles_of_agents()
             await self._agents.start()
             return
         settings = self._settings
         with_tools = bool(settings.tools or settings.mcp)
-        try:
-            self._tokens.check_continuation(
-                [*([settings.result_role] if with_tools else []), *(["user"] if self._environments else [])]
-            )
-        except ConfigError as error:
-            raise ConfigError(f"{error}; or another plugins.agent_loop.result_role") from error
+        self._check_roles(())
         describe = with_tools and settings.describe_tools == "template"
         if describe and not self._tokens.tells_tools():
             raise ConfigError(
@@ -64,8 +75,26 @@ class ToolLoop(AgentLoop):
                 "choose never and describe them in data.system_prompt, or name another template in model.chat_template"
             )
         await self._tools.start(describe)
+        if describe:
+            self._check_roles(self._tools.schemas())
         if self._environments is not None:
             await self._environments.start()
+
+    def _check_roles(self, schemas: Sequence[Mapping[str, Any]]) -> None:
+        role, with_tools = self._settings.result_role, bool(self._settings.tools or self._settings.mcp)
+        roles = [*([role] if with_tools else []), *(["user"] if self._environments else [])]
+        try:
+            self._tokens.check_continuation(roles, schemas)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or another plugins.agent_loop.result_role") from error
+
+    def _check_roles_of_agents(self) -> None:
+        """An agent may do without tools: a template that cannot continue with their results is no error then."""
+        self._tokens.check_continuation(["user"])
+        try:
+            self._tokens.check_continuation(["tool"])
+        except ConfigError as error:
+            logger.warning("%s; until then each request with a result of a tool begins a part of its own", error)
 
     async def close(self) -> None:
         await self._tools.close()

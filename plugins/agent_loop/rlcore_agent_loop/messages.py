@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore.errors import RlcoreError
-from rlcore_agent_loop.calls import ToolCall
+from rlcore_agent_loop.calls import ToolCall, encodable_text
 
 Plain = dict[str, Any]
 
@@ -31,6 +31,8 @@ def _message(message: Any) -> Plain:
     role = "system" if message["role"] == "developer" else message["role"]
     plain: Plain = {"role": role, "content": _text(message.get("content"))}
     if message.get("tool_calls"):
+        if not isinstance(message["tool_calls"], list):
+            raise BadRequest("messages: tool_calls needs a list")
         plain["tool_calls"] = [_call(each) for each in message["tool_calls"]]
     for name in ("tool_call_id", "name"):
         if isinstance(message.get(name), str):
@@ -40,11 +42,13 @@ def _message(message: Any) -> Plain:
 
 def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
-        return content or ""
-    parts = [each.get("text") if isinstance(each, dict) else None for each in content] if content else []
+        return encodable_text(content or "")
+    if not isinstance(content, list):
+        raise BadRequest(f"messages: found a content that is {type(content).__name__}; needs text")
+    parts = [each.get("text") if isinstance(each, dict) else None for each in content]
     if not all(isinstance(each, str) for each in parts):
         raise BadRequest("messages: contents other than text are not served")
-    return "".join(str(each) for each in parts)
+    return encodable_text("".join(str(each) for each in parts))
 
 
 def _call(call: Any) -> Plain:
@@ -71,14 +75,19 @@ def for_template(messages: Sequence[Mapping[str, Any]]) -> list[Plain]:
 def _opened(call: Mapping[str, Any]) -> Plain:
     try:
         arguments = json.loads(call["function"]["arguments"])
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = {}
-    return {**call, "function": {**call["function"], "arguments": arguments}}
+    opened = arguments if isinstance(arguments, dict) else {}
+    return {**call, "function": {**call["function"], "arguments": opened}}
 
 
 def answer(text: str, calls: Sequence[ToolCall], number: int) -> Plain:
-    """What the policy said as the protocol has it; calls that cannot be made stay in the text."""
+    """What the policy said as the protocol has it; calls that cannot be made, or sent as JSON, stay in the text."""
     good = [call for call in calls if not call.problem]
+    try:
+        arguments = [json.dumps(dict(call.arguments)) for call in good]
+    except (TypeError, ValueError, RecursionError):
+        good = []
     if not good or len(good) != len(calls):
         return {"role": "assistant", "content": text}
     return {
@@ -88,7 +97,7 @@ def answer(text: str, calls: Sequence[ToolCall], number: int) -> Plain:
             {
                 "id": f"call_{number}_{place}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
+                "function": {"name": call.name, "arguments": arguments[place]},
             }
             for place, call in enumerate(good)
         ],

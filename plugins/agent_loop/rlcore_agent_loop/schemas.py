@@ -13,8 +13,11 @@ def schema_of(name: str, target: Any) -> dict[str, Any]:
     """
     from transformers.utils.chat_template_utils import get_json_schema
 
-    # A bound method, so that `self` is no argument; nothing is called on the object.
-    function = MethodType(vars(target)["execute"], object()) if isinstance(target, type) else target
     with boundary(f"plugins.agent_loop.tools.{name}: its schema", ConfigError):
+        function = target
+        if isinstance(target, type):
+            execute: Any = target
+            # A bound method, so that `self` is no argument; nothing is called on the object.
+            function = MethodType(execute.execute, object())
         schema: dict[str, Any] = get_json_schema(function)
     return {**schema, "function": {**schema["function"], "name": name}}

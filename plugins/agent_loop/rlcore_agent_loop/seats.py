@@ -9,6 +9,10 @@ from rlcore.errors import ChildError, RlcoreError
 from rlcore.workers import Child
 
 
+class LostProcess(ChildError):
+    """The process of a call was ended because of another call."""
+
+
 @dataclass(eq=False)
 class Seat:
     """A place for a child; when its child has died the next call gets a new one."""
@@ -20,6 +24,8 @@ class Seat:
     calls: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """As many as the child takes at a time."""
     waiting: int = 0
+    killed_by: str = ""
+    """What the call had done because of which the child of this generation was killed."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -35,6 +41,10 @@ class Seats:
         for index in range(self._num):
             calls = asyncio.Semaphore(self._calls)
             self._seats.append(Seat(index, await self._start_child(index), calls=calls))
+
+    def take_over(self, other: "Seats") -> None:
+        """Serve with the children that another one started."""
+        self._seats, other._seats = other._seats, []
 
     async def close(self) -> None:
         """End the children; also more than once."""
@@ -55,7 +65,8 @@ class Seats:
         generation: int | None = None,
         began: Callable[[], None] = lambda: None,
     ) -> Any:
-        """The method's result. ChildError, whose message begins with what went wrong, for whatever went wrong.
+        """The method's result. ChildError, whose message begins with what went wrong, for whatever went wrong;
+        LostProcess when that was another call, which is named.
 
         With `generation` the call needs what that child of the seat holds; `began` is told when its turn has come.
         """
@@ -67,15 +78,25 @@ class Seats:
                         await seat.child.close()
                         seat.child = await self._start_child(seat.index)
                         seat.generation += 1
+                        seat.killed_by = ""
                 began()
                 if generation is not None and seat.generation != generation:
                     raise ChildError(f"{who} lost what it held: the process it was in has ended")
-                return await seat.child.call(method, *args, deadline_s=deadline_s)
+                return await self._result(seat, who, seat.child.call(method, *args, deadline_s=deadline_s), deadline_s)
+        finally:
+            seat.waiting -= 1
+
+    async def _result(self, seat: Seat, who: str, call: Awaitable[Any], deadline_s: float) -> Any:
+        try:
+            return await call
         except TimeoutError as cause:
-            raise ChildError(f"{who} took longer than {deadline_s:g} s") from cause
+            seat.killed_by = f"{who} took longer than {deadline_s:g} s"
+            raise ChildError(seat.killed_by) from cause
         except ChildError:
             raise
         except RlcoreError as cause:
+            if seat.killed_by:
+                raise LostProcess(f"the process it ran in was killed: {seat.killed_by}, in another call") from cause
+            if self._calls > 1:
+                raise ChildError(f"the process of {who} has ended, which up to {self._calls} share: {cause}") from cause
             raise ChildError(f"{who} ended the process it ran in") from cause
-        finally:
-            seat.waiting -= 1

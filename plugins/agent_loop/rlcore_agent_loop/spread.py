@@ -111,11 +111,10 @@ class SpreadLoop(AgentLoop):
                     elif isinstance(message, Asked):
                         asked[message.number] = flight.spawn(self._ask(message, share.lane, answers))
                     elif isinstance(message, Withdrawn) and message.number in asked:
-                        asked.pop(message.number).cancel()
+                        flight.give_up(asked.pop(message.number))
         finally:
             self._crew.outstanding[place] -= sum(1 for _ in share.missing())
-            for task in (sending, *asked.values()):
-                task.cancel()
+            flight.give_up(sending, *asked.values())
             await asyncio.gather(sending, *asked.values(), return_exceptions=True)
         if missing := sum(1 for _ in share.missing()):
             raise WorkerError(f"{worker.name}: it says it is done, but {missing} samples are missing")

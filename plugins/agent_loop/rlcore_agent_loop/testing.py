@@ -20,16 +20,24 @@ from rlcore.tokens import ByteTokens, Tokens
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Metrics, Prompt, Sampling, Trajectory
 from rlcore.workers import Child, Children, ReplicaEvent, ReplicaHandle
 from rlcore_agent_loop.conversation import Kit
+from rlcore_agent_loop.endpoint import Endpoint
+from rlcore_agent_loop.episode import Episode
 from rlcore_agent_loop.loop import ToolLoop
 from rlcore_agent_loop.parsers import hermes
+from rlcore_agent_loop.recording import Recording
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.spread import SpreadLoop
 from rlcore_agent_loop.tools import Tools
+from rlcore_agent_loop.turns import Turns
 from rlcore_agent_loop.worker import LoopWorker
 
 END = ByteTokens.EOS
 Script = Callable[[int, int, tuple[int, ...]], Sequence[int]]
 """(sample, turn from 1, tokens so far) -> the ids of the turn."""
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+"""The least that can be asked."""
+Ask = Callable[..., Awaitable[tuple[int, dict[str, Any]]]]
+"""Sends a body to the endpoint; (status, answer)."""
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -214,6 +222,41 @@ def loop_of(policy: ScriptedPolicy, settings: AgentLoopSettings, tokens: Tokens,
 def kit_of(settings: AgentLoopSettings) -> Kit:
     """What conversations over bytes share, for tests of a part of them; nothing of it is started."""
     return Kit(ByteTokens(), Tools(HereChildren(), settings), None, hermes, settings)
+
+
+def served(policy: ScriptedPolicy, work: Callable[[Ask], Awaitable[None]], **settings: Any) -> Recording:
+    """What was recorded while `work` asked the endpoint of one sample."""
+    import aiohttp
+
+    async def run() -> Recording:
+        kit = kit_of(AgentLoopSettings(**settings))
+        sampling = Sampling(max_tokens=200)
+        episode = Episode(RolloutTask(make_prompt(0), 0, 1, 7), 0)
+        recording = Recording(kit, Turns(policy, sampling, Lane.TRAIN), sampling, episode)
+        endpoint = Endpoint()
+        await endpoint.start()
+        token = endpoint.admit(recording)
+        try:
+            async with aiohttp.ClientSession() as session:
+
+                async def ask(
+                    body: Any, path: str = "/chat/completions", token: str = token, method: str = "POST"
+                ) -> tuple[int, dict[str, Any]]:
+                    headers = {"Authorization": f"Bearer {token}"} if token else {}
+                    data = None if body is None else json.dumps(body)
+                    async with session.request(method, endpoint.url + path, data=data, headers=headers) as response:
+                        text = await response.text()
+                        return response.status, json.loads(text) if text.startswith("{") else {"text": text}
+
+                await work(ask)
+        finally:
+            endpoint.revoke(token)
+            await endpoint.close()
+            await endpoint.close()
+        return recording
+
+    with leaks():
+        return asyncio.run(run())
 
 
 def contents(trajectory: Trajectory) -> list[tuple[str, str]]:

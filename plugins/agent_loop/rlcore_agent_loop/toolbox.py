@@ -1,5 +1,6 @@
 """What runs in the child process of sync tools and environments: functions and objects, nothing of the run."""
 
+import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,12 +41,14 @@ class Toolbox:
         """The function's result as text, cut off here, so that no long one crosses the pipe."""
         return as_text(self._tools[name](**arguments), max_chars)
 
-    def execute(
-        self, name: str, sample: str, columns: Mapping[str, Any] | None, arguments: Mapping[str, Any], max_chars: int
-    ) -> str:
-        """The result of the sample's object, created with `columns` where they are given, on its first call."""
-        if columns is not None:
-            self._objects[sample, name] = created(self._tools[name], columns)
+    def create(self, name: str, sample: str, columns: Mapping[str, Any]) -> None:
+        """Make the sample's object."""
+        new, pending = created(self._tools[name], columns)
+        finished(pending)
+        self._objects[sample, name] = new
+
+    def execute(self, name: str, sample: str, arguments: Mapping[str, Any], max_chars: int) -> str:
+        """The result of the sample's object."""
         return as_text(self._objects[sample, name].execute(**arguments), max_chars)
 
     def reset(self, sample: str, prompt: Any, seed: int) -> Any:
@@ -53,7 +56,7 @@ class Toolbox:
         if self._environment is None:
             raise ChildError("there is no environment")
         self._objects[sample, ""] = self._environment(**self._environment_kwargs)
-        return [dict(each) for each in self._objects[sample, ""].reset(prompt, seed)]
+        return finished(self._objects[sample, ""].reset(prompt, seed))
 
     def step(self, sample: str, messages: Sequence[Mapping[str, Any]]) -> Any:
         """The environment's answer."""
@@ -69,17 +72,20 @@ class Toolbox:
             if callable(release):
                 try:
                     with boundary(key[1] or "environment", ChildError):
-                        release()
+                        finished(release())
                 except ChildError as error:
                     problems.append(str(error))
         if problems:
             raise ChildError("; ".join(problems))
 
 
-def created(cls: Any, columns: Mapping[str, Any]) -> Any:
-    """An object for one sample."""
+def created(cls: Any, columns: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(an object for one sample, what its `create` returned, which may have to be awaited)."""
     new = cls()
     create = getattr(new, "create", None)
-    if callable(create):
-        create(columns)
-    return new
+    return new, create(columns) if callable(create) else None
+
+
+def finished(value: Any) -> Any:
+    """The value; of a coroutine, what it returns, on a loop of its own."""
+    return asyncio.run(value) if inspect.iscoroutine(value) else value

@@ -27,7 +27,9 @@ class Tools:
     def __init__(self, children: Children, settings: AgentLoopSettings) -> None:
         self._children, self._settings = children, settings
         self.seats = Seats(self._start_child, settings.children)
-        self._sources: list[Source] = [Functions(settings, self.seats)]
+        """Of what holds the state of samples: objects of tools, and environments."""
+        self._functions = Seats(self._start_child, settings.children)
+        self._sources: list[Source] = [Functions(settings, self._functions, self.seats)]
         self._sources += [McpServer(name, server, settings.max_result_chars) for name, server in settings.mcp.items()]
         self._owners: dict[str, Source] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}
@@ -37,8 +39,6 @@ class Tools:
 
         ConfigError naming the two sources of one tool's name; PluginError or ChildError naming what cannot be imported.
         """
-        if self._settings.tools or self._settings.environment.fn:
-            await self.seats.start()
         for source in self._sources:
             await source.start(describe)
             for name, schema in source.schemas().items():
@@ -49,17 +49,26 @@ class Tools:
                     )
                 self._owners[name], self._schemas[name] = source, schema
 
+    def schemas(self) -> list[Mapping[str, Any]]:
+        """Those of all tools that the policy is told about."""
+        return [each for each in self._schemas.values() if each]
+
     async def close(self) -> None:
         """End what was started; also more than once."""
-        await asyncio.gather(self.seats.close(), *(source.close() for source in self._sources))
+        await asyncio.gather(self.seats.close(), self._functions.close(), *(source.close() for source in self._sources))
 
     def open(self, sample: str, prompt: Prompt) -> "SampleTools":
         """The tools of one sample; ConfigError when its column names one that there is not."""
         column = self._settings.tools_column
         chosen = prompt.columns.get(column) if column else None
-        names = list(self._owners)
+        names: Any = list(self._owners)
         if chosen is not None:
-            names = [chosen] if isinstance(chosen, str) else [str(each) for each in chosen]
+            names = [chosen] if isinstance(chosen, str) else chosen
+            if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
+                raise ConfigError(
+                    f"plugins.agent_loop.tools_column: column '{column}' of prompt '{prompt.id}' is {chosen!r:.80}; "
+                    "needs the name of a tool, or a list of names"
+                )
             for name in names:
                 if name not in self._owners:
                     raise ConfigError(

@@ -2,66 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from rlcore_agent_loop.checks import check_settings
 from rlcore_agent_loop.endpoint import Endpoint
-from rlcore_agent_loop.episode import Episode
 from rlcore_agent_loop.program import Program
-from rlcore_agent_loop.recording import Recording
 from rlcore_agent_loop.rewards import environment
 from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings, ToolSettings
-from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, kit_of, says, talk
-from rlcore_agent_loop.turns import Turns
+from rlcore_agent_loop.testing import END, HELLO, Ask, ScriptedPolicy, call, contents, says, served, talk
 
-from rlcore.agents import RolloutTask
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
-from rlcore.testing.leaks import leaks
-from rlcore.testing.rewards import make_prompt
-from rlcore.types import Finish, Lane, Sampling
-
-HELLO = {"messages": [{"role": "user", "content": "hello"}]}
-Ask = Callable[..., Awaitable[tuple[int, dict[str, Any]]]]
-
-
-def served(policy: ScriptedPolicy, work: Callable[[Ask], Awaitable[None]], **settings: Any) -> Recording:
-    """What was recorded while `work` asked an endpoint of one sample."""
-
-    async def run() -> Recording:
-        kit = kit_of(AgentLoopSettings(**settings))
-        sampling = Sampling(max_tokens=200)
-        episode = Episode(RolloutTask(make_prompt(0), 0, 1, 7), 0)
-        recording = Recording(kit, Turns(policy, sampling, Lane.TRAIN), sampling, episode)
-        endpoint = Endpoint()
-        await endpoint.start()
-        token = endpoint.admit(recording)
-        try:
-            async with aiohttp.ClientSession() as session:
-
-                async def ask(
-                    body: Any, path: str = "/chat/completions", token: str = token, method: str = "POST"
-                ) -> tuple[int, dict[str, Any]]:
-                    headers = {"Authorization": f"Bearer {token}"} if token else {}
-                    data = None if body is None else json.dumps(body)
-                    async with session.request(method, endpoint.url + path, data=data, headers=headers) as response:
-                        text = await response.text()
-                        return response.status, json.loads(text) if text.startswith("{") else {"text": text}
-
-                await work(ask)
-        finally:
-            endpoint.revoke(token)
-            await endpoint.close()
-            await endpoint.close()
-        return recording
-
-    with leaks():
-        return asyncio.run(run())
+from rlcore.types import Finish
 
 
 def test_messages_that_extend_the_recorded_ones_continue_their_tokens() -> None:

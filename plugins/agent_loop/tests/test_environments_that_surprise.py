@@ -1,0 +1,134 @@
+"""Environments that do what nobody expects: the sample ends and says why, and the run goes on."""
+
+from pathlib import Path
+
+import pytest
+from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings
+from rlcore_agent_loop.testing import contents, says, talk
+
+from rlcore.tokens import ByteTokens
+
+ENVIRONMENTS = """
+from pathlib import Path
+from rlcore_agent_loop import Environment, Step
+
+def closed(self):
+    Path(__file__).with_name("closed_" + type(self).__name__).touch()
+
+class World(Environment):
+    opening, answer = None, Step(done=True, reward=1.0)
+
+    def reset(self, prompt, seed):
+        if isinstance(self.opening, Exception):
+            raise self.opening
+        return self.opening or prompt.messages
+
+    def step(self, messages):
+        return self.answer
+
+    def close(self):
+        closed(self)
+
+class ResetNone(World):
+    def reset(self, prompt, seed):
+        return None
+
+class ResetText(World):
+    opening = "hello"
+
+class ResetRaises(World):
+    opening = KeyError("closed")
+
+class Texts(World):
+    answer = Step(["again"])
+
+class Number(World):
+    answer = Step([{"role": "user", "content": 3}])
+
+class Roleless(World):
+    answer = Step([{"content": "x"}])
+
+class NoList(World):
+    answer = Step("again")
+
+class NoMapping(World):
+    answer = Step(done=True, info=["x"])
+
+class System(World):
+    answer = Step([{"role": "system", "content": "x"}])
+
+class CloseRaises(World):
+    def close(self):
+        closed(self)
+        raise KeyError("door")
+
+class Long(World):
+    answer = Step([{"role": "user", "content": "x" * 500}], restart=True)
+
+class Surrogate(World):
+    opening = [{"role": "user", "content": "a\\ud800b"}]
+    answer = Step([{"role": "user", "content": "c\\ud800d"}])
+
+for name, cls in list(globals().items()):
+    if isinstance(cls, type) and issubclass(cls, World):
+        async def step(self, messages, sync=cls.step):
+            return sync(self, messages)
+        globals()["Async" + name] = type("Async" + name, (cls,), {"step": step})
+"""
+
+
+class OnlyUsers(ByteTokens):
+    """A template that writes a conversation with a system message otherwise."""
+
+    def _render(self, messages, tools, *, opening):  # type: ignore[no-untyped-def]
+        text = super()._render(messages, tools, opening=opening)
+        return f"system!\n{text}" if any(each["role"] == "system" for each in messages) else text
+
+
+def settings_of(directory: Path, name: str) -> AgentLoopSettings:
+    (directory / "worlds.py").write_text(ENVIRONMENTS)
+    environment = EnvironmentSettings(f"{directory / 'worlds.py'}:{name}", deadline_s=5.0)
+    return AgentLoopSettings(environment=environment, children=1, context_tokens=400)
+
+
+FAILS = {
+    "ResetNone": "environment.reset returned NoneType as messages; needs a list",
+    "ResetText": "environment.reset returned str as messages; needs a list",
+    "ResetRaises": "KeyError: 'closed'",
+    "Texts": "environment.step returned the message 'again'; needs one with role and content",
+    "Number": "environment.step returned a message whose content is int; needs text",
+    "Roleless": "environment.step returned the message {'content': 'x'}; needs one with role",
+    "NoList": "environment.step returned str as messages; needs a list",
+    "NoMapping": "environment.step returned list as info; needs a mapping",
+    "System": "a message of the role 'system', which changes how the chat template",
+}
+
+
+@pytest.mark.parametrize("kind", ["", "Async"])
+@pytest.mark.parametrize("name", FAILS)
+def test_what_no_environment_may_return_fails_its_sample_and_it_is_closed(name: str, kind: str, tmp_path: Path) -> None:
+    found = talk(says("one"), settings_of(tmp_path, kind + name), tokens=OnlyUsers()).only
+    assert found.info["ended_by"] == "environment_failed"
+    assert FAILS[name] in str(found.info["error"])
+    assert (tmp_path / f"closed_{kind}{name}").exists()
+
+
+@pytest.mark.parametrize("kind", ["", "Async"])
+def test_a_close_that_raises_is_logged(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = talk(says("one"), settings_of(tmp_path, f"{kind}CloseRaises")).only
+    assert (found.info["ended_by"], found.info["environment_reward"]) == ("environment", 1.0)
+    assert "KeyError: 'door'" in caplog.text
+
+
+def test_a_new_conversation_that_is_too_long_ends_the_sample_as_cut_off(tmp_path: Path) -> None:
+    found = talk(says("one"), settings_of(tmp_path, "Long")).only
+    assert (found.info["ended_by"], found.num_parts, found.turns) == ("max_tokens", 1, 1)
+    assert found.finish.value == "length"
+
+
+@pytest.mark.parametrize("kind", ["", "Async"])
+def test_what_no_tokenizer_encodes_is_replaced_in_messages(kind: str, tmp_path: Path) -> None:
+    policy = says("one", "two", "three", "four")
+    found = talk(policy, settings_of(tmp_path, f"{kind}Surrogate")).only
+    assert contents(found)[1] == ("user", "c?d")
+    assert bytes(policy.requests[0].token_ids).decode() == "user: a?b\nassistant: "
