@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/memory.py [--trl-bytes 5.5e9 ...] [--smoke]
 
-Each batch has a process of its own, so that no peak hides another. Prints one JSON line. `--trl-bytes` are TRL's peaks
-for the same batches, as `vs_trl.py` prints them ('peak_rss_bytes'), to be compared with. See docs/performance.md.
+Each batch has a process of its own, so that no peak hides another, and takes two steps: in the first one Adam's moments
+come after the backward pass, in every later one they are there beside it. Prints one JSON line. `--trl-bytes` are TRL's
+peaks for the same batches, as `vs_trl.py` prints them ('peak_rss_bytes'), to be compared with. See docs/performance.md.
 """
 
 import argparse
@@ -15,30 +16,36 @@ from pathlib import Path
 from typing import Any
 
 import vs_trl
-from measure import MODEL, emit, machine, peak_rss_of_tree, say
+from measure import MODEL, emit, machine, peak_rss_of_tree, say, summary
 from scenarios import SCENARIOS
 from tiny_task import write_tiny_task
 
 TIMES = (1, 4)
+STEPS = 2
 TOLERANCE = 0.15
 
 
 def measured(options: argparse.Namespace, model: Path, directory: Path, times: int) -> dict[str, Any]:
-    """The peak of one step with `times` as many prompts, and the plan's estimate of it."""
+    """The peak of `STEPS` steps with `times` as many prompts, and the plan's estimate of it."""
     scenario = vs_trl.sized(SCENARIOS["E1"], options)
     scenario = replace(scenario, prompts=scenario.prompts * times)
     comparison = vs_trl.Comparison(scenario, model, options, directory)
     with comparison.ours() as ours:
         facts = comparison.ready(ours)
-        started = peak_rss_of_tree(ours.pid)
-        comparison.step(ours)
-        peak = peak_rss_of_tree(ours.pid)
+        peaks, steps = [peak_rss_of_tree(ours.pid)], []
+        for _ in range(STEPS):
+            steps.append(comparison.step(ours))
+            peaks.append(peak_rss_of_tree(ours.pid))
+    started, peak = peaks[0], peaks[-1]
     planned = sum(facts["memory_bytes"].values()) or None
     say(f"{times} x the batch: {peak / 1e9:.2f} GB, planned {0 if planned is None else planned / 1e9:.2f} GB")
     return {
         "rows": scenario.rows,
         "peak_rss_bytes": peak,
         "after_start_rss_bytes": started,
+        "peak_rss_bytes_by_step": peaks[1:],
+        "step_s": summary([each["step_s"] for each in steps]),
+        "gemm_peak_gflops": comparison.gemm_peak(),
         "planned_bytes": planned,
         "planned_by_what": facts["memory_bytes"],
         "measured_over_planned": None if planned is None else peak / planned,
@@ -72,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         {
             "batches": results,
             "of_trl": ratios,
+            "gemm_peak_gflops": summary([each["gemm_peak_gflops"] for each in results.values()]),
             "plan_is_within_15_percent": bool(within) and all(abs(ratio - 1) <= TOLERANCE for ratio in within),
         },
         machine(options.threads),

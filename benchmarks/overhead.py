@@ -12,6 +12,7 @@ call between them, on the controller's loop or in two workers; and rewards from 
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from typing import Any
 
 from all_plugins import PLUGINS, TURN_TOKENS, all_plugins
 from live import live
-from measure import collector_off, emit, summary
+from measure import collector_off, emit, gemm_peak_gflops, machine, summary
 from reward_service import serving
 
 from rlcore.testing import write_prompts
@@ -138,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="few steps of few samples: does it still run?")
     smoke = parser.parse_args(arguments).smoke
-    counts = SAMPLES[:2] if smoke else SAMPLES
+    counts, threads = SAMPLES[:2] if smoke else SAMPLES, min(2, os.cpu_count() or 1)
     with tempfile.TemporaryDirectory(prefix="overhead-") as scratch:
         directory = Path(scratch)
         write_prompts(directory / "prompts.jsonl", 16 * GROUP if smoke else 4096)
@@ -171,7 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "all_plugins_step_s": together,
             "import_s": imported,
             "plan_s": planned,
+            "gemm_peak_gflops": gemm_peak_gflops(threads, seconds=0.1 if smoke else 2.0),  # torch was not loaded before
         },
+        machine(threads),
     )
 
 

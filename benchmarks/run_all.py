@@ -1,39 +1,83 @@
-"""Every benchmark, one after the other: `make bench`. Their JSON lines go to stdout; with --out into a file as well.
+"""Every benchmark but learning curves, one after the other: `make bench`. Their JSON lines go to stdout; with --out
+into a file as well.
 
     .venv/bin/python benchmarks/run_all.py [--out lines.jsonl] [--smoke]
 
-`memory.py` is given TRL's peak of the run before it. A benchmark that fails is named at the end; the others still run.
+`generation.py` runs a second time in .venv-vllm, where `make setup-vllm` has made that; `memory.py` is given TRL's
+peaks at one and four times the batch of E1. A benchmark that fails is named at the end; the others still run.
 """
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from measure import say
+from measure import ROOT, say
 
 HERE = Path(__file__).resolve().parent
-DEADLINE_S = 3600.0
+VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+DEADLINE_S = 3 * 3600.0
+"""Of one program. TRL's steps with prompts of 512 tokens, or with four times the batch, take minutes each."""
+TIMES = 4
+"""How many times E1's prompts the second comparison of memory has."""
+OTHERS = (
+    ("scale.py",),
+    ("transfer.py",),
+    ("shared_pools.py",),
+    ("overlap.py", "small"),
+    ("reward_service.py",),
+    ("agent_loop.py",),
+)
 
 
-def lines_of(program: str, arguments: Sequence[str]) -> list[str] | None:
-    """The JSON lines that a benchmark prints; None when it fails."""
-    say(f"=== {program} {' '.join(arguments)}")
-    call = [sys.executable, str(HERE / program), *arguments]
-    try:
-        done = subprocess.run(call, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        say(f"{program}: {error}")
-        return None
-    return [line for line in done.stdout.splitlines() if line.startswith("{")]
+class Everything:
+    """What has been run, and what of it failed."""
+
+    def __init__(self, out: Path | None, smoke: bool) -> None:
+        self.failed: list[str] = []
+        self._out, self._size = out, ["--smoke"] if smoke else []
+        self._printed: list[str] = []
+
+    def run(self, program: str, *arguments: str, python: str = sys.executable) -> list[dict[str, Any]]:
+        """The JSON lines that a benchmark printed, passed on; none when it failed."""
+        arguments = (*arguments, *self._size)
+        call = [python, str(HERE / program), *arguments]
+        say(f"=== {program} {' '.join(arguments)}" + ("" if python == sys.executable else f" ({python})"))
+        try:
+            done = subprocess.run(call, stdout=subprocess.PIPE, text=True, timeout=DEADLINE_S, check=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            say(f"{program}: {error}")
+            self.failed.append(program)
+            return []
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        self._printed += lines
+        print("\n".join(lines), flush=True)
+        if self._out:
+            self._out.write_text("\n".join(self._printed) + "\n")
+        return [json.loads(line) for line in lines]
 
 
-def trl_peaks(lines: Sequence[str]) -> list[str]:
-    """The argument of memory.py: TRL's peak in E1."""
-    parsed = [json.loads(line) for line in lines]
-    peaks = [str(each["peak_rss_bytes"]["trl"]) for each in parsed if each["scenario"]["name"] == "E1"]
+def e1(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The line of scenario E1."""
+    return next((each for each in lines if each["scenario"]["name"] == "E1"), None)
+
+
+def larger(line: dict[str, Any]) -> list[str]:
+    """The arguments of vs_trl.py for the same comparison with `TIMES` as many prompts: two steps of each side, so that
+    Adam's moments are there in the second, as in `memory.py`."""
+    prompts, micro_batch = TIMES * line["scenario"]["prompts"], line["trl_micro_batch"]
+    sizes = ["--prompts", str(prompts), "--rounds", "2", "--skip-sweep", "--micro-batch", str(micro_batch)]
+    return ["--scenario", "E1", *sizes]
+
+
+def trl_peaks(*lines: dict[str, Any] | None) -> list[str]:
+    """The argument of memory.py: TRL's peaks at one and at four times the batch, as far as they were measured."""
+    measured = list(itertools.takewhile(lambda line: line is not None, lines))
+    peaks = [str(line["peak_rss_bytes"]["trl"]) for line in measured if line is not None]
     return ["--trl-bytes", *peaks] if peaks else []
 
 
@@ -43,22 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="a file for the JSON lines")
     parser.add_argument("--smoke", action="store_true", help="every benchmark at its smallest")
     options = parser.parse_args(arguments)
-    size = ["--smoke"] if options.smoke else []
-    failed, printed = [], []
-    peaks: list[str] = []
-    for program in ("overhead.py", "generation.py", "vs_trl.py", "memory.py"):
-        lines = lines_of(program, [*size, *(peaks if program == "memory.py" else [])])
-        if lines is None:
-            failed.append(program)
-            continue
-        if program == "vs_trl.py":
-            peaks = trl_peaks(lines)
-        printed += lines
-        print("\n".join(lines), flush=True)
-        if options.out:
-            options.out.write_text("\n".join(printed) + "\n")
-    if failed:
-        raise SystemExit(f"run_all: {', '.join(failed)} failed; see above")
+    everything = Everything(options.out, options.smoke)
+    everything.run("overhead.py")
+    everything.run("generation.py")
+    if VLLM_PYTHON.exists():
+        everything.run("generation.py", python=str(VLLM_PYTHON))
+    once = e1(everything.run("vs_trl.py"))
+    several = None if once is None else e1(everything.run("vs_trl.py", *larger(once)))
+    everything.run("memory.py", *trl_peaks(once, several))
+    for program, *more in OTHERS:
+        everything.run(program, *more)
+    if everything.failed:
+        raise SystemExit(f"run_all: {', '.join(everything.failed)} failed; see above")
 
 
 if __name__ == "__main__":

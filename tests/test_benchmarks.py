@@ -163,10 +163,45 @@ def test_learning_passes_only_with_a_failing_control_below_saturation(
     assert f"| 5 | {end:.3f} | {end - 0.01:.3f} | {control:.3f} |" in text
 
 
-def test_the_run_of_everything_hands_the_peers_peak_on(bench: Modules) -> None:
-    lines = [json.dumps({"scenario": {"name": name}, "peak_rss_bytes": {"trl": 7}}) for name in ("E1", "E2")]
-    assert bench.run_all.trl_peaks(lines) == ["--trl-bytes", "7"]
-    assert bench.run_all.trl_peaks(lines[1:]) == []
+def test_the_run_of_everything_hands_the_peers_peaks_on(bench: Modules) -> None:
+    run_all = bench.run_all
+    lines = [
+        {"scenario": {"name": name, "prompts": 8}, "peak_rss_bytes": {"trl": 7}, "trl_micro_batch": 32}
+        for name in ("E2", "E1")
+    ]
+    once = run_all.e1(lines)
+    assert once is lines[1]
+    assert run_all.e1(lines[:1]) is None
+    again = bench.vs_trl.parse(run_all.larger(once))
+    assert (again.scenario, again.prompts, again.rounds, again.micro_batch) == (["E1"], 32, 2, 32)
+    assert again.skip_sweep
+    several = {**once, "peak_rss_bytes": {"trl": 9}}
+    assert run_all.trl_peaks(once, several) == ["--trl-bytes", "7", "9"]
+    assert run_all.trl_peaks(once, None) == ["--trl-bytes", "7"]
+    assert run_all.trl_peaks(None, several) == [], "the first figure is that of one time the batch"
+
+
+def test_the_run_of_everything_goes_on_behind_a_benchmark_that_fails(
+    bench: Modules, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$1" in */bad.py) exit 1;; esac\necho noise\necho \'{"said": "\'"$2"\'"}\'\n')
+    python.chmod(0o755)
+    everything = bench.run_all.Everything(tmp_path / "lines.jsonl", smoke=True)
+    assert everything.run("good.py", "small", python=str(python)) == [{"said": "small"}]
+    assert everything.run("bad.py", python=str(python)) == []
+    assert everything.run("good.py", python=str(python)) == [{"said": "--smoke"}]
+    assert everything.failed == ["bad.py"]
+    printed = capsys.readouterr().out
+    assert printed == '{"said": "small"}\n{"said": "--smoke"}\n' == (tmp_path / "lines.jsonl").read_text()
+
+
+def test_the_run_of_everything_leaves_out_only_what_has_a_command_of_its_own(bench: Modules) -> None:
+    printing = {
+        path.name for path in BENCHMARKS.glob("*.py") if re.search(r"^\s+emit\($|^\s+emit\(\"", path.read_text(), re.M)
+    }
+    text = (BENCHMARKS / "run_all.py").read_text()
+    assert {name for name in printing if f'"{name}"' not in text} == {"learning_vs_trl.py", "gpu_check.py"}
 
 
 def test_every_program_and_module_of_the_readme_exists() -> None:
