@@ -10,15 +10,13 @@ from rlcore.errors import RewardError
 from rlcore.plan import BuildContext, Scope
 from rlcore.reward.calls import FunctionCalls, all_or_none
 from rlcore.reward.manager import RewardManager
+from rlcore.reward.metrics import bound_by
 from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
 from rlcore.reward.seats import Stopwatch
 from rlcore.reward.served import FunctionSpec
 from rlcore.reward.stream import RewardStream, Scorer, rows
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.types import Lane, Metrics, Reward, RewardStatus, Scored, Trajectory
-
-BOUND_FRAC = 0.5
-"""Rewards bound the run when calls queued for at least this share of the time in which rewards were asked for."""
 
 
 def build_function_rewards(context: BuildContext) -> "FunctionRewards":
@@ -43,7 +41,8 @@ class FunctionRewards(RewardManager):
                 "reward.functions is empty; needs at least one, such as reward.functions.x.fn=file.py:name"
             )
         self._watch = LoopWatch()
-        self._queued, self._asked = Stopwatch(), Stopwatch()
+        self._queued = {each.name: Stopwatch() for each in self._functions}
+        self._asked = Stopwatch()
         self._restarts_told = 0
 
     @property
@@ -54,7 +53,8 @@ class FunctionRewards(RewardManager):
 
     async def start(self) -> None:
         """Start the children and make every function ready. PluginError or ConfigError naming the function."""
-        await all_or_none([each.start(self._context.children, self._watch, self._queued) for each in self._functions])
+        children, queued = self._context.children, self._queued
+        await all_or_none([each.start(children, self._watch, queued[each.name]) for each in self._functions])
 
     async def close(self) -> None:
         try:
@@ -92,22 +92,25 @@ class FunctionRewards(RewardManager):
             raise over_budget(failures, num_samples, self._config)
 
     def metrics(self) -> Metrics:
-        """reward/service_bound is 1.0 when, for most of the time, calls waited for a free child.
+        """reward/service_bound is 1.0 when, for most of the time, calls of a function waited for a place.
 
-        Then more `reward.functions.<x>.children`, or `isolation: threads` for functions that wait for I/O, make the run
-        faster. reward/num_restarts counts children that died or were killed; perf/loop_blocked_s is the longest time
-        for which an async function kept the event loop, where there is such a function.
+        reward/bound_by/reward.functions.<x>.children (or .concurrency, of an async function) says of which; for
+        functions that wait for I/O, `isolation: threads` helps too. reward/num_restarts counts children that died or
+        were killed; perf/loop_blocked_s is the longest time for which an async function kept the event loop, where
+        there is such a function.
         """
-        asked_s, queued_s = self._asked.take(), self._queued.take()
+        waits = {_places(each): self._queued[each.name].take() for each in self._functions}
         total = sum(each.num_restarts for each in self._functions)
         restarts, self._restarts_told = total - self._restarts_told, total
-        metrics = {
-            "reward/service_bound": float(asked_s > 0 and queued_s >= BOUND_FRAC * asked_s),
-            "reward/num_restarts": float(restarts),
-        }
+        metrics = {**bound_by(waits, self._asked.take()), "reward/num_restarts": float(restarts)}
         if any(each.is_async for each in self._functions):
             metrics["perf/loop_blocked_s"] = self._watch.take_longest_s()
         return metrics
+
+
+def _places(function: FunctionCalls) -> str:
+    """The setting that says how many calls of a function go on at a time."""
+    return f"reward.functions.{function.name}.{'concurrency' if function.is_async else 'children'}"
 
 
 def function_spec(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from rlcore.plan import SchedulePlan
+from rlcore.reward.metrics import BOUND_BY, BOUND_FRAC
 from rlcore.types import Metrics
 
 NOTICEABLE = 0.1
@@ -16,13 +17,19 @@ def advice(history: Sequence[Metrics], schedule: SchedulePlan, num_minibatches: 
         return []
     step_s = _mean(steps, "time/step_s")
     waited = _mean(steps, "reward/wait_exposed_s") / step_s if step_s > 0 else 0.0
+    bounds = _bounds(steps)
     lines = [f"schedule: {schedule.name}; {_shares(steps, step_s)}"]
     if waited < NOTICEABLE:
         lines.append("rewards are hidden behind the work: compute bounds the run, and no other schedule would help")
-    elif _mean(steps, "reward/service_bound") >= 0.5:
+    elif bounds:
         lines.append(
-            "the reward's concurrency bounds the run: calls queue for it; allow more of them at a time "
-            "(reward.functions.<name>.children or threads, or the setting of your reward manager)"
+            f"the reward's calls wait for {' and '.join(bounds)}, which bounds the run: allow more there if what is "
+            "behind it can take it; no schedule makes up for it"
+        )
+    elif _mean(steps, "reward/service_bound") >= BOUND_FRAC:
+        lines.append(
+            "the reward's concurrency bounds the run: calls queue for it; allow more of them at a time in the settings "
+            "of your reward manager"
         )
     else:
         lines.append(f"the reward's latency bounds the run; {_less_exposed(schedule, num_minibatches)}")
@@ -58,6 +65,13 @@ def _less_exposed(schedule: SchedulePlan, num_minibatches: int) -> str:
     more = schedule.max_staleness + 1
     knobs.append(f"schedule.max_staleness={more} samples further ahead, at the price of older samples")
     return "; ".join(knobs)
+
+
+def _bounds(steps: Sequence[Metrics]) -> list[str]:
+    """The settings that calls of the reward waited for in most of the time, on average over the steps."""
+    names = sorted({name for step in steps for name in step if name.startswith(BOUND_BY)})
+    shares = {name: sum(step.get(name, 0.0) for step in steps) / len(steps) for name in names}
+    return [name.removeprefix(BOUND_BY) for name, share in shares.items() if share >= BOUND_FRAC]
 
 
 def _mean(steps: Sequence[Metrics], name: str) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from rlcore.testing.prompts import write_prompts
 from rlcore.types import Metrics
 
-VARYING = ("time/", "perf/", "schedule/", "pool/")
+VARYING = ("time/", "perf/", "schedule/", "pool/", "reward/bound_by/")
 """Metrics that no two runs share, and no comparison includes."""
 VARYING_KEYS = frozenset(
     {

@@ -19,6 +19,9 @@ BURST_S = 0.05
 """A pace may be this far ahead of even, which is less than one call at up to 20 calls a second."""
 
 
+MOST_CREDIT_S = 60.0
+
+
 class Gate:
     """Slots for `concurrency` calls, and `eval_slots` more that only evaluation takes.
 
@@ -27,7 +30,7 @@ class Gate:
     """
 
     def __init__(self, concurrency: int, eval_slots: int, adaptive: bool, queued: Stopwatch) -> None:
-        self.limit = float(concurrency)
+        self.limit = self.least_limit = float(concurrency)
         self.num_in_flight = dict.fromkeys(Lane, 0)
         self.most_in_flight = 0
         self._concurrency, self._eval_slots, self._adaptive, self._queued = concurrency, eval_slots, adaptive, queued
@@ -57,6 +60,7 @@ class Gate:
         if self._adaptive and now - self._halved_at >= REST_S:
             self._halved_at = now
             self.limit = max(1.0, self.limit / 2)
+            self.least_limit = min(self.least_limit, self.limit)
 
     def served(self) -> None:
         """The service answered."""
@@ -111,7 +115,8 @@ class Gate:
 class Pace:
     """Lets at most `per_minute` units begin a minute, evenly; the number of units of a turn may be put right later.
 
-    In any second at most per_minute / 60 + 1 turns of one unit begin; above 20 a second, up to 5 % more than that.
+    In any second at most per_minute / 60 + 1 turns of one unit begin; above 20 a second, up to 5 % more than that. What
+    a turn was begun with too much is credited to those that wait.
     """
 
     def __init__(self, per_minute: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -119,6 +124,8 @@ class Pace:
         self._clock = clock
         self._free_at = 0.0
         """When everything that was let through would have been spread evenly."""
+        self._credit_s = 0.0
+        """What corrections say was paid for twice, while somebody waits."""
 
     def wait_s(self) -> float:
         """Seconds until the next turn may begin."""
@@ -130,19 +137,41 @@ class Pace:
     def begin(self, units: float = 1.0) -> None:
         """A turn begins."""
         if self._per_s:
-            self._free_at = max(self._free_at, self._clock()) + units / self._per_s
+            self._free_at = max(self._free_at, self._clock())
+            self._pay(units / self._per_s)
 
     def correct(self, units: float) -> None:
         """A turn was `units` larger (or smaller, if negative) than it was begun with."""
-        if self._per_s:
-            self._free_at += units / self._per_s
+        if not self._per_s:
+            return
+        if units > 0:
+            self._pay(units / self._per_s)
+            return
+        now = self._clock()
+        ahead_s = max(0.0, self._free_at - now) + units / self._per_s
+        self._free_at = now + max(0.0, ahead_s)
+        self._credit_s = min(MOST_CREDIT_S, self._credit_s + max(0.0, -ahead_s))
+
+    def forget_credit(self) -> None:
+        """Nobody waits, so nobody has lost time."""
+        self._credit_s = 0.0
+
+    def _pay(self, seconds: float) -> None:
+        paid_s = min(self._credit_s, seconds)
+        self._credit_s -= paid_s
+        self._free_at += seconds - paid_s
 
 
 class Turns:
-    """A queue before a pace of requests and one of tokens, in which evaluation goes first."""
+    """A queue before a pace of requests and one of tokens, in which evaluation goes first.
+
+    `for_requests` and `for_tokens` run while calls wait for that pace: for the one that lets them go on later.
+    """
 
     def __init__(self, requests: Pace, tokens: Pace) -> None:
         self._requests, self._tokens = requests, tokens
+        self.for_requests, self.for_tokens = Stopwatch(), Stopwatch()
+        self._running: Stopwatch | None = None
         self._numbers = itertools.count()
         self._waiting: list[tuple[bool, int, float, asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -166,14 +195,28 @@ class Turns:
         return time.monotonic() - began
 
     def correct(self, tokens: float) -> None:
-        """A call took `tokens` more than it began with."""
+        """A call took `tokens` more than it began with; when it took less, those that wait may go on sooner."""
         self._tokens.correct(tokens)
+        self._pump()
 
     def close(self) -> None:
         """Let nobody through any more."""
+        self._stop_timer()
+        self._watch(None)
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _watch(self, running: Stopwatch | None) -> None:
+        before, self._running = self._running, running
+        if before is running:
+            return
+        if before is not None:
+            before.stop()
+        if running is not None:
+            running.start()
 
     def _wait_s(self) -> float:
         return max(self._requests.wait_s(), self._tokens.wait_s())
@@ -183,7 +226,7 @@ class Turns:
         self._tokens.begin(tokens)
 
     def _pump(self) -> None:
-        self.close()
+        self._stop_timer()
         while self._waiting:
             _, _, tokens, turn = self._waiting[0]
             if turn.done():
@@ -191,8 +234,12 @@ class Turns:
                 continue
             wait_s = self._wait_s()
             if wait_s > 0:
+                later = self._tokens.wait_s() > self._requests.wait_s()
+                self._watch(self.for_tokens if later else self.for_requests)
                 self._timer = asyncio.get_running_loop().call_later(wait_s, self._pump)
                 return
             heapq.heappop(self._waiting)
             self._begin(tokens)
             turn.set_result(None)
+        self._watch(None)
+        self._tokens.forget_credit()

@@ -9,7 +9,8 @@ from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scope, Scor
 from rlcore.config import RewardFunctionConfig
 from rlcore.reward import FunctionRewards, RewardReplica
 from rlcore.reward.calls import FunctionCalls, all_or_none
-from rlcore.reward.functions import BOUND_FRAC, function_spec
+from rlcore.reward.functions import function_spec
+from rlcore.reward.metrics import bound_by
 from rlcore.reward.seats import Stopwatch
 from rlcore.reward.watchdog import LoopWatch
 from rlcore_reward_loop.audit import AuditLog
@@ -29,13 +30,13 @@ class RewardLoop(RewardManager):
     def __init__(self, context: BuildContext) -> None:
         settings: RewardLoopSettings = context.section
         self._context = context
-        self._queued, self._asked = Stopwatch(), Stopwatch()
+        self._asked = Stopwatch()
         self._audit = AuditLog(context.run_dir, settings.audit, settings.audit_characters)
         self._services = {
-            name: Service(name, each, self._audit, self._queued) for name, each in settings.services.items()
+            name: Service(name, each, self._audit, self._asked) for name, each in settings.services.items()
         }
         self._models = {
-            name: Replicas(name, each, context.workers(Role(name, RewardReplica)), self._audit, self._queued)
+            name: Replicas(name, each, context.workers(Role(name, RewardReplica)), self._audit, self._asked)
             for name, each in settings.models.items()
         }
         self._rewards = [
@@ -79,7 +80,7 @@ class RewardLoop(RewardManager):
             await self._exposure.start()
         children = self._context.children
         await self._functions.start()
-        await all_or_none([each.start(children, self._watch, self._queued) for each in self._post_processing])
+        await all_or_none([each.start(children, self._watch, Stopwatch()) for each in self._post_processing])
 
     async def close(self) -> None:
         try:
@@ -101,9 +102,7 @@ class RewardLoop(RewardManager):
         if lane is Lane.TRAIN and self._normalising:
             stream = self._scaled(stream, groups)
         results = self._functions.score(stream, lane)
-        self._asked.start()
         async with AsyncExitStack() as stack:
-            stack.callback(self._asked.stop)
             for statistics in self._normalising:
                 stack.callback(statistics.end, groups)
             for model in self._models.values():
@@ -130,11 +129,11 @@ class RewardLoop(RewardManager):
 
     def metrics(self) -> Metrics:
         """See docs/rewards.md. A step is over: statistics take in what was seen in it."""
-        queued_s, asked_s = self._queued.take(), self._asked.take()
-        metrics = self._functions.metrics()
-        bound = float(asked_s > 0 and queued_s >= BOUND_FRAC * asked_s)
-        metrics["reward/service_bound"] = max(metrics["reward/service_bound"], bound)
         served: dict[str, Service | Replicas] = {**self._services, **self._models}
+        waits = {setting: seconds for each in served.values() for setting, seconds in each.take_waits().items()}
+        found, metrics = bound_by(waits, self._asked.take()), self._functions.metrics()
+        bound = max(metrics["reward/service_bound"], found["reward/service_bound"])
+        metrics |= found | {"reward/service_bound": bound}
         for name, each in served.items():
             for count, value in each.take_counts().items():
                 metrics[f"reward/{name}/{count}"] = value

@@ -19,6 +19,7 @@ from rlcore import (
 )
 from rlcore.reward.seats import Stopwatch
 from rlcore_reward_loop.audit import AuditLog
+from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client import NoAnswer
 from rlcore_reward_loop.gate import Gate
 from rlcore_reward_loop.router import NoTarget, Router, Target
@@ -40,12 +41,14 @@ class Replicas:
         settings: ModelSettings,
         group: WorkerGroup[RewardReplica],
         audit: AuditLog,
-        queued: Stopwatch,
+        asked: Stopwatch,
     ) -> None:
+        """`asked` runs while a request is under way or waits."""
         self.name, self.settings = name, settings
         self._group, self._audit = group, audit
         self._by_name = {replica.name: replica for replica in group.replicas}
-        self.gate = Gate(settings.concurrency, settings.eval_slots, False, queued)
+        self._asked, self._for_slot = asked, Stopwatch()
+        self.gate = Gate(settings.concurrency, settings.eval_slots, False, self._for_slot)
         self.router = Router(list(self._by_name), 1, settings.health_s, self._healthy)
         self.counts: dict[str, float] = defaultdict(float)
         self._turning, self._num_askers = asyncio.Lock(), 0
@@ -60,6 +63,10 @@ class Replicas:
         taken["num_ejections"], self.router.num_ejections = float(self.router.num_ejections), 0
         taken["in_flight_max"], self.gate.most_in_flight = float(self.gate.most_in_flight), self.num_in_flight
         return taken | {"ejected": float(self.router.num_ejected)}
+
+    def take_waits(self) -> dict[str, float]:
+        """Seconds since the last call for which requests waited for more of a setting, by its key."""
+        return {f"{WHERE}.models.{self.name}.replicas": self._for_slot.take()}
 
     @property
     def num_in_flight(self) -> int:
@@ -102,6 +109,13 @@ class Replicas:
 
     async def ask(self, reward: str, request: ScoreRequest, lane: Lane) -> RawScore:
         """What a replica says; NoAnswer when two replicas failed, none is healthy, or the deadline has passed."""
+        self._asked.start()
+        try:
+            return await self._ask_in_turn(reward, request, lane)
+        finally:
+            self._asked.stop()
+
+    async def _ask_in_turn(self, reward: str, request: ScoreRequest, lane: Lane) -> RawScore:
         async with self.gate.slot(lane):
             began = time.monotonic()
             status, raw = "cancelled", RawScore(request.id)

@@ -14,6 +14,7 @@ from rlcore import Lane
 from rlcore.reward.seats import Stopwatch
 from rlcore.timers import Timers
 from rlcore_reward_loop.audit import AuditLog
+from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client import ENCODER, Client, NoAnswer, Unavailable, plain
 from rlcore_reward_loop.gate import Gate, Pace, Turns
 from rlcore_reward_loop.router import NoTarget, Router
@@ -22,6 +23,8 @@ from rlcore_reward_loop.settings import ServiceSettings
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 CHARACTERS_PER_TOKEN = 4.0
+MOST_SHARED = 3
+"""A call that finds so many identical ones fail asks for itself, so that not all of them fail one after another."""
 JITTER = random.Random()
 """A generator of its own: how long a pause is must not move anybody else's random numbers."""
 
@@ -43,18 +46,29 @@ class Call:
     """The questions in the body hold ids, which do not count when it is asked whether two are identical."""
 
 
+@dataclass(eq=False)
+class _Asking:
+    """A call that identical ones wait for."""
+
+    answer: "asyncio.Future[Any] | None" = None
+    begun: bool = False
+    """It has its slot and its turn."""
+
+
 class Service:
     """An entry of `services`, started."""
 
-    def __init__(self, name: str, settings: ServiceSettings, audit: AuditLog, queued: Stopwatch):
+    def __init__(self, name: str, settings: ServiceSettings, audit: AuditLog, asked: Stopwatch):
+        """`asked` runs while a call is under way or waits."""
         self.name, self.settings, self.audit = name, settings, audit
+        self._asked, self._for_slot = asked, Stopwatch()
         self.client = Client(settings.token)
         self.timers = Timers()
-        self.gate = Gate(settings.concurrency, settings.eval_slots, settings.adaptive, queued)
+        self.gate = Gate(settings.concurrency, settings.eval_slots, settings.adaptive, self._for_slot)
         self.turns = Turns(Pace(settings.requests_per_minute), Pace(settings.tokens_per_minute))
         self.router = Router(settings.urls, settings.eject_after, settings.eject_s)
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
-        self._under_way: dict[bytes, asyncio.Future[Any]] = {}
+        self._under_way: dict[tuple[bytes, Lane], _Asking] = {}
         self.counts: dict[str, float] = defaultdict(float)
 
     async def start(self) -> None:
@@ -75,6 +89,22 @@ class Service:
         taken["in_flight_max"], gate.most_in_flight = float(gate.most_in_flight), sum(gate.num_in_flight.values())
         return taken | {"ejected": float(self.router.num_ejected), "concurrency": float(int(gate.limit))}
 
+    def take_waits(self) -> dict[str, float]:
+        """Seconds since the last call for which calls waited for more of a setting, by its key.
+
+        Whoever waits for the rate has a slot, and keeps others from it: that time is the rate's alone. Slots that are
+        fewer than configured are so because the service cannot take more: then it needs further addresses.
+        """
+        where = f"{WHERE}.services.{self.name}"
+        rate = {
+            "requests_per_minute": self.turns.for_requests.take(),
+            "tokens_per_minute": self.turns.for_tokens.take(),
+        }
+        slots = "concurrency" if int(self.gate.least_limit) >= self.settings.concurrency else "urls"
+        self.gate.least_limit = self.gate.limit
+        waits = {**rate, slots: max(0.0, self._for_slot.take() - sum(rate.values()))}
+        return {f"{where}.{setting}": seconds for setting, seconds in waits.items()}
+
     @property
     def num_in_flight(self) -> int:
         """Calls under way."""
@@ -90,33 +120,50 @@ class Service:
     async def _ask_once(self, call: Call, lane: Lane) -> Any:
         """What an identical call was answered, if there was one."""
         key = _key(call)
-        while key in self._under_way:
-            same = self._under_way[key]
+        for _ in range(MOST_SHARED):
+            if key in self._cache:
+                self.counts["num_cache_hits"] += 1
+                self._cache.move_to_end(key)
+                return self._cache[key]
+            if (same := self._identical(key, lane)) is None:
+                break
             await asyncio.wait([same])
-            if not same.cancelled():  # else whoever asked has gone, and it is this one's turn
+            if not same.cancelled() and same.exception() is None:
                 self.counts["num_cache_hits"] += 1
                 return same.result()
-        if key in self._cache:
-            self.counts["num_cache_hits"] += 1
-            self._cache.move_to_end(key)
-            return self._cache[key]
-        self._under_way[key] = asyncio.ensure_future(self._ask(call, lane))
+            # Whoever asked has gone or failed: a failure is one call's own, and the next one asks.
+        asking = _Asking()
+        mine = asking.answer = asyncio.ensure_future(self._ask(call, lane, asking))
+        self._under_way.setdefault((key, lane), asking)
         try:
-            answer = self._cache[key] = await self._under_way[key]
+            answer = self._cache[key] = await mine
         finally:
-            del self._under_way[key]
+            if self._under_way.get((key, lane)) is asking:
+                del self._under_way[key, lane]
         while len(self._cache) > self.settings.cache:
             self._cache.popitem(last=False)
         return answer
 
-    async def _ask(self, call: Call, lane: Lane) -> Any:
+    def _identical(self, key: bytes, lane: Lane) -> "asyncio.Future[Any] | None":
+        """The answer of an identical call that is worth waiting for: an evaluation waits for no queued training."""
+        for of in Lane:
+            found = self._under_way.get((key, of))
+            if found is not None and found.answer is not None and (found.begun or lane in (of, Lane.TRAIN)):
+                return found.answer
+        return None
+
+    async def _ask(self, call: Call, lane: Lane, asking: "_Asking | None" = None) -> Any:
         body = ENCODER.encode(call.body).encode()
-        if not self.gate.enter(lane):
-            await self.gate.wait(lane)
+        self._asked.start()
         try:
-            return await _Tries(self, call, body, lane).answer()
+            if not self.gate.enter(lane):
+                await self.gate.wait(lane)
+            try:
+                return await _Tries(self, call, body, lane, asking).answer()
+            finally:
+                self.gate.leave(lane)
         finally:
-            self.gate.leave(lane)
+            self._asked.stop()
 
 
 def _key(call: Call) -> bytes:
@@ -130,8 +177,8 @@ def _key(call: Call) -> bytes:
 class _Tries:
     """The tries of one call."""
 
-    def __init__(self, service: Service, call: Call, body: bytes, lane: Lane) -> None:
-        self.service, self.call, self.body, self.lane = service, call, body, lane
+    def __init__(self, service: Service, call: Call, body: bytes, lane: Lane, asking: _Asking | None) -> None:
+        self.service, self.call, self.body, self.lane, self.asking = service, call, body, lane, asking
         self.settings = service.settings
         self.tokens = len(body) / CHARACTERS_PER_TOKEN + call.answer_tokens
         self.last = ""
@@ -170,6 +217,8 @@ class _Tries:
         while True:
             if not service.turns.now(self.tokens):
                 due += await service.turns.turn(self.lane, self.tokens)
+            if self.asking is not None:
+                self.asking.begun = True
             try:
                 target, number = service.router.take_now(avoid) or await service.router.take(due, avoid)
             except NoTarget as cause:

@@ -95,6 +95,53 @@ def test_turns_are_counted_in_tokens_too_and_put_right_afterwards() -> None:
     assert Pace(0, lambda: now).wait_s() == 0.0
 
 
+def test_those_that_wait_go_on_as_if_the_tokens_had_been_known_from_the_start() -> None:
+    """600 tokens a minute are ten a second: 100 are begun with at 0 s and were 20, so by 5 s three more calls of ten
+    had been due, and one is due now."""
+    now = 0.0
+
+    async def run() -> None:
+        nonlocal now
+        turns = Turns(Pace(0), Pace(600, lambda: now))
+        assert turns.now(100)
+        waiting = [asyncio.create_task(turns.turn(Lane.TRAIN, 10)) for _ in range(6)]
+        await asyncio.sleep(0)
+        now = 5.0
+        assert not turns.now(1)
+        turns.correct(-80)
+        await asyncio.sleep(0)
+        assert [each.done() for each in waiting] == [True] * 4 + [False] * 2
+        turns.correct(-10)
+        await asyncio.sleep(0)
+        assert [each.done() for each in waiting] == [True] * 5 + [False]
+        assert turns.for_tokens.take() > 0
+        assert turns.for_requests.take() == 0
+        waiting[5].cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        turns.correct(-40)  # nobody waits any more, so nobody has lost time
+        now = 6.0
+        assert turns.now(10)
+        assert not turns.now(10)
+        turns.close()
+
+    asyncio.run(run())
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, 50), st.integers(1, 50)), min_size=5, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_what_was_begun_never_gets_ahead_of_the_true_tokens(calls: list[tuple[float, int, int]]) -> None:
+    """Each call is put right before the next one begins: ten tokens a second, as a plain sum counts them."""
+    now = spread_s = 0.0
+    pace = Pace(600, lambda: now)
+    for took_s, estimate, true in calls:
+        now += pace.wait_s()
+        assert now >= spread_s - 1e-9
+        pace.begin(estimate)
+        spread_s += true / 10
+        now += took_s
+        pace.correct(true - estimate)
+
+
 def test_evaluation_takes_the_next_turn() -> None:
     async def run() -> list[str]:
         turns, order = Turns(Pace(1200), Pace(0)), []
