@@ -9,6 +9,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,9 @@ STUDENT_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.3
 """Two-sided 95 % quantiles by degrees of freedom."""
 
 Run = dict[str, Any]
-"""Of one run: curve {step: held-out accuracy}, step_s (median), explained_variance (of the critic, by step)."""
+"""Of one run: curve {step: held-out accuracy}, step_s (median), explained_variance (of the critic, by step), wall_s
+(seconds from the start of the process to its end, None where nobody took them)."""
+WALL_FILE = "wall_s.json"
 
 
 def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], title: str) -> Run:
@@ -38,7 +41,10 @@ def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], tit
         print(title, file=sys.stderr, flush=True)
         if directory.exists():
             command.append("--resume")
+        began, wall = time.monotonic(), directory / WALL_FILE
         subprocess.run(command, stdout=sys.stderr, check=True)
+        # Of a run that goes on nobody knows how long it had gone before.
+        wall.write_text(json.dumps(None if "--resume" in command else round(time.monotonic() - began, 1)))
         done.write_text(json.dumps(list(settings)))
     return read(directory)
 
@@ -46,10 +52,12 @@ def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], tit
 def read(directory: Path) -> Run:
     """What a run's metrics say."""
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    wall = directory / WALL_FILE
     return {
         "curve": {row["step"]: row["eval/heldout/mean"] for row in rows if "eval/heldout/mean" in row},
         "step_s": statistics.median(row["time/step_s"] for row in rows if "time/step_s" in row),
         "explained_variance": [row["critic/explained_variance"] for row in rows if "critic/explained_variance" in row],
+        "wall_s": json.loads(wall.read_text()) if wall.exists() else None,
     }
 
 
@@ -76,13 +84,17 @@ def compared(one: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:
 
 
 def table(runs: Mapping[str, Sequence[Run]], titles: Mapping[str, str]) -> list[str]:
-    """Lines of Markdown: a row for each step, means over seeds, and the median seconds of a step."""
+    """Lines of Markdown: a row for each step, means over seeds, the median seconds of a step, and minutes of a run."""
     lines = [f"| step | {' | '.join(titles[name] for name in runs)} |", f"|---|{'---|' * len(runs)}"]
     for step in sorted(next(iter(runs.values()))[0]["curve"]):
         means = (statistics.fmean(each["curve"][step] for each in found) for found in runs.values())
         lines.append(f"| {step} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
     seconds = (statistics.median(each["step_s"] for each in found) for found in runs.values())
-    return [*lines, f"| s/step | {' | '.join(f'{each:.1f}' for each in seconds)} |"]
+    lines.append(f"| s/step | {' | '.join(f'{each:.1f}' for each in seconds)} |")
+    walls = [[each.get("wall_s") for each in found] for found in runs.values()]
+    if all(None not in found for found in walls):
+        lines.append(f"| min/run | {' | '.join(f'{statistics.median(found) / 60:.1f}' for found in walls)} |")
+    return lines
 
 
 def sentence(title: str, verdict: Mapping[str, Any]) -> str:

@@ -27,6 +27,12 @@ RUNS_DIR = Path("runs") / "ppo_critic"
 SATURATED = 0.95
 """A task that both solve at the end tells little: then the verdict says so."""
 
+NOT_TOLD_APART = (
+    "PPO with its critic frozen at 0 was meant to be a negative control, and it passes: this task does not tell a "
+    "critic that learns from one that does nothing, so what is shown here is that PPO trains as well as GRPO does, and "
+    "not that its critic helps. That the critic's values and gradients are right is shown by the plugin's tests."
+)
+NOT_RUN = "A third control, the ratio forced to 1 at staleness 4, was not run."
 CRITIC_LR = 1e-4
 PPO = ("--plugin", "critic_engine", "algo.preset=ppo")
 RUNS: dict[str, tuple[str, ...]] = {
@@ -63,6 +69,9 @@ def report(runs: dict[str, list[Run]], judgement: dict[str, Any], made: dict[str
     lines += ["Held-out accuracy (greedy), mean over seeds:", "", *table(runs, TITLES)]
     for name, verdict in judgement["verdicts"].items():
         lines += ["", sentence(f"{TITLES[name]} - GRPO", verdict)]
+    if judgement["verdicts"]["frozen"]["within_noise"]:
+        lines += ["", NOT_TOLD_APART]
+    lines += ["", NOT_RUN]
     if judgement["saturated"]:
         lines += ["", f"Both end above {SATURATED}: the task is saturated, and the end of the curves tells little."]
     return lines
