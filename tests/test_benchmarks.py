@@ -201,7 +201,8 @@ def test_the_run_of_everything_leaves_out_only_what_has_a_command_of_its_own(ben
         path.name for path in BENCHMARKS.glob("*.py") if re.search(r"^\s+emit\($|^\s+emit\(\"", path.read_text(), re.M)
     }
     text = (BENCHMARKS / "run_all.py").read_text()
-    assert {name for name in printing if f'"{name}"' not in text} == {"learning_vs_trl.py", "gpu_check.py"}
+    left_out = {name for name in printing if f'"{name}"' not in text and not name.startswith("learning_")}
+    assert left_out == {"gpu_check.py"}
 
 
 def test_every_program_and_module_of_the_readme_exists() -> None:
