@@ -1,0 +1,217 @@
+"""Cases of the scorecard on Ray (7, 8, 22, 23, 32 to 34, 37), all on one cluster, without torch."""
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore import checkpoint
+from rlcore.testing.leaks import descendants, is_running
+from rlcore.testing.runs import differing, run_settings
+from rlcore.train import train
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("machine"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
+
+DEADLINE_S = 120.0
+CLUSTER = """
+import os, sys
+os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+import ray
+context = ray.init("local", num_cpus=8, object_store_memory=100 * 2**20, include_dashboard=False)
+print("head:", context.address_info["gcs_address"], flush=True)
+sys.stdin.read()
+ray.shutdown()
+"""
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[str]:
+    """The address of a Ray cluster, whose token is in the environment meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        process = subprocess.Popen(
+            [sys.executable, "-c", CLUSTER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        with process:
+            try:
+                yield next(line.split()[1] for line in process.stdout or () if line.startswith("head: "))
+            finally:
+                process.communicate("", timeout=60)
+
+
+@pytest.fixture(scope="module")
+def told(head: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `ray_cases.py` saw."""
+    here = tmp_path_factory.mktemp("cases")
+    command = [sys.executable, str(Path(__file__).parent / "ray_cases.py"), head, str(here)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((here / "told.json").read_text())
+    return found
+
+
+def test_a_worker_of_another_interface_is_refused_before_ray_is_asked_for_anything(told: dict[str, Any]) -> None:
+    """Case 37."""
+    assert told["misfit"]["code"] == 2
+    assert "needs a RewardReplica for backend 'misfit': none is offered" in told["misfit"]["said"]
+    assert "for Sibling, which is another interface" in told["misfit"]["said"]
+    assert told["misfit"]["held"] == 0.0
+
+
+def test_an_address_is_refused_where_ray_is_there_already(told: dict[str, Any]) -> None:
+    assert (told["joined"]["code"], told["joined"]["lines"]) == (2, 1)
+    assert "Ray is already initialised in this process" in told["joined"]["said"]
+
+
+def test_what_a_rollout_actor_owes_when_it_dies_is_sampled_once_by_its_successor(told: dict[str, Any]) -> None:
+    """Case 22."""
+    assert told["rollout"] == {"codes": [0, 0], "died": True, "differing": []}
+
+
+def test_an_actor_that_missed_a_version_ends_the_run_before_the_update(told: dict[str, Any]) -> None:
+    """Case 23."""
+    assert told["forgets"]["code"] == 2
+    assert "sampled with version 1 of the weights, the step begins with version 2" in told["forgets"]["said"]
+
+
+def test_a_full_disk_in_the_actors_process_is_named_and_the_last_checkpoint_stays_good(told: dict[str, Any]) -> None:
+    """Case 33."""
+    full = told["full"]
+    assert full["code"] == 2
+    assert "actor[0].save(): OSError: [Errno 28] No space left on device" in full["said"]
+    assert f"last checkpoint: {full['path']}, go on with --resume" in full["said"]
+    assert full["last"] == 1
+
+
+def test_a_reward_actor_that_is_killed_costs_no_sample_and_serves_again(told: dict[str, Any]) -> None:
+    """Case 7."""
+    who = told["who"]
+    assert (who["first"], who["good"], who["ids"]) == (3, 60, 60)
+    assert who["victim"] < 60
+    assert who["ejections"] >= 1
+    assert who["ejected"] == 0.0
+
+
+def test_a_slow_reward_actor_gets_so_few_calls_that_the_99th_percentile_does_not_see_it(told: dict[str, Any]) -> None:
+    """Case 8."""
+    counts = told["uneven"]["counts"]
+    assert sum(counts) == 600
+    assert len(counts) < 3 or counts[0] <= 6
+
+
+def test_a_stuck_actor_is_killed_and_replaced_and_a_blocked_controller_loses_no_item(told: dict[str, Any]) -> None:
+    probe = told["probe"]
+    assert probe["items"] == list(range(30))
+    assert probe["stuck"] == "probe[0].stuck() took longer than 3 s; its actor was killed"
+    assert probe["events"] == [["lost", "probe[0].stuck() took longer than 3 s"], ["restored", ""]]
+    assert probe["replaced"]
+
+
+def test_every_run_gave_back_what_it_held(told: dict[str, Any]) -> None:
+    assert told["held"] == 0.0
+
+
+def values(directory: Path, name: str, **more: Any) -> dict[str, Any]:
+    """A run of six steps."""
+    return run_settings(directory, 16, **{"train.name": name, "train.max_steps": 6, "checkpoint.every_steps": 1} | more)
+
+
+def started(directory: Path, settings: dict[str, Any], *more: str) -> "subprocess.Popen[str]":
+    """`rlcore train` as a process."""
+    command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", *more]
+    command += [f"{key}={value}" for key, value in settings.items()]
+    log = (directory / f"{settings['train.name']}.err").open("w")
+    with log:
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, text=True)
+
+
+def wait_for(what: str, holds: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+    """Return when it holds; fail when it does not in time."""
+    ends_at = time.monotonic() + deadline_s
+    while not holds():
+        assert time.monotonic() < ends_at, f"{what}: not within {deadline_s:g} s"
+        time.sleep(0.02)
+
+
+def trained_here(settings: dict[str, Any], resume: bool) -> None:
+    """The run goes to its end without Ray and without delays."""
+    plain = {key: value for key, value in settings.items() if not key.startswith(("plugins.null", "cluster"))}
+    train({"plugins": {"null": {}}}, *(f"{key}={value}" for key, value in plain.items()), resume=resume)
+
+
+PHASES = {
+    "setup": ({"plugins.null.setup_s": 20}, "plan.json", ""),
+    "generating": ({"plugins.null.token_s": 1.0}, "log.txt", "launched"),
+    "updating": ({"plugins.null.update_s": 20}, "log.txt", "updating"),
+    "saving": ({"plugins.null.save_s": 3}, "log.txt", "saving"),
+}
+
+
+def test_a_signal_in_each_phase_ends_the_run_and_its_actors_and_it_can_be_resumed(head: str, tmp_path: Path) -> None:
+    """Case 34."""
+    joined = {"cluster.backend": "ray", "cluster.address": head, "cluster.threads": 1}
+    settings = {name: values(tmp_path, name, **joined | more) for name, (more, _, _) in PHASES.items()}
+    runs = {name: started(tmp_path, each) for name, each in settings.items()}
+    try:
+        for name, (_, file, text) in PHASES.items():
+            path, run = tmp_path / "runs" / name / file, runs[name]
+
+            def reached(path: Path = path, text: str = text, name: str = name) -> bool:
+                assert runs[name].poll() is None, (tmp_path / f"{name}.err").read_text()
+                return path.exists() and text in path.read_text()
+
+            wait_for(f"{name}: {text}", reached)
+            ours = descendants(run.pid)
+            run.send_signal(signal.SIGTERM)
+            sent = time.monotonic()
+            assert run.wait(timeout=30) == 143, (tmp_path / f"{name}.err").read_text()
+            assert time.monotonic() - sent < 10.0
+            said = (tmp_path / f"{name}.err").read_text()
+            assert "go on with --resume" in said
+            assert "Traceback" not in said
+            wait_for("the end of every process", lambda ours=ours: not any(map(is_running, ours)), 5)  # type: ignore[misc]
+            trained_here(settings[name], resume=True)
+            assert (tmp_path / "runs" / name / "checkpoints" / "step_6").is_dir()
+    finally:
+        for run in runs.values():
+            run.kill()
+            run.wait()
+
+
+def test_a_driver_killed_on_ray_and_resumed_is_bitwise_the_uninterrupted_run(head: str, tmp_path: Path) -> None:
+    """Case 32."""
+    trained_here(values(tmp_path, "whole"), resume=False)
+    joined = {"cluster.backend": "ray", "cluster.address": head, "cluster.threads": 1}
+    settings = values(tmp_path, "killed", **joined | {"plugins.null.update_s": 0.3})
+    run, directory = started(tmp_path, settings), tmp_path / "runs" / "killed"
+    try:
+        wait_for("two checkpoints", lambda: len(list((directory / "checkpoints").glob("step_*"))) >= 2)
+        os.kill(run.pid, signal.SIGKILL)
+    finally:
+        run.kill()
+        run.wait()
+    newest = checkpoint.latest(directory)
+    assert newest is not None
+    assert 2 <= checkpoint.step_of(newest) < 6
+    again = started(tmp_path, {**settings, "plugins.null.update_s": 0}, "--resume")
+    assert again.wait(timeout=DEADLINE_S) == 0, (tmp_path / "killed.err").read_text()
+    assert differing(tmp_path / "runs" / "whole", directory) == []
