@@ -20,6 +20,9 @@ from rlcore_reward_loop.rewards import CHAT_PATH
 from rlcore_reward_loop.service import Call, Service
 
 URL_VARIABLE, TOKEN_VARIABLE = "RLCORE_REWARD_URL", "RLCORE_REWARD_TOKEN"
+EVAL_URL_VARIABLE = "RLCORE_REWARD_EVAL_URL"
+EVAL_PREFIX = "/eval"
+"""Paths that begin with it are asked in the lane of evaluations."""
 MAX_BODY_BYTES = 4_000_000
 REWARD = "exposed"
 """Who asks, in the audit log."""
@@ -28,26 +31,32 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Exposure:
-    """The server. These paths and no others: GET /v1/models, POST /v1/chat/completions, POST /v1/score."""
+    """The server. These paths and no others: GET /v1/models, POST /v1/chat/completions, POST /v1/score.
+
+    The same below /eval are for the samples of an evaluation, which do not queue behind those of training.
+    """
 
     def __init__(self, services: Mapping[str, Service], models: Mapping[str, Replicas]) -> None:
         self._services, self._models = services, models
         self.token = secrets.token_urlsafe(32)
-        self.url = ""
+        self.url = self.eval_url = ""
         self._runner: web.AppRunner | None = None
         self._before: dict[str, str | None] = {}
 
     async def start(self) -> None:
         """Listen on a free port of 127.0.0.1, and tell the environment."""
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
-        application.router.add_get("/v1/models", self._list)
-        application.router.add_post(f"/v1{CHAT_PATH}", self._chat)
-        application.router.add_post("/v1/score", self._score)
+        for prefix in ("", EVAL_PREFIX):
+            application.router.add_get(f"{prefix}/v1/models", self._list)
+            application.router.add_post(f"{prefix}/v1{CHAT_PATH}", self._chat)
+            application.router.add_post(f"{prefix}/v1/score", self._score)
         self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
-        for name, value in ((URL_VARIABLE, self.url), (TOKEN_VARIABLE, self.token)):
+        root = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.url, self.eval_url = f"{root}/v1", f"{root}{EVAL_PREFIX}/v1"
+        told = {URL_VARIABLE: self.url, EVAL_URL_VARIABLE: self.eval_url, TOKEN_VARIABLE: self.token}
+        for name, value in told.items():
             self._before[name] = os.environ.get(name)
             os.environ[name] = value
         remember_variable(TOKEN_VARIABLE)
@@ -88,11 +97,11 @@ class Exposure:
             return _error(400, "streams are not offered; leave stream out")
         if name in self._services:
             call = Call(REWARD, "", {**body, "model": model}, CHAT_PATH, int(body.get("max_tokens") or 0))
-            return web.json_response(await self._services[name].ask(call, Lane.TRAIN))
+            return web.json_response(await self._services[name].ask(call, _lane(request)))
         if name not in self._models:
             return self._unknown(name)
         options = FrozenDict({key: value for key, value in body.items() if key not in ("model", "messages")})
-        raw = await self._models[name].ask(REWARD, _request(body, options), Lane.TRAIN)
+        raw = await self._models[name].ask(REWARD, _request(body, options), _lane(request))
         if raw.score is not None:
             return _error(400, f"'{name}' gives numbers, not text; ask /v1/score")
         message = {"role": "assistant", "content": raw.text}
@@ -105,7 +114,7 @@ class Exposure:
         name = str(body.get("model", ""))
         if name not in self._models:
             return self._unknown(name)
-        raw = await self._models[name].ask(REWARD, _request(body, FrozenDict()), Lane.TRAIN)
+        raw = await self._models[name].ask(REWARD, _request(body, FrozenDict()), _lane(request))
         return web.json_response({"model": name, "score": raw.score, "text": raw.text})
 
     def _unknown(self, name: str) -> web.StreamResponse:
@@ -117,6 +126,10 @@ async def _object(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise ValueError("an object is needed")
     return body
+
+
+def _lane(request: web.Request) -> Lane:
+    return Lane.EVAL if request.path.startswith(f"{EVAL_PREFIX}/") else Lane.TRAIN
 
 
 def _request(body: Mapping[str, Any], options: FrozenDict[str, Any]) -> ScoreRequest:

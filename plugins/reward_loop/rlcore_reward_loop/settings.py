@@ -170,7 +170,7 @@ class RewardLoopSettings:
     models: dict[str, ModelSettings] = field(default_factory=dict)
     """Named reward models, each a role of that name."""
     expose: bool = False
-    """Serve judges and models to reward functions on loopback: RLCORE_REWARD_URL, RLCORE_REWARD_TOKEN."""
+    """Serve judges and models to reward functions on loopback: RLCORE_REWARD_URL, RLCORE_REWARD_EVAL_URL and _TOKEN."""
     audit: Literal["all", "failures", "none"] = "all"
     """Which calls are kept in the run directory, in reward_calls.jsonl."""
     audit_characters: int = option(20_000, at_least=1)

@@ -3,19 +3,26 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.expose import Exposure
-from rlcore_reward_loop.settings import RewardLoopSettings, ServiceSettings
+from rlcore_reward_loop.replicas import Replicas
+from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, ServiceSettings
 
 from rlcore.config import RewardFunctionConfig
 from rlcore.config.redaction import redact
+from rlcore.reward import RawScore, ScoreRequest
+from rlcore.reward.seats import Stopwatch
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import chat_answer, serving
+from rlcore.types import Lane
 
 OWN = """
 import json, os, urllib.request
@@ -58,9 +65,12 @@ def test_a_reward_function_asks_the_judge_through_the_run(tmp_path: Path, score:
         ("POST", "/v1/embeddings", "right", 404),
         ("POST", "/../../etc/passwd", "right", 404),
         ("DELETE", "/v1/models", "right", 405),
+        ("GET", "/eval/v1/models", "right", 200),
+        ("GET", "/eval/v1/models", "wrong", 401),
+        ("GET", "/eval/models", "right", 404),
     ],
 )
-def test_the_endpoint_is_on_loopback_asks_for_its_token_and_has_three_paths(
+def test_the_endpoint_is_on_loopback_asks_for_its_token_and_has_three_paths_a_lane(
     method: str, path: str, token: str, status: int
 ) -> None:
     """Scorecard case 40."""
@@ -83,6 +93,95 @@ def test_the_endpoint_is_on_loopback_asks_for_its_token_and_has_three_paths(
             await exposure.close()
 
     asyncio.run(run())
+
+
+class Replica:
+    """A judge that answers '?', a classifier that answers '7', and neither to what is malformed."""
+
+    name = "grader[0]"
+
+    def __init__(self) -> None:
+        self.asked: list[ScoreRequest] = []
+
+    async def call(self, method: Any, requests: Sequence[ScoreRequest]) -> list[RawScore]:
+        self.asked += requests
+        [request] = requests
+        if request.options.get("temperature") == -1:
+            return [RawScore(request.id, error="temperature must not be negative")]
+        return [RawScore(request.id, text="so-so") if request.options else RawScore(request.id, 7.0)]
+
+
+@contextmanager
+def exposed(tmp_path: Path, use: Callable[[Exposure, Replicas, aiohttp.ClientSession], Awaitable[None]]) -> Any:
+    """An entry `grader` of `models`, exposed, until `use` has used it; its one replica."""
+    audit, replica = AuditLog(tmp_path, "all", 1000), Replica()
+    group: Any = SimpleNamespace(replicas=[replica])
+
+    async def main() -> None:
+        replicas = Replicas("grader", ModelSettings(path="p"), group, audit, Stopwatch())
+        exposure = Exposure({}, {"grader": replicas})
+        await exposure.start()
+        headers = {"Authorization": f"Bearer {exposure.token}"}
+        try:
+            async with aiohttp.ClientSession(headers=headers) as session, asyncio.timeout(20):
+                await use(exposure, replicas, session)
+        finally:
+            await exposure.close()
+            await replicas.close()
+            audit.close()
+
+    asyncio.run(main())
+    yield replica
+
+
+def test_models_that_the_run_serves_are_asked_for_scores_and_for_text(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "?"}]
+
+    async def use(exposure: Exposure, replicas: Replicas, session: aiohttp.ClientSession) -> None:
+        async def post(path: str, body: Any) -> tuple[int, Any]:
+            async with session.post(exposure.url + path, json=body) as answer:
+                return answer.status, await answer.json()
+
+        asked = {"model": "grader", "messages": messages}
+        assert await post("/score", asked) == (200, {"model": "grader", "score": 7.0, "text": ""})
+        status, answer = await post("/chat/completions", {**asked, "max_tokens": 9})
+        assert (status, answer["choices"][0]["message"]["content"]) == (200, "so-so")
+        status, answer = await post("/chat/completions", {**asked, "temperature": -1})
+        assert (status, answer["error"]["message"]) == (502, "model 'grader': temperature must not be negative")
+        assert replicas.router.num_ejected == 0
+        status, answer = await post("/chat/completions", asked)
+        assert (status, answer["error"]["message"]) == (400, "'grader' gives numbers, not text; ask /v1/score")
+        status, answer = await post("/score", {**asked, "model": "other"})
+        assert (status, answer["error"]["message"]) == (404, "there is no 'other'; choose from: grader")
+        assert (await post("/score", {"model": "grader"}))[0] == 400
+
+    with exposed(tmp_path, use) as replica:
+        assert [dict(each.options) for each in replica.asked] == [{}, {"max_tokens": 9}, {"temperature": -1}, {}]
+        assert [dict(each) for each in replica.asked[0].messages] == messages
+    rows = [json.loads(line) for line in (tmp_path / "reward_calls.jsonl").read_text().splitlines()]
+    assert {(row["reward"], row["target"]) for row in rows} == {("exposed", "grader")}
+
+
+def test_an_evaluations_own_calls_go_ahead_of_training(tmp_path: Path) -> None:
+    async def use(exposure: Exposure, replicas: Replicas, session: aiohttp.ClientSession) -> None:
+        assert os.environ["RLCORE_REWARD_EVAL_URL"] == exposure.eval_url
+        body = {"model": "grader", "messages": [{"role": "user", "content": "?"}]}
+        for _ in range(replicas.settings.concurrency):
+            assert replicas.gate.enter(Lane.TRAIN)
+
+        async def ask(url: str) -> int:
+            async with session.post(f"{url}/score", json=body) as answer:
+                return answer.status
+
+        training = asyncio.create_task(ask(exposure.url))
+        assert await ask(exposure.eval_url) == 200
+        assert not training.done()
+        replicas.gate.leave(Lane.TRAIN)
+        assert await training == 200
+
+    with exposed(tmp_path, use):
+        rows = [json.loads(line) for line in (tmp_path / "reward_calls.jsonl").read_text().splitlines()]
+    assert [row["lane"] for row in rows] == ["eval", "train"]
 
 
 def test_two_exposures_have_ports_of_their_own() -> None:
