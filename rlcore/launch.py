@@ -138,8 +138,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
     if plan.config.cluster.device == "cpu":
         keep_freed_memory()
     async with AsyncExitStack() as stack:
-        tokens = await asyncio.to_thread(load_tokens, plan.config.model, plan.config.data.system_prompt)
-        tokens.check_stop(plan.config.rollout.stop)
+        tokens = await asyncio.to_thread(_tokens, plan)
         children = ChildProcesses()
         stack.push_async_callback(children.close)
         busy = BusyMeter(roles_by_pool(plan))
@@ -159,10 +158,10 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
             run_dir=run_dir,
             seed=plan.config.train.seed,
             metrics=sink.record,
+            context_length=await groups[ROLLOUT.name].replicas[0].call(RolloutWorker.context_length),
         )
         built = {slot: await _start_component(plan, slot, context, groups, limits, stack) for slot in SLOT_INTERFACES}
         algorithm = plan.algorithms["advantage"].algorithm
-        selection = plan.algorithms["policy_loss"].algorithm.selection
         busy.take()  # what starting took is nobody's work
         yield Run(
             plan=plan,
@@ -176,13 +175,30 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
             critic=built["critic"],
             advantage=await asyncio.to_thread(resolve, algorithm.reference),
             advantage_algorithm=algorithm,
-            selection=await asyncio.to_thread(resolve, selection) if selection else None,
+            selection=await _selection(plan),
             turns=turns,
             busy=busy,
             sink=sink,
             weights=weights,
-            context_length=await groups[ROLLOUT.name].replicas[0].call(RolloutWorker.context_length),
+            context_length=context.context_length,
         )
+
+
+async def _selection(plan: RunPlan) -> Callable[..., Any] | None:
+    reference = plan.algorithms["policy_loss"].algorithm.selection
+    return await asyncio.to_thread(resolve, reference) if reference else None
+
+
+def _tokens(plan: RunPlan) -> Tokens:
+    """The run's tokenizer and template; ConfigError for a stop string that they could never show."""
+    tokens = load_tokens(plan.config.model, plan.config.data.system_prompt)
+    tokens.check_stop(plan.config.rollout.stop)
+    return tokens
+
+
+def _selection(plan: RunPlan) -> Callable[..., Any] | None:
+    reference = plan.algorithms["policy_loss"].algorithm.selection
+    return resolve(reference) if reference else None
 
 
 def _rollout_service(plan: RunPlan, groups: Groups) -> RolloutService:

@@ -27,6 +27,12 @@ class AgentLoop(ABC):
     async def close(self) -> None:
         """Let go of everything."""
 
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """Called once of a training, before its first request, with every prompt it may ask about.
+
+        ConfigError naming what cannot be served.
+        """
+
     @abstractmethod
     def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
         """Every trajectory of every task, each as it finishes; a sample's parts all come, in any order."""

@@ -242,6 +242,8 @@ class BuildContext:
     seed: int
     metrics: Callable[[str, float], None]
     """Records a metric of the current step."""
+    context_length: int | None = None
+    """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,7 @@ class Session:
         self._prompts = fitting(prompts, run.tokens, plan.config, check, self._terminal)
         check = _fits_evaluation(plan.config, window)
         heldout = fitting(heldout, run.tokens, plan.config, check, self._terminal)
+        self._asked = [prompt for each in (*self._prompts.values(), *heldout.values()) for prompt in each]
         weights = {name: source.weight for name, source in plan.config.data.sources.items()}
         order = PromptOrder(self._prompts, weights, plan.config.train.seed, plan.config.data.shuffle)
         self.total_steps = plan.config.train.max_steps or (
@@ -196,6 +197,7 @@ class Session:
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
             stack.push_async_callback(trainer.close)
+            await self._run.agent.check(self._asked)
             num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
             num_updates = await self._run.critic.expect(num_updates)
             await trainer.actor.call(ActorWorker.expect, num_updates)

@@ -35,8 +35,9 @@ def build(context: BuildContext) -> AgentLoop:
         raise PluginError("agent loop 'agent_loop': it was built without a rollout service")
     if context.section.workers:
         workers = context.workers(AGENT)
-        return SpreadLoop(context.generator, workers, context.section, context.config.cluster.max_restarts)
-    return ToolLoop(context.generator, context.tokens, context.children, context.section)
+        restarts = context.config.cluster.max_restarts
+        return SpreadLoop(context.generator, workers, context.section, restarts, context.context_length)
+    return ToolLoop(context.generator, context.tokens, context.children, context.section, context.context_length)
 
 
 @hookimpl

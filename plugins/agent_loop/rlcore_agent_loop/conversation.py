@@ -44,17 +44,27 @@ class Kit:
     settings: AgentLoopSettings
     timers: Timers = field(default_factory=Timers)
     """What ends conversations that take too long."""
+    window: int | None = None
+    """Tokens that the engine takes, if it says so."""
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of a prompt and all that follows, at most; None is unknown."""
+        chosen = self.settings.context_tokens
+        known = [each for each in (chosen, self.window) if each]
+        return min(known) if known else self.tokens.context_length
 
     def budget(self, num_prompt: int, max_tokens: int, who: str) -> int:
         """Tokens that may follow a prompt; ConfigError when the context has no room for any."""
-        context = self.settings.context_tokens or self.tokens.context_length
+        context = self.context
         if context is None:
             return max_tokens
         if num_prompt >= context:
+            chosen = context == self.settings.context_tokens
             raise ConfigError(
-                f"agent loop: the prompt '{who}' has {num_prompt} tokens, and "
-                f"{'plugins.agent_loop.context_tokens' if self.settings.context_tokens else 'the model window'} is "
-                f"{context}: nothing could be sampled; raise it, or lower data.max_prompt_tokens"
+                f"agent loop: the prompt '{who}' has {num_prompt} tokens, schemas of its tools included, and "
+                f"{'plugins.agent_loop.context_tokens' if chosen else 'the model window'} is {context}: nothing could "
+                f"be sampled; {'raise it, or lower' if chosen else 'lower'} data.max_prompt_tokens"
             )
         return min(max_tokens, context - num_prompt)
 

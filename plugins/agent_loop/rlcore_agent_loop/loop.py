@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 from rlcore.agents import AgentLoop, RolloutTask
 from rlcore.child import load_reference
 from rlcore.errors import ConfigError, boundary
-from rlcore.types import Completion, Lane, Metrics, Sampling, Trajectory
+from rlcore.types import Completion, Lane, Metrics, Prompt, Sampling, Trajectory
 from rlcore_agent_loop.admission import Admission
 from rlcore_agent_loop.agent import Agents
 from rlcore_agent_loop.conversation import Conversation, Kit
 from rlcore_agent_loop.environments import Environments
 from rlcore_agent_loop.flight import Counts, Flight, Sample
 from rlcore_agent_loop.parsers import PARSERS, Parser
+from rlcore_agent_loop.prompt_checks import Room, check_column
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools import Tools
 from rlcore_agent_loop.turns import Turns, group_name
@@ -49,14 +50,20 @@ class ToolLoop(AgentLoop):
     """
 
     def __init__(
-        self, generator: "Generator", tokens: "Tokens", children: "Children", settings: AgentLoopSettings
+        self,
+        generator: "Generator",
+        tokens: "Tokens",
+        children: "Children",
+        settings: AgentLoopSettings,
+        window: int | None = None,
     ) -> None:
         self._generator, self._tokens, self._settings = generator, tokens, settings
         self._tools = Tools(children, settings)
         self._agents = Agents(children, settings.agent) if settings.agent.fn else None
         self._admission = Admission(settings.max_conversations)
         self._environments = Environments(settings.environment, self._tools.seats) if settings.environment.fn else None
-        self._kit = Kit(tokens, self._tools, self._environments, parser_of(settings.parser), settings)
+        self._kit = Kit(tokens, self._tools, self._environments, parser_of(settings.parser), settings, window=window)
+        self._room = Room(self._kit)
         self._counts = Counts()
 
     async def start(self) -> None:
@@ -100,6 +107,20 @@ class ToolLoop(AgentLoop):
         await self._tools.close()
         if self._agents is not None:
             await self._agents.close()
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """ConfigError naming a prompt whose tools there are not, or that leaves nothing of the context to a turn."""
+        check_column(self._settings, prompts)
+        self.check_prompts(prompts)
+
+    def check_prompts(self, prompts: Sequence[Prompt]) -> None:
+        """`check` of some of them."""
+        if self._agents is not None:
+            return
+        for prompt in prompts:
+            tools = self._tools.open("", prompt)
+            if self._environments is None:  # which opens conversations itself
+                self._room.check(prompt, tools.schemas)
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
         """Every trajectory of every task, the moment its sample ends; `sampling.max_tokens` bounds what follows the

@@ -19,7 +19,7 @@ class McpServer(Source):
 
     def __init__(self, name: str, settings: McpSettings, max_result_chars: int) -> None:
         self.name = f"plugins.agent_loop.mcp.{name}"
-        self._settings, self._max_chars = settings, max_result_chars
+        self._settings, self._max_chars = settings, settings.max_result_chars or max_result_chars
         self._schemas: dict[str, Mapping[str, Any]] = {}
         self._client: Any = None
         self._ready: asyncio.Future[None] | None = None

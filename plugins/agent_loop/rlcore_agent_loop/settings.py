@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from rlcore.config.options import option
 
+_OWN_TURNS = "plugins.agent_loop.agent.fn == ''"
+
 
 @dataclass(frozen=True)
 class ToolSettings:
@@ -32,6 +34,8 @@ class McpSettings:
     """Seconds the server may take to start."""
     deadline_s: float = option(10.0, above=0)
     """Seconds a call may take."""
+    max_result_chars: int = option(0, at_least=0)
+    """Characters of a result that the policy gets to see; 0: as `max_result_chars` of the plugin says."""
 
 
 @dataclass(frozen=True)
@@ -75,29 +79,30 @@ class AgentLoopSettings:
     """A program that runs each sample, instead of turns and tools."""
     parser: str = "hermes"
     """How calls are written: hermes, llama3_json, pythonic, or file.py:name or module:name of a function."""
-    describe_tools: Literal["template", "never"] = "template"
+    describe_tools: Literal["template", "never"] = option("template", used_when=_OWN_TURNS)
     """template: the chat template tells the policy about its tools; never: `data.system_prompt` does."""
     tools_column: str = ""
-    """Column of the dataset that lists the names of the tools a sample may call; empty: all."""
+    """Column of the dataset that lists the names of the tools a sample may call, or nothing for all; empty: all."""
     max_turns: int = option(4, at_least=1)
     """Turns of the policy at most; calls in the last one are not made."""
     turn_tokens: int = option(0, at_least=0)
     """Tokens of one turn at most; 0: what is left of `rollout.max_tokens`."""
     context_tokens: int = option(0, at_least=0)
-    """Tokens of prompt, turns and results together at most; 0: the model's window."""
+    """Tokens of prompt, turns and results together at most, and never more than the model's window; 0: that window."""
     time_s: float = option(3600.0, above=0)
     """Seconds a sample may take, from when it is let in; waiting for the engine counts."""
-    max_calls: int = option(8, at_least=1)
+    max_calls: int = option(8, used_when=_OWN_TURNS, at_least=1)
     """Calls of one turn; further ones are refused."""
-    max_same_calls: int = option(3, at_least=1)
+    max_same_calls: int = option(3, used_when=_OWN_TURNS, at_least=1)
     """Turns in a row that make the same calls, after which the sample ends."""
-    max_result_chars: int = option(2000, at_least=1)
+    max_result_chars: int = option(2000, used_when=_OWN_TURNS, at_least=1)
     """Characters of a result that the policy gets to see."""
     max_conversations: int = option(1024, at_least=1)
     """Samples that are under way at a time."""
-    children: int = option(2, at_least=1)
-    """Child processes in which sync tools and environments run, one call at a time each; of every worker."""
+    children: int = option(2, used_when=_OWN_TURNS, at_least=1)
+    """Child processes in which sync functions run, one call at a time each, and as many in which classes and
+    environments hold the state of samples; of every worker."""
     workers: int = option(0, at_least=0)
     """Processes of their own in which conversations run, the role `agent`; 0: on the loop of the run."""
-    result_role: str = "tool"
+    result_role: str = option("tool", used_when=_OWN_TURNS)
     """Role of a result, for chat templates that refuse `tool`."""

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from rlcore.agents import AgentLoop, RolloutTask
 from rlcore.errors import RlcoreError, WorkerError
-from rlcore.types import Lane, Metrics, Sampling, Trajectory
+from rlcore.types import Lane, Metrics, Prompt, Sampling, Trajectory
 from rlcore.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
 from rlcore_agent_loop.admission import Admission
 from rlcore_agent_loop.checks import located
 from rlcore_agent_loop.flight import Counts, Flight, Sample
+from rlcore_agent_loop.prompt_checks import check_column
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.turns import group_name
 from rlcore_agent_loop.worker import AgentWorker, Answered, Asked, Ended, Withdrawn
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BEGINS = 2
 """How often a conversation is begun: one whose worker died goes to another, or to its successor, once."""
+CHECKED_TOGETHER = 512
+"""Prompts of one call."""
 
 
 class SpreadLoop(AgentLoop):
@@ -37,8 +40,9 @@ class SpreadLoop(AgentLoop):
         workers: WorkerGroup[AgentWorker],
         settings: AgentLoopSettings,
         max_restarts: int = 0,
+        window: int | None = None,
     ) -> None:
-        self._generator, self._settings = generator, located(settings)
+        self._generator, self._settings, self._window = generator, located(settings), window
         self._crew = Crew(workers, max_restarts)
         self._admission = Admission(settings.max_conversations)
         self._numbers = itertools.count()
@@ -46,11 +50,18 @@ class SpreadLoop(AgentLoop):
 
     async def start(self) -> None:
         """Start tools, environment and agents in every worker; also, from now on, in one that comes back."""
-        await self._crew.workers.each(AgentWorker.start, self._settings)
+        await self._crew.workers.each(AgentWorker.start, self._settings, self._window)
         self._crew.workers.before_return(self._start_again)
 
     async def _start_again(self, worker: ReplicaHandle[AgentWorker]) -> None:
-        await worker.call(AgentWorker.start, self._settings)
+        await worker.call(AgentWorker.start, self._settings, self._window)
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """See `ToolLoop.check`; a worker knows the tools."""
+        check_column(self._settings, prompts)
+        for first in range(0, len(prompts), CHECKED_TOGETHER):
+            some = tuple(prompts[first : first + CHECKED_TOGETHER])
+            await self._crew.workers.replicas[0].call(AgentWorker.check, some)
 
     async def close(self) -> None:
         alive = [worker for worker in self._crew.workers.replicas if worker.alive]

@@ -187,18 +187,21 @@ def talk(
     prompts: Sequence[Prompt] = (),
     tokens: Tokens | None = None,
     processes: bool = False,
+    window: int | None = None,
 ) -> Talk:
     """Conversations of the policy with the tools and environment of the settings, with `processes` in real children.
 
-    With `settings.workers` they run in so many workers of the role `agent`, which live on the loop of the test. Nothing
-    of them may be left behind, no task, process or descriptor.
+    `window` is how many tokens the engine says it takes. With `settings.workers` conversations run in so many workers
+    of the role `agent`, which live on the loop of the test. Nothing of them may be left behind, no task, process or
+    descriptor.
     """
 
     async def roll() -> Talk:
         children = ChildProcesses() if processes else HereChildren()
-        loop = loop_of(policy, settings, tokens or ByteTokens(), children)
+        loop = loop_of(policy, settings, tokens or ByteTokens(), children, window)
         try:
             await loop.start()
+            await loop.check(prompts or [make_prompt(0)])
             tasks = [RolloutTask(each, 0, num_samples, 7) for each in prompts or [make_prompt(0)]]
             found = [each async for each in loop.rollout(tasks, Sampling(max_tokens=max_tokens), Lane.TRAIN)]
             return Talk(found, loop.metrics())
@@ -211,12 +214,14 @@ def talk(
         return asyncio.run(roll())
 
 
-def loop_of(policy: ScriptedPolicy, settings: AgentLoopSettings, tokens: Tokens, children: Children) -> AgentLoop:
+def loop_of(
+    policy: ScriptedPolicy, settings: AgentLoopSettings, tokens: Tokens, children: Children, window: int | None = None
+) -> AgentLoop:
     """The loop of these settings, not yet started."""
     if settings.workers:
         crew: Any = HereCrew(settings.workers, tokens, children)
-        return SpreadLoop(policy, crew, settings)
-    return ToolLoop(policy, tokens, children, settings)
+        return SpreadLoop(policy, crew, settings, window=window)
+    return ToolLoop(policy, tokens, children, settings, window)
 
 
 def kit_of(settings: AgentLoopSettings) -> Kit:

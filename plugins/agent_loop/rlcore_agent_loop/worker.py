@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rlcore.agents import RolloutTask
 from rlcore.errors import WorkerError
 from rlcore.plan import Role
-from rlcore.types import Completion, GenerateRequest, Lane, Sampling, Trajectory
+from rlcore.types import Completion, GenerateRequest, Lane, Prompt, Sampling, Trajectory
 from rlcore.workers import Worker, WorkerContext
 from rlcore_agent_loop.settings import AgentLoopSettings
 
@@ -63,8 +63,15 @@ class AgentWorker(Worker):
     """Runs conversations."""
 
     @abstractmethod
-    async def start(self, settings: AgentLoopSettings) -> None:
-        """Start tools, environment and agents. ConfigError when the chat template cannot serve their messages."""
+    async def start(self, settings: AgentLoopSettings, window: int | None) -> None:
+        """Start tools, environment and agents; `window` is how many tokens the engine takes, None if it does not say.
+
+        ConfigError when the chat template cannot serve their messages.
+        """
+
+    @abstractmethod
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """ConfigError naming a prompt that cannot be served; see `ToolLoop.check`."""
 
     @abstractmethod
     async def stop(self) -> None:
@@ -144,14 +151,19 @@ class LoopWorker(AgentWorker):
         """Run conversations with these."""
         self._tokens, self._children = tokens, children
 
-    async def start(self, settings: AgentLoopSettings) -> None:
+    async def start(self, settings: AgentLoopSettings, window: int | None) -> None:
         """See `AgentWorker.start`."""
         from rlcore_agent_loop.loop import ToolLoop
 
         if self._children is None:
             raise WorkerError(f"{self.context}: start() came before setup()")
-        self._loop = ToolLoop(Exchange(), self._tokens, self._children, settings)
+        self._loop = ToolLoop(Exchange(), self._tokens, self._children, settings, window)
         await self._loop.start()
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """See `AgentWorker.check`."""
+        if self._loop is not None:
+            self._loop.check_prompts(prompts)
 
     async def stop(self) -> None:
         """See `AgentWorker.stop`."""

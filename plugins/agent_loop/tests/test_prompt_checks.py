@@ -1,0 +1,166 @@
+"""What prompts, templates and settings cannot be served with is said before the first request."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings, EnvironmentSettings, ToolSettings
+from rlcore_agent_loop.testing import END, ScriptedPolicy, says, talk
+
+from rlcore.errors import ConfigError
+from rlcore.launch import plan_run
+from rlcore.testing.rewards import make_prompt
+from rlcore.tokens import ByteTokens
+from rlcore.train import train
+from rlcore.types import FrozenDict, Prompt
+
+TOOLS = """
+def add(a: int, b: int) -> int:
+    '''Adds two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    '''
+    return a + b
+
+def silent(base_url, api_key):
+    return None
+"""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> AgentLoopSettings:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    return AgentLoopSettings(tools={"add": ToolSettings(f"{tmp_path / 'tools.py'}:add")}, children=1)
+
+
+def long_prompt(index: int, num: int) -> Prompt:
+    return replace(make_prompt(index), messages=(FrozenDict({"role": "user", "content": "x" * num}),))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_prompt_that_leaves_no_room_is_refused_with_its_schemas_counted_before_anything_is_asked(
+    settings: AgentLoopSettings, workers: int
+) -> None:
+    policy = says("Done.")
+    bounded = replace(settings, context_tokens=500, max_conversations=1, workers=workers)
+    long = long_prompt(1, 200)
+    assert 200 < len(ByteTokens().encode_prompt(long.messages)) < 300
+    with pytest.raises(ConfigError, match=r"'test/1' has \d{3} tokens, schemas of its tools included, and .* is 500"):
+        talk(policy, bounded, prompts=[make_prompt(0), long])
+    assert policy.requests == []
+    assert len(talk(says("Done."), replace(bounded, describe_tools="never"), prompts=[long]).trajectories) == 1
+
+
+@pytest.mark.parametrize("chosen", [0, 1000, 40])
+def test_the_context_is_never_larger_than_the_engines_window(settings: AgentLoopSettings, chosen: int) -> None:
+    plain = replace(settings, describe_tools="never", context_tokens=chosen)
+    found = talk(ScriptedPolicy(lambda *_: [*b"x" * 200, END]), plain, window=50).only
+    assert len(found.token_ids) == min(chosen or 50, 50)
+    with pytest.raises(ConfigError, match=r"the model window is 28: nothing could be sampled; lower data\.max_prompt"):
+        talk(says("x"), replace(plain, context_tokens=1000), window=28)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_column_that_no_row_has_is_refused_and_its_absence_in_some_is_all_tools(
+    settings: AgentLoopSettings, workers: int
+) -> None:
+    chosen = replace(settings, tools_column="usse", workers=workers)
+    prompts = [make_prompt(0, uses=["add"]), make_prompt(1, uses=None)]
+    with pytest.raises(ConfigError, match=r"tools_column: no row has a column 'usse'; did you mean 'uses'\?"):
+        talk(says("Done."), chosen, prompts=prompts)
+    found = talk(says("Done."), replace(chosen, tools_column="uses"), prompts=[*prompts, make_prompt(2)])
+    assert len(found.trajectories) == 3
+
+
+@pytest.mark.fault
+def test_a_training_whose_later_prompt_does_not_fit_asks_for_nothing(
+    settings: AgentLoopSettings, tmp_path: Path
+) -> None:
+    rows = [{"question": "x" * num} for num in (10, 400)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config: dict[str, Any] = {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(tmp_path / "rows.jsonl")}}, "shuffle": False},
+        "rollout": {"backend": "null", "samples_per_prompt": 2, "max_tokens": 10},
+        "actor": {"backend": "null"},
+        "reward": {"functions": {"game": {"fn": "environment"}}},
+        "train": {"prompts_per_step": 1, "max_steps": 1, "dir": str(tmp_path), "name": "run"},
+        "plugins": {"agent_loop": {"tools": {"add": {"fn": f"{tmp_path / 'tools.py'}:add"}}, "context_tokens": 600}},
+    }
+    with pytest.raises(ConfigError, match=r"'train/1' has \d{3} tokens, schemas"):
+        train(config, plugins=["null"])
+    assert not (tmp_path / "run" / "trajectories").exists() or not list((tmp_path / "run" / "trajectories").iterdir())
+
+
+class LastUser(ByteTokens):
+    """A template that puts tools before the last message of a user."""
+
+    def _render(self, messages, tools, *, opening):  # type: ignore[no-untyped-def]
+        last = max(index for index, each in enumerate(messages) if each["role"] == "user")
+        lines = [f"{'tools ' + json.dumps(tools) if index == last and tools else ''}{each['role']}: {each['content']}\n"
+                 for index, each in enumerate(messages)]  # fmt: skip
+        return "".join([*lines, "assistant: " if opening else ""])
+
+
+class NamesTools(ByteTokens):
+    """A template that words a result otherwise when it tells about tools."""
+
+    def _render(self, messages, tools, *, opening):  # type: ignore[no-untyped-def]
+        text = super()._render(messages, tools, opening=opening)
+        return text.replace("tool: y", "result: y") if tools else text
+
+
+def test_a_template_that_moves_its_tools_behind_a_turn_is_refused_at_the_start(
+    settings: AgentLoopSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "worlds.py").write_text(
+        "from rlcore_agent_loop import Environment\nclass World(Environment):\n    def step(self, messages): ...\n"
+    )
+    both = replace(settings, environment=EnvironmentSettings(f"{tmp_path / 'worlds.py'}:World"))
+    with pytest.raises(ConfigError, match="the role 'user' breaks it: a message of this role changes"):
+        talk(says("x"), both, tokens=LastUser())
+    assert len(talk(says("x"), settings, tokens=LastUser()).trajectories) == 1, "results of tools do not move them"
+    with pytest.raises(ConfigError, match=r"the role 'tool' breaks it: .* is written otherwise when there are tools"):
+        talk(says("x"), settings, tokens=NamesTools())
+
+
+class Forgets(ByteTokens):
+    """A template that rewrites a conversation with a message of `role`."""
+
+    role = "user"
+
+    def _render(self, messages, tools, *, opening):  # type: ignore[no-untyped-def]
+        text = super()._render(messages, tools, opening=opening)
+        return f"again\n{text}" if messages[-1]["role"] == self.role and len(messages) > 1 else text
+
+
+class ForgetsAtTools(Forgets):
+    role = "tool"
+
+
+def test_the_template_is_checked_for_agents_too(settings: AgentLoopSettings, caplog: pytest.LogCaptureFixture) -> None:
+    fn = settings.tools["add"].fn.replace("add", "silent")
+    agent = AgentLoopSettings(agent=AgentSettings(fn, children=1))
+    with pytest.raises(ConfigError, match="the role 'user' breaks it"):
+        talk(says("x"), agent, tokens=Forgets())
+    talk(says("x"), agent, tokens=ForgetsAtTools())
+    assert "the role 'tool' breaks it" in caplog.text
+    caplog.clear()
+    talk(says("x"), agent)
+    assert "breaks it" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    ["children=1", "max_calls=2", "max_same_calls=2", "max_result_chars=5", "result_role=user", "describe_tools=never"],
+)
+def test_what_has_no_effect_on_an_agent_is_refused(ignored: str, settings: AgentLoopSettings) -> None:
+    fn = settings.tools["add"].fn.replace("add", "silent")
+    key = f"plugins.agent_loop.{ignored}"
+    expected = f"{key.partition('=')[0]}: set to .* no effect: .*plugins.agent_loop.agent.fn"
+    with pytest.raises(ConfigError, match=expected):
+        plan_run([], [key, f"plugins.agent_loop.agent.fn={fn}", "model.path=x"], ["agent_loop"])
