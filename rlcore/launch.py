@@ -196,11 +196,6 @@ def _tokens(plan: RunPlan) -> Tokens:
     return tokens
 
 
-def _selection(plan: RunPlan) -> Callable[..., Any] | None:
-    reference = plan.algorithms["policy_loss"].algorithm.selection
-    return resolve(reference) if reference else None
-
-
 def _rollout_service(plan: RunPlan, groups: Groups) -> RolloutService:
     isolated = any(each.request.role == ROLLOUT and each.request.isolated for each in plan.workers)
     restarts = plan.config.cluster.max_restarts if isolated else 0
