@@ -112,9 +112,9 @@ class Saver:
 
 def _require_model(staging: Path) -> None:
     """CheckpointError unless the actor's files have come to where the manifest is going to be written."""
-    model = staging / "model"
-    if not (model.is_dir() and any(model.iterdir())):
+    weights = (staging / "model", staging / "adapter")
+    if not any(each.is_dir() and any(each.iterdir()) for each in weights):
         raise CheckpointError(
-            f"'{model}': the actor has saved, and nothing is there; workers on other nodes need the run directory on a "
-            "filesystem that all nodes share, set train.dir to one"
+            f"'{weights[0]}': the actor has saved, and nothing is there; workers on other nodes need the run directory "
+            "on a filesystem that all nodes share, set train.dir to one"
         )
