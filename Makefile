@@ -65,7 +65,7 @@ real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
 	$(BIN)/python -m pytest -m real $(TESTS) $(ARGS)
 
 vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classifier, weights, restart
-	$(VLLM)/bin/python -m pytest -m real tests/real/test_vllm*.py plugins/reward_loop/tests/test_vllm_classifier.py $(ARGS)
+	$(VLLM)/bin/python -m pytest -m real tests/real/test_vllm*.py plugins/reward_loop/tests/test_vllm*.py $(ARGS)
 
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning curves, hours on a quiet machine; JSON lines
 	$(BIN)/python benchmarks/run_all.py $(ARGS)

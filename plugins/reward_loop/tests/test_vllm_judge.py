@@ -1,0 +1,91 @@
+"""A generative judge on vLLM: bound to its JSON, and one bad request costs nobody else anything.
+
+Runs with the Python of .venv-vllm (`make vllm`).
+"""
+
+import asyncio
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rlcore_reward_loop.judge import engine_options, score_of
+from rlcore_reward_loop.settings import JudgeSettings, ModelSettings, RewardLoopSettings, RewardSettings
+from rlcore_reward_loop.vllm_replica import VllmReplica
+
+from rlcore.reward import RawScore, ScoreRequest
+from rlcore.types import FrozenDict
+from rlcore.workers import WorkerContext
+
+MODEL = Path(__file__).resolve().parents[3] / ".models" / "smollm2-135m-instruct"
+QUESTION = {"role": "user", "content": "How good is the answer '4' to 'What is 2 + 2?', from 0 to 10?"}
+
+
+@pytest.mark.real
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None,
+    reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",
+)
+def test_a_judge_is_bound_to_its_json_and_refuses_bad_requests_one_by_one(tmp_path: Path) -> None:
+    """In a process of its own, for vLLM warns."""
+    command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def request(message: Any = QUESTION, **options: Any) -> ScoreRequest:
+    return ScoreRequest("p/0/0", (FrozenDict(message),), FrozenDict(options))
+
+
+async def ask(replica: VllmReplica) -> list[RawScore]:
+    judge = JudgeSettings(max_tokens=64, score_field="grade")
+    requests = [
+        request(**engine_options(judge)),
+        request(temperature=-1.0),
+        request(max_tokens="many"),
+        request(json={"type": "no such type"}),
+        request({"role": "user", "content": ["no", "text"]}),
+        request(max_tokens=4),
+        request(response_format={}),
+        request(**engine_options(JudgeSettings(max_tokens=None, structured="none", options={"choice": ["7"]}))),
+    ]
+    answers = await replica.score(requests)
+    assert "on vLLM" in await replica.health()
+    return answers
+
+
+def check(answers: list[RawScore]) -> None:
+    bound, negative, word, schema, unreadable, cut, unknown, chosen = answers
+    assert bound.error == ""
+    assert list(json.loads(bound.text)) == ["grade"]
+    assert 0.0 <= score_of(bound.text, JudgeSettings(score_field="grade")) <= 10.0
+    assert "temperature" in negative.error
+    assert "max_tokens=many" in word.error
+    assert schema.error
+    assert "the conversation cannot be read" in unreadable.error
+    assert cut.error == "the answer was cut off; raise judge.max_tokens"
+    assert "option 'response_format' is not known" in unknown.error
+    assert (chosen.text, chosen.error) == ("7", "")
+
+
+def main(directory: Path) -> None:
+    options = {"enforce_eager": True, "kv_cache_memory_bytes": 2**27, "max_num_seqs": 8}
+    model = ModelSettings(path=str(MODEL), backend="vllm", max_tokens=256, options=options)
+    rewards = {"graded": RewardSettings(kind="judge", served_by="judge")}
+    section = RewardLoopSettings(rewards=rewards, models={"judge": model})
+    config = SimpleNamespace(cluster=SimpleNamespace(in_process=True))
+    replica = VllmReplica(WorkerContext("judge", 0, 0, 1, config, section, {}, directory, 0, 1, "cpu"))
+    replica.setup()
+    try:
+        check(asyncio.run(ask(replica)))
+    finally:
+        replica.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
