@@ -1,5 +1,6 @@
 """Ray after things went wrong: a driver killed, a signal, another run in the way. A dead rank: `test_rank_names.py`."""
 
+import secrets
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rlcore.testing.leaks import descendants, is_running
@@ -91,15 +93,78 @@ def test_a_killed_driver_takes_its_ray_along(tmp_path: Path) -> None:
         wait_for("the end of every process", lambda: not any(map(is_running, ours)), 20)
 
 
-def test_a_signal_ends_run_actors_and_ray(tmp_path: Path) -> None:
-    with training(settings(tmp_path)) as run:
+CLIENT = """
+import os, sys
+if sys.argv[2] == "stranger":
+    del os.environ["RAY_AUTH_TOKEN"]
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+try:
+    GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, 10)
+    print("served")
+except AuthenticationError as error:
+    print("refused:", error)
+"""
+
+
+def answer_to(who: str, address: str) -> str:
+    """What becomes of a client of Ray's head."""
+    command = [sys.executable, "-c", CLIENT, address, who]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def listening(processes: set[int]) -> Iterator[tuple[str, str, int]]:
+    """Name of the program, address and port of every socket on which one of these waits for connections."""
+    for process in processes:
+        try:
+            each = psutil.Process(process)
+            for socket in each.net_connections("tcp"):
+                if socket.status == psutil.CONN_LISTEN:
+                    yield each.name(), socket.laddr.ip, socket.laddr.port
+        except psutil.Error:
+            continue
+
+
+def test_a_signal_ends_run_actors_and_ray_which_only_this_machine_with_its_token_could_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scorecard cases 34 and 40."""
+    token = secrets.token_hex(32)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    with training(settings(tmp_path, **{"plugins.null.update_s": 0.5})) as run:
         wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(run))
         ours = descendants(run.pid)
+        open_ports = list(listening(ours))
+        assert len(open_ports) >= 3, "Ray's servers and its actors"
+        assert {address.removeprefix("::ffff:") for _, address, _ in open_ports} == {"127.0.0.1"}
+        [head_port] = [port for name, _, port in open_ports if name == "gcs_server"]
+        assert answer_to("driver", f"127.0.0.1:{head_port}") == "served\n"
+        assert "InvalidAuthToken" in answer_to("stranger", f"127.0.0.1:{head_port}")
         run.send_signal(signal.SIGTERM)
         _, errors = run.communicate(timeout=60)
         assert run.returncode == 143, errors
         wait_for("the end of every process", lambda: not any(map(is_running, ours)), 20)
-    assert list((tmp_path / "runs" / "run" / "checkpoints").glob("step_*"))
+    directory = tmp_path / "runs" / "run"
+    assert list((directory / "checkpoints").glob("step_*"))
+    for name in ("config.yaml", "plan.json", "log.txt"):
+        assert token not in (directory / name).read_text()
+
+
+def test_a_signal_while_ray_is_being_started_leaves_nothing_of_it(tmp_path: Path) -> None:
+    with training(settings(tmp_path)) as run:
+        wait_for("the plan", lambda: (tmp_path / "runs" / "run" / "plan.json").exists() or ended(run))
+        time.sleep(0.5)
+        run.send_signal(signal.SIGTERM)
+        sent, seen = time.monotonic(), set[int]()
+        while run.poll() is None:
+            seen |= descendants(run.pid)
+            time.sleep(0.02)
+        assert time.monotonic() - sent < 10.0
+        assert run.returncode == 143, run.communicate()[1]
+    assert seen, "Ray was being started"
+    wait_for("the end of every process", lambda: not any(map(is_running, seen)), 10)
 
 
 HEAD = """

@@ -1,6 +1,8 @@
 """The cluster `ray`: the same numbers as `local`, and errors that say what was wanted and what there is."""
 
+import asyncio
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -10,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rlcore.child import OURS
+from rlcore.cluster.host import Shipment
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.runs import differing, run_settings
 from rlcore.testing.tiny import write_tiny_model
@@ -30,11 +34,16 @@ HEAD = """
 
 
 @pytest.fixture(scope="module")
-def head() -> Iterator[str]:
-    """The address of a Ray cluster with two CPUs."""
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ray cluster with two CPUs, which was started from another directory than the runs."""
     command = [sys.executable, "-c", textwrap.dedent(HEAD)]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=tmp_path_factory.mktemp("elsewhere"),
     )
     try:
         for line in process.stdout or ():
@@ -52,11 +61,13 @@ def settings(directory: Path, **more: Any) -> dict[str, Any]:
     return run_settings(directory, 16, **{"cluster.threads": 2} | more)
 
 
-def rlcore(name: str, values: Mapping[str, Any], *more: str) -> subprocess.CompletedProcess[str]:
+def rlcore(
+    name: str, values: Mapping[str, Any], *more: str, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     """`rlcore train`, with the plugin null."""
     command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", f"train.name={name}"]
     command += [f"{key}={value}" for key, value in values.items()]
-    return subprocess.run([*command, *more], capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    return subprocess.run([*command, *more], capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=cwd)
 
 
 def test_local_and_ray_give_the_same_run_bit_for_bit_and_ray_leaves_nothing(tmp_path: Path) -> None:
@@ -87,11 +98,43 @@ def _command_of(process: int) -> bytes:
         return b""
 
 
-def test_a_run_joins_a_cluster_and_leaves_it_as_it_was(head: str, tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        done = rlcore(name, settings(tmp_path), "cluster.backend=ray", f"cluster.address={head}")
+def test_a_run_joins_a_cluster_and_leaves_it_as_it_was_also_when_its_paths_are_relative(
+    head: str, tmp_path: Path
+) -> None:
+    relative = settings(tmp_path) | {"data.sources.all.path": "prompts.jsonl", "train.dir": "runs"}
+    for name, values in {"first": settings(tmp_path), "second": relative}.items():
+        done = rlcore(name, values, "cluster.backend=ray", f"cluster.address={head}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "runs" / "second" / "checkpoints").glob("step_*/model/logits_V.npy"))
     assert differing(tmp_path / "runs" / "first", tmp_path / "runs" / "second") == []
+
+
+def test_a_node_without_the_directory_of_the_driver_is_named() -> None:
+    pytest.importorskip("ray")
+    from rlcore.cluster.ray.actor import ActorHost
+
+    answer = asyncio.run(ActorHost([], "/nowhere/at/all").build(Shipment("actor[0]", "actor", "", (), b"")))
+    assert answer[0] == OURS
+    assert answer[1][:2] == (
+        "WorkerError",
+        f"actor[0]: node {os.uname().nodename} has no directory '/nowhere/at/all', from which the run was started; "
+        "start it from one that all nodes share",
+    )
+
+
+def test_a_call_that_is_cancelled_before_its_turn_is_never_begun() -> None:
+    pytest.importorskip("ray")
+    from rlcore.cluster.ray.actor import CANCELLED, ActorHost
+
+    async def story() -> list[Any]:
+        host = ActorHost([], ".")
+        second = asyncio.ensure_future(host.call(1, "probe", "where", ((), {})))
+        await asyncio.sleep(0)
+        await host.cancel(1)
+        first = await host.call(0, "nobody", "where", ((), {}))
+        return [first[0], await asyncio.wait_for(second, 10)]
+
+    assert asyncio.run(story()) == [OURS, CANCELLED]
 
 
 def test_a_cluster_that_is_too_small_is_told_who_wants_what(head: str, tmp_path: Path) -> None:

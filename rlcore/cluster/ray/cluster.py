@@ -1,17 +1,19 @@
 """Starts the workers of a plan on Ray: attaches to a cluster or starts one on this machine, and leaves nothing."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -35,6 +37,7 @@ CONNECT_S = 60.0
 """Until Ray has started, or answers at its address."""
 LEAVE_S = 6.0
 """Until Ray is left, also by an attempt to connect that is under way; then a Ray of ours is killed."""
+LOOPBACK = "127.0.0.1"
 REACH_S = 5.0
 """Until the port at the address accepts a connection."""
 
@@ -50,6 +53,8 @@ class RayCluster:
         self._thread: WorkerThread | None = None
         """The one that connects and leaves; None where Ray was there already."""
         self._guard: Guard | None = None
+        self._environment: dict[str, str] = {}
+        """Of actors of a Ray that we started: their ranks meet on this machine."""
 
     async def open(self) -> None:
         """Connect, and reserve the pools."""
@@ -79,15 +84,17 @@ class RayCluster:
             mark = uuid.uuid4().hex
             self._guard = Guard(mark)
             os.environ[VARIABLE] = mark
-            context = ray.init(
-                "local",
-                _node_ip_address="127.0.0.1",
-                num_cpus=max(facts.cpus, ceil(asked)),
-                num_gpus=facts.gpus,
-                object_store_memory=int(config.object_store_gib * 2**30) or None,
-                include_dashboard=config.dashboard,
-                **quiet,
-            )
+            with _loopback_only():
+                context = ray.init(
+                    "local",
+                    _node_ip_address=LOOPBACK,
+                    num_cpus=max(facts.cpus, ceil(asked)),
+                    num_gpus=facts.gpus,
+                    object_store_memory=int(config.object_store_gib * 2**30) or None,
+                    include_dashboard=config.dashboard,
+                    **quiet,
+                )
+            self._environment["GLOO_SOCKET_IFNAME"] = "lo"
             self._guard.watch(str(context.address_info["session_dir"]))
         except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
             place = f"cluster.address={config.address}" if config.address else "cluster: starting Ray on this machine"
@@ -142,7 +149,7 @@ class RayCluster:
                 max_concurrency=MAX_CALLS,
                 scheduling_strategy=strategy,
                 # Ray sets these itself where they are not set, to what the actor's CPUs say; the plan's number holds.
-                runtime_env={"env_vars": thread_environment(threads_of(plan, self._plan))},
+                runtime_env={"env_vars": thread_environment(threads_of(plan, self._plan)) | self._environment},
             )
             actors.append(actor.remote(path, str(Path.cwd())))
         body = ActorBody(name, actors)
@@ -186,6 +193,26 @@ class RayCluster:
 async def _closed(seat: Seat) -> None:
     with boundary("its actors", WorkerError):
         await seat.close()
+
+
+@contextlib.contextmanager
+def _loopback_only() -> Iterator[None]:
+    """The Ray that is started inside listens on the loopback interface only.
+
+    Asked for 127.0.0.1, Ray takes this machine's outer address and listens on all interfaces, unless it is told that
+    there will be no other machine; what it starts is told by the environment.
+    """
+    name, before, constant = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, dict(os.environ), "ENABLE_RAY_CLUSTER"
+    may_have_others = getattr(ray_constants, constant)
+    os.environ[name] = "0"
+    setattr(ray_constants, constant, False)
+    try:
+        yield
+    finally:
+        setattr(ray_constants, constant, may_have_others)
+        del os.environ[name]
+        if name in before:
+            os.environ[name] = before[name]
 
 
 async def _call(work: Callable[[], Any]) -> Any:
