@@ -154,6 +154,13 @@ def test_a_run_that_goes_on_equals_one_that_was_never_interrupted(
     assert all(np.isfinite(row["critic/loss"]) for row in rows_of(whole))
 
 
+def test_minibatches_of_nothing_but_truncated_rows_are_skipped_and_said_to_be(config: dict[str, Any]) -> None:
+    run = train(config, "algo.overlong=mask", "rollout.max_tokens=1", "train.max_steps=1").run_dir
+    [row] = rows_of(run)
+    assert row["actor/skipped"] == 1.0
+    assert "actor/grad_norm" not in row
+
+
 WATCHED = """
 RLCORE_API = "1"
 import json
@@ -183,7 +190,7 @@ def rlcore_worker_classes():
 """
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.fault)])
 def test_one_step_off_policy_every_update_of_a_step_sees_the_values_of_its_start(
     config: dict[str, Any], tmp_path: Path, stream: bool
 ) -> None:
@@ -191,10 +198,11 @@ def test_one_step_off_policy_every_update_of_a_step_sees_the_values_of_its_start
     config["plugins"]["critic_engine"]["backend"] = "watched"
     config["algo"]["whiten_advantages"] = False
     config["schedule"] = {"max_staleness": 1, "stream_minibatches": stream}
+    config["train"]["max_steps"], config["checkpoint"]["every_steps"] = 3, 0
     run = train(config, plugins=[str(tmp_path / "watch.py")]).run_dir
     noted = [json.loads(line) for line in (run / "watched.jsonl").read_text().splitlines()]
     updates = [each for each in noted if each["event"] == "update"]
-    assert len(updates) == 4 * 2
+    assert len(updates) == 3 * 2
     for first, second in zip(updates[::2], updates[1::2], strict=True):
         start = np.array(first["table"])
         assert second["table"] != first["table"]  # the step's first update moved the critic
@@ -202,7 +210,7 @@ def test_one_step_off_policy_every_update_of_a_step_sees_the_values_of_its_start
             assert each["values"] == pytest.approx(start[each["places"]].tolist(), abs=1e-6)
     assert updates[0]["table"] != updates[2]["table"]
     events = "".join(each["event"][0] for each in noted)
-    assert re.fullmatch(r"(v+uu){4}", events), events  # no pass of a step after its first update, none before its turn
+    assert re.fullmatch(r"(v+uu){3}", events), events  # no pass of a step after its first update, none before its turn
 
 
 def _remove(path: Path) -> None:
