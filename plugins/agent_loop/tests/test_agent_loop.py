@@ -175,3 +175,23 @@ def test_each_run_of_tokens_names_the_version_that_sampled_it(settings: AgentLoo
     found = talk(policy, settings).only
     start = found.prompt_length
     assert found.versions == ((start, 3), (start + len(first) + len("\ntool: 2\nassistant: "), 6))
+
+
+def test_a_trajectory_says_of_each_turn_where_it_began_who_sampled_it_how_it_ended_and_how_long_it_took(
+    settings: AgentLoopSettings,
+) -> None:
+    first, said = [*call("slow", a=0.05).encode(), END], "x" * 30
+    script = {1: first, 2: [*said.encode(), END]}
+    policy = ScriptedPolicy(lambda sample, turn, ids: script[turn], version_of_turn=3)
+    found = talk(policy, replace(settings, turn_tokens=len(first))).only
+    later = found.prompt_length + len(first) + len("\ntool: 0.05\nassistant: ")
+    assert found.info["turns"] == (
+        {"start": found.prompt_length, "num_tokens": len(first), "versions": (3,), "finish": "stop"},
+        {"start": later, "num_tokens": len(said) + 1, "versions": (6,), "finish": "stop"},
+    )
+    assert found.info["timing"]["generate_s"] == (0.5, 0.5)
+    waited, nothing = found.info["timing"]["tools_s"]
+    assert 0.05 <= waited <= found.timing["tools_s"]
+    assert 0.0 <= nothing < waited
+    cut = talk(ScriptedPolicy(lambda *_: list(b"x" * 90)), replace(settings, turn_tokens=20)).only
+    assert [(turn["num_tokens"], turn["finish"]) for turn in cut.info["turns"]] == [(20, "length")]

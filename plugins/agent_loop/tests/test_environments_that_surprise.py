@@ -1,12 +1,15 @@
 """Environments that do what nobody expects: the sample ends and says why, and the run goes on."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings
 from rlcore_agent_loop.testing import contents, says, talk
 
+from rlcore import metrics
 from rlcore.tokens import ByteTokens
+from rlcore.train import train
 
 ENVIRONMENTS = """
 from pathlib import Path
@@ -132,3 +135,24 @@ def test_what_no_tokenizer_encodes_is_replaced_in_messages(kind: str, tmp_path: 
     found = talk(policy, settings_of(tmp_path, f"{kind}Surrogate")).only
     assert contents(found)[1] == ("user", "c?d")
     assert bytes(policy.requests[0].token_ids).decode() == "user: a?b\nassistant: "
+
+
+@pytest.mark.fault
+def test_the_reward_of_an_environment_is_added_to_that_of_a_function(tmp_path: Path) -> None:
+    settings_of(tmp_path, "World")
+    (tmp_path / "rows.jsonl").write_text('{"question": "x"}\n{"question": "y"}\n')
+    (tmp_path / "judge.py").write_text("def judge(trajectory):\n    return 0.5 * len(trajectory.completion)\n")
+    game = {"fn": "environment", "weight": 4.0}
+    config: dict[str, Any] = {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(tmp_path / "rows.jsonl")}}},
+        "rollout": {"backend": "null", "samples_per_prompt": 2, "max_tokens": 1000, "stop": list(map(chr, range(128)))},
+        "actor": {"backend": "null"},
+        "reward": {"functions": {"game": game, "judge": {"fn": f"{tmp_path / 'judge.py'}:judge"}}},
+        "train": {"prompts_per_step": 2, "max_steps": 1, "dir": str(tmp_path), "name": "run"},
+        "plugins": {"agent_loop": {"environment": {"fn": f"{tmp_path / 'worlds.py'}:World"}, "children": 1}},
+    }
+    result = train(config, plugins=["null"])
+    [step] = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
+    assert step["agent/ended/environment_frac"] == 1.0
+    assert step["reward/mean"] == 4.0 * 1.0 + 0.5

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rlcore_agent_loop.calls import as_text
 from rlcore_agent_loop.schemas import schema_of
-from rlcore_agent_loop.settings import AgentLoopSettings, McpSettings, ToolSettings
+from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says, talk
 
 from rlcore.errors import ChildError, ConfigError
@@ -241,66 +241,3 @@ def test_a_schema_stands_in_the_prompt_when_the_template_tells_about_tools(setti
     policy = says("Done.")
     talk(policy, told)
     assert '"name": "add"' in bytes(policy.requests[0].token_ids).decode()
-
-
-@pytest.mark.fault
-def test_two_sources_of_one_name_are_an_error_that_names_both(settings: AgentLoopSettings, tmp_path: Path) -> None:
-    pytest.importorskip("mcp")
-    twice = replace(settings, tools={"add": settings.tools["add"]}, mcp={"sums": server(tmp_path)})
-    with pytest.raises(
-        ConfigError, match=r"mcp\.sums: its tool 'add' has the name of one of plugins\.agent_loop\.tools"
-    ):
-        talk(says("Done."), twice)
-
-
-SERVER = """
-from mcp.server import MCPServer
-
-app = MCPServer("sums")
-
-@app.tool()
-def add(a: int, b: int) -> int:
-    "Adds."
-    return a + b
-
-@app.tool()
-def fails() -> int:
-    "Fails."
-    raise KeyError("gone")
-
-@app.tool()
-async def hangs() -> int:
-    "Hangs."
-    import asyncio
-    await asyncio.sleep(60)
-
-app.run()
-"""
-
-
-def server(directory: Path) -> McpSettings:
-    import sys
-
-    (directory / "server.py").write_text(SERVER)
-    return McpSettings(command=(sys.executable, str(directory / "server.py")), deadline_s=4.0)
-
-
-@pytest.mark.fault
-def test_tools_of_an_mcp_server_answer_fail_and_are_bounded(tmp_path: Path) -> None:
-    pytest.importorskip("mcp")
-    settings = AgentLoopSettings(describe_tools="template", mcp={"sums": server(tmp_path)})
-    policy = says(call("add", a=2, b=3) + call("fails") + call("hangs"), "Done.")
-    found = talk(policy, settings).only
-    added, failed, hung = [content for role, content in contents(found) if role == "tool"]
-    assert added == "5"
-    assert failed.startswith("error: fails: ")
-    assert hung.startswith("error: hangs")
-    assert '"name": "hangs"' in bytes(policy.requests[0].token_ids).decode()
-
-
-@pytest.mark.fault
-def test_an_mcp_server_that_does_not_start_is_named(tmp_path: Path) -> None:
-    pytest.importorskip("mcp")
-    settings = AgentLoopSettings(mcp={"gone": McpSettings(command=("/nowhere/server",))}, describe_tools="never")
-    with pytest.raises(ConfigError, match=r"plugins\.agent_loop\.mcp\.gone: "):
-        talk(says("Done."), settings)

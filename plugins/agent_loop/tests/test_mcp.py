@@ -1,0 +1,111 @@
+"""Servers of the Model Context Protocol as sources of tools."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rlcore_agent_loop.settings import AgentLoopSettings, McpSettings, ToolSettings
+from rlcore_agent_loop.testing import call, contents, says, talk
+
+from rlcore.errors import ConfigError
+
+SERVER = """
+from mcp.server import MCPServer
+
+app = MCPServer("sums")
+
+@app.tool()
+def add(a: int, b: int) -> int:
+    "Adds."
+    return a + b
+
+@app.tool()
+def fails() -> int:
+    "Fails."
+    raise KeyError("gone")
+
+@app.tool()
+def dies_once() -> str:
+    "Ends the server, the first time."
+    import os
+    from pathlib import Path
+    died = Path(__file__).with_name("died")
+    if not died.exists():
+        died.touch()
+        os._exit(3)
+    return "x" * 50
+
+@app.tool()
+async def hangs() -> int:
+    "Hangs."
+    import asyncio
+    await asyncio.sleep(60)
+
+app.run()
+"""
+
+
+def server(directory: Path, **settings: Any) -> McpSettings:
+    (directory / "server.py").write_text(SERVER)
+    return McpSettings(command=(sys.executable, str(directory / "server.py")), deadline_s=4.0, **settings)
+
+
+@pytest.mark.fault
+def test_two_sources_of_one_name_are_an_error_that_names_both(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    (tmp_path / "tools.py").write_text("def add(a, b):\n    return a + b\n")
+    tools = {"add": ToolSettings(f"{tmp_path / 'tools.py'}:add")}
+    twice = AgentLoopSettings(describe_tools="never", tools=tools, mcp={"sums": server(tmp_path)}, children=1)
+    with pytest.raises(
+        ConfigError, match=r"mcp\.sums: its tool 'add' has the name of one of plugins\.agent_loop\.tools"
+    ):
+        talk(says("Done."), twice)
+
+
+@pytest.mark.fault
+def test_tools_of_an_mcp_server_answer_fail_and_are_bounded(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    settings = AgentLoopSettings(describe_tools="template", mcp={"sums": server(tmp_path)})
+    policy = says(call("add", a=2, b=3) + call("fails") + call("hangs"), "Done.")
+    found = talk(policy, settings).only
+    added, failed, hung = [content for role, content in contents(found) if role == "tool"]
+    assert added == "5"
+    assert failed.startswith("error: fails: ")
+    assert hung.startswith("error: hangs")
+    assert '"name": "hangs"' in bytes(policy.requests[0].token_ids).decode()
+
+
+@pytest.mark.fault
+def test_an_mcp_server_that_does_not_start_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    settings = AgentLoopSettings(mcp={"gone": McpSettings(command=("/nowhere/server",))}, describe_tools="never")
+    with pytest.raises(ConfigError, match=r"plugins\.agent_loop\.mcp\.gone: "):
+        talk(says("Done."), settings)
+
+
+@pytest.mark.fault
+def test_an_mcp_server_that_ends_is_started_again_and_its_calls_are_made_once_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("mcp")
+    settings = AgentLoopSettings(describe_tools="never", mcp={"sums": server(tmp_path, max_result_chars=10)})
+    policy = says(call("dies_once"), call("add", a=2, b=3), "Done.")
+    assert [text for role, text in contents(talk(policy, settings).only) if role == "tool"] == [
+        "x" * 10 + " ... (40 characters cut off)",
+        "5",
+    ]
+    assert "plugins.agent_loop.mcp.sums: the server has ended (dies_once: the server has ended: " in caplog.text
+
+
+@pytest.mark.fault
+def test_an_mcp_server_that_does_not_start_again_is_said_to_be_gone(tmp_path: Path) -> None:
+    pytest.importorskip("mcp")
+    settings = AgentLoopSettings(describe_tools="never", mcp={"sums": server(tmp_path)})
+    file = tmp_path / "server.py"
+    once = "from pathlib import Path\nassert not Path(__file__).with_name('died').exists()\n"
+    file.write_text(once + file.read_text())
+    policy = says(call("dies_once"), call("add", a=2, b=3), "Done.")
+    told = [text for role, text in contents(talk(policy, settings).only) if role == "tool"]
+    gone = "the server has ended, and did not start again: plugins.agent_loop.mcp.sums: "
+    assert [gone in text for text in told] == [True, True]
