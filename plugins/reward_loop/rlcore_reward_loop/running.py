@@ -66,9 +66,10 @@ class RunningStatistics:
         return (self.scale() if found is None else found.scale).normalised(score)
 
     def end(self, groups: set[str]) -> None:
-        """No further samples of these groups will come."""
-        for group in groups:
-            self._under_way.pop(group, None)
+        """No further samples of these groups will come; what a stop left incomplete never counts."""
+        incomplete = {group for group in groups if self._under_way.pop(group, None) is not None}
+        for key in [key for key in self._seen if key[0] in incomplete]:
+            del self._seen[key]
 
     def step(self) -> None:
         """A step is over: the groups that are complete count, added in the order of their names."""

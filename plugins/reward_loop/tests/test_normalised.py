@@ -70,6 +70,18 @@ def test_a_failed_sample_completes_its_group_and_does_not_count() -> None:
     assert (found.count, found.mean) == (1, 4.0)
 
 
+def test_what_a_stop_cuts_off_does_not_count_for_it_will_be_asked_again() -> None:
+    found = RunningStatistics()
+    for group in ("p/0", "p/1"):
+        found.begin(group, 2, Scale())
+        found.answered(group, 0, 4.0)
+    found.answered("p/1", 1, 6.0)
+    found.end({"p/0", "p/1"})
+    assert found.state()["count"] == 2
+    found.step()
+    assert (found.count, found.mean) == (2, 5.0)
+
+
 def test_statistics_are_those_of_all_earlier_steps_in_any_order_of_arrival() -> None:
     rng = random.Random(0)
     steps = [[rng.gauss(3, 2) for _ in range(size)] for size in (5, 1, 30)]
