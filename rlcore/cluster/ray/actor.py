@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import os
+import shutil
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 Answer = tuple[str, Any]
 """(OK, value), or (OURS, (class of the error, message, traceback))."""
 CANCELLED: Answer = (OURS, ("WorkerError", "cancelled", ""))
+LOOPBACK = "127.0.0.1"
+"""The address of nodes of a Ray that is this machine's alone."""
 MAX_CALLS = 10_000
 """Calls that an actor serves at a time; more wait."""
 LAST_WORD_S = 30.0
@@ -175,6 +179,8 @@ class ActorBody:
     def __init__(self, name: str, actors: Sequence[Any]) -> None:
         self.name = name
         self.rendezvous = ""
+        self._scratch = ""
+        """Where ranks of one machine meet."""
         self._actors = tuple(actors)
         self._number = 0
         self._places = [""] * len(self._actors)
@@ -197,6 +203,9 @@ class ActorBody:
         if len(self._actors) > 1:
             host, port, _ = addresses[0]
             self.rendezvous = f"tcp://{host}:{port}"
+            if {each for each, _, _ in addresses} == {LOOPBACK}:  # torch would listen on all interfaces
+                self._scratch = tempfile.mkdtemp(prefix="rlcore-ranks-")
+                self.rendezvous = f"file://{self._scratch}/meeting"
 
     async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
         """See `Body.build`."""
@@ -360,6 +369,8 @@ class ActorBody:
         self._closed = True
         for actor in self._actors:
             ray.kill(actor)
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from rlcore.cluster.guard import VARIABLE, Guard
 from rlcore.cluster.host import Shipment, pack, thread_environment
 from rlcore.cluster.local import WorkerThread
 from rlcore.cluster.process import first_error
-from rlcore.cluster.ray.actor import MAX_CALLS, ActorBody, ActorHost
+from rlcore.cluster.ray.actor import LOOPBACK, MAX_CALLS, ActorBody, ActorHost
 from rlcore.cluster.ray.placement import Placement, bundles_of, slots_of
 from rlcore.cluster.replica import Group, Replica, Seat
 from rlcore.config import ClusterConfig
@@ -37,7 +37,6 @@ CONNECT_S = 60.0
 """Until Ray has started, or answers at its address."""
 LEAVE_S = 6.0
 """Until Ray is left, also by an attempt to connect that is under way; then a Ray of ours is killed."""
-LOOPBACK = "127.0.0.1"
 REACH_S = 5.0
 """Until the port at the address accepts a connection."""
 
