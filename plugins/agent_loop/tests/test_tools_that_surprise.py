@@ -1,16 +1,22 @@
 """Tools, parsers and columns that do what nobody expects: a result or a line, never a hang or the end of the run."""
 
+import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rlcore_agent_loop.admission import Admission
+from rlcore_agent_loop.flight import Flight
 from rlcore_agent_loop.schemas import schema_of
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says, talk
 
-from rlcore.errors import ConfigError
+from rlcore.agents import RolloutTask
+from rlcore.errors import ConfigError, WorkerError
 from rlcore.testing.rewards import make_prompt
+from rlcore.types import Trajectory
 
 TOOLS = """
 import asyncio, os
@@ -250,3 +256,18 @@ def test_a_tool_has_an_output_limit_of_its_own(tmp_path: Path) -> None:
         "xxxx ... (46 characters cut off)",
         "yyyy ... (46 characters cut off)",
     ]
+
+
+def test_a_conversation_that_something_cancelled_ends_the_rollout_with_an_error_and_no_wait() -> None:
+    async def cancelled() -> list[Trajectory]:
+        raise asyncio.CancelledError
+
+    async def run() -> None:
+        flight = Flight(Admission(4))
+        tasks = [RolloutTask(make_prompt(0), 0, 1, 7)]
+        async with aclosing(flight.samples(tasks, lambda group: flight.spawn_sample(cancelled()))) as samples:
+            async for _ in samples:
+                pass
+
+    with pytest.raises(WorkerError, match="a conversation was cancelled by something that it awaited"):
+        asyncio.run(asyncio.wait_for(run(), 20))
