@@ -207,16 +207,24 @@ def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values
 
 
 @pytest.mark.parametrize(
-    ("micro_batch_tokens", "measured"), [(600, 4.13e9), (1200, 5.10e9), (557, E1_BYTES), (557, E2_BYTES)]
+    ("sizes", "micro_batch_tokens", "measured"),
+    [
+        ((45, 64, 8), 600, 4.13e9),
+        ((45, 64, 8), 1200, 5.10e9),
+        ((45, 64, 8), 557, E1_BYTES),
+        ((45, 64, 8), 557, E2_BYTES),
+        ((512, 16, 32), 1024, 6.07e9),
+    ],
 )
 def test_the_estimate_is_within_15_percent_of_what_was_measured_of_smollm2(
-    micro_batch_tokens: int, measured: float
+    sizes: tuple[int, int, int], micro_batch_tokens: int, measured: float
 ) -> None:
     """Updates alone, and whole steps of E1 and E2: docs/results/performance.md."""
     shape = ModelShape("llama", 30, 576, 1536, 192, 49152, full_attention=True)
+    prompt, response, samples = sizes
     made = plan(
-        *("data.max_prompt_tokens=45", "rollout.max_tokens=64", "train.prompts_per_step=8"),
-        *("rollout.samples_per_prompt=8", "actor.backend=hf", "rollout.backend=hf"),
+        *(f"data.max_prompt_tokens={prompt}", f"rollout.max_tokens={response}", "train.prompts_per_step=8"),
+        *(f"rollout.samples_per_prompt={samples}", "actor.backend=hf", "rollout.backend=hf"),
         f"actor.micro_batch_tokens={micro_batch_tokens}",
         facts=Facts(cpus=2, parameters=134_515_008, shape=shape),
     )
