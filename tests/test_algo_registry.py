@@ -37,6 +37,8 @@ def test_offers_state_scope_and_needs() -> None:
     assert {name: set(offer.needs) for name, offer in estimators.items() if offer.needs} == {
         "gae": {Need.VALUES},
         "remax": {Need.GREEDY_BASELINE},
+        "gpg": {Need.GROUP},
+        "reinforce_pp_baseline": {Need.GROUP},
     }
     assert {name for name, offer in estimators.items() if offer.per_token} == {"gae", "reinforce_pp"}
     assert set(losses) == {"clip", "gspo", "cispo", "sapo", "gpg", "gmpo", "clip_cov", "kl_cov"}
