@@ -35,7 +35,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault real vllm bench results results-trl results-ppo \
+.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault real vllm bench results results-trl results-controls results-ppo \
     char-count-small char-count gpu-check lint fix types outsider ci clean
 
 help:  ## list the targets
@@ -70,10 +70,13 @@ vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classi
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning curves, hours on a quiet machine; JSON lines
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-results: results-trl results-ppo  ## the learning curves, into docs/results/
+results: results-trl results-controls results-ppo  ## the learning curves, into docs/results/
 
 results-trl: $(STAMPS)/dev $(TRL)/stamp  ## beside TRL's alone
 	$(BIN)/python benchmarks/learning_vs_trl.py --out docs/results/vs_trl_learning $(ARGS)
+
+results-controls: $(STAMPS)/dev  ## PPO and late samples on a tiny model, with controls that must fail
+	$(BIN)/python benchmarks/learning_controls.py --out docs/results/learning_controls $(ARGS)
 
 results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO beside GRPO and its control alone: twelve runs of some minutes
 	$(BIN)/python examples/ppo_critic/compare.py --out docs/results/ppo_critic $(ARGS)

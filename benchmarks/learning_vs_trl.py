@@ -50,7 +50,15 @@ def conversation(index: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"{word} {index}"}]
 
 
-def our_side(task: Task, model: Path, directory: Path, seed: int, reward: str) -> Side:
+def our_side(
+    task: Task,
+    model: Path,
+    directory: Path,
+    seed: int,
+    reward: str,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str] = (),
+) -> Side:
     """Ours, started."""
     for name, first, count in (("train", 0, task.prompts * task.steps), ("heldout", 100_000, task.heldout)):
         rows = [json.dumps({"prompt": conversation(first + index), "answer": ""}) for index in range(count)]
@@ -68,7 +76,7 @@ def our_side(task: Task, model: Path, directory: Path, seed: int, reward: str) -
         "train": {"prompts_per_step": task.prompts, "max_steps": task.steps, "seed": seed},
         "cluster": {"threads": 1},
     }
-    spec = {"config": config, "run_dir": str(directory / "run")}
+    spec = {"config": config, "overrides": overrides, "plugins": plugins, "run_dir": str(directory / "run")}
     return Side("ours", Path(sys.executable), HERE / "rlcore_side.py", spec, threads=1)
 
 

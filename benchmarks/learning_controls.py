@@ -1,0 +1,127 @@
+"""PPO and late samples beside synchronous GRPO on the tiny task, each with a control that must fail the same check.
+
+    .venv/bin/python benchmarks/learning_controls.py [--out docs/results/learning_controls] [--smoke]
+
+Task, start, prompts, rewards, number of samples and seeds are those of `learning_vs_trl.py`, where GRPO is shown to
+learn as TRL does; so are area, interval and limit. Compared with GRPO are PPO, whose control is PPO with its critic
+frozen at 0, and GRPO on samples that are up to one and up to four versions old, whose control takes the latter with the
+ratio forced to 1, as if the weights of the moment had drawn them. PPO does not whiten its advantages here: the batch's
+mean would stand in for the critic. One JSON line on stdout.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from learning_vs_trl import ANSWER_S, Task, curve, our_side, paired
+from measure import emit, machine, rounded, say
+from tiny_task import write_tiny_task
+
+PPO = ("algo.preset=ppo", "algo.whiten_advantages=false")
+STALE = "schedule.max_staleness={}"
+RUNS: Mapping[str, tuple[str, ...]] = {
+    "grpo": (),
+    "ppo": (*PPO, "plugins.critic_engine.lr=5e-3"),
+    "ppo_frozen": (*PPO, "plugins.critic_engine.lr=0"),
+    "one_late": (STALE.format(1),),
+    "four_late": (STALE.format(4),),
+    "four_late_ratio_1": (STALE.format(4), "algo.importance.correction=none"),
+}
+TITLES = {
+    "grpo": "GRPO",
+    "ppo": "PPO",
+    "ppo_frozen": "PPO, critic frozen at 0",
+    "one_late": "GRPO, at most 1 late",
+    "four_late": "GRPO, at most 4 late",
+    "four_late_ratio_1": "the same, ratio forced to 1",
+}
+MUST_PASS = ("ppo", "one_late")
+MUST_FAIL = ("ppo_frozen", "four_late_ratio_1")
+PLUGINS = {name: ["critic_engine"] for name in ("ppo", "ppo_frozen")}
+
+
+def curves_of_seed(task: Task, seed: int, root: Path, names: Sequence[str]) -> dict[str, list[float]]:
+    """The curve of each run, all from the same model."""
+    directory = root / f"seed_{seed}"
+    model = write_tiny_task(directory / "model", seed=seed)
+    found = {}
+    for name in names:
+        own = directory / name
+        own.mkdir()
+        with our_side(task, model, own, seed, "letter_share", RUNS[name], PLUGINS.get(name, [])) as side:
+            side.answer(ANSWER_S)
+            found[name] = curve(side, task)
+        say(f"seed {seed}, {name}: " + " ".join(f"{value:.3f}" for value in found[name]))
+    return found
+
+
+def judged(curves: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
+    """Each run against GRPO."""
+    by_name = {name: [each[name] for each in curves] for name in curves[0]}
+    against = {name: paired(rows, by_name["grpo"]) for name, rows in by_name.items() if name != "grpo"}
+    return {
+        "curves": by_name,
+        "against_grpo": against,
+        "passed": all(against[name]["within_noise"] for name in MUST_PASS if name in against)
+        and not any(against[name]["within_noise"] for name in MUST_FAIL if name in against),
+    }
+
+
+def report(result: dict[str, Any], task: Task, commit: str) -> str:
+    """The result as Markdown."""
+    names = list(result["curves"])
+    lines = [
+        "# PPO and late samples on the tiny task",
+        "",
+        f"Made by `benchmarks/learning_controls.py`, commit {commit}, {task.seeds} seeds.",
+        "Mean reward of held-out prompts:",
+        "",
+        "| step | " + " | ".join(TITLES[name] for name in names) + " |",
+        "|---" * (len(names) + 1) + "|",
+    ]
+    means = [[statistics.fmean(column) for column in zip(*result["curves"][name], strict=True)] for name in names]
+    for index, row in enumerate(zip(*means, strict=True)):
+        lines.append(f"| {index * task.every} | " + " | ".join(f"{value:.3f}" for value in row) + " |")
+    for name, verdict in result["against_grpo"].items():
+        low, high = verdict["interval_95"]
+        said = "within noise" if verdict["within_noise"] else "not within noise"
+        role = ", a control that must fail" if name in MUST_FAIL else ""
+        lines += [
+            "",
+            f"Area, {TITLES[name]} - GRPO: {verdict['mean_difference']:+.4f}, 95 % [{low:+.4f}, {high:+.4f}]: "
+            f"{said}{role}.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
+    parser.add_argument("--seeds", type=int, default=Task.seeds)
+    parser.add_argument("--steps", type=int, default=Task.steps)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--smoke", action="store_true", help="one seed, two steps: does it still run?")
+    options = parser.parse_args(arguments)
+    task = Task(seeds=options.seeds, steps=options.steps)
+    if options.smoke:
+        task = Task(seeds=1, steps=2, every=1, prompts=2, samples=2, heldout=4)
+    names = ["grpo", *(name for name in options.runs if name != "grpo")]
+    with tempfile.TemporaryDirectory(prefix="learning-") as scratch:
+        result = judged([curves_of_seed(task, seed, Path(scratch), names) for seed in range(task.seeds)])
+    facts = machine(1)
+    emit("learning_controls", {"task": asdict(task), **result}, facts)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        record = rounded({"task": asdict(task), **result, "machine": facts})
+        options.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(report(result, task, str(facts["commit"])))
+
+
+if __name__ == "__main__":
+    main()
