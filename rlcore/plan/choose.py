@@ -97,8 +97,11 @@ def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmP
     return chosen
 
 
-def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], critic: ComponentPlan) -> None:
-    """ConfigError or PlanError when an algorithm needs what this run lacks, or the run has a critic nobody reads."""
+def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], critic_of: str = "its plugin") -> None:
+    """ConfigError or PlanError when an algorithm needs what this run lacks, or the run has a critic nobody reads.
+
+    `critic_of`: who brought the critic.
+    """
     plans = list(algorithms.values())
     for plan in plans:
         _check_values(config, plan)
@@ -107,7 +110,7 @@ def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], crit
     if engine != NO_CRITIC and not any(Need.VALUES in plan.algorithm.needs for plan in plans):
         names = said([_said_of(plan) for plan in plans])
         raise ConfigError(
-            f"critic.engine={engine} has no effect: {names} need no values; leave {critic.provided_by} out with its "
+            f"critic.engine={engine} has no effect: {names} need no values; leave {critic_of} out with its "
             f"settings and critic.engine, or set an estimator that uses values, such as algo.advantage=gae"
         )
 

@@ -28,7 +28,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     config = loaded.config
     components = choose_components(config, offers)
     algorithms = choose_algorithms(config, offers)
-    check_needs(config, algorithms, components["critic"])
+    check_needs(config, algorithms, components["critic"].provided_by)
     arithmetic = batch_arithmetic(config)
     rewards = resolve_rewards(loaded, offers)
     references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
