@@ -64,6 +64,16 @@ async def counted(trajectory, calls, stop_at):
     if len(Path(calls).read_text().splitlines()) == stop_at:
         os.kill(os.getpid(), signal.SIGTERM)
     return chance(trajectory)
+
+async def held(trajectory, calls, hold):
+    asked[0] += 1
+    if asked[0] == hold and not Path(calls + ".held").exists():
+        Path(calls + ".held").touch()
+        asyncio.get_running_loop().call_later(0.5, os.kill, os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(60)
+    with Path(calls).open("a") as file:
+        file.write(f"{trajectory.id.prompt}/{trajectory.id.epoch}/{trajectory.id.sample}\\n")
+    return chance(trajectory)
 """
 MODES = {
     "pipeline": ("schedule.stream_minibatches=true",),
@@ -181,6 +191,23 @@ def test_after_a_signal_each_prompt_is_trained_once_and_no_judgement_is_bought_t
     kept = {f"{each.trajectory.id.prompt}/{each.trajectory.id.epoch}/{each.trajectory.id.sample}" for each in bought}
     assert kept
     assert not kept & after.keys()
+
+
+def test_rewards_that_came_after_a_steps_checkpoint_are_kept_when_a_signal_ends_the_run_in_the_next_step(
+    config: dict[str, Any], tmp_path: Path, in_order: list[tuple[str, int]]
+) -> None:
+    calls = tmp_path / "calls"
+    config["reward"]["functions"]["score"] = {"fn": f"{tmp_path}/rewards.py:held", "kwargs": {"calls": str(calls)}}
+    config["checkpoint"]["every_steps"] = 1
+    # The twentieth reward is one of step 3, which waits for it; meanwhile all of step 4 are given.
+    settings = (*MODES["one step off"], "reward.functions.score.kwargs.hold=20")
+    with pytest.raises(Stopped, match="signal 15"):
+        run(config, *settings)
+    before = calls.read_text().splitlines()
+    assert len(before) == 4 * 8 - 1
+    run(config, *settings, resume=True)
+    assert Counter(calls.read_text().splitlines()).most_common(1)[0][1] == 1, "no reward is asked for twice"
+    assert trained(tmp_path / "runs" / "run", 6) == in_order
 
 
 @pytest.mark.fault

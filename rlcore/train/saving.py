@@ -30,6 +30,8 @@ class Saver:
         self._config: CheckpointConfig = trainer.config.checkpoint
         self._under_way: asyncio.Task[Path] | None = None
         self._save_s: float | None = None
+        self._num_kept = 0
+        """Scored trajectories in flight of the newest checkpoint."""
         self.ready = False
         """Whether what the run continues from has been restored: before that there is nothing of it to save."""
         self.last: Path | None = checkpoint.latest(run_dir)
@@ -60,6 +62,7 @@ class Saver:
             (staging / name).write_bytes((self._run_dir / name).read_bytes())
         keep = self._config.keep
         self.last = await asyncio.to_thread(checkpoint.publish, staging, self._run_dir, step, state, keep)
+        self._num_kept = len(in_flight)
         self._save_s = time.monotonic() - began
         logger.info("saved %s in %.1f s", self.last, self._save_s)
         return self.last
@@ -69,7 +72,7 @@ class Saver:
         trainer, limit = self._trainer, self._config.shutdown_s
         if not self.ready:
             return self._stands("before the first step")
-        if self.saved_step == trainer.progress.step:
+        if self.saved_step == trainer.progress.step and len(trainer.snapshot()[1]) <= self._num_kept:
             return self._stands("already saved")
         if trainer.updating:
             return self._stands("the step under way is lost")
@@ -104,6 +107,7 @@ class Saver:
         prompt = self._trainer.progress.order.prompt
         in_flight = await asyncio.to_thread(read_scored, loaded.path / IN_FLIGHT, prompt)
         self._trainer.restore(dict(loaded.state), in_flight)
+        self._num_kept = len(in_flight)
         await self._trainer.actor.call(ActorWorker.publish, loaded.step)
         await self._trainer.run.sync_weights(loaded.step)
         self._trainer.sinks.metrics.cut_back(loaded.step)
