@@ -21,7 +21,7 @@ from rlcore.train import train
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(420),
     pytest.mark.xdist_group("machine"),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
 ]
@@ -63,7 +63,7 @@ def told(head: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `ray_cases.py` saw."""
     here = tmp_path_factory.mktemp("cases")
     command = [sys.executable, str(Path(__file__).parent / "ray_cases.py"), head, str(here)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=360, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads((here / "told.json").read_text())
     return found
