@@ -32,7 +32,10 @@ NOT_TOLD_APART = (
     "critic that learns from one that does nothing, so what is shown here is that PPO trains as well as GRPO does, and "
     "not that its critic helps. That the critic's values and gradients are right is shown by the plugin's tests."
 )
-NOT_RUN = "A third control, the ratio forced to 1 at staleness 4, was not run."
+ELSEWHERE = (
+    "A task on which a frozen critic fails, and late samples with the ratio forced to 1: "
+    "[learning_controls.md](learning_controls.md)."
+)
 CRITIC_LR = 1e-4
 PPO = ("--plugin", "critic_engine", "algo.preset=ppo")
 RUNS: dict[str, tuple[str, ...]] = {
@@ -71,7 +74,7 @@ def report(runs: dict[str, list[Run]], judgement: dict[str, Any], made: dict[str
         lines += ["", sentence(f"{TITLES[name]} - GRPO", verdict)]
     if judgement["verdicts"]["frozen"]["within_noise"]:
         lines += ["", NOT_TOLD_APART]
-    lines += ["", NOT_RUN]
+    lines += ["", ELSEWHERE]
     if judgement["saturated"]:
         lines += ["", f"Both end above {SATURATED}: the task is saturated, and the end of the curves tells little."]
     return lines
