@@ -162,7 +162,8 @@ PHASES = {
     "setup": ({"plugins.null.setup_s": 20}, "plan.json", ""),
     "generating": ({"plugins.null.token_s": 1.0}, "log.txt", "launched"),
     "updating": ({"plugins.null.update_s": 20}, "log.txt", "updating"),
-    "saving": ({"plugins.null.save_s": 3}, "log.txt", "saving"),
+    # Longer than the three seconds after which Ray's own handler of the signal has a process aborted.
+    "saving": ({"plugins.null.save_s": 5}, "log.txt", "saving"),
 }
 
 

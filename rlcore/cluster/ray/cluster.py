@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from math import ceil
@@ -63,7 +65,8 @@ class RayCluster:
         else:
             # Processes that Ray starts here end with the thread that starts them, so that thread stays.
             self._thread = WorkerThread("ray")
-            await self._thread.run(_call(self._connect), "cluster: connecting to Ray", CONNECT_S)
+            with _own_signals():
+                await self._thread.run(_call(self._connect), "cluster: connecting to Ray", CONNECT_S)
         await self._placement.place(bundles_of(self._slots), config.placement_s)
 
     def _connect(self) -> None:
@@ -163,6 +166,7 @@ class RayCluster:
 
     async def close(self) -> None:
         """Close every worker, end its actors, give the pools back and leave Ray; a Ray that we started ends."""
+        _call_off_abort()
         seats = list(self._seats.values())
         for seat, error in zip(seats, await asyncio.gather(*map(_closed, seats), return_exceptions=True), strict=True):
             if error is not None:
@@ -212,6 +216,30 @@ def _loopback_only() -> Iterator[None]:
         del os.environ[name]
         if name in before:
             os.environ[name] = before[name]
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """What this process does on SIGTERM stays its own.
+
+    A process that connects gets a handler of Ray's, below Python's, which prints a trace, calls the one before it and
+    has the process aborted three seconds later: in the middle of a checkpoint, say.
+    """
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGTERM)
+            if handler is not None:  # else it was never Python's
+                signal.signal(signal.SIGTERM, handler)
+                signal.siginterrupt(signal.SIGTERM, False)  # as asyncio has it
+            _call_off_abort()
+
+
+def _call_off_abort() -> None:
+    """A signal that came while Ray's handler was there has set the alarm of the abort."""
+    if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:  # for Python: nobody here uses it
+        signal.alarm(0)
 
 
 async def _call(work: Callable[[], Any]) -> Any:
