@@ -235,6 +235,33 @@ def test_the_plan_shares_prompts_of_models_whose_config_json_has_other_names_and
     assert relative_difference(sharing, plain) < 1e-6
 
 
+def ended_at_once() -> Batch:
+    """Two groups whose every response is the end token alone."""
+    rng, groups = np.random.default_rng(5), []
+    for group, length in enumerate((9, 4)):
+        token_ids = np.append(rng.integers(0, END, length), END).astype(np.int32)
+        mask, prompt = token_ids == END, Prompt(f"p/{group}", (), None, "p")
+        given = {"token_ids": token_ids, "loss_mask": mask, "logprobs": np.where(mask, -1.0, 0.0).astype(np.float32)}
+        ends = {"completion": "", "finish": Finish.STOP, "versions": ((length, 0),)}
+        ids = [TrajectoryId(prompt.id, 0, sample) for sample in range(2)]
+        groups.append([Scored(Trajectory(id=each, prompt=prompt, **given, **ends), Reward(0.0)) for each in ids])  # type: ignore[arg-type]
+    batch = collate(groups, pad_id=END)
+    return replace(
+        batch,
+        advantages_B=np.array([1.0, 0.5, -0.3, 2.0], dtype=np.float32),
+        weights_B=row_weights("token_mean", batch.num_sampled_B, batch.sample_B),
+    )
+
+
+@pytest.mark.parametrize("shared", [SharedPrefix.TREE, SharedPrefix.CACHE])
+def test_responses_of_the_end_token_alone_are_trained(llama: Path, shared: SharedPrefix) -> None:
+    batch = ended_at_once()
+    assert batch.num_sampled_B.tolist() == [1] * 4
+    plain, sharing = (gradients_of(engine_of(llama, each), batch) for each in (SharedPrefix.NONE, shared))
+    assert float(torch.cat([each.flatten() for each in plain]).norm()) > 1e-3
+    assert relative_difference(sharing, plain) < 1e-6
+
+
 def test_the_attention_of_the_model_is_its_own_again_after_an_update(llama: Path) -> None:
     engine = engine_of(llama, SharedPrefix.TREE)
     engine.update(random_batch())
