@@ -36,6 +36,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault real vllm bench results results-trl results-controls results-ppo \
+    results-tool-agent results-openai-agent results-scale results-transfer results-shared-pools \
     char-count-small char-count gpu-check lint fix types outsider ci clean
 
 help:  ## list the targets
@@ -70,7 +71,7 @@ vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classi
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning curves, hours on a quiet machine; JSON lines
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-results: results-trl results-controls results-ppo  ## the learning curves, into docs/results/
+results: results-trl results-controls results-ppo results-tool-agent results-openai-agent  ## the learning curves, into docs/results/
 
 results-trl: $(STAMPS)/dev $(TRL)/stamp  ## beside TRL's alone
 	$(BIN)/python benchmarks/learning_vs_trl.py --out docs/results/vs_trl_learning $(ARGS)
@@ -80,6 +81,21 @@ results-controls: $(STAMPS)/dev  ## PPO and late samples on a tiny model, with c
 
 results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO beside GRPO and its control alone: twelve runs of some minutes
 	$(BIN)/python examples/ppo_critic/compare.py --out docs/results/ppo_critic $(ARGS)
+
+results-tool-agent: $(STAMPS)/dev $(MODEL)  ## a policy learns to call a tool: some minutes
+	$(BIN)/python examples/agent_curve.py tool_agent --out docs/results/tool_agent $(ARGS)
+
+results-openai-agent: $(STAMPS)/dev $(MODEL)  ## an agent with the `openai` client is trained: some minutes
+	$(BIN)/python examples/agent_curve.py openai_agent --out docs/results/openai_agent $(ARGS)
+
+results-scale: $(STAMPS)/dev  ## 1000 replicas and 16 384 samples a step, 100 steps: time and memory of the controller
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py --out docs/results/scale $(ARGS)
+
+results-transfer: $(STAMPS)/dev $(MODEL)  ## what moving batches and weights costs, embedded and on Ray
+	$(BIN)/python benchmarks/transfer.py --ray --model $(MODEL) --out docs/results/transfer $(ARGS)
+
+results-shared-pools: $(STAMPS)/dev $(VLLM)/stamp $(MODEL)  ## the gain of shared pools: 8 to 64 simulated devices, 2 real CPUs
+	$(BIN)/python benchmarks/shared_pools.py --slots --out docs/results/shared_pools $(ARGS)
 
 char-count-small: $(STAMPS)/dev $(MODEL)  ## words of 3 to 5 letters on a CPU: warm-up, GRPO, PPO; into docs/results/
 	$(BIN)/python examples/char_count/run.py --out docs/results/char_count $(ARGS)

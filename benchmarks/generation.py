@@ -20,12 +20,15 @@ from measure import MODEL, emit, gemm_peak_gflops, machine, peak_rss_bytes, say,
 
 from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
 from rlcore.backends.hf.rollout import EmbeddedSampler
+from rlcore.backends.vllm.engine import ENVIRONMENT, memory_arguments
 from rlcore.config import ModelConfig
 from rlcore.machine import keep_freed_memory
 from rlcore.tokens import Tokens, load_tokens
 from rlcore.types import Completion, GenerateRequest, Sampling
 
 GATE_TOKENS = 8
+KV_CACHE_GIB = 2.0
+"""Of vLLM."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,13 @@ class Vllm:
     """vLLM in float32, not compiled."""
 
     def __init__(self, model: Path) -> None:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         import vllm  # type: ignore[import-not-found]
 
         self._vllm = vllm
-        self._engine = vllm.LLM(model=str(model), dtype="float32", enforce_eager=True, max_model_len=1024)
+        memory = memory_arguments("cpu", KV_CACHE_GIB, 0.0)
+        self._engine = vllm.LLM(model=str(model), dtype="float32", enforce_eager=True, max_model_len=1024, **memory)
 
     def run(self, work: Work, temperature: float = 1.0) -> list[list[int]]:
         """The first sample of each prompt."""

@@ -10,7 +10,6 @@ PPO does not whiten its advantages here: the batch's mean would stand in for the
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from learning_vs_trl import ANSWER_S, Task, curve, our_side, paired
-from measure import emit, machine, rounded, say
+from measure import conclude, machine, say
 from tiny_task import write_tiny_task
 
 PPO = ("algo.preset=ppo", "algo.whiten_advantages=false")
@@ -123,12 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="learning-") as scratch:
         result = judged([curves_of_seed(task, seed, Path(scratch), names) for seed in range(task.seeds)])
     facts = machine(1)
-    emit("learning_controls", {"task": asdict(task), **result}, facts)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        record = rounded({"task": asdict(task), **result, "machine": facts})
-        options.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-        options.out.with_suffix(".md").write_text(report(result, task, str(facts["commit"])))
+    text = report(result, task, str(facts["commit"]))
+    conclude("learning_controls", {"task": asdict(task), **result}, facts, options.out, text)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from channel import Side
-from measure import ROOT, TRL_PYTHON, emit, machine, rounded, say, versions_in
+from measure import ROOT, TRL_PYTHON, conclude, machine, say, versions_in
 from scenarios import WORDS
 from tiny_task import write_tiny_task
 
@@ -212,12 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="learning-") as scratch:
         result = judged([curves_of_seed(task, seed, Path(scratch)) for seed in range(task.seeds)])
     facts = machine(1) | {"trl_versions": versions_in(TRL_PYTHON)}
-    emit("learning_vs_trl", {"task": asdict(task), **result}, facts)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        record = rounded({"task": asdict(task), **result, "machine": facts})
-        options.out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-        options.out.with_suffix(".md").write_text(report(result, task))
+    conclude("learning_vs_trl", {"task": asdict(task), **result}, facts, options.out, report(result, task))
 
 
 if __name__ == "__main__":

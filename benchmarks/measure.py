@@ -100,6 +100,11 @@ def peak_rss_bytes(pid: int | str = "self") -> int:
     raise OSError(f"/proc/{pid}/status has no VmHWM: peak memory is measured on Linux")
 
 
+def resident_bytes() -> int:
+    """Resident memory of this process now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def peak_rss_of_tree(pid: int) -> int:
     """The peaks of a process and of every process that it has started and that still lives, added up."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -152,6 +157,25 @@ def emit(benchmark: str, result: Mapping[str, Any], facts: Mapping[str, Any] | N
     """Print the benchmark's one JSON line, on stdout; everything else a benchmark says goes to stderr."""
     line = {"benchmark": benchmark, **result, "machine": dict(facts if facts is not None else machine())}
     print(json.dumps(rounded(line)), flush=True)
+
+
+def conclude(benchmark: str, result: Mapping[str, Any], facts: Mapping[str, Any], out: Path | None, text: str) -> None:
+    """`emit`; with `out` the same record is kept as OUT.json, and `text` beside it as OUT.md."""
+    emit(benchmark, result, facts)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        record = rounded({**result, "machine": dict(facts)})
+        out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+        out.with_suffix(".md").write_text(text)
+
+
+def made_by(program: str, facts: Mapping[str, Any]) -> str:
+    """Whose figures these are: program, commit and machine, in a sentence."""
+    memory = facts["memory_bytes"] / 2**30
+    return (
+        f"Made by `{program}`, commit {facts['commit']}, {facts['cores']} cores of {facts['cpu']}, {memory:.0f} GiB; "
+        f"load average at the end {facts['load_average'][0]}."
+    )
 
 
 def say(message: str) -> None:

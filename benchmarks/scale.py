@@ -1,11 +1,15 @@
 """How the controller's cost grows: 1000 rollout replicas and 16 384 samples a step, with workers that do nothing.
 
-    .venv/bin/python benchmarks/scale.py [--smoke] [--steps N] [--seconds S]
+    .venv/bin/python benchmarks/scale.py [--smoke] [--steps N] [--seconds S] [--out docs/results/scale]
 
 A whole production run: plan, launch, streaming, rewards on the loop, batch, update, metrics, trajectories on disk. Its
 workers answer at once, so the process's CPU time is the controller's, that of 1000 threads included. Prints one JSON
-line: seconds of wall and CPU time a step, their share of a step of 60 s, and resident memory after the first steps and
-after the last.
+line: seconds of wall and CPU time a step, their share of a step of 60 s, and what becomes of resident memory, which is
+read after every step: its growth a step with the 95 % interval, over all steps after the first ten and over the second
+half of them. Memory is flat when that half's upper end, times 100 steps, is less than a hundredth of it, or when its
+growth cannot be told from none and memory has risen by less than a twentieth.
+
+In one command: `make results-scale`, which takes as long as 100 steps do, six to ten minutes.
 """
 
 import argparse
@@ -13,21 +17,19 @@ import asyncio
 import resource
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from live import live
-from measure import emit, say, summary
+from measure import conclude, machine, made_by, resident_bytes, say
+from trend import FLAT_FRAC, FLAT_STEPS, MOST_FRAC, RISE_FRAC, STEP_S, judged
 
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
 
 GROUP = 8
 NEW_TOKENS = 16
-STEP_S = 60.0
-"""The step whose tenth the controller may take."""
-WARM_STEPS = 10
 PLUGIN = '''
 """Rollout replicas that answer at once with the same tokens."""
 RLCORE_API = "1"
@@ -84,7 +86,7 @@ def settings(directory: Path, replicas: int, samples: int) -> list[str]:
 
 
 async def steps_of(directory: Path, replicas: int, samples: int, steps: int, seconds: float) -> dict[str, Any]:
-    """Wall and CPU seconds of each step after the first ones, and resident bytes; no step begins after `seconds`."""
+    """Wall and CPU seconds of each step, and resident bytes after it; no step begins after `seconds`."""
     ends_at = time.perf_counter() + seconds
     wall, cpu, resident = [], [], []
     plugins = ["null", str(directory / "instant.py")]
@@ -98,22 +100,41 @@ async def steps_of(directory: Path, replicas: int, samples: int, steps: int, sec
             cpu.append(time.process_time() - used)
             resident.append(resident_bytes())
             say(f"step {step + 1} of {steps}: {wall[-1]:.1f} s, {resident[-1] / 2**20:.0f} MiB")
-    steps = len(wall)
-    warm = min(WARM_STEPS, steps - 1)
-    return {
-        "steps": steps,
-        "wall_s": summary(wall[warm:]),
-        "cpu_s": summary(cpu[warm:]),
-        "share_of_60_s": summary(cpu[warm:])["median"] / STEP_S,
-        "resident_warm_bytes": resident[warm],
-        "resident_end_bytes": resident[-1],
-        "growth_bytes_a_step": (resident[-1] - resident[warm]) / max(1, steps - 1 - warm),
-    }
+    return {"wall_s": wall, "cpu_s": cpu, "resident_bytes": resident}
 
 
-def resident_bytes() -> int:
-    """Resident memory of this process now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    growth, late = result["growth_bytes_a_step"], result["growth_of_second_half"]
+    lines = [
+        "# The controller at scale",
+        "",
+        made_by("benchmarks/scale.py", facts),
+        "",
+        f"{result['replicas']} rollout replicas and {result['samples']} samples a step, with workers that answer at",
+        f"once: {result['steps']} steps of a production run, the first {result['warm_steps']} not counted.",
+        "",
+        "| | median | min | max |",
+        "|---|---|---|---|",
+    ]
+    for name, title in (("wall_s", "seconds a step"), ("cpu_s", "CPU seconds a step, all threads")):
+        lines.append(
+            f"| {title} | " + " | ".join(f"{result[name][each]:.2f}" for each in ("median", "min", "max")) + " |"
+        )
+    warm, end = result["resident_warm_bytes"] / 2**20, result["resident_end_bytes"] / 2**20
+    kib = [f"{each / 2**10:+.1f}" for part in (growth, late) for each in (part["slope"], part["low"], part["high"])]
+    lines += [
+        "",
+        f"The larger of both is {result['share_of_60_s']:.1%} of a step of {STEP_S:.0f} s; less than {MOST_FRAC:.0%} "
+        f"was asked for: {'yes' if result['cheap'] else 'NO'}.",
+        "",
+        f"Resident memory: {warm:.0f} MiB after {result['warm_steps']} steps, {end:.0f} MiB after the last. It grows "
+        f"by {kib[0]} KiB a step, 95 % [{kib[1]}, {kib[2]}]; over the second half by {kib[3]} KiB, "
+        f"95 % [{kib[4]}, {kib[5]}]. "
+        f"Flat (less than {FLAT_FRAC:.0%} over {FLAT_STEPS} steps by the upper end of the latter, or not to be told "
+        f"from none and a rise of less than {RISE_FRAC:.0%}): {'yes' if result['flat'] else 'NO'}.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -121,9 +142,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="few steps, replicas and samples: does it still run?")
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=460.0, help="begin no step after so long")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="begin no step after so long")
+    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     chosen = parser.parse_args(arguments)
-    replicas, samples, steps = (8, 64, 3) if chosen.smoke else (1000, 16384, chosen.steps)
+    replicas, samples, steps = (8, 64, 6) if chosen.smoke else (1000, 16384, chosen.steps)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16384)), hard))  # a loop each, three descriptors
     with tempfile.TemporaryDirectory(prefix="scale-") as scratch:
@@ -131,8 +153,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_prompts(directory / "prompts.jsonl", 2 * samples // GROUP)
         (directory / "rewards.py").write_text(REWARD)
         (directory / "instant.py").write_text(PLUGIN.replace("{new_tokens}", str(NEW_TOKENS)))
-        result = asyncio.run(steps_of(directory, replicas, samples, steps, chosen.seconds))
-    emit("scale", {"replicas": replicas, "samples": samples, **result})
+        found = asyncio.run(steps_of(directory, replicas, samples, steps, chosen.seconds))
+    result = {"replicas": replicas, "samples": samples, **judged(**found), "by_step": found}
+    facts = machine()
+    conclude("scale", result, facts, chosen.out, report(result, facts))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What it brings that the actor trains on the judges' devices too, which a dedicated reward pool leaves idle.
 
-    .venv/bin/python benchmarks/shared_pools.py [--smoke] [--devices 8 16 32 64]
+    .venv/bin/python benchmarks/shared_pools.py [--smoke] [--devices 8 16 32 64] [--slots] [--out OUT]
 
 Half of the devices sample, half judge, and each sample is judged the moment it is finished. `dedicated`: the actor
 trains on the devices that sample (a union of one pool), the reward pool is idle meanwhile. `shared`: it trains on the
@@ -9,22 +9,31 @@ hundredth of the costs of a published step: 40 s generation, 198 s of passes and
 for 5120 samples (verl #2854), and judging that costs what sampling does. Servers take 5 s to fall asleep, and 5 s to
 wake up. Prints one JSON line: for each number of devices seconds a step (scaled up again), how busy the pools are, the
 gain, and the gain that the costs alone say.
+
+With --slots also for real, on this machine's cores: `examples/ray_vllm` on Ray, SmolLM2-135M sampled by one vLLM engine
+and judged by another, each with a CPU of its own; the actor trains with one rank on the sampler's CPU, or with two on
+both (`make setup-vllm` first; five to ten minutes). In one command: `make results-shared-pools`.
 """
 
 import argparse
 import asyncio
+import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from live import live
-from measure import emit, say, summary
+from measure import MODEL, ROOT, conclude, machine, made_by, say, summary
 
 from rlcore import metrics
 from rlcore.testing import write_prompts
 
 HERE = Path(__file__).resolve().parent
+VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+EXAMPLE = "examples/ray_vllm/config.yaml"
+DEADLINE_S = 1800.0
+"""Of one run on slots, with the start of two engines."""
 SAMPLES_A_DEVICE = 16
 GROUP = 4
 PUBLISHED = {"devices": 8, "generate": 40.0, "train": 198.0, "turn": 5.0}
@@ -74,12 +83,46 @@ async def measured(directory: Path, devices: int, shared: bool, scale: float, st
     async with live({}, settings(directory, devices, shared, scale), plugins, run_dir) as trainer:
         for _ in range(WARM_STEPS + steps):
             await trainer.step()
+    return read(name, run_dir, scale)
+
+
+def read(name: str, run_dir: Path, scale: float) -> dict[str, Any]:
+    """What a run has written down of its steps but the first."""
     rows = [row for row in metrics.read(run_dir) if "time/step_s" in row][WARM_STEPS:]
     found = {"step_s": summary([scale * row["time/step_s"] for row in rows])}
     for pool in ("rollout", "reward"):
         found[f"{pool}_busy_frac"] = summary([row[f"pool/{pool}/busy_frac"] for row in rows])
-    say(f"{name}: {found['step_s']['median']:.0f} s a step, reward pool {found['reward_busy_frac']['median']:.0%} busy")
+    say(f"{name}: {found['step_s']['median']:.1f} s a step, reward pool {found['reward_busy_frac']['median']:.0%} busy")
     return found
+
+
+def on_slots(directory: Path, shared: bool, prompts: int, steps: int) -> dict[str, Any]:
+    """A real run on two CPUs of Ray."""
+    name = f"slots-{'shared' if shared else 'dedicated'}"
+    settings = {
+        "actor.ranks": 2 if shared else 1,
+        "cluster.train_pool": "train",
+        "cluster.pools.train.union_of": f"[{'rollout,reward' if shared else 'rollout'}]",
+        "cluster.object_store_gib": 0.2,
+        "train.prompts_per_step": prompts,
+        "train.max_steps": WARM_STEPS + steps,
+        "train.dir": directory,
+        "train.name": name,
+        "train.log_completions_every": 0,
+        "eval.at_start": "false",
+        "eval.at_end": "false",
+        "checkpoint.at_end": "false",
+    }
+    command = [str(VLLM_PYTHON), "-m", "rlcore", "train", EXAMPLE, *(f"{key}={it}" for key, it in settings.items())]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=DEADLINE_S, check=False)
+    if done.returncode:
+        raise SystemExit(f"shared_pools: {name}: rlcore train ended with {done.returncode}")
+    return read(name, directory / name, 1.0)
+
+
+def gain(both: Mapping[str, Any]) -> float:
+    """How many times as fast a step is."""
+    return float(both["dedicated"]["step_s"]["median"] / both["shared"]["step_s"]["median"])
 
 
 def expected_gain() -> float:
@@ -95,7 +138,48 @@ async def compared(directory: Path, devices: int, scale: float, steps: int) -> d
         "dedicated": await measured(directory, devices, False, scale, steps),
         "shared": await measured(directory, devices, True, scale, steps),
     }
-    return {**both, "gain": both["dedicated"]["step_s"]["median"] / both["shared"]["step_s"]["median"]}
+    return {**both, "gain": gain(both)}
+
+
+def slots(directory: Path, prompts: int, steps: int) -> dict[str, Any]:
+    """Both ways for real."""
+    for needed in (VLLM_PYTHON, MODEL):
+        if not needed.exists():
+            raise SystemExit(f"shared_pools: {needed.relative_to(ROOT)} is missing; make setup-vllm model")
+    both = {name: on_slots(directory, name == "shared", prompts, steps) for name in ("dedicated", "shared")}
+    return {**both, "gain": gain(both), "prompts": prompts}
+
+
+def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [
+        "# The actor on the judges' devices, too",
+        "",
+        made_by("benchmarks/shared_pools.py", facts),
+        "",
+        f"Half of the devices sample, half judge. Simulated at 1/{result['scale']:.0f} of a published step; by the "
+        f"costs alone a step would be {result['expected_gain']:.2f} times as fast.",
+        "",
+        "| devices | dedicated, s/step | reward pool busy | shared, s/step | reward pool busy | gain |",
+        "|---|---|---|---|---|---|",
+    ]
+    rows = dict(result["devices"])
+    if result["slots"]:
+        rows["2 CPUs, real"] = result["slots"]
+    for name, both in rows.items():
+        cells = [
+            f"{both[way]['step_s']['median']:.1f} | {both[way]['reward_busy_frac']['median']:.0%}"
+            for way in ("dedicated", "shared")
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} | {both['gain']:.2f} |")
+    if result["slots"]:
+        num = result["slots"]["shared"]["step_s"]["n"]
+        lines += [
+            "",
+            f"The last line is `{EXAMPLE}` on Ray, vLLM as sampler and as judge, {result['slots']['prompts']} prompts "
+            f"a step, the median of {num} steps: one rank of the actor on the sampler's CPU, or two on both.",
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,11 +188,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="eight devices, one step: does it still run?")
     parser.add_argument("--devices", type=int, nargs="+", default=[8, 16, 32, 64])
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--slots", action="store_true", help="also a real run on two CPUs, with .venv-vllm")
+    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     chosen = parser.parse_args(arguments)
     sizes, scale, steps = ([8], 1000.0, 1) if chosen.smoke else (chosen.devices, SCALE, chosen.steps)
     with tempfile.TemporaryDirectory(prefix="shared-pools-") as scratch:
         found = {str(devices): asyncio.run(compared(Path(scratch), devices, scale, steps)) for devices in sizes}
-    emit("shared_pools", {"published": PUBLISHED, "scale": scale, "expected_gain": expected_gain(), "devices": found})
+        real = slots(Path(scratch), 2 if chosen.smoke else 8, steps) if chosen.slots else None
+    costs = {"published": PUBLISHED, "scale": scale, "expected_gain": expected_gain()}
+    result, facts = {**costs, "devices": found, "slots": real}, machine()
+    conclude("shared_pools", result, facts, chosen.out, report(result, facts))
 
 
 if __name__ == "__main__":

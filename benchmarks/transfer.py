@@ -1,63 +1,42 @@
-"""What moving a batch costs: bytes a second to a worker and back, by kind of worker.
+"""What moving a batch and what moving weights costs: bytes a second and copies, by kind of worker.
 
-    .venv/bin/python benchmarks/transfer.py [--smoke] [--ray] [--model DIR]
+    .venv/bin/python benchmarks/transfer.py [--smoke] [--ray] [--model DIR] [--out docs/results/transfer]
 
-A worker returns the arrays that it is given. As a thread of the driver nothing is copied; to a child process they go
-through a pipe; to an actor of Ray through its object store. Prints one JSON line: seconds of a round trip and bytes a
-second (there and back counted) for batches of 1, 10 and 100 MB, whether what came back is a copy, and seconds of a call
-with nothing in it. Of weights: what the actor does after a step for replicas with a copy of their own (write a model
-directory, into `rollout.weights_dir`) and what each of them does (read it); the embedded rollout moves none.
+Batches: a worker returns the array that it is given. As a thread of the driver nothing is copied; to a child process it
+goes through a pipe; to an actor of Ray through its object store. For arrays of 1, 10 and 100 MB: seconds of a round
+trip, bytes a second (there and back counted), whether what came back is a copy, and how many copies the driver held at
+once at most: its peak of resident memory beyond what it had, in sizes of the array. And seconds of a call with nothing.
+
+Weights, with --model: the hand-over after a step, as a run does it. The embedded rollout samples from the actor's own
+weights; a replica with a copy of its own reads what the actor writes as files into memory (`rollout.weights_dir` in
+/dev/shm). Seconds of the whole, those of the replica's reading, and bytes. In one command: `make results-transfer`.
 """
 
 import argparse
 import asyncio
-import shutil
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import emit, summary
+from echoing import READ
+from measure import conclude, machine, made_by, peak_rss_bytes, reset_peak_rss, resident_bytes, say, summary
 
+from rlcore.actor import ActorWorker
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
-from rlcore.launch import plan_run
+from rlcore.launch import launch, plan_run
+from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
 
+HERE = Path(__file__).resolve().parent
+PLUGINS = ("null", str(HERE / "echoing.py"))
 MEGABYTES = (1, 10, 100)
-PLUGIN = '''
-"""A worker that returns what it is given, as a thread, and isolated."""
-RLCORE_API = "1"
-
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import Component, Role, WorkerClass, WorkerRequest
-from rlcore.workers import Worker
-
-
-class Echo(Worker):
-    def setup(self):
-        pass
-
-    def echo(self, value):
-        return value
-
-
-@hookimpl
-def rlcore_agent_loops():
-    asks = [
-        WorkerRequest(Role("here", Echo), "echo", cpus=0.5),
-        WorkerRequest(Role("apart", Echo), "echo", cpus=0.5, isolated=True),
-    ]
-    return [Component("echoing", lambda context: None, lambda config, section: asks)]
-
-
-@hookimpl
-def rlcore_worker_classes():
-    return [WorkerClass(Echo, "echo", Echo)]
-'''
+KINDS = {"local": {"here": "thread", "apart": "process"}, "ray": {"here": "actor"}}
 
 
 async def measured(replica: Any, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
@@ -65,38 +44,20 @@ async def measured(replica: Any, sizes: Sequence[int], rounds: int) -> dict[str,
     echo = sys.modules["rlcore_file_echoing"].Echo.echo
     found: dict[str, Any] = {"call_s": summary([await _trip(replica, echo, None) for _ in range(10 * rounds)])}
     for size in sizes:
-        value = np.zeros(size * 1_000_000, np.uint8)
+        value = np.ones(size * 1_000_000, np.uint8)
         await _trip(replica, echo, value)
         seconds = summary([await _trip(replica, echo, value) for _ in range(rounds)])
+        before = resident_bytes()
+        resettable = reset_peak_rss()
         copied = not np.shares_memory(value, await replica.call(echo, value))
-        found[f"{size}_MB"] = {"s": seconds, "bytes_per_s": 2 * value.nbytes / seconds["median"], "copied": copied}
+        held = (peak_rss_bytes() - before) / value.nbytes if resettable else None
+        found[f"{size}_MB"] = {
+            "s": seconds,
+            "bytes_per_s": 2 * value.nbytes / seconds["median"],
+            "copied": copied,
+            "copies_in_driver": held,
+        }
     return found
-
-
-def weights(model: Path, directory: Path, rounds: int) -> dict[str, Any]:
-    """Writing and reading a model directory, as after every step."""
-    import torch
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
-
-    from rlcore.backends.hf.state import tensors_of
-
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    num_bytes = sum(each.numel() * each.element_size() for each in loaded.parameters())
-    write_s, read_s = [], []
-    for number in range(rounds):
-        began = time.perf_counter()
-        loaded.save_pretrained(directory / str(number), state_dict=tensors_of(loaded))
-        write_s.append(time.perf_counter() - began)
-        for file in (directory / str(number)).glob("*.safetensors"):
-            sum(float(each.sum()) for each in load_file(file).values())  # it is mapped: reading is what takes time
-        read_s.append(time.perf_counter() - began - write_s[-1])
-        shutil.rmtree(directory / str(number))
-    return {
-        "bytes": num_bytes,
-        "write": {"s": summary(write_s), "bytes_per_s": num_bytes / summary(write_s)["median"]},
-        "read": {"s": summary(read_s), "bytes_per_s": num_bytes / summary(read_s)["median"]},
-    }
 
 
 async def _trip(replica: Any, echo: Any, value: Any) -> float:
@@ -108,11 +69,14 @@ async def _trip(replica: Any, echo: Any, value: Any) -> float:
     return seconds
 
 
-async def on_cluster(backend: str, directory: Path, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
+def of_cluster(backend: str) -> list[str]:
+    """Overrides that choose a cluster."""
+    return [f"cluster.backend={backend}", *(["cluster.object_store_gib=1"] if backend == "ray" else [])]
+
+
+async def batches(backend: str, directory: Path, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     """Each kind of worker of a cluster."""
-    more = ["cluster.object_store_gib=1"] if backend == "ray" else []
-    settings = [*SETTINGS, "rollout.agent=echoing", f"cluster.backend={backend}", *more]
-    plan = plan_run([], settings, ["null", str(directory / "echoing.py")])
+    plan = plan_run([], [*SETTINGS, "rollout.agent=echoing", *of_cluster(backend)], PLUGINS)
     cluster: Any
     if backend == "ray":
         from rlcore.cluster.ray import RayCluster
@@ -120,17 +84,87 @@ async def on_cluster(backend: str, directory: Path, sizes: Sequence[int], rounds
         cluster = RayCluster(plan, directory, Deadlines())
     else:
         cluster = LocalCluster(plan, directory, Deadlines())
-    kinds = {"local": {"here": "thread", "apart": "process"}, "ray": {"here": "actor"}}[backend]
+    kinds = KINDS[backend]
     try:
         await cluster.open()
         found = {}
         for worker in plan.workers:
             if worker.request.role.name in kinds:
+                kind = kinds[worker.request.role.name]
                 group = await cluster.start(worker)
-                found[kinds[worker.request.role.name]] = await measured(group.replicas[0], sizes, rounds)
+                found[kind] = await measured(group.replicas[0], sizes, rounds)
+                say(f"batches, {kind}: done")
         return found
     finally:
         await cluster.close()
+
+
+async def weights(backend: str, rollout: str, model: Path, directory: Path, rounds: int) -> dict[str, Any]:
+    """Hand-overs from an actor on transformers to its embedded rollout, or to a replica with a copy of its own."""
+    replica = rollout == "replica"
+    run_dir, files = directory / f"{backend}-{rollout}", directory / "weights"
+    run_dir.mkdir()
+    settings = [
+        *(each for each in SETTINGS if not each.startswith(("model.", "data.", "actor.", "rollout."))),
+        f"model.path={model}",
+        f"data.sources.all.path={write_prompts(directory / 'prompts.jsonl', 8)}",
+        f"rollout.backend={'reader' if replica else 'hf'}",
+        *([f"rollout.weights_dir={files}"] if replica else []),
+        *of_cluster(backend),
+    ]
+    seconds, read = [], []
+    async with launch(plan_run([], settings, PLUGINS if replica else PLUGINS[:1]), run_dir) as run:
+        for version in range(1, rounds + 2):
+            began = time.perf_counter()
+            await run.actor.replicas[0].call(ActorWorker.publish, version)
+            await run.sync_weights(version)
+            seconds.append(time.perf_counter() - began)
+            read.append(json.loads((run_dir / READ).read_text()) if replica else {"s": 0.0, "bytes": 0})
+    say(f"weights, {backend}, {rollout}: done")
+    num_bytes = read[-1]["bytes"]
+    return {
+        "s": summary(seconds[1:]),
+        "read_s": summary([each["s"] for each in read[1:]]),
+        "bytes": num_bytes,
+        "bytes_per_s": num_bytes / summary(seconds[1:])["median"],
+    }
+
+
+def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    lines = [
+        "# What moving data costs",
+        "",
+        made_by("benchmarks/transfer.py", facts),
+        "",
+        "## Batches: an array to a worker and back",
+        "",
+        "| worker | call with nothing, ms | array | ms | MB/s | is a copy | copies in the driver at once |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind, found in result["batches"].items():
+        for size, each in ((size, each) for size, each in found.items() if size != "call_s"):
+            held = "-" if each["copies_in_driver"] is None else f"{each['copies_in_driver']:.1f}"
+            lines.append(
+                f"| {kind} | {1e3 * found['call_s']['median']:.2f} | {size.replace('_', ' ')} | "
+                f"{1e3 * each['s']['median']:.1f} | {each['bytes_per_s'] / 1e6:.0f} | "
+                f"{'yes' if each['copied'] else 'no'} | {held} |"
+            )
+    if result["weights"]:
+        lines += [
+            "",
+            "## Weights: the hand-over after a step",
+            "",
+            "| cluster | rollout | MB | s | of these reading | MB/s |",
+            "|---|---|---|---|---|---|",
+        ]
+    for name, each in result["weights"].items():
+        cluster, rollout = name.split(" ")
+        lines.append(
+            f"| {cluster} | {rollout} | {each['bytes'] / 1e6:.0f} | {each['s']['median']:.4f} | "
+            f"{each['read_s']['median']:.4f} | {each['bytes_per_s'] / 1e6:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,18 +173,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="one size, few rounds: does it still run?")
     parser.add_argument("--ray", action="store_true", help="also on Ray, which is started here")
     parser.add_argument("--model", type=Path, help="also weights: those of this model directory, through /dev/shm")
+    parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     chosen = parser.parse_args(arguments)
     sizes, rounds = (MEGABYTES[:1], 2) if chosen.smoke else (MEGABYTES, 7)
-    result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="transfer-") as scratch:
-        directory = Path(scratch)
-        (directory / "echoing.py").write_text(PLUGIN)
-        for backend in ("local", "ray") if chosen.ray else ("local",):
-            result |= asyncio.run(on_cluster(backend, directory, sizes, rounds))
-    if chosen.model:
-        with tempfile.TemporaryDirectory(prefix="transfer-", dir="/dev/shm") as scratch:
-            result["weights"] = weights(chosen.model, Path(scratch), rounds)
-    emit("transfer", result)
+    clusters = ("local", "ray") if chosen.ray else ("local",)
+    result: dict[str, Any] = {"batches": {}, "weights": {}}
+    with tempfile.TemporaryDirectory(prefix="transfer-", dir="/dev/shm") as scratch:
+        for backend in clusters:
+            result["batches"] |= asyncio.run(batches(backend, Path(scratch), sizes, rounds))
+        for backend in clusters if chosen.model else ():
+            for rollout in ("embedded", "replica"):
+                handed = weights(backend, rollout, chosen.model.resolve(), Path(scratch), rounds)
+                result["weights"][f"{backend} {rollout}"] = asyncio.run(handed)
+    facts = machine()
+    conclude("transfer", result, facts, chosen.out, report(result, facts))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ Four mechanisms, and no other:
 * A bug of our own raises what Python raises, with its traceback.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 from traceback import TracebackException
+from types import TracebackType
 
 
 class RlcoreError(Exception):
@@ -43,19 +42,32 @@ class CheckpointError(RlcoreError):
     """A checkpoint is missing, incomplete, damaged or of another run."""
 
 
-@contextmanager
-def boundary(whose: str, error: type[RlcoreError], caught: type[BaseException] = Exception) -> Iterator[None]:
+def boundary(whose: str, error: type[RlcoreError], caught: type[BaseException] = Exception) -> "Boundary":
     """Run somebody else's code: an exception of theirs becomes `error`, naming `whose` code it was.
 
     An RlcoreError passes unchanged; the original exception stays chained as the cause. `caught` is BaseException where
     nobody above waits for exits and cancellations: in a process that only runs that code.
     """
-    try:
-        yield
-    except RlcoreError:
-        raise
-    except caught as cause:
-        raise error(f"{whose}: {describe(cause)}") from cause
+    return Boundary(whose, error, caught)
+
+
+class Boundary:
+    """What `boundary` returns: for a `with` block."""
+
+    __slots__ = ("_caught", "_error", "_whose")
+
+    def __init__(self, whose: str, error: type[RlcoreError], caught: type[BaseException]) -> None:
+        self._whose, self._error, self._caught = whose, error, caught
+
+    def __enter__(self) -> None:
+        """Their code begins."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Their code has ended."""
+        if isinstance(cause, self._caught) and not isinstance(cause, RlcoreError):
+            raise self._error(f"{self._whose}: {describe(cause)}") from cause
 
 
 def describe(cause: BaseException) -> str:

@@ -4,7 +4,6 @@ import ctypes
 import json
 import math
 import os
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from rlcore.plan import Facts, ModelShape
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
-NVIDIA_SMI_S = 10.0
-"""Seconds that nvidia-smi may take."""
+NVML = "libnvidia-ml.so.1"
+"""The library of NVIDIA's driver that tells of devices."""
 OTHER_NAMES = {
     "hidden_size": ("n_embd",),
     "num_attention_heads": ("n_head", "num_heads"),
@@ -120,20 +119,46 @@ def num_gpus() -> int:
     return min(listed, len([each for each in visible.split(",") if each.strip() not in ("", "-1")]))
 
 
-def gpu_memory_bytes() -> int | None:
-    """Memory of the smallest device that CUDA_VISIBLE_DEVICES leaves, as nvidia-smi says; None when it does not.
+def gpu_memory_bytes(nvml: Any = None) -> int | None:
+    """Memory of the smallest device that CUDA_VISIBLE_DEVICES leaves, as the driver says; None when it does not.
 
-    A variable that names devices in another way than by their numbers leaves all of them.
+    `nvml` stands for the driver's library. A variable that names devices in another way than by their numbers leaves
+    all of them.
     """
-    call = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(call, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_S)
-        sizes = [int(line) * 2**20 for line in done.stdout.split("\n") if line.strip()]
-    except (OSError, subprocess.SubprocessError, ValueError):
+        sizes = _device_bytes(ctypes.CDLL(NVML) if nvml is None else nvml)
+    except (OSError, AttributeError):
         return None
     named = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     chosen = [sizes[int(each)] for each in named if each.isdecimal() and int(each) < len(sizes)]
     return min(chosen or sizes, default=None)
+
+
+class _NvmlMemory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def _device_bytes(nvml: Any) -> list[int]:
+    """The memory of each device; empty when the library refuses any call."""
+    if nvml.nvmlInit_v2() != 0:
+        return []
+    try:
+        count = ctypes.c_uint()
+        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return []
+        sizes = []
+        for index in range(count.value):
+            device, memory = ctypes.c_void_p(), _NvmlMemory()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)) != 0:
+                return []
+            if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
+                return []
+            sizes.append(int(memory.total))
+        return sizes
+    finally:
+        nvml.nvmlShutdown()
 
 
 def num_parameters(directory: Path) -> int | None:

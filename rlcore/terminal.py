@@ -86,7 +86,11 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """One line of its own, never taken for markup."""
-        self._console.print(Text(redact(text)), soft_wrap=True)
+        if self._console.is_terminal:
+            self._console.print(Text(redact(text)), soft_wrap=True)
+        else:  # a step's one line, for which rich would take longer than for the step's metrics
+            self._console.file.write(f"{redact(text)}\n")
+            self._console.file.flush()
 
     def warn(self, text: str) -> None:
         """A line that should not be missed."""

@@ -1,7 +1,11 @@
-"""Many deadlines on one timer of the event loop: of those that are set hardly any comes due."""
+"""What many samples share of the event loop: a timer for deadlines of which hardly any comes due, and a task for
+coroutines of which hardly any waits.
+"""
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import copy_context
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +35,11 @@ class Timers:
 
     def within(self, seconds: float) -> "TimeLimit":
         """`with timers.within(seconds)`: `asyncio.timeout`, without a timer of its own."""
-        return TimeLimit(self, seconds)
+        return self.until(asyncio.get_running_loop().time() + seconds)
+
+    def until(self, due: float) -> "TimeLimit":
+        """`within`, by the running loop's clock."""
+        return TimeLimit(self, due)
 
     def _look_at(self, due: float | None) -> None:
         if self._timer is not None:
@@ -52,10 +60,10 @@ class Timers:
 class TimeLimit:
     """A block of one task, which is cancelled when its time is up; leaving it after that raises TimeoutError."""
 
-    __slots__ = ("_num_cancels", "_seconds", "_task", "_timers", "expired")
+    __slots__ = ("_due", "_num_cancels", "_task", "_timers", "expired")
 
-    def __init__(self, timers: Timers, seconds: float) -> None:
-        self._timers, self._seconds = timers, seconds
+    def __init__(self, timers: Timers, due: float) -> None:
+        self._timers, self._due = timers, due
         self._task: asyncio.Task[Any] | None = None
         self._num_cancels = 0
         self.expired = False
@@ -66,7 +74,7 @@ class TimeLimit:
         if self._task is None:
             raise RuntimeError("a time limit is of a task, and this is none")
         self._num_cancels = self._task.cancelling()
-        self._timers.set(self, asyncio.get_running_loop().time() + self._seconds, self._expire)
+        self._timers.set(self, self._due, self._expire)
 
     def _expire(self) -> None:
         self.expired = True
@@ -81,3 +89,60 @@ class TimeLimit:
             cancelled_by_others = self._task.uncancel() > self._num_cancels
             if kind is asyncio.CancelledError and not cancelled_by_others:
                 raise TimeoutError from error
+
+
+class SharedTasks:
+    """Runs coroutines; those begun in one turn of the event loop share a task until one of them waits.
+
+    From then on the task is that one's alone, and the others have one each: whoever waits may be cancelled by its task
+    without harm to anybody else. The same when one raises. Each has a context (`contextvars`) of its own, as in a task.
+    A task and its wake-ups cost more than what most samples have to do.
+    """
+
+    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        """`spawn` makes a task of a coroutine, and looks at what the task raises."""
+        self._spawn = spawn
+        self._begun: deque[Coroutine[Any, Any, None]] | None = None
+        """Of this turn of the loop."""
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it, soon."""
+        if self._begun is None:
+            self._begun = deque()
+            self._spawn(_one_after_another(self._begun))
+            asyncio.get_running_loop().call_soon(self._part)  # behind the first step of that task
+        self._begun.append(work)
+
+    def _part(self) -> None:
+        left, self._begun = self._begun, None
+        while left:
+            self._spawn(left.popleft())
+
+    def close(self) -> None:
+        """Begin nothing of what has not run yet."""
+        while self._begun:
+            self._begun.popleft().close()
+
+
+async def _one_after_another(begun: deque[Coroutine[Any, Any, None]]) -> None:
+    while begun:
+        await _Apart(begun.popleft())
+
+
+class _Apart(Generator[Any, Any, None]):
+    """The steps of a coroutine, in a context of their own."""
+
+    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work, self._run = work, copy_context().run
+
+    def __await__(self) -> "Generator[Any, Any, None]":
+        return self
+
+    def send(self, value: Any, /) -> Any:
+        return self._run(self._work.send, value)
+
+    def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None, /) -> Any:
+        return self._run(self._work.throw, kind if value is None else value)
+
+    def close(self) -> None:
+        self._work.close()

@@ -11,7 +11,7 @@ prompt.
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,15 @@ class FrozenDict(Mapping[K, V]):
     # These are here because what Mapping has in their place is many times slower.
     def __contains__(self, key: object) -> bool:
         return key in self._items
+
+    @overload
+    def get(self, key: K, /) -> V | None: ...
+
+    @overload
+    def get(self, key: K, /, default: V | R) -> V | R: ...
+
+    def get(self, key: K, /, default: Any = None) -> Any:
+        return self._items.get(key, default)
 
     def keys(self) -> KeysView[K]:
         return self._items.keys()

@@ -11,7 +11,8 @@ from rlcore.algo.offers import OFFERS
 from rlcore.errors import ConfigError, PlanError, PluginError
 from rlcore.launch import plan_run
 from rlcore.plan.choose import check_needs
-from rlcore.plan.types import Algorithm, AlgorithmKind, AlgorithmPlan, Need, Scope
+from rlcore.plan.decided import AlgorithmPlan
+from rlcore.plan.types import Algorithm, AlgorithmKind, Need, Scope
 from rlcore.testing import write_prompts
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import train

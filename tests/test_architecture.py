@@ -201,10 +201,6 @@ def test_only_plan_constructs_plans() -> None:
     assert found == []
 
 
-MAY_ASK = {("machine", "subprocess.run")}
-"""nvidia-smi, how large the devices are: a program that is waited for, within a limit of time."""
-
-
 def test_only_launch_and_clusters_start_processes() -> None:
     starts = re.compile(
         r"(^|\.)(Popen|create_subprocess_exec|create_subprocess_shell|fork|posix_spawn|system|Process)$"
@@ -215,7 +211,7 @@ def test_only_launch_and_clusters_start_processes() -> None:
         for path in sources()
         if part_of(path) not in ("launch", "cluster")
         for name, line in calls(path)
-        if (starts.search(name) or runs.search(name)) and (part_of(path), name) not in MAY_ASK
+        if starts.search(name) or runs.search(name)
     ]
     assert found == []
 
@@ -232,9 +228,9 @@ def test_there_is_no_assert_and_no_bare_except_in_the_core() -> None:
 
 
 def broad_handlers(path: Path) -> Iterator[int]:
-    """Lines of `except Exception` and `except BaseException` that do not end by raising it again."""
+    """Lines of `except Exception` and `except BaseException`."""
     for node in nodes_of(path):
-        if isinstance(node, ast.ExceptHandler) and node.type is not None and ast.unparse(node.body[-1]) != "raise":
+        if isinstance(node, ast.ExceptHandler) and node.type is not None:
             names = {ast.unparse(each) for each in getattr(node.type, "elts", [node.type])}
             if names & {"Exception", "BaseException"}:
                 yield node.lineno
@@ -244,7 +240,7 @@ def test_somebody_elses_exceptions_are_caught_in_one_place() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sources()
-        if part_of(path) not in ("errors", "cli")
+        if part_of(path) != "errors"
         for line in broad_handlers(path)
     ]
     assert found == []

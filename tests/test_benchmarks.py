@@ -2,12 +2,14 @@
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ class Modules:
     vs_trl: Any
     learning: Any
     run_all: Any
+    trend: Any
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def bench() -> Iterator[Modules]:
     sys.path.insert(0, str(BENCHMARKS))
     before = set(sys.modules)
     try:
-        names = ("measure", "channel", "scenarios", "vs_trl", "learning_vs_trl", "run_all")
+        names = ("measure", "channel", "scenarios", "vs_trl", "learning_vs_trl", "run_all", "trend")
         yield Modules(*(import_module(name) for name in names))
     finally:
         sys.path.remove(str(BENCHMARKS))
@@ -58,6 +61,46 @@ def test_a_summary_is_the_median_with_its_spread(bench: Modules) -> None:
     assert bench.measure.summary([4.0, 1.0, 2.0]) == {"median": 2.0, "min": 1.0, "max": 4.0, "spread": 1.5, "n": 3}
     with pytest.raises(ValueError, match="no value"):
         bench.measure.summary([])
+
+
+def test_a_trend_is_the_line_of_least_squares_with_an_interval_for_values_that_resemble_their_neighbours(
+    bench: Modules,
+) -> None:
+    values = [3.0, 5.0, 4.0, 8.0, 7.0, 9.0]
+    xs = range(len(values))
+    slope = sum((x - 2.5) * y for x, y in zip(xs, values, strict=True)) / sum((x - 2.5) ** 2 for x in xs)
+    found = bench.trend.trend(values)
+    assert found.slope == pytest.approx(slope) == pytest.approx(statistics.linear_regression(xs, values).slope)
+    residuals = [y - 6.0 - slope * (x - 2.5) for x, y in zip(xs, values, strict=True)]
+    assert sum(a * b for a, b in pairwise(residuals)) < 0  # no resemblance: six values count as six
+    error = (sum(each**2 for each in residuals) / 4 / 17.5) ** 0.5
+    assert (found.low, found.high) == pytest.approx((slope - 2.776 * error, slope + 2.776 * error))
+    lumps = [float(index // 8 % 2) for index in range(64)]  # eight and eight alike
+    apart = [float(index % 2) for index in range(64)]
+    assert bench.trend.trend(lumps).high > 2 * bench.trend.trend(apart).high
+    assert bench.trend.trend([7.0] * 5) == bench.trend.Trend(0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="needs at least three"):
+        bench.trend.trend([1.0, 2.0])
+
+
+def test_a_record_is_kept_beside_its_words(bench: Modules, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"commit": "abc", "cores": 2, "cpu": "a CPU", "memory_bytes": 2**31, "load_average": [0.5]}
+    bench.measure.conclude("x", {"value": 1 / 3}, facts, tmp_path / "new" / "x", "# Words\n")
+    assert json.loads(capsys.readouterr().out) == {"benchmark": "x", "value": 0.33333, "machine": facts}
+    assert json.loads((tmp_path / "new" / "x.json").read_text()) == {"value": 0.33333, "machine": facts}
+    assert (tmp_path / "new" / "x.md").read_text() == "# Words\n"
+    said = bench.measure.made_by("benchmarks/x.py", facts)
+    assert said.startswith("Made by `benchmarks/x.py`, commit abc, 2 cores of a CPU, 2 GiB")
+
+
+def test_the_controller_at_scale_is_judged_by_its_own_figures(bench: Modules) -> None:
+    flat = bench.trend.judged([4.0] * 40, [3.0] * 40, [10**9 + index % 3 for index in range(40)])
+    assert (flat["share_of_60_s"], flat["cheap"], flat["flat"], flat["steps"]) == (4.0 / 60, True, True, 40)
+    lump = bench.trend.judged([4.0] * 40, [3.0] * 40, [10**9 + 8 * 2**20 * (index > 30) for index in range(40)])
+    assert lump["flat"]
+    growing = bench.trend.judged([4.0] * 40, [7.0] * 40, [10**9 + 200_000 * index for index in range(40)])
+    assert (growing["cheap"], growing["flat"]) == (False, False)
+    assert growing["growth_bytes_a_step"]["slope"] == pytest.approx(200_000)
 
 
 def test_a_line_is_json_with_machine_and_five_digits(bench: Modules, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,9 +240,8 @@ def test_the_run_of_everything_goes_on_behind_a_benchmark_that_fails(
 
 
 def test_the_run_of_everything_leaves_out_only_what_has_a_command_of_its_own(bench: Modules) -> None:
-    printing = {
-        path.name for path in BENCHMARKS.glob("*.py") if re.search(r"^\s+emit\($|^\s+emit\(\"", path.read_text(), re.M)
-    }
+    prints = re.compile(r"^\s+(emit|conclude)\((\"|$)", re.M)
+    printing = {path.name for path in BENCHMARKS.glob("*.py") if prints.search(path.read_text())}
     text = (BENCHMARKS / "run_all.py").read_text()
     left_out = {name for name in printing if f'"{name}"' not in text and not name.startswith("learning_")}
     assert left_out == {"gpu_check.py"}

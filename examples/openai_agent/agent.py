@@ -8,16 +8,21 @@ import sys
 
 from openai import OpenAI
 
+NUMBER = "The number only."
+SHOWN: list = [
+    {"role": "user", "content": "State the final answer to the following arithmetic problem: 11 + 12 ="},
+    {"role": "assistant", "content": "11 + 12 = 23"},
+    {"role": "user", "content": NUMBER},
+    {"role": "assistant", "content": "23"},
+]
+
 
 def solve(question: str, base_url: str | None = None, api_key: str | None = None, model: str = "policy") -> str:
-    """The answer to a question: thought about first, and then given as a number."""
-    messages: list = [
-        {"role": "system", "content": "You work out sums."},
-        {"role": "user", "content": f"{question} Think about it in a few words."},
-    ]
+    """The answer to a question: worked out first, and then given as a number."""
+    messages: list = [*SHOWN, {"role": "user", "content": question}]
     with OpenAI(base_url=base_url, api_key=api_key) as client:
-        for asked in ("Now give the number only.", ""):
-            response = client.chat.completions.create(model=model, messages=messages, max_tokens=24)
+        for asked in (NUMBER, ""):
+            response = client.chat.completions.create(model=model, messages=messages, max_tokens=12)
             messages.append(response.choices[0].message)
             if asked:
                 messages.append({"role": "user", "content": asked})

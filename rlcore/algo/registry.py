@@ -43,9 +43,11 @@ def _from_file(path: Path) -> ModuleType:
         raise PluginError(f"file '{path}': cannot be imported as a Python module")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before execution: dataclasses look their own module up
+    loaded = False
     try:
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+        loaded = True
+    finally:
+        if not loaded:
+            del sys.modules[name]
     return module

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rlcore import __version__
-from rlcore.errors import ConfigError, RlcoreError, nearest
+from rlcore.errors import ConfigError, RlcoreError, boundary, nearest
 
 COMMANDS = {
     "train": "train as a configuration says, or continue a run",
@@ -26,25 +26,36 @@ COMMANDS = {
 ERROR, INTERRUPTED, BUG = 2, 130, 1
 
 
+class _Bug(RlcoreError):
+    """Something of ours, or of what we call, raised what nobody expected."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
-        code = _command(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
-        return code
+        with boundary("rlcore", _Bug):
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except _Bug as bug:
+        # Through `_say`: a traceback must not show the secrets of a configuration.
+        _say("".join(traceback.format_exception(bug.__cause__)).rstrip())
+        return BUG
     except RlcoreError as error:
         _say(_one_line(error))
         return ERROR
     except KeyboardInterrupt:
         _say("rlcore: interrupted")
         return INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        code = _command(arguments)
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:
         # Whoever read our output has gone (`rlcore plan | head`); without this Python complains when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:  # noqa: BLE001 - the top: a traceback must not show the secrets of a configuration
-        _say(traceback.format_exc().rstrip())
-        return BUG
 
 
 def _command(arguments: list[str]) -> int:

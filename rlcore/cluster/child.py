@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import itertools
-import logging
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +16,12 @@ from typing import IO, Any
 
 import rlcore.errors
 from rlcore.child import CLOSE_GRACE_S, FRAME, OK, OURS, SETUP
+from rlcore.cluster.printed import MAX_LINE, Printed
 from rlcore.errors import ChildError, WorkerError, boundary
 from rlcore.workers import Child
 
-logger = logging.getLogger(__name__)
-
 MAX_MESSAGE_BYTES = 1 << 26
 """Longest call and longest result."""
-MAX_LOG_LINES = 10_000
-"""Lines a child may print into the log; further ones are dropped, and that is said once."""
-MAX_LINE = 2000
 TOGETHER_FRAC = 0.05
 """A call whose deadline is nearer than this share of it has passed it too, when another call's deadline kills both."""
 POLL_S = 0.005
@@ -55,7 +49,7 @@ class ChildProcess(Child):
         self._environment = environment or {}
         self._calls: dict[int, PendingCall] = {}
         self._numbers = itertools.count(SETUP)
-        self._last_words: deque[str] = deque(maxlen=3)
+        self._printed = Printed(name)
         self._reason = ""
         self._alive = True
 
@@ -263,26 +257,18 @@ class ChildProcess(Child):
         """How it ended, with its last words."""
         code = self._process.returncode
         how = self._reason or (f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}")
-        words = f"; its last words: {' | '.join(self._last_words)}" if self._last_words and not self._reason else ""
-        return f"child '{self.name}' ended: {how}{words}"
+        return f"child '{self.name}' ended: {how}{'' if self._reason else self._printed.last_words}"
 
     async def _log_output(self) -> None:
         """What the child prints goes into the log, line by line, within bounds."""
-        num_lines, rest = 0, b""
+        rest = b""
         while chunk := await self._output.read(1 << 16):
             *lines, rest = (rest + chunk).split(b"\n")
             rest = rest[-MAX_LINE:]
             for line in lines:
-                num_lines += 1
-                text = line[:MAX_LINE].decode(errors="replace").rstrip()
-                self._last_words.append(text)
-                if num_lines <= MAX_LOG_LINES:
-                    logger.info("%s: %s", self.name, text)
-                elif num_lines == MAX_LOG_LINES + 1:
-                    logger.warning("%s: printed more than %d lines; the rest is dropped", self.name, MAX_LOG_LINES)
+                self._printed.add(line[:MAX_LINE].decode(errors="replace"))
         if rest:
-            self._last_words.append(rest.decode(errors="replace"))
-            logger.info("%s: %s", self.name, self._last_words[-1])
+            self._printed.add(rest.decode(errors="replace"))
 
     async def close(self) -> None:
         """End the process: at once when calls are under way, else when it has closed what it serves, within bounds."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from rlcore.cluster.process import first_error
@@ -32,6 +32,8 @@ class RolloutService:
         self._max_restarts = max_restarts
         self._routes = Routes(len(replicas.replicas))
         self._losses = [0] * len(replicas.replicas)
+        self._lost: ReplicaEvent | None = None
+        """The latest loss."""
         self._changed = asyncio.Event()
         """A replica was lost or is back."""
         replicas.on_event(self._note)
@@ -53,7 +55,7 @@ class RolloutService:
         """
         ordered = sorted(requests, key=lambda request: request.id)
         missing = _Missing(ordered)
-        finished: asyncio.Queue[_Item] = asyncio.Queue()
+        finished = _Inbox()
         alive = self._alive()
         places = {request.id: self._routes.take(request, alive) for request in ordered}
         tasks = [
@@ -61,15 +63,17 @@ class RolloutService:
             for index, share in _shares(ordered, places)
         ]
         # one timer for all: what has come by then is still handed out
-        timer = asyncio.get_running_loop().call_later(self._deadline_s, finished.put_nowait, TimeoutError())
+        timer = asyncio.get_running_loop().call_later(self._deadline_s, finished.put, TimeoutError())
         running, overdue = len(tasks), False
         try:
             while running and (missing.left or not missing.repeated):
-                if overdue and finished.empty():
-                    raise WorkerError(
-                        f"rollout: {missing} after rollout.deadline_s={self._deadline_s:g} s ({lane} lane)"
-                    )
-                item = await finished.get()
+                if not finished.items:
+                    if overdue:
+                        raise WorkerError(
+                            f"rollout: {missing} after rollout.deadline_s={self._deadline_s:g} s ({lane} lane)"
+                        )
+                    await finished.wait()
+                item = finished.items.popleft()
                 if isinstance(item, RlcoreError):
                     raise item
                 if isinstance(item, TimeoutError):
@@ -99,7 +103,7 @@ class RolloutService:
         requests: Sequence[GenerateRequest],
         places: dict[str, int],
         missing: "_Missing",
-        finished: "asyncio.Queue[_Item]",
+        finished: "_Inbox",
     ) -> None:
         """Put the completions of a replica's share, then None, or the error that ended it."""
         try:
@@ -117,15 +121,15 @@ class RolloutService:
                     self._routes.give_back(places[request.id], request.n - num)
                 again = _shares([request for request, _ in owed], places)
                 await first_error([self._stream(place, share, finished) for place, share in again])
-            finished.put_nowait(None)
+            finished.put(None)
         except RlcoreError as error:
-            finished.put_nowait(error)
+            finished.put(error)
 
-    async def _stream(self, index: int, requests: Sequence[GenerateRequest], finished: "asyncio.Queue[_Item]") -> None:
+    async def _stream(self, index: int, requests: Sequence[GenerateRequest], finished: "_Inbox") -> None:
         stream = self._replicas.replicas[index].stream(RolloutWorker.generate, requests)
         async with contextlib.aclosing(stream) as completions:
             async for completion in completions:
-                finished.put_nowait(completion)
+                finished.put(completion)
 
     def _alive(self) -> list[int]:
         """The replicas that serve; all, when none does."""
@@ -136,14 +140,42 @@ class RolloutService:
         """The replicas that serve, once one does; `error` when none will."""
         while not any(replica.alive for replica in self._replicas.replicas):
             if all(losses > self._max_restarts for losses in self._losses):
-                raise error
+                raise self._with_last_loss(error)
             self._changed.clear()
             await self._changed.wait()
         return self._alive()
 
+    def _with_last_loss(self, error: RlcoreError) -> RlcoreError:
+        """The error, with the reason for which no replica is back, where it does not tell that itself."""
+        if self._lost is None or self._lost.reason in str(error):
+            return error
+        found = WorkerError(f"{error}; {self._lost.name}: {self._lost.reason}")
+        found.__cause__ = error
+        return found
+
     def _note(self, event: ReplicaEvent) -> None:
-        self._losses[event.index] += event.kind == "lost"
+        if event.kind == "lost":
+            self._losses[event.index] += 1
+            self._lost = event
         self._changed.set()
+
+
+class _Inbox:
+    """A queue of one reader, who takes all that has gathered in one go."""
+
+    def __init__(self) -> None:
+        self.items: deque[_Item] = deque()
+        self._news = asyncio.Event()
+
+    def put(self, item: _Item) -> None:
+        """One more."""
+        self.items.append(item)
+        self._news.set()
+
+    async def wait(self) -> None:
+        """Return when there is one; now there is none."""
+        self._news.clear()
+        await self._news.wait()
 
 
 def _shares(requests: Sequence[GenerateRequest], places: Mapping[str, int]) -> list[tuple[int, list[GenerateRequest]]]:

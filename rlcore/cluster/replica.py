@@ -74,6 +74,8 @@ class Seat:
         self._body: Body | None = None
         self._reachable = self._ready = False
         self._state = "it was not started"
+        self._failure = ""
+        """Why its last restart failed."""
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -111,7 +113,7 @@ class Seat:
 
     async def _watch(self, body: Body) -> None:
         for attempt in range(self._max_restarts + 1):
-            reason = await body.ended()
+            reason = self._failure or await body.ended()
             self._reachable = self._ready = False
             left = self._max_restarts - attempt
             self._state = f"lost ({reason})" + ("; it is being restarted" if left else self._no_more())
@@ -125,6 +127,7 @@ class Seat:
 
     async def _reborn(self, dead: Body) -> Body:
         """A new body that serves, or the one that failed to, which has ended then."""
+        self._failure = ""
         try:
             with boundary(f"{self.name}: being restarted", WorkerError):
                 self._body = await self._launch()
@@ -137,7 +140,7 @@ class Seat:
             self._ready = True
         except RlcoreError as error:
             self._reachable = False
-            logger.warning("%s: restart failed: %s", self.name, error)
+            self._failure = f"its restart failed: {error}"
             failed = self._body or dead
             await failed.close(self._deadlines.close_s)
             return failed

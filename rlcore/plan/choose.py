@@ -7,18 +7,9 @@ from typing import Any
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, PlanError, PluginError, nearest
 from rlcore.plan.catalog import remedy
+from rlcore.plan.decided import AlgorithmPlan, ComponentPlan
 from rlcore.plan.offers import CORE, Offers, said
-from rlcore.plan.types import (
-    Algorithm,
-    AlgorithmKind,
-    AlgorithmPlan,
-    Component,
-    ComponentPlan,
-    Need,
-    Offer,
-    Provider,
-    Scope,
-)
+from rlcore.plan.types import Algorithm, AlgorithmKind, Component, Need, Offer, Provider, Scope
 
 NO_CRITIC = "none"
 """The critic engine of estimators that need no values."""

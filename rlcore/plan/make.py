@@ -6,6 +6,8 @@ from rlcore.config import LoadedConfig, RunConfig
 from rlcore.errors import PlanError
 from rlcore.plan.arithmetic import batch_arithmetic
 from rlcore.plan.choose import check_needs, choose_algorithms, choose_components
+from rlcore.plan.decided import RunPlan, WorkerPlan
+from rlcore.plan.facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.offers import Offers
 from rlcore.plan.places import check_places
@@ -16,7 +18,7 @@ from rlcore.plan.requests import choose_classes, gather
 from rlcore.plan.rewards import resolve_rewards
 from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.turns import memory_of_devices, plan_turns
-from rlcore.plan.types import Facts, Provider, RunPlan, WorkerPlan
+from rlcore.plan.types import Provider
 
 
 def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.errors import PlanError
-from rlcore.plan.types import Facts, ModelFacts, ModelShape, WorkerPlan
+from rlcore.plan.decided import WorkerPlan
+from rlcore.plan.facts import Facts, ModelFacts, ModelShape
 from rlcore.types import SharedPrefix
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rlcore.config import RunConfig
 from rlcore.errors import PlanError
-from rlcore.plan.types import PoolPlan, WorkerPlan
+from rlcore.plan.decided import PoolPlan, WorkerPlan
 
 Place = tuple[WorkerPlan, str, int]
 """A rank's role, its leaf pool, and the bundle there."""

@@ -7,8 +7,10 @@ from math import ceil
 
 from rlcore.config import RunConfig
 from rlcore.errors import PlanError, PluginError, nearest
+from rlcore.plan.decided import PoolPlan, WorkerPlan
+from rlcore.plan.facts import Facts
 from rlcore.plan.offers import Offers, said
-from rlcore.plan.types import Facts, PoolPlan, PoolSpec, WorkerPlan
+from rlcore.plan.types import PoolSpec
 
 CONFIG = "config (cluster.pools)"
 """Who provides a pool that the user declared."""

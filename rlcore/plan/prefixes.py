@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlcore.errors import PlanError
-from rlcore.plan.types import Facts, ModelShape, WorkerPlan
+from rlcore.plan.decided import WorkerPlan
+from rlcore.plan.facts import Facts, ModelShape
 from rlcore.types import SharedPrefix
 
 TREE_TYPES = frozenset(

@@ -9,8 +9,9 @@ from rlcore.config import RunConfig
 from rlcore.errors import PlanError, PluginError, boundary, nearest
 from rlcore.plan.catalog import remedy, serves_sharded
 from rlcore.plan.choose import section_of
+from rlcore.plan.decided import ComponentPlan, WorkerPlan
 from rlcore.plan.offers import CORE, Offers, by_provider, said
-from rlcore.plan.types import ComponentPlan, Offer, Role, WorkerClass, WorkerPlan, WorkerRequest
+from rlcore.plan.types import Offer, Role, WorkerClass, WorkerRequest
 
 
 @dataclass(frozen=True)

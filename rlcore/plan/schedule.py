@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from rlcore.config import RunConfig
 from rlcore.errors import PlanError
-from rlcore.plan.types import AlgorithmPlan, Need, OldLogprobs, ResolvedReward, SchedulePlan, Scope, WorkerPlan
+from rlcore.plan.decided import AlgorithmPlan, OldLogprobs, SchedulePlan, WorkerPlan
+from rlcore.plan.types import Need, ResolvedReward, Scope
 
 
 def plan_schedule(

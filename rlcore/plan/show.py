@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from rlcore.plan.types import AlgorithmPlan, PoolPlan, RewardPart, RunPlan, WorkerPlan
+from rlcore.plan.decided import AlgorithmPlan, PoolPlan, RunPlan, WorkerPlan
+from rlcore.plan.types import RewardPart
 
 
 def plan_to_json(plan: RunPlan) -> dict[str, Any]:

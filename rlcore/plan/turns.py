@@ -5,8 +5,9 @@ from math import ceil
 
 from rlcore.config import RunConfig
 from rlcore.errors import PlanError
+from rlcore.plan.decided import PoolPlan, SchedulePlan, WorkerPlan
+from rlcore.plan.facts import Facts
 from rlcore.plan.memory import BYTES
-from rlcore.plan.types import Facts, PoolPlan, SchedulePlan, WorkerPlan
 
 ACTOR = "actor"
 SERVING, TRAINING = "serving", "training"

@@ -1,4 +1,7 @@
-"""What is asked for, what is offered and what was decided. Plain frozen data: no torch, no process, no device."""
+"""What is asked for and what is offered. Plain frozen data: no torch, no process, no device.
+
+What is decided of it stands in `rlcore.plan.decided`, what is known of machine and model in `rlcore.plan.facts`.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rlcore.config import EngineConfig, LoadedConfig, RunConfig
-from rlcore.types import SharedPrefix
+from rlcore.config import EngineConfig, RunConfig
+from rlcore.plan.facts import ModelFacts
 from rlcore.workers import Worker, WorkerGroup
 
 if TYPE_CHECKING:
@@ -258,183 +261,3 @@ class ResolvedReward:
     scope: Scope
     deadline_s: float
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class PoolPlan:
-    """A pool of the run with the roles that share it."""
-
-    name: str
-    gpus_per_node: int
-    nodes: int
-    roles: tuple[str, ...]
-    provided_by: str
-    union_of: tuple[str, ...] = ()
-    gpus: tuple[int, ...] = ()
-    """Indices of its devices, counted over all nodes of the run; a union holds those of its members."""
-
-
-@dataclass(frozen=True)
-class WorkerPlan:
-    """A role of the run with the class that fills it. Only `rlcore.plan` constructs it."""
-
-    request: WorkerRequest
-    cls: type[Worker]
-    asked_by: str
-    provided_by: str
-    section: Any = None
-    """The settings section of the plugin that offered the class, or None."""
-    shared_prefix: SharedPrefix = SharedPrefix.NONE
-    """How the prompt of a group is computed once for its samples."""
-
-
-@dataclass(frozen=True)
-class ComponentPlan:
-    """A slot of the run with the component that fills it."""
-
-    slot: str
-    component: Component[Any]
-    provided_by: str
-    section: Any = None
-
-
-@dataclass(frozen=True)
-class AlgorithmPlan:
-    """An advantage estimator or policy loss of the run."""
-
-    algorithm: Algorithm
-    provided_by: str
-
-
-class OldLogprobs(StrEnum):
-    """Where the log-probs of pi_old come from."""
-
-    DETACHED = "the update itself"
-    """A step is one update: pi_old is the policy that is being updated, detached."""
-    SAMPLED = "as sampled"
-    """Those that were recorded when the tokens were sampled."""
-    PASS = "a forward pass"
-    """A pass with the weights at the start of the step, before its first update."""
-
-
-@dataclass(frozen=True)
-class SchedulePlan:
-    """What goes on at the same time, decided."""
-
-    name: str
-    """In words, such as 'one-step off-policy'."""
-    max_staleness: int
-    stream: bool
-    """Mini-batches are formed of groups as their rewards arrive."""
-    drop: bool
-    """Prompts that are too old are given up, instead of waited for."""
-    old_logprobs: OldLogprobs
-    passes: tuple[str, ...]
-    """Forward passes of a step that need no reward, beside sampling: 'reference', 'old log-probs', 'values'."""
-    embedded: bool
-    """Generation reads the very weights that updates change."""
-
-    @property
-    def sample_before_update(self) -> bool:
-        """Whatever was issued is sampled to its end before a step's first update."""
-        return self.embedded and self.max_staleness <= 1
-
-    @property
-    def sample_before_publish(self) -> bool:
-        """Whatever was issued is sampled to its end before weights are handed over: no sample has two versions."""
-        return self.max_staleness <= 1
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The architecture of a decoder, as its config.json tells it."""
-
-    model_type: str
-    layers: int
-    hidden_size: int
-    inner_size: int
-    """Of the feed-forward layers."""
-    kv_size: int
-    """Heads of keys times the size of a head."""
-    vocabulary: int
-    full_attention: bool
-    """Every layer sees all tokens before: no sliding window, no recurrent state, no soft cap in attention."""
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What is known of a model before it is loaded."""
-
-    parameters: int | None = None
-    """Their number; None: unknown."""
-    shape: ModelShape | None = None
-    """Its architecture; None: unknown."""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the machine or the user declares; the planner looks up nothing by itself."""
-
-    cpus: int = 1
-    gpus: int = 0
-    memory_bytes: int | None = None
-    """Of the host."""
-    gpu_memory_bytes: int | None = None
-    """Of the smallest device."""
-    parameters: int | None = None
-    """Number of parameters of `model.path`; None is unknown and said so."""
-    shape: ModelShape | None = None
-    """Architecture of `model.path`; None is unknown and said so."""
-
-    def model_of(self, request: WorkerRequest) -> ModelFacts:
-        """What is known of the model of a role."""
-        return request.model or ModelFacts(self.parameters, self.shape)
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """The whole run, decided: `launch` starts exactly this. Only `rlcore.plan.make_plan` constructs it."""
-
-    loaded: LoadedConfig
-    facts: Facts
-    components: Mapping[str, ComponentPlan]
-    """By slot: 'agent', 'reward', 'critic'."""
-    workers: tuple[WorkerPlan, ...]
-    """In start order: a worker served inside another comes after it."""
-    pools: tuple[PoolPlan, ...]
-    sleepers: tuple[str, ...]
-    """Roles that serve on devices which the actor's pool shares with them: they sleep while it trains."""
-    algorithms: Mapping[str, AlgorithmPlan]
-    """By purpose: 'advantage', 'policy_loss'."""
-    rewards: tuple[ResolvedReward, ...]
-    schedule: SchedulePlan
-    """What goes on at the same time."""
-    arithmetic: Mapping[str, int]
-    """Batch arithmetic: prompts, samples, minibatches and updates a step."""
-    memory_bytes: Mapping[str, int]
-    """Estimate for one rank of each role whose request states it: `rlcore.plan.memory`; empty if nothing is known."""
-    device_bytes: Mapping[str, Mapping[str, int]]
-    """Of the fullest device of each pool in each phase, by pool and phase; empty if nothing is known."""
-    notes: tuple[str, ...]
-    """What a user should know: unused offers, unknown facts, no canary."""
-    plugins: tuple[Provider, ...]
-    """The enabled plugins."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The resolved configuration."""
-        return self.loaded.config
-
-    @property
-    def reward_parts(self) -> tuple[RewardPart, ...]:
-        """What the reward manager brings beside `rewards`."""
-        manager = self.components["reward"]
-        return tuple(manager.component.reward_parts(self.config, manager.section))
-
-    def served_where(self, part: RewardPart) -> str:
-        """In words: the address, or the role with its replicas and its pool."""
-        for request in (each.request for each in self.workers):
-            if request.role.name == part.served_by:
-                many = "1 replica" if request.replicas == 1 else f"{request.replicas} replicas"
-                return f"role '{part.served_by}', {many} in pool '{request.pool}'"
-        return part.served_by

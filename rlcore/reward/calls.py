@@ -5,17 +5,16 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from rlcore.config import RewardFunctionConfig
-from rlcore.errors import ChildError, PluginError, RlcoreError, WorkerError, boundary, describe
-from rlcore.reward.copies import private_copy
+from rlcore.errors import ChildError, PluginError, RlcoreError, WorkerError
+from rlcore.reward.loop_calls import Allowance, BegunCall, LoopCaller
 from rlcore.reward.outcome import Outcome, failed
 from rlcore.reward.seats import Place, Seats, Stopwatch
-from rlcore.reward.served import FunctionSpec, ServedReward
+from rlcore.reward.served import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch
-from rlcore.timers import Timers
 from rlcore.types import Lane, RewardStatus, Trajectory
 from rlcore.workers import Child, Children
 
@@ -28,14 +27,6 @@ FIRST_RETRY_S = 0.1
 LOGGED_TRACES = 3
 JITTER = random.Random()
 """A generator of its own: how long a retry waits must not move anybody else's random numbers."""
-CLOSE_S = 1.0
-
-
-@dataclass
-class Allowance:
-    """What is left of a call's deadline; time in the queue is not charged."""
-
-    left_s: float
 
 
 class Caller(Protocol):
@@ -139,134 +130,6 @@ async def start_child(spec: FunctionSpec, children: Children, threads: int) -> C
         raise PluginError(f"{spec}: {cause}") from cause
 
 
-class LoopCaller:
-    """An async function on the run's event loop."""
-
-    def __init__(self, spec: FunctionSpec, watch: LoopWatch, queued: Stopwatch, concurrency: int) -> None:
-        self._spec, self._watch, self._task_name = spec, watch, str(spec)
-        self.timers = Timers()
-        self._seats = Seats([Place(concurrency)], queued)
-        self._served = ServedReward(spec)
-        self._tasks: set[asyncio.Task[list[Outcome]]] = set()
-
-    async def start(self) -> None:
-        """Make the function ready."""
-        await self._served.setup_here()
-        self._watch.start()
-
-    async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
-        """See `Caller`. The function gets copies: what it changes, nobody else sees."""
-        copies = [private_copy(each) for each in trajectories]
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def told(_: BegunCall) -> None:
-            if not over.done():
-                over.set_result(None)
-
-        call = BegunCall(self, copies, await self._seats.take(lane), allowance, told)
-        try:
-            await over
-        finally:
-            call.stop()
-        return call.outcomes()
-
-    def begin(
-        self, trajectories: Sequence[Trajectory], allowance: Allowance, told: "Callable[[BegunCall], None]"
-    ) -> "BegunCall | None":
-        """`call` without a task of its own, whose end `told` is told of; None when it would have to queue."""
-        copies = [private_copy(each) for each in trajectories]
-        place = self._seats.take_now()
-        return None if place is None else BegunCall(self, copies, place, allowance, told)
-
-    def spawn(self, trajectories: list[Trajectory]) -> "asyncio.Task[list[Outcome]]":
-        """A task that asks the function; whoever spawned it lets go of it."""
-        task = asyncio.create_task(self._run(trajectories), name=self._task_name)
-        self._tasks.add(task)
-        return task
-
-    async def _run(self, trajectories: list[Trajectory]) -> list[Outcome]:
-        try:
-            with boundary("", ChildError):
-                return await self._watch.watched(self._spec.name, self._served.score_here(trajectories))
-        except RlcoreError as error:
-            cause = error.__cause__ if isinstance(error, ChildError) else None
-            raise ChildError(describe(cause) if cause else str(error)) from error
-
-    def let_go(self, task: "asyncio.Task[list[Outcome]]", place: Place) -> None:
-        """Nobody waits for it any more: cancel it if it still runs, without waiting for that."""
-        self._seats.give_back(place)
-        if task.done():
-            self._forget(task)
-        else:
-            task.add_done_callback(self._forget)
-            task.cancel()
-
-    def _forget(self, task: "asyncio.Task[list[Outcome]]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            _, left = await asyncio.wait(self._tasks, timeout=CLOSE_S)
-            if left:
-                logger.warning("%s: %d calls ignore that they were cancelled", self._spec, len(left))
-        await self._served.close_here()
-
-
-class BegunCall:
-    """A call of an async function under way; whoever began it is told once, of its end or that its time is up.
-
-    No task of its own waits for it, and nothing ever does for what the function does after its time: one that swallows
-    the cancellation must not hold up the run.
-    """
-
-    def __init__(
-        self,
-        caller: LoopCaller,
-        trajectories: list[Trajectory],
-        place: Place,
-        allowance: Allowance,
-        told: "Callable[[BegunCall], None]",
-    ) -> None:
-        self._caller, self._place, self._allowance, self._told = caller, place, allowance, told
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-        self._stopped = self._in_time = False
-        self._task = caller.spawn(trajectories)
-        self._task.add_done_callback(self._end)
-        caller.timers.set(self, self._began + allowance.left_s, self._end)
-
-    def _end(self, _: object = None) -> None:
-        if not self._stopped:
-            self._in_time = self._task.done()
-            self.stop()
-            self._told(self)
-
-    def stop(self) -> None:
-        """Let go of it; nobody is told any more."""
-        if self._stopped:
-            return
-        self._stopped = True
-        self._allowance.left_s -= self._loop.time() - self._began
-        self._caller.timers.take_back(self)
-        self._task.remove_done_callback(self._end)
-        self._caller.let_go(self._task, self._place)
-
-    def outcomes(self) -> list[Outcome]:
-        """What it came to; see `Caller.call` for what it raises."""
-        if not self._in_time:
-            raise TimeoutError
-        if self._task.cancelled():
-            raise ChildError("it cancelled itself")
-        error = self._task.exception()
-        if error is not None and not isinstance(error, ChildError):  # none may pass: somebody waits for an outcome
-            raise ChildError(f"raised {describe(error)}") from error
-        return self._task.result()
-
-
 class FunctionCalls:
     """A configured function: its calls, with deadline and retries, always end in outcomes."""
 
@@ -354,23 +217,21 @@ class FunctionCalls:
         except (TimeoutError, ChildError, WorkerError) as cause:
             return [self._failed(cause, allowance)] * len(trajectories)
 
-    def begin(self, trajectory: Trajectory, told: Callable[[Outcome], None]) -> BegunCall | None:
+    def begin(self, trajectory: Trajectory, told: "Callable[[BegunCall, Outcome], None]") -> BegunCall | None:
         """`score` of one sample without a task that waits: `told` is told its outcome, unless the call is stopped.
 
         None, and nothing was begun, where only `score` will do: in children, with further tries, and when it queues.
         """
         if not isinstance(self._caller, LoopCaller) or self.config.on_failure == "retry":
             return None
-        allowance = Allowance(self.deadline_s)
+        return self._caller.begin([trajectory], Allowance(self.deadline_s), partial(self._ended, told))
 
-        def ended(call: BegunCall) -> None:
-            try:
-                [outcome] = call.outcomes()
-            except (TimeoutError, ChildError) as cause:
-                outcome = self._failed(cause, allowance)
-            told(outcome)
-
-        return self._caller.begin([trajectory], allowance, ended)
+    def _ended(self, told: "Callable[[BegunCall, Outcome], None]", call: BegunCall) -> None:
+        try:
+            [outcome] = call.outcomes()
+        except (TimeoutError, ChildError) as cause:
+            outcome = self._failed(cause, call.allowance)
+        told(call, outcome)
 
     def _failed(self, cause: TimeoutError | ChildError | WorkerError, allowance: Allowance) -> Outcome:
         if isinstance(cause, TimeoutError):

@@ -23,37 +23,39 @@ def combine(
     `policies` are the failure policies of parts that `reward.functions` does not know: a failed reward keeps those of
     the parts that failed in `info['on_failure']`, and the weighted sum of the others in `info['others_score']`.
     """
-    opinions = {name: each for name, each in outcomes.items() if each.status is RewardStatus.OK}
-    errors = {name: each.error for name, each in outcomes.items() if each.status is RewardStatus.FAILED}
     parts: dict[str, float] = {}
-    for name, each in opinions.items():
-        parts[name] = each.score
-        for part, score in each.parts.items():
-            parts[f"{name}/{part}"] = score
-    info = _info(outcomes)
-    if errors or not opinions:
-        info["error"] = "; ".join(f"{name}: {error}" for name, error in errors.items()) or "every function skipped it"
-        info["failed"] = errors
-        if policies:
-            info["on_failure"] = {name: policy for name, policy in policies.items() if name in errors}
-            info["others_score"] = sum(
-                weights[name] * each.score for name, each in opinions.items() if name in policies
-            )
-        return Reward(0.0, FrozenDict(parts), RewardStatus.FAILED, None, latency_s, FrozenDict(info))
-    score = sum(weights[name] * each.score for name, each in opinions.items())
-    total: Float32s | None = None
-    for name, each in opinions.items():
-        if each.token_scores is not None:
-            weighted = np.float32(weights[name]) * each.token_scores
-            total = weighted if total is None else total + weighted
-    return Reward(score, FrozenDict(parts), RewardStatus.OK, total, latency_s, FrozenDict(info))
-
-
-def _info(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    errors: dict[str, str] = {}
     info: dict[str, Any] = {}
+    skipped: list[str] = []
+    score = others_score = 0.0
+    total: Float32s | None = None
+    alone = len(outcomes) == 1
     for name, each in outcomes.items():
-        info |= {key if len(outcomes) == 1 else f"{name}/{key}": value for key, value in each.info.items()}
-        if "answer" in each.info:
-            info.setdefault("answer", each.info["answer"])
-    skipped = [name for name, each in outcomes.items() if each.status is RewardStatus.SKIPPED]
-    return info | {"skipped": skipped} if skipped else info
+        if each.info:
+            info |= each.info if alone else {f"{name}/{key}": value for key, value in each.info.items()}
+            if "answer" in each.info:
+                info.setdefault("answer", each.info["answer"])
+        if each.status is RewardStatus.FAILED:
+            errors[name] = each.error
+        elif each.status is RewardStatus.SKIPPED:
+            skipped.append(name)
+        else:
+            parts[name] = each.score
+            for part, value in each.parts.items():
+                parts[f"{name}/{part}"] = value
+            score += weights[name] * each.score
+            if policies and name in policies:
+                others_score += weights[name] * each.score
+            if each.token_scores is not None:
+                weighted = np.float32(weights[name]) * each.token_scores
+                total = weighted if total is None else total + weighted
+    if skipped:
+        info["skipped"] = skipped
+    if not errors and parts:
+        return Reward(score, FrozenDict(parts), RewardStatus.OK, total, latency_s, FrozenDict(info))
+    info["error"] = "; ".join(f"{name}: {error}" for name, error in errors.items()) or "every function skipped it"
+    info["failed"] = errors
+    if policies:
+        info["on_failure"] = {name: policy for name, policy in policies.items() if name in errors}
+        info["others_score"] = others_score
+    return Reward(0.0, FrozenDict(parts), RewardStatus.FAILED, None, latency_s, FrozenDict(info))

@@ -25,33 +25,41 @@ _READ_ONLY_PROMPTS: WeakSet[Prompt] = WeakSet()
 
 def private_copy(value: T) -> T:
     """The value, with copies in place of all in it that could be written to; those must pickle."""
-    copied: Any = value if _read_only(value) else _private(value)
+    copied: Any = value if _read_only((value,)) else _private(value)
     return copied  # type: ignore[no-any-return]
 
 
-def _read_only(value: Any) -> bool:
-    """Whether nothing in the value could be written to, as in most trajectories: to ask is cheaper than to replace."""
-    kind = type(value)
-    if kind in _ATOMS:
+def _read_only(held: Iterable[Any]) -> bool:
+    """Whether nothing in the values could be written to, as in most trajectories: to ask is cheaper than to replace."""
+    for value in held:
+        kind = type(value)
+        if kind in _ATOMS:
+            continue
+        if kind is tuple:
+            same = _ATOMS.issuperset(map(type, value)) or _read_only(value)
+        elif kind is FrozenDict:
+            values = value.values()
+            same = _ATOMS.issuperset(map(type, values)) or _read_only(values)
+        elif kind is np.ndarray:
+            same = not value.flags.writeable and not value.dtype.hasobject
+        elif kind is Prompt:
+            same = _read_only_prompt(value)
+        elif kind is Trajectory:
+            same = _read_only(value.__dict__.values())
+        else:
+            same = isinstance(value, (Enum, np.number, np.bool_))
+        if not same:
+            return False
+    return True
+
+
+def _read_only_prompt(prompt: Prompt) -> bool:
+    if prompt in _READ_ONLY_PROMPTS:
         return True
-    if kind is np.ndarray:
-        return not value.flags.writeable and not value.dtype.hasobject
-    if kind is Prompt:
-        if value in _READ_ONLY_PROMPTS:
-            return True
-        if all(map(_read_only, value.__dict__.values())):
-            _READ_ONLY_PROMPTS.add(value)
-            return True
+    if not _read_only(prompt.__dict__.values()):
         return False
-    if kind is tuple:
-        held: Iterable[Any] = value
-    elif kind is FrozenDict:
-        held = value.values()
-    elif kind is Trajectory:
-        held = value.__dict__.values()
-    else:
-        return isinstance(value, (Enum, np.number, np.bool_))
-    return all(map(_read_only, held))
+    _READ_ONLY_PROMPTS.add(prompt)
+    return True
 
 
 def _private(value: Any) -> Any:

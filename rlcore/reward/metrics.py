@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlcore.types import Metrics, Reward, RewardStatus, Scored
+from rlcore.types import Metrics, RewardStatus, Scored
 
 BOUND_BY = "reward/bound_by/"
 """Begins metrics whose names end in the key of a setting that calls of the reward waited for."""
@@ -33,28 +33,33 @@ def reward_metrics(scored: Sequence[Scored]) -> Metrics:
     those of which some function had no opinion; the latency percentiles are seconds from the end of generation to the
     reward, waiting included. A number over nothing is left out.
     """
-    rewards = {each.trajectory.id.unit(): each.reward for each in scored}
-    good = [each for each in rewards.values() if each.status is RewardStatus.OK]
-    metrics: Metrics = {
-        "reward/failed": float(sum(each.status is RewardStatus.FAILED for each in rewards.values())),
-        "reward/skipped": float(sum("skipped" in each.info for each in rewards.values())),
-    }
+    units = [(each.trajectory.id, each.reward) for each in scored]
+    rewards = {(unit.prompt, unit.epoch, unit.sample): reward for unit, reward in units}
+    scores: list[float] = []
+    groups: dict[tuple[str, int], list[float]] = defaultdict(list)
+    parts: dict[str, list[float]] = defaultdict(list)
+    num_failed = num_skipped = 0
+    for (prompt, epoch, _), reward in rewards.items():
+        num_failed += reward.status is RewardStatus.FAILED
+        num_skipped += "skipped" in reward.info
+        for name, score in reward.parts.items():
+            parts[name].append(score)
+        if reward.status is RewardStatus.OK:
+            scores.append(reward.score)
+            groups[prompt, epoch].append(reward.score)
+    metrics: Metrics = {"reward/failed": float(num_failed), "reward/skipped": float(num_skipped)}
     if rewards:
-        latencies = sorted(each.latency_s for each in rewards.values())
+        latencies = sorted([each.latency_s for each in rewards.values()])
         metrics["reward/latency_p50"] = _percentile(latencies, 0.5)
         metrics["reward/latency_p95"] = _percentile(latencies, 0.95)
-    if good:
-        scores = np.array([each.score for each in good])
-        metrics["reward/mean"] = float(scores.mean())
-        metrics["reward/std"] = float(scores.std())
-    groups: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for unit, each in rewards.items():
-        if each.status is RewardStatus.OK:
-            groups[unit.prompt, unit.epoch].append(each.score)
-    comparable = [scores for scores in groups.values() if len(scores) > 1]
+    if scores:
+        scores_N = np.array(scores)
+        metrics["reward/mean"] = float(scores_N.mean())
+        metrics["reward/std"] = float(scores_N.std())
+    comparable = [each for each in groups.values() if len(each) > 1]
     if comparable:
         metrics["reward/zero_std_frac"] = sum(max(each) == min(each) for each in comparable) / len(comparable)
-    return metrics | _parts(list(rewards.values()))
+    return metrics | {f"reward/{name}/mean": sum(each) / len(each) for name, each in parts.items()}
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
@@ -63,11 +68,3 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
-
-
-def _parts(rewards: Sequence[Reward]) -> Metrics:
-    scores: dict[str, list[float]] = defaultdict(list)
-    for reward in rewards:
-        for name, score in reward.parts.items():
-            scores[name].append(score)
-    return {f"reward/{name}/mean": sum(each) / len(each) for name, each in scores.items()}

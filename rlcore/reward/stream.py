@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from rlcore.errors import PluginError
-from rlcore.reward.calls import BegunCall, FunctionCalls
+from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.combine import combine
+from rlcore.reward.loop_calls import BegunCall
 from rlcore.reward.outcome import Outcome
 from rlcore.types import Lane, Reward, Scored, Trajectory, TrajectoryId
 
@@ -114,8 +115,8 @@ class RewardStream:
         self._news = asyncio.Event()
         """Something was scored, nothing will follow, or something failed."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._calls: set[BegunCall] = set()
-        """What no task waits for."""
+        self._calls: dict[BegunCall, tuple[list[Trajectory], float]] = {}
+        """What no task waits for: the parts that it is about, and when it began."""
         self._idle = asyncio.Event()
         """No call is left."""
         self._idle.set()
@@ -183,21 +184,19 @@ class RewardStream:
 
     def _begin(self, parts: list[Trajectory]) -> bool:
         """Ask the one scorer, which looks at one sample, without a task that waits; whether that could be done."""
-        began, scorer = time.monotonic(), self._scorers[0]
-        if not isinstance(scorer, FunctionCalls):
+        scorer = self._scorers[0]
+        call = scorer.begin(parts[-1], self._told) if isinstance(scorer, FunctionCalls) else None
+        if call is None:
             return False
+        self._calls[call] = parts, time.monotonic()
+        self._idle.clear()
+        return True
 
-        def told(outcome: Outcome) -> None:
-            self._calls.discard(call)
-            self._deliver(parts, {scorer.name: outcome}, began)
-            if not self._calls:
-                self._idle.set()
-
-        call = scorer.begin(parts[-1], told)
-        if call is not None:
-            self._calls.add(call)
-            self._idle.clear()
-        return call is not None
+    def _told(self, call: BegunCall, outcome: Outcome) -> None:
+        parts, began = self._calls.pop(call)
+        self._deliver(parts, {self._scorers[0].name: outcome}, began)
+        if not self._calls:
+            self._idle.set()
 
     async def _score_directly(self, parts: list[Trajectory]) -> None:
         """`_score` with one scorer that looks at one sample: what is asked needs no task of its own."""

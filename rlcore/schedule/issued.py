@@ -27,9 +27,11 @@ class Samples:
     def add(self, row: Trajectory, now: float) -> None:
         """Count a part; a sample that does not know how many it has (`num_parts=0`) is complete when `end` says so."""
         sample = row.id.sample
-        self._num_parts[sample] = self._num_parts.get(sample, 0) + 1
-        if self._num_parts[sample] == row.num_parts:
-            self.complete[sample] = now
+        if row.num_parts != 1:
+            num = self._num_parts[sample] = self._num_parts.get(sample, 0) + 1
+            if num != row.num_parts:
+                return
+        self.complete[sample] = now
 
     def end(self, now: float) -> None:
         """No further part will come."""

@@ -4,7 +4,6 @@ They need no reward, so they are computed while rewards are pending, with the we
 update of the step; and they are kept by trajectory, so that it does not matter which rows become which mini-batch.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -45,16 +44,11 @@ class RowArrays:
         if not groups:
             return
         batch = collate(list(groups.values()), self._run.tokens.pad_id)
+        rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
+        self._where |= {row: (len(self._passes), index) for index, row in enumerate(rows)}
+        self._passes.append(begun := _Pass(rows, batch))  # known before anything is awaited: rewards may be in already
         with self._timeline.passing():
-            passing = asyncio.create_task(self._pass(batch))
-            try:
-                await asyncio.sleep(0)  # the device has its work; what follows takes none of its time
-                rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
-                self._where |= {row: (len(self._passes), index) for index, row in enumerate(rows)}
-                self._passes.append(begun := _Pass(rows, batch))
-                begun.found = await passing
-            finally:
-                passing.cancel()
+            begun.found = await self._pass(batch)
 
     def collated(self, groups: Sequence[Sequence[Scored]]) -> tuple[list[TrajectoryId], Batch]:
         """The rows of the groups, which stand by sample and part, and their batch.

@@ -229,7 +229,8 @@ class StepWork:
 
     def _staleness_of(self, versions: Sequence[tuple[int, int]]) -> int:
         """Versions between the weights that the step begins with and the oldest that sampled a token."""
-        return self._step - 1 - min([version for _, version in versions], default=self._step - 1)
+        oldest = versions[0][1] if len(versions) == 1 else min([of for _, of in versions], default=self._step - 1)
+        return self._step - 1 - oldest
 
     def _staleness(self) -> Metrics:
         stale = [self._staleness_of(row.trajectory.versions) for _, row in self._trained] or [0]

@@ -14,7 +14,7 @@ from rlcore.actor import ActorWorker
 from rlcore.algo.kl import kl_controller
 from rlcore.config import RunConfig
 from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
-from rlcore.errors import ConfigError, WorkerError
+from rlcore.errors import ConfigError, RewardError, WorkerError
 from rlcore.evaluate import evaluate
 from rlcore.launch import Deadlines, Run, launch
 from rlcore.metrics import MetricsLog, TrajectoryLog
@@ -72,10 +72,11 @@ async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Pa
                     result = await session.train(resume, start_from)
                     said = "every step was taken"
                     return result
-                except WorkerError as error:
-                    if session.saver.last is None:
+                except (RewardError, WorkerError) as error:
+                    last = session.saver.last
+                    if last is None:
                         raise
-                    raise WorkerError(f"{error}; last checkpoint: {session.saver.last}, go on with --resume") from error
+                    raise type(error)(f"{error}; last checkpoint: {last}, go on with --resume") from error
                 except asyncio.CancelledError:
                     if stop.signum is None:
                         raise

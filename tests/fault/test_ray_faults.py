@@ -85,12 +85,13 @@ def actors_of(process: int) -> list[int]:
 
 
 def test_a_killed_driver_takes_its_ray_along(tmp_path: Path) -> None:
+    """Scorecard case 35."""
     with training(settings(tmp_path)) as run:
         wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(run))
         ours = descendants(run.pid)
         assert actors_of(run.pid)
         run.kill()
-        wait_for("the end of every process", lambda: not any(map(is_running, ours)), 20)
+        wait_for("the end of every process", lambda: not any(map(is_running, ours)), 3)
 
 
 CLIENT = """
@@ -179,8 +180,8 @@ ray.shutdown()
 
 
 @pytest.fixture
-def head() -> Iterator[str]:
-    """The address of a Ray cluster with room for one run."""
+def head() -> Iterator[tuple[str, int]]:
+    """The address of a Ray cluster with room for one run, and the process that started it."""
     with subprocess.Popen(
         [sys.executable, "-c", HEAD],
         stdin=subprocess.PIPE,
@@ -190,15 +191,17 @@ def head() -> Iterator[str]:
     ) as process:
         for line in process.stdout or ():
             if line.startswith("head: "):
-                yield line.split()[1]
+                yield line.split()[1], process.pid
                 break
         process.communicate("", timeout=60)
 
 
 def test_two_runs_on_one_cluster_the_second_is_told_who_holds_it_and_gets_it_when_the_first_is_killed(
-    head: str, tmp_path: Path
+    head: tuple[str, int], tmp_path: Path
 ) -> None:
-    joined = {"cluster.address": head, "cluster.placement_s": 2}
+    """Scorecard case 35: the actors of a driver that had joined are no descendants of it, and end, too."""
+    address, cluster = head
+    joined = {"cluster.address": address, "cluster.placement_s": 2}
     values = settings(tmp_path, **joined)
     del values["cluster.object_store_gib"]
     with training(values) as first:
@@ -208,8 +211,11 @@ def test_two_runs_on_one_cluster_the_second_is_told_who_holds_it_and_gets_it_whe
             assert second.returncode == 2
             assert "pool 'main' wants 1 CPU" in errors
             assert "held by: rlcore run main" in errors
+        theirs = actors_of(cluster)
+        assert theirs
         first.kill()
         first.wait()
+        wait_for("the end of its actors", lambda: not any(map(is_running, theirs)), 10)
     with training({**values, "train.name": "third", "train.max_steps": 1, "cluster.placement_s": 60}) as third:
         _, errors = third.communicate(timeout=DEADLINE_S)
         assert third.returncode == 0, errors

@@ -1,6 +1,5 @@
 """One sample of the tool loop, a coroutine of its own: turns, calls and answers until something ends it."""
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -99,9 +98,17 @@ class Conversation:
     """Runs one sample."""
 
     def __init__(
-        self, kit: Kit, turns: Turns, task: RolloutTask, sample: int, sampling: Sampling, prompt_ids: Sequence[int]
+        self,
+        kit: Kit,
+        turns: Turns,
+        task: RolloutTask,
+        sample: int,
+        sampling: Sampling,
+        due: float,
+        prompt_ids: Sequence[int],
     ) -> None:
-        self._kit, self._turns, self._sampling = kit, turns, sampling
+        """`due`: when its time is up, on the loop's clock."""
+        self._kit, self._turns, self._sampling, self._due = kit, turns, sampling, due
         self._settings = kit.settings
         self.episode = Episode(task, sample)
         self._prompt_ids = prompt_ids
@@ -112,8 +119,10 @@ class Conversation:
         self._num_same = 0
         self._environment: SampleEnvironment | None = None
 
-    async def run(self, first: "asyncio.Future[Completion] | None") -> list[Trajectory]:
-        """The finished sample; `first` is the first turn where the group's are sampled together."""
+    async def run(self, first: Completion | None = None) -> list[Trajectory]:
+        """The finished sample; `first` is the first turn, where no environment opens the conversation: None when that
+        did not come in time.
+        """
         tools = self._kit.tools.open(self._name, self.episode.task.prompt)
         try:
             if self._kit.environments is None:
@@ -133,8 +142,8 @@ class Conversation:
             self.episode.parts.append(Part(list(self._kit.tokens.encode_prompt(prompt, tools.schemas))))
         return self.episode.trajectories()
 
-    async def _converse_in_time(self, tools: SampleTools, first: "asyncio.Future[Completion] | None") -> None:
-        limit = self._kit.timers.within(self._settings.time_s)
+    async def _converse_in_time(self, tools: SampleTools, first: Completion | None) -> None:
+        limit = self._kit.timers.until(self._due)
         try:
             with limit:
                 self.episode.ended_by = await self._converse(tools, first)
@@ -143,10 +152,12 @@ class Conversation:
                 raise
             self.episode.ended_by = TIME
 
-    async def _converse(self, tools: SampleTools, first: "asyncio.Future[Completion] | None") -> str:
+    async def _converse(self, tools: SampleTools, first: Completion | None) -> str:
         """Turns until one ends the sample; why it ended."""
         if (problem := await self._open(tools)) is not None:
             return problem
+        if first is None and self._environment is None:
+            return TIME
         for turn in range(1, self._settings.max_turns + 1):
             part = self.episode.parts[-1]
             completion = await self._turn(part, turn, first if turn == 1 else None)
@@ -200,9 +211,9 @@ class Conversation:
         who = self.episode.task.prompt.id
         return self._kit.budget(part.num_prompt, self._sampling.max_tokens, who) - part.num_response
 
-    async def _turn(self, part: Part, turn: int, first: "asyncio.Future[Completion] | None") -> Completion:
+    async def _turn(self, part: Part, turn: int, first: Completion | None) -> Completion:
         if first is not None:
-            return await first
+            return first
         budget = self._kit.turn_budget(self._rest(part))
         return await self._turns.next(self.episode.task, self.episode.sample, turn - 1, part.ids, budget)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcore.agents import RolloutTask
 from rlcore.errors import WorkerError
+from rlcore.timers import SharedTasks
 from rlcore.types import Metrics, Trajectory
 from rlcore_agent_loop.admission import Admission
 from rlcore_agent_loop.turns import group_name
@@ -26,6 +27,7 @@ class Flight:
         """Places taken and not yet given back."""
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
+        self._shared = SharedTasks(self.spawn)
         self._given_up: set[asyncio.Task[None]] = set()
         """Those that were cancelled because nobody needs them."""
 
@@ -78,12 +80,12 @@ class Flight:
         task.add_done_callback(self._done)
         return task
 
-    def spawn_sample(self, work: Coroutine[Any, Any, Sequence[Trajectory]]) -> None:
-        """Run a sample and deliver it."""
-        self.spawn(self._deliver(work))
+    def begin(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
+        """Run a sample and deliver it; in a task of its own if it waits for something."""
+        self._shared.begin(self._deliver(run))
 
-    async def _deliver(self, work: Coroutine[Any, Any, Sequence[Trajectory]]) -> None:
-        self.deliver(await work)
+    async def _deliver(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
+        self.deliver(await run())
 
     def deliver(self, parts: Sequence[Trajectory]) -> None:
         """A sample has ended."""
@@ -114,6 +116,7 @@ class Flight:
 
     async def _close(self) -> None:
         """Cancel what still runs, wait for it, and give its places back."""
+        self._shared.close()
         tasks = [task for task in self._tasks if not task.done()]  # of a step that went well nearly none is left
         self.give_up(*tasks)
         await asyncio.gather(*tasks, return_exceptions=True)

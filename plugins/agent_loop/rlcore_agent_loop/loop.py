@@ -4,17 +4,19 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from rlcore.agents import AgentLoop, RolloutTask
 from rlcore.child import load_reference
 from rlcore.errors import ConfigError, boundary
-from rlcore.types import Completion, Lane, Metrics, Prompt, Sampling, Trajectory
+from rlcore.types import Lane, Metrics, Prompt, Sampling, Trajectory
 from rlcore_agent_loop.admission import Admission
 from rlcore_agent_loop.agent import Agents
 from rlcore_agent_loop.conversation import Conversation, Kit
 from rlcore_agent_loop.environments import Environments
 from rlcore_agent_loop.flight import Counts, Flight, Sample
+from rlcore_agent_loop.opening import Opening
 from rlcore_agent_loop.parsers import PARSERS, Parser
 from rlcore_agent_loop.prompt_checks import Room, check_column
 from rlcore_agent_loop.settings import AgentLoopSettings
@@ -151,28 +153,28 @@ class ToolLoop(AgentLoop):
         sampling: Sampling,
         done: Collection[Sample],
     ) -> None:
-        waiting: dict[Sample, asyncio.Future[Completion]] = {}
-        requests = []
+        requests, opening = [], Opening(flight, self._kit.timers)
+        due = asyncio.get_running_loop().time() + self._settings.time_s
         for task in tasks:
             ids: Sequence[int] = ()
             name = group_name(task)
             samples = [sample for sample in range(task.n) if (name, sample) not in done]
             if self._agents is not None:
                 for sample in samples:
-                    flight.spawn_sample(self._agents.run(self._kit, turns, task, sample, sampling))
+                    flight.begin(partial(self._agents.run, self._kit, turns, task, sample, sampling))
                 continue
             if self._environments is None:
                 ids = self._first_ids(task)
                 budget = self._kit.budget(len(ids), sampling.max_tokens, task.prompt.id)
                 requests.append(turns.first(task, ids, self._kit.turn_budget(budget)))
             for sample in samples:
-                first = None
+                conversation = Conversation(self._kit, turns, task, sample, sampling, due, ids)
                 if self._environments is None:
-                    first = waiting[name, sample] = asyncio.get_running_loop().create_future()
-                conversation = Conversation(self._kit, turns, task, sample, sampling, ids)
-                flight.spawn_sample(conversation.run(first))
+                    opening.waiting[name, sample] = conversation
+                else:
+                    flight.begin(conversation.run)
         if requests:
-            flight.spawn(turns.sample_groups(requests, waiting))
+            flight.spawn(opening.sample(turns, requests, due))
 
     def _first_ids(self, task: RolloutTask) -> Sequence[int]:
         return self._tokens.encode_prompt(task.prompt.messages, self._tools.open("", task.prompt).schemas)

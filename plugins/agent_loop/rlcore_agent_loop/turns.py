@@ -1,7 +1,7 @@
 """How turns are sampled: first turns of a group together, later ones each by itself, as soon as it can begin."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -36,19 +36,12 @@ class Turns:
         return GenerateRequest(name, tuple(ids), self._limit(max_tokens), task.n, task.seed, conversation=name)
 
     async def sample_groups(
-        self,
-        requests: Sequence[GenerateRequest],
-        waiting: "dict[tuple[str, int], asyncio.Future[Completion]]",
+        self, requests: Sequence[GenerateRequest], arrived: Callable[[tuple[str, int], Completion], None]
     ) -> None:
-        """Resolve `waiting`, by (group, sample), as first turns come in; one call, so that the engine sees them all.
-
-        A turn that nobody waits for is sampled too: what a sample draws depends on its place in the group.
-        """
+        """Tell `arrived` of each first turn, by (group, sample); one call, so that the engine sees them all."""
         async with aclosing(self._generator.generate(requests, self._lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:
-                future = waiting.get((completion.request_id, completion.sample))
-                if future is not None and not future.done():  # its conversation may have run out of time
-                    future.set_result(completion)
+                arrived((completion.request_id, completion.sample), completion)
 
     async def next(
         self, task: RolloutTask, sample: int, turn: int, ids: Sequence[int], max_tokens: int, stop: Sequence[str] = ()

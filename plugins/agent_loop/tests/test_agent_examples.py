@@ -61,11 +61,13 @@ def test_the_curve_of_a_run_says_how_far_it_came_and_shows_a_conversation(tmp_pa
     sample = {"lane": "train", "prompt": [{"role": "user", "content": "1 + 2?"}], "completion": said}
     (tmp_path / "trajectories").mkdir()
     (tmp_path / "trajectories" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
-    script = ROOT / "examples" / "tool_agent" / "curve.py"
-    load_reference(f"{script}:main")([str(tmp_path), "--out", str(tmp_path / "out")])
+    script = ROOT / "examples" / "agent_curve.py"
+    given = ["tool_agent", "--run", str(tmp_path), "--out", str(tmp_path / "out"), "cluster.threads=1"]
+    load_reference(f"{script}:main")(given)
     found = json.loads((tmp_path / "out.json").read_text())
     assert (found["rise"], found["minutes"], found["passed"]) == (0.5, 2.0, True)
     lines = (tmp_path / "out.md").read_text().splitlines()
+    assert "one run, cluster.threads=1." in lines[2]
     assert {"| 0 | 0.0 | 0.250 |  |  |  |  |", "| 1 | 2.0 | 0.750 | 0.500 | 3 |  | 50.0 |"} <= set(lines)
     assert lines[-5:] == ["```", "user: 1 + 2?", "assistant: add(1, 2)", "tool: 3", "```"]
 

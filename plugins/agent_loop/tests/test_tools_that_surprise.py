@@ -265,7 +265,7 @@ def test_a_conversation_that_something_cancelled_ends_the_rollout_with_an_error_
     async def run() -> None:
         flight = Flight(Admission(4))
         tasks = [RolloutTask(make_prompt(0), 0, 1, 7)]
-        async with aclosing(flight.samples(tasks, lambda group: flight.spawn_sample(cancelled()))) as samples:
+        async with aclosing(flight.samples(tasks, lambda group: flight.begin(cancelled))) as samples:
             async for _ in samples:
                 pass
 

@@ -26,15 +26,6 @@ from rlcore.testing import check_component
 from rlcore.testing.tiny import random_batch
 from rlcore.types import Batch, Ref
 
-SHAPE = {
-    "hidden_size": 8,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "intermediate_size": 16,
-    "vocab_size": 100,
-    "tie_word_embeddings": True,
-}
-
 
 def with_targets(batch: Batch, seed: int = 0) -> Batch:
     """The batch with random values of the step's start and random returns, both 0 outside the loss mask."""
@@ -168,14 +159,16 @@ def test_the_engine_keeps_the_contract_of_components() -> None:
     assert asyncio.run(check_component(critic, CriticEngine)).problems == ()
 
 
-def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_models_size_is(tmp_path: Path) -> None:
+def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_models_size_is(
+    sizes: dict[str, Any], tmp_path: Path
+) -> None:
     [request] = requests(RunConfig(cluster=ClusterConfig(threads=3)), CriticSettings())
     assert (request.role.interface, request.backend, request.threads) == (CriticWorker, "hf", 3)
     assert (request.bytes_per_parameter, request.pool, request.inside) == (16.0, "main", None)
     [other] = requests(RunConfig(), CriticSettings(path="another/model"))
     assert (other.bytes_per_parameter, other.model) == (0.0, ModelFacts())
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({**SHAPE, "model_type": "qwen2"}))
+    path.write_text(json.dumps({**sizes, "model_type": "qwen2"}))
     [local] = requests(RunConfig(), CriticSettings(path=str(tmp_path)))
     assert local.bytes_per_parameter == 16.0
     assert local.model is not None

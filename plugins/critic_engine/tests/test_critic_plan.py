@@ -11,22 +11,13 @@ from rlcore.launch import plan_run
 from rlcore.plan import RunPlan, WorkerPlan
 from rlcore.types import SharedPrefix
 
-SIZES = {
-    "hidden_size": 8,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "intermediate_size": 16,
-    "vocab_size": 100,
-    "tie_word_embeddings": True,
-}
-
 
 @pytest.fixture
-def models(tmp_path: Path) -> Path:
+def models(sizes: dict[str, Any], tmp_path: Path) -> Path:
     """Configurations of a llama (the policy), a qwen3, a gptj and one that nobody knows."""
     for name in ("llama", "qwen3", "gptj", "strange"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({**SIZES, "model_type": name}))
+        (tmp_path / name / "config.json").write_text(json.dumps({**sizes, "model_type": name}))
     return tmp_path
 
 
@@ -96,9 +87,9 @@ def test_ranks_of_a_critic_that_get_no_group_are_refused_also_of_another_model(m
     assert planned(models, *settings, "plugins.critic_engine.shared_prefix=none")[1].request.ranks == 3
 
 
-def test_the_memory_of_a_critic_is_that_of_its_own_model(models: Path) -> None:
-    def bytes_of(**sizes: Any) -> int:
-        (models / "qwen3" / "config.json").write_text(json.dumps({**SIZES, **sizes, "model_type": "qwen3"}))
+def test_the_memory_of_a_critic_is_that_of_its_own_model(sizes: dict[str, Any], models: Path) -> None:
+    def bytes_of(**others: Any) -> int:
+        (models / "qwen3" / "config.json").write_text(json.dumps({**sizes, **others, "model_type": "qwen3"}))
         return planned(models, path(models, "qwen3"))[0].memory_bytes["critic"]
 
     more_parameters = (1000 - 100) * 8

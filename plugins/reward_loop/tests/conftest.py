@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rlcore_reward_loop import build
@@ -10,6 +11,7 @@ from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, Serv
 
 from rlcore.cluster.child import ChildProcesses
 from rlcore.config import RewardFunctionConfig
+from rlcore.testing import write_prompts
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all
 from rlcore.testing.service import Answer, Asked
@@ -51,6 +53,24 @@ def one_service() -> Callable[..., RewardLoopSettings]:
         )
 
     return settings
+
+
+@pytest.fixture
+def config_of(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """The configuration of two steps of the null model below `tmp_path`, with these settings of the plugin."""
+
+    def config(**plugin: Any) -> dict[str, Any]:
+        prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
+        return {
+            "model": {"path": "", "tokenizer": "bytes"},
+            "data": {"sources": {"train": {"path": str(prompts)}}},
+            "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
+            "actor": {"backend": "null"},
+            "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
+            "plugins": {"null": {}, "reward_loop": plugin},
+        }
+
+    return config
 
 
 @pytest.fixture

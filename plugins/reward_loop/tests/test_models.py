@@ -1,7 +1,7 @@
 """Reward model replicas: plans, routing over them, and whole runs with a tiny classifier beside a judge."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,25 +20,12 @@ from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.reward import RawScore, RewardReplica, ScoreRequest
 from rlcore.reward.seats import Stopwatch
-from rlcore.testing import write_prompts
 from rlcore.testing.service import ScriptedService, chat_answer, serving
 from rlcore.testing.tiny import write_tiny_classifier
 from rlcore.train import train
 from rlcore.types import FrozenDict, Lane
 
 WHERE = "plugins.reward_loop"
-
-
-def config_of(tmp_path: Path, **plugin: Any) -> dict[str, Any]:
-    prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
-    return {
-        "model": {"path": "", "tokenizer": "bytes"},
-        "data": {"sources": {"train": {"path": str(prompts)}}},
-        "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
-        "actor": {"backend": "null"},
-        "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
-        "plugins": {"null": {}, "reward_loop": plugin},
-    }
 
 
 def liked_by(path: Path | str, **model: Any) -> dict[str, Any]:
@@ -48,8 +35,8 @@ def liked_by(path: Path | str, **model: Any) -> dict[str, Any]:
     }
 
 
-def test_replicas_are_a_role_of_this_plugin_in_a_pool_of_their_own(tmp_path: Path) -> None:
-    plan = plan_run([config_of(tmp_path, **liked_by("some-model", replicas=2))], [])
+def test_replicas_are_a_role_of_this_plugin_in_a_pool_of_their_own(config_of: Callable[..., dict[str, Any]]) -> None:
+    plan = plan_run([config_of(**liked_by("some-model", replicas=2))], [])
     [reward] = [each for each in plan.workers if each.request.role.name == "reward"]
     assert reward.request.role.interface is RewardReplica
     assert (reward.request.replicas, reward.request.pool, reward.request.isolated) == (2, "reward", True)
@@ -58,14 +45,13 @@ def test_replicas_are_a_role_of_this_plugin_in_a_pool_of_their_own(tmp_path: Pat
     assert {pool.name: pool.roles for pool in plan.pools} == {"main": ("actor", "rollout"), "reward": ("reward",)}
 
 
-def test_replicas_may_share_the_main_pool(tmp_path: Path) -> None:
-    plan = plan_run([config_of(tmp_path, **liked_by("some-model", pool="main"))], [])
+def test_replicas_may_share_the_main_pool(config_of: Callable[..., dict[str, Any]]) -> None:
+    plan = plan_run([config_of(**liked_by("some-model", pool="main"))], [])
     assert {pool.name: pool.roles for pool in plan.pools} == {"main": ("actor", "reward", "rollout")}
 
 
-def test_the_plan_shows_each_reward_with_where_it_is_scored(tmp_path: Path) -> None:
+def test_the_plan_shows_each_reward_with_where_it_is_scored(config_of: Callable[..., dict[str, Any]]) -> None:
     config = config_of(
-        tmp_path,
         rewards={
             "liked": {"kind": "model", "served_by": "reward", "weight": 0.5},
             "helpful": {"kind": "judge", "served_by": "api", "on_failure": "abort"},
@@ -91,9 +77,10 @@ def test_the_plan_shows_each_reward_with_where_it_is_scored(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "schedule", [{"stream_minibatches": True}, {"max_staleness": 1, "on_stale": "drop"}], ids=["streaming", "drop"]
 )
-def test_a_reward_that_sees_the_whole_batch_cannot_be_streamed(tmp_path: Path, schedule: dict[str, Any]) -> None:
+def test_a_reward_that_sees_the_whole_batch_cannot_be_streamed(
+    config_of: Callable[..., dict[str, Any]], schedule: dict[str, Any]
+) -> None:
     config = config_of(
-        tmp_path,
         rewards={"best": {"served_by": "api", "scope": "batch"}},
         services={"api": {"urls": ["http://a/v1"]}},
     )
@@ -106,14 +93,14 @@ def plan_on_gpus(config: dict[str, Any], gpus: int, *overrides: str) -> RunPlan:
     return make_plan(loaded, hooks, Facts(cpus=8, gpus=gpus))
 
 
-def test_a_pool_whose_name_is_nearly_another_is_noted_in_the_plan(tmp_path: Path) -> None:
-    plan = plan_run([config_of(tmp_path, **liked_by("some-model", pool="mains"))], [])
+def test_a_pool_whose_name_is_nearly_another_is_noted_in_the_plan(config_of: Callable[..., dict[str, Any]]) -> None:
+    plan = plan_run([config_of(**liked_by("some-model", pool="mains"))], [])
     assert any("pool 'mains' of reward is not pool 'main'" in note for note in plan.notes)
-    assert not any("is not pool" in note for note in plan_run([config_of(tmp_path, **liked_by("m"))], []).notes)
+    assert not any("is not pool" in note for note in plan_run([config_of(**liked_by("m"))], []).notes)
 
 
-def test_a_pool_that_is_too_small_for_the_replicas_is_a_plan_error(tmp_path: Path) -> None:
-    config = config_of(tmp_path, **liked_by("some-model", replicas=3))
+def test_a_pool_that_is_too_small_for_the_replicas_is_a_plan_error(config_of: Callable[..., dict[str, Any]]) -> None:
+    config = config_of(**liked_by("some-model", replicas=3))
     with pytest.raises(PlanError, match=r"pool 'reward' of config .* is too small: role 'reward' .* needs 3 GPUs"):
         plan_on_gpus(config, 8, "cluster.pools.reward.gpus_per_node=2")
     with pytest.raises(PlanError, match=r"the pools need 4 GPUs \('main' 1, 'reward' 3\), the machine has 2"):
@@ -121,8 +108,8 @@ def test_a_pool_that_is_too_small_for_the_replicas_is_a_plan_error(tmp_path: Pat
     assert {pool.name: pool.gpus for pool in plan_on_gpus(config, 4).pools} == {"main": (0,), "reward": (1, 2, 3)}
 
 
-def test_two_rewards_of_one_name_are_a_config_error(tmp_path: Path) -> None:
-    config = config_of(tmp_path, **liked_by("some-model"))
+def test_two_rewards_of_one_name_are_a_config_error(config_of: Callable[..., dict[str, Any]]) -> None:
+    config = config_of(**liked_by("some-model"))
     config["reward"] = {"functions": {"liked": {"fn": "count_letter"}}}
     with pytest.raises(ConfigError, match=r"rewards\.liked: reward\.functions\.liked has the same name"):
         plan_run([config], [])
@@ -290,11 +277,13 @@ def judged(service: ScriptedService) -> dict[str, Any]:
 
 
 @pytest.mark.real
-def test_a_reward_model_in_its_own_pool_and_a_judge_reward_a_whole_run(tmp_path: Path) -> None:
+def test_a_reward_model_in_its_own_pool_and_a_judge_reward_a_whole_run(
+    config_of: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     path = write_tiny_classifier(tmp_path / "classifier")
     model = {"path": str(path), "tokenizer": "bytes", "replicas": 2, "threads": 1}
     with serving(lambda asked: chat_answer('{"score": 7}')) as service:
-        config = config_of(tmp_path, **judged(service), models={"reward": model})
+        config = config_of(**judged(service), models={"reward": model})
         config["reward"] = {"functions": {"letters": {"fn": "count_letter", "children": 1}}}
         result = train(config)
     assert len(service.asked) == 16
@@ -311,9 +300,11 @@ def test_a_reward_model_in_its_own_pool_and_a_judge_reward_a_whole_run(tmp_path:
 
 
 @pytest.mark.real
-def test_a_model_that_does_not_load_stops_the_run_and_names_the_role_and_the_model(tmp_path: Path) -> None:
+def test_a_model_that_does_not_load_stops_the_run_and_names_the_role_and_the_model(
+    config_of: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "llama", "num_labels": 1}')
     with pytest.raises(RlcoreError, match=r"reward\[0\].*reward model '.*broken' cannot be loaded") as raised:
-        train(config_of(tmp_path, **liked_by(tmp_path / "broken")))
+        train(config_of(**liked_by(tmp_path / "broken")))
     assert isinstance(raised.value, (WorkerError, PlanError))

@@ -1,26 +1,12 @@
 """Settings of this plugin that cannot work, said before anything starts."""
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from rlcore.errors import ConfigError, PlanError
 from rlcore.launch import plan_run
-from rlcore.testing import write_prompts
-
-
-def config_of(tmp_path: Path, **plugin: Any) -> dict[str, Any]:
-    prompts = write_prompts(tmp_path / "prompts.jsonl", 8)
-    return {
-        "model": {"path": "", "tokenizer": "bytes"},
-        "data": {"sources": {"train": {"path": str(prompts)}}},
-        "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
-        "actor": {"backend": "null"},
-        "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
-        "plugins": {"null": {}, "reward_loop": plugin},
-    }
-
 
 BAD_SETTINGS = {
     "no rewards": ({}, "rewards: empty; needs at least one"),
@@ -72,7 +58,7 @@ BAD_SETTINGS = {
 
 @pytest.mark.parametrize("name", BAD_SETTINGS)
 def test_settings_that_cannot_work_are_said_before_anything_starts(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config_of: Callable[..., dict[str, Any]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REWARD_LOOP_TEST_TOKEN", "sk-read-from-a-file\n")
     plugin, said = BAD_SETTINGS[name]
@@ -88,4 +74,4 @@ def test_settings_that_cannot_work_are_said_before_anything_starts(
             "services": {"s": {"urls": ["http://x/"]}},
         }
     with pytest.raises((ConfigError, PlanError), match=said):
-        plan_run([config_of(tmp_path, **plugin)], [])
+        plan_run([config_of(**plugin)], [])

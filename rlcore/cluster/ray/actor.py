@@ -1,43 +1,29 @@
-"""What runs in an actor, and the controller's side of a replica made of actors."""
+"""What runs in an actor: the workers of one rank."""
 
 import asyncio
-import logging
 import os
-import shutil
 import socket
 import sys
-import tempfile
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
-import rlcore.errors
 from rlcore.child import OK, OURS
-from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment, WorkerHost
-from rlcore.cluster.ranks import answers_of_ranks
-from rlcore.cluster.streams import merged
-from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary, describe
-
-logger = logging.getLogger(__name__)
+from rlcore.errors import RlcoreError, WorkerError, boundary
 
 Answer = tuple[str, Any]
 """(OK, value), or (OURS, (class of the error, message, traceback))."""
 CANCELLED: Answer = (OURS, ("WorkerError", "cancelled", ""))
-LOOPBACK = "127.0.0.1"
-"""The address of nodes of a Ray that is this machine's alone."""
 MAX_CALLS = 10_000
 """Calls that an actor serves at a time; more wait."""
-LAST_WORD_S = 30.0
-"""How long Ray may take to say why an actor that cannot be reached has ended: it asks nodes every few seconds."""
-ASK_AGAIN_S = 0.5
 STREAM_BATCH = 64
 """Items of a stream that travel together at most; what has been yielded meanwhile does not wait for more."""
+END_OF_OUTPUT = "rlcore: end of output"
+"""The last line that an actor prints, to stdout and to stderr: whoever collects the lines has them all."""
 
 
 class ActorHost:
@@ -140,7 +126,11 @@ class ActorHost:
 
     async def close(self) -> list[str]:
         """Close the workers; what went wrong, in words."""
-        return self._host.close()
+        problems = self._host.close()
+        for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+            stream.flush()
+            os.write(descriptor, f"{END_OF_OUTPUT}\n".encode())
+        return problems
 
     async def watch(self) -> None:
         """Never return: the actor's end is the end of this call."""
@@ -171,222 +161,3 @@ async def _batch(queue: "asyncio.Queue[Any]", task: "asyncio.Future[None]") -> l
     else:
         first = []
     return first + [queue.get_nowait() for _ in range(queue.qsize())]
-
-
-class ActorBody:
-    """The actors of one replica, one for each rank. Implements `rlcore.cluster.replica.Body`."""
-
-    def __init__(self, name: str, actors: Sequence[Any]) -> None:
-        self.name = name
-        self.rendezvous = ""
-        self._scratch = ""
-        """Where ranks of one machine meet."""
-        self._actors = tuple(actors)
-        self._number = 0
-        self._places = [""] * len(self._actors)
-        self._reasons: dict[int, str] = {}
-        """Why a rank has ended, in the order in which that was seen."""
-        self._closed = False
-
-    @property
-    def alive(self) -> bool:
-        """False once an actor is known to have ended."""
-        return not self._reasons and not self._closed
-
-    async def meet(self, deadline_s: float) -> None:
-        """Wait until every actor runs; agree on where the ranks meet."""
-        where = f"{self.name}: starting its actor"
-        with _in_time(where, deadline_s):
-            refs = [actor.address.remote() for actor in self._actors]
-            addresses = await self._all(refs, self._ask, where, deadline_s)
-        self._places = [f"process {process} on {host}" for host, _, process in addresses]
-        if len(self._actors) > 1:
-            host, port, _ = addresses[0]
-            self.rendezvous = f"tcp://{host}:{port}"
-            if {each for each, _, _ in addresses} == {LOOPBACK}:  # torch would listen on all interfaces
-                self._scratch = tempfile.mkdtemp(prefix="rlcore-ranks-")
-                self.rendezvous = f"file://{self._scratch}/meeting"
-
-    async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
-        """See `Body.build`."""
-        where = f"{ranks[0].name}.setup()"
-        refs = [actor.build.remote(shipment) for actor, shipment in zip(self._actors, ranks, strict=True)]
-        await self._all(refs, self._value, where, deadline_s)
-
-    async def call(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
-    ) -> Any:
-        """See `Body.call`; what all ranks are given is stored once."""
-        number = self._number
-        with boundary(f"{where}: its arguments cannot be sent", WorkerError):
-            given: Any = (args, kwargs) if len(self._actors) == 1 else ray.put((args, kwargs))
-            refs = [actor.call.remote(number, role, method, given) for actor in self._actors]
-        self._number += 1  # only now: actors wait for every number in turn
-        try:
-            # The first error ends the wait: the other ranks may be waiting for that one.
-            values = await self._all(refs, self._value, where, deadline_s)
-        except BaseException:
-            self._cancel(number)
-            raise
-        return values[0]
-
-    async def stream(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines
-    ) -> AsyncGenerator[Any, None]:
-        """See `Body.stream`."""
-        number = self._number
-        with boundary(f"{where}: its arguments cannot be sent", WorkerError):
-            calls = [
-                actor.stream.options(num_returns="streaming").remote(number, role, method, (args, kwargs))
-                for actor in self._actors
-            ]
-        self._number += 1
-        streams = [self._items(rank, refs, number, where, deadlines) for rank, refs in enumerate(calls)]
-        async with aclosing(merged(streams)) as items:
-            async for item in items:
-                yield item
-
-    async def _items(
-        self, rank: int, refs: Any, number: int, where: str, deadlines: Deadlines
-    ) -> AsyncGenerator[Any, None]:
-        """The items of one rank's stream."""
-        ended = False
-        try:
-            while True:
-                try:
-                    ref = await anext(refs)
-                except StopAsyncIteration:
-                    ended = True
-                    return
-                for item in await self._value(rank, ref, where, deadlines.call_s):
-                    yield item
-        except RayError as error:
-            ended = True
-            raise WorkerError(f"{where}: {await self._lost(rank, error)}") from error
-        finally:
-            if not ended:
-                self._actors[rank].cancel.remote(number)
-                await self._drain(refs, deadlines.close_s)
-
-    async def _drain(self, refs: Any, close_s: float) -> None:
-        """Take what still comes, so that the worker's generator has ended when this returns."""
-        try:
-            async with asyncio.timeout(close_s):
-                async for _ in refs:
-                    pass
-        except (TimeoutError, RayError):
-            pass
-
-    async def _all(self, refs: Sequence[Any], ask: Callable[..., Awaitable[Any]], *args: Any) -> list[Any]:
-        """What all ranks answer; the first error ends the wait: the other ranks may be waiting for that one."""
-        asked = [ask(rank, ref, *args) for rank, ref in enumerate(refs)]
-        return await answers_of_ranks(asked, self._reasons.__contains__)
-
-    async def _value(self, rank: int, ref: Any, where: str, deadline_s: float) -> Any:
-        """What a worker returned; what it raised is raised here.
-
-        WorkerError when the deadline passes, after which the actor is killed: its loop may be stuck.
-        """
-        try:
-            return opened(await self._ask(rank, ref, where, deadline_s))
-        except TimeoutError as cause:
-            reason = f"{where} took longer than {deadline_s:g} s"
-            self._reasons.setdefault(rank, reason)
-            ray.kill(self._actors[rank])
-            raise WorkerError(f"{reason}; its actor was killed") from cause
-
-    async def _ask(self, rank: int, ref: Any, where: str, deadline_s: float) -> Any:
-        """The value of a reference; TimeoutError when the deadline passes, WorkerError when the rank's actor ends."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await ref
-        except GetTimeoutError:
-            raise
-        except RayError as error:
-            raise WorkerError(f"{where}: {await self._lost(rank, error)}") from error
-
-    async def _lost(self, rank: int, error: RayError) -> str:
-        """Why a rank does not answer; the rest of a message of Ray is its own log."""
-        error = await self._last_word(rank, error)
-        if self._closed and rank not in self._reasons:
-            return next(iter(self._reasons.values()), "it was closed")
-        several, place = len(self._actors) > 1, self._places[rank]
-        whose = f"its rank {rank}, {self.name[:-1]}.{rank}], ended" if several else "its actor ended"
-        # Who is served inside another worker has that one's actor.
-        where = ", ".join(each for each in ("" if several else self.name, place) if each)
-        return self._reasons.setdefault(rank, f"{whose}: {describe(error).rstrip('.')}" + (where and f" ({where})"))
-
-    async def _last_word(self, rank: int, error: RayError) -> RayError:
-        """The error, or where that says only that the actor cannot be reached now, what Ray says when it knows why."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_WORD_S):
-                while isinstance(error, ActorUnavailableError) and not self._closed:
-                    await asyncio.sleep(ASK_AGAIN_S)
-                    try:
-                        await self._actors[rank].watch.remote()
-                    except RayError as later:
-                        error = later
-        return error
-
-    def _cancel(self, number: int) -> None:
-        for actor in self._actors:
-            actor.cancel.remote(number)
-
-    async def ended(self) -> str:
-        """See `Body.ended`."""
-        watches = [asyncio.ensure_future(self._watch(rank)) for rank in range(len(self._actors))]
-        try:
-            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for watch in watches:
-                watch.cancel()
-        return done.pop().result()
-
-    async def _watch(self, rank: int) -> str:
-        """Why the rank has ended, once it has."""
-        try:
-            await self._actors[rank].watch.remote()
-        except RayError as error:
-            return await self._lost(rank, error)
-        return ""
-
-    async def close(self, deadline_s: float) -> None:
-        """See `Body.close`."""
-        if self.alive:
-            where = f"{self.name}.close()"
-            try:
-                with _in_time(where, deadline_s):
-                    refs = [actor.close.remote() for actor in self._actors]
-                    for problems in await self._all(refs, self._ask, where, deadline_s):
-                        for problem in problems:
-                            logger.warning("%s", problem)
-            except RlcoreError as error:
-                logger.warning("%s", error)
-        self.kill()
-
-    def kill(self) -> None:
-        """End the actors at once."""
-        self._closed = True
-        for actor in self._actors:
-            ray.kill(actor)
-        if self._scratch:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-@contextmanager
-def _in_time(where: str, deadline_s: float) -> Iterator[None]:
-    """A deadline that passes inside becomes a WorkerError that says what took so long."""
-    try:
-        yield
-    except TimeoutError as cause:
-        raise WorkerError(f"{where} took longer than {deadline_s:g} s") from cause
-
-
-def opened(answer: Answer) -> Any:
-    """The value of an answer; what the worker raised is raised here, with the worker's traceback as its cause."""
-    kind, value = answer
-    if kind == OK:
-        return value
-    name, message, trace = value
-    known: type[RlcoreError] = getattr(rlcore.errors, name, WorkerError)
-    raise known(message) from ChildError(message, trace)

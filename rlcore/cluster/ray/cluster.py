@@ -26,7 +26,9 @@ from rlcore.cluster.guard import VARIABLE, Guard
 from rlcore.cluster.host import Shipment, pack, thread_environment
 from rlcore.cluster.local import WorkerThread
 from rlcore.cluster.process import first_error
-from rlcore.cluster.ray.actor import LOOPBACK, MAX_CALLS, ActorBody, ActorHost
+from rlcore.cluster.ray.actor import MAX_CALLS, ActorHost
+from rlcore.cluster.ray.body import LOOPBACK, ActorBody
+from rlcore.cluster.ray.output import ActorOutput
 from rlcore.cluster.ray.placement import Placement, bundles_of, slots_of
 from rlcore.cluster.replica import Group, Replica, Seat
 from rlcore.config import ClusterConfig
@@ -54,6 +56,7 @@ class RayCluster:
         self._thread: WorkerThread | None = None
         """The one that connects and leaves; None where Ray was there already."""
         self._guard: Guard | None = None
+        self._output = ActorOutput()
         self._environment: dict[str, str] = {}
         """Of actors of a Ray that we started: their ranks meet on this machine."""
 
@@ -62,6 +65,7 @@ class RayCluster:
         config = self._plan.config.cluster
         if ray.is_initialized():
             _refuse_settings(config)
+            self._output.join()
         else:
             # Processes that Ray starts here end with the thread that starts them, so that thread stays.
             self._thread = WorkerThread("ray")
@@ -73,20 +77,21 @@ class RayCluster:
         config, facts = self._plan.config.cluster, self._plan.facts
         # Without it Ray hides the devices from actors that ask for none, and warns that it will stop doing so.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
+        quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": True}
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             if config.address:
                 _check_reachable(config.address)
                 # Ray offers its token by itself only to a cluster that it finds by itself.
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-                ray.init(config.address, **quiet)
+                with self._output.beginning():
+                    ray.init(config.address, **quiet)
                 return
             asked = sum(bundle["CPU"] for pool in bundles_of(self._slots).values() for bundle in pool)
             mark = uuid.uuid4().hex
             self._guard = Guard(mark)
             os.environ[VARIABLE] = mark
-            with _loopback_only():
+            with _loopback_only(), self._output.beginning():
                 context = ray.init(
                     "local",
                     _node_ip_address=LOOPBACK,
@@ -137,10 +142,12 @@ class RayCluster:
     async def _launch(self, name: str, plan: WorkerPlan, index: int) -> ActorBody:
         """The actors of a replica, with nothing in them yet."""
         request = plan.request
+        slots = self._slots[request.role.name][index * request.ranks : (index + 1) * request.ranks]
+        for pool in sorted({slot.pool for slot in slots}):
+            await self._placement.stand(pool, self._plan.config.cluster.placement_s)
         path = [str(Path(entry).absolute()) for entry in sys.path]
         actors = []
-        for rank in range(request.ranks):
-            slot = self._slots[request.role.name][index * request.ranks + rank]
+        for slot in slots:
             strategy = PlacementGroupSchedulingStrategy(
                 self._placement.group(slot.pool), placement_group_bundle_index=slot.bundle
             )
@@ -154,7 +161,7 @@ class RayCluster:
                 runtime_env={"env_vars": thread_environment(threads_of(plan, self._plan)) | self._environment},
             )
             actors.append(actor.remote(path, str(Path.cwd())))
-        body = ActorBody(name, actors)
+        body = ActorBody(name, actors, self._output)
         running = False
         try:
             await body.meet(self._deadlines.setup_s)
@@ -172,6 +179,7 @@ class RayCluster:
             if error is not None:
                 logger.warning("%s: closing it: %s", seat.name, error)
         self._seats.clear()
+        self._output.close()
         if self._thread is None:
             self._placement.close()
             return

@@ -16,6 +16,7 @@ from rlcore.plan.places import meeting_in, places_of
 
 NAME = "rlcore"
 """Every placement group of ours is named 'rlcore RUN POOL', so that another run can say who holds the cluster."""
+ASK_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Placement:
     def __init__(self, run_name: str) -> None:
         self._run_name = run_name
         self._groups: dict[str, PlacementGroup] = {}
+        self._wanted: dict[str, list[dict[str, float]]] = {}
 
     def group(self, pool: str) -> PlacementGroup:
         """The group of a leaf pool."""
@@ -99,16 +101,29 @@ class Placement:
         """Reserve every pool; WorkerError saying what was wanted, what there is and who has it."""
         for pool, wanted in sorted(bundles.items()):
             group = placement_group(wanted, strategy="PACK", name=f"{NAME} {self._run_name} {pool}")
-            self._groups[pool] = group
+            self._groups[pool], self._wanted[pool] = group, wanted
             try:
                 async with asyncio.timeout(deadline_s):
                     await group.ready()
             except TimeoutError:
-                raise WorkerError(await asyncio.to_thread(self._too_small, pool, wanted, deadline_s)) from None
+                raise WorkerError(await asyncio.to_thread(self._too_small, pool, deadline_s)) from None
             except RayError as error:
                 raise WorkerError(f"cluster: pool '{pool}' cannot be placed: {error}") from error
 
-    def _too_small(self, pool: str, wanted: Sequence[Mapping[str, float]], deadline_s: float) -> str:
+    async def stand(self, pool: str, deadline_s: float) -> None:
+        """Return when every bundle of the pool is on a node: where one has left, Ray looks for another place for it.
+
+        WorkerError as from `place`.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                while await asyncio.to_thread(_state, self._groups[pool]) != "CREATED":
+                    await asyncio.sleep(ASK_AGAIN_S)
+        except TimeoutError:
+            raise WorkerError(await asyncio.to_thread(self._too_small, pool, deadline_s)) from None
+
+    def _too_small(self, pool: str, deadline_s: float) -> str:
+        wanted = self._wanted[pool]
         has, free = ray.cluster_resources(), ray.available_resources()
         total = {kind: sum(each.get(kind, 0.0) for each in wanted) for kind in ("CPU", "GPU")}
         parts = [
@@ -129,6 +144,10 @@ class Placement:
         self._groups.clear()
         for group in groups:
             remove_placement_group(group)
+
+
+def _state(group: PlacementGroup) -> str:
+    return str(placement_group_table(group)["state"])
 
 
 def _worded(wanted: Sequence[Mapping[str, float]]) -> str:

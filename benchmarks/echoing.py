@@ -1,0 +1,65 @@
+"""An rlcore plugin for `transfer.py`: a worker that returns what it is given, a replica that reads handed weights."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore.hookspecs import hookimpl
+from rlcore.plan import Component, Role, WorkerClass, WorkerRequest
+from rlcore.rollout import RolloutWorker
+from rlcore.types import Completion, GenerateRequest, WeightsHandle
+from rlcore.workers import Worker
+
+RLCORE_API = "1"
+READ = "read.json"
+"""In the run directory: what the replica has read, and how long that took."""
+
+
+class Echo(Worker):
+    """Returns what it is given."""
+
+    def setup(self) -> None:
+        """There is nothing to load."""
+
+    def echo(self, value: Any) -> Any:
+        """The value."""
+        return value
+
+
+class Reader(RolloutWorker):
+    """Reads every weight that it is handed, and samples nothing."""
+
+    def setup(self) -> None:
+        """There is nothing to load."""
+
+    async def load_weights(self, handle: WeightsHandle) -> int:
+        from safetensors.torch import load_file
+
+        began, num_bytes = time.perf_counter(), 0
+        for file in Path(handle.path).glob("*.safetensors"):
+            for each in load_file(file).values():
+                float(each.sum())  # it is mapped: reading is what takes time
+                num_bytes += each.numel() * each.element_size()
+        seconds = time.perf_counter() - began
+        (self.context.run_dir / READ).write_text(json.dumps({"bytes": num_bytes, "s": seconds}))
+        return handle.version
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
+        for _ in ():
+            yield _
+
+
+@hookimpl
+def rlcore_agent_loops() -> Sequence[Component[Any]]:
+    asks = [
+        WorkerRequest(Role("here", Echo), "echo", cpus=0.5),
+        WorkerRequest(Role("apart", Echo), "echo", cpus=0.5, isolated=True),
+    ]
+    return [Component("echoing", lambda context: None, lambda config, section: asks)]
+
+
+@hookimpl
+def rlcore_worker_classes() -> Sequence[WorkerClass]:
+    return [WorkerClass(Echo, "echo", Echo), WorkerClass(RolloutWorker, "reader", Reader, isolated=True)]

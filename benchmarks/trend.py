@@ -1,0 +1,79 @@
+"""What the controller's steps come to: is their time a small part of a real step, and does memory grow?"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from measure import summary
+
+STEP_S = 60.0
+"""The step of a real run, of which the controller may take a part."""
+MOST_FRAC = 0.1
+WARM_STEPS = 10
+"""Steps that are not counted."""
+FLAT_FRAC = 0.01
+FLAT_STEPS = 100
+"""Memory is flat when it grows by less than this share of itself over so many steps, by the interval's upper end ..."""
+RISE_FRAC = 0.05
+"""... or when its growth cannot be told from none, and its highest is above its first by less than this share."""
+
+T_95 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 7: 2.365, 10: 2.228, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.0}
+"""Student's t, two-sided 95 %, by degrees of freedom; of others that of the next smaller one."""
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Growth from one value to the next."""
+
+    slope: float
+    low: float
+    """Of the 95 % interval."""
+    high: float
+
+
+def trend(values: Sequence[float]) -> Trend:
+    """Ordinary least squares over 0, 1, 2, ...; ValueError for fewer than three values.
+
+    The residuals of neighbours are alike where memory is taken and given back in lumps; the interval counts only as
+    many values as are independent, by their correlation with the one before: n (1 - r) / (1 + r).
+    """
+    num = len(values)
+    if num < 3:
+        raise ValueError(f"trend: {num} values; needs at least three")
+    middle, mean = (num - 1) / 2, math.fsum(values) / num
+    spread = math.fsum((index - middle) ** 2 for index in range(num))
+    slope = math.fsum((index - middle) * (value - mean) for index, value in enumerate(values)) / spread
+    residuals = [value - mean - slope * (index - middle) for index, value in enumerate(values)]
+    squares = math.fsum(each**2 for each in residuals)
+    pairs = math.fsum(one * other for one, other in pairwise(residuals))
+    alike = min(0.95, max(0.0, pairs / squares)) if squares else 0.0
+    independent = max(3.0, num * (1 - alike) / (1 + alike))
+    error = math.sqrt(squares / (independent - 2) / spread)
+    quantile = T_95[max(each for each in T_95 if each <= independent - 2)]
+    return Trend(slope, slope - quantile * error, slope + quantile * error)
+
+
+def judged(wall_s: Sequence[float], cpu_s: Sequence[float], resident_bytes: Sequence[int]) -> dict[str, Any]:
+    """What steps with these seconds, and this memory after each, come to. ValueError for fewer than four."""
+    warm = min(WARM_STEPS, len(wall_s) - 4)
+    if warm < 0:
+        raise ValueError(f"scale: {len(wall_s)} steps; needs at least four")
+    wall, cpu, after = summary(wall_s[warm:]), summary(cpu_s[warm:]), resident_bytes[warm:]
+    growth, late = trend(after), trend(after[len(after) // 2 :] if len(after) >= 6 else after)
+    share = max(wall["median"], cpu["median"]) / STEP_S
+    return {
+        "steps": len(wall_s),
+        "warm_steps": warm,
+        "wall_s": wall,
+        "cpu_s": cpu,
+        "share_of_60_s": share,
+        "resident_warm_bytes": after[0],
+        "resident_end_bytes": after[-1],
+        "growth_bytes_a_step": asdict(growth),
+        "growth_of_second_half": asdict(late),
+        "cheap": share < MOST_FRAC,
+        "flat": late.high * FLAT_STEPS < FLAT_FRAC * after[0]
+        or (late.low <= 0.0 and max(after) - after[0] < RISE_FRAC * after[0]),
+    }

@@ -1,0 +1,114 @@
+"""What a sample that waits for nothing costs the event loop: counted, for a clock says something else in every hour."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextvars import Context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rlcore_agent_loop.loop import ToolLoop
+from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.testing import HereChildren
+
+from rlcore.agents import AgentLoop
+from rlcore.agents.single_turn import SingleTurn
+from rlcore.config import RewardFunctionConfig
+from rlcore.data import PromptOrder
+from rlcore.reward import build_function_rewards
+from rlcore.rollout import Generator
+from rlcore.schedule.flight import Flight, Issuing
+from rlcore.testing.rewards import make_prompt, reward_context
+from rlcore.tokens import ByteTokens
+from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
+
+REWARDS = """
+import asyncio
+
+async def at_once(trajectory):
+    return 1.0
+
+async def waits(trajectory):
+    await asyncio.sleep(0)
+    return 1.0
+"""
+PROMPTS, GROUP = 8, 8
+A_STEP = 12
+"""Tasks and callbacks that a step may cost beside its samples, each."""
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts what it is asked to run."""
+
+    num_tasks = num_callbacks = 0
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
+        self.num_tasks += 1
+        return super().create_task(coro, name=name, context=context)
+
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        self.num_callbacks += 1
+        return super().call_soon(callback, *args, context=context)
+
+
+class AtOnce:
+    """A generator that has every completion when it is asked, as when many come in one go."""
+
+    async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
+        for request in requests:
+            for sample in range(request.n):
+                ids_N, logprobs_N = np.array([97, 256], dtype=np.int32), np.zeros(2, dtype=np.float32)
+                yield Completion(request.id, sample, ids_N, logprobs_N, Finish.STOP, 0)
+
+
+def single_turn(generator: Generator) -> AgentLoop:
+    return SingleTurn(generator, ByteTokens())
+
+
+def conversations(generator: Generator) -> AgentLoop:
+    return ToolLoop(generator, ByteTokens(), HereChildren(), AgentLoopSettings())
+
+
+def cost_of_a_step(agent: Callable[[Generator], AgentLoop], reward: str, directory: Path) -> tuple[int, int]:
+    """(tasks, callbacks) between the issue of a step's prompts and their last reward."""
+    (directory / "rewards.py").write_text(REWARDS)
+    functions = {"f": RewardFunctionConfig(fn=f"{directory / 'rewards.py'}:{reward}")}
+    order = PromptOrder({"test": [make_prompt(index) for index in range(PROMPTS)]}, {}, 0, False)
+
+    async def step() -> tuple[int, int]:
+        manager = build_function_rewards(reward_context(functions, directory, HereChildren()))
+        await manager.start()
+        flight = Flight(agent(AtOnce()), manager, order, Issuing(PROMPTS, GROUP, 0, Sampling()))
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, CountingLoop)
+        before = loop.num_tasks, loop.num_callbacks
+        flight.issue(PROMPTS, 1)
+        ready = [await flight.next_ready(1) for _ in range(PROMPTS)]
+        cost = loop.num_tasks - before[0], loop.num_callbacks - before[1]
+        assert {len(each.group()) for each in ready} == {GROUP}
+        assert {row.reward.score for each in ready for row in each.group()} == {1.0}
+        await flight.close()
+        await manager.close()
+        return cost
+
+    return run(step())
+
+
+def run(work: Coroutine[Any, Any, tuple[int, int]]) -> tuple[int, int]:
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        return runner.run(asyncio.wait_for(work, 30.0))
+
+
+@pytest.mark.parametrize("agent", [single_turn, conversations])
+def test_samples_and_rewards_that_wait_for_nothing_have_no_task_and_no_wake_up_of_their_own(
+    agent: Callable[[Generator], AgentLoop], tmp_path: Path
+) -> None:
+    num_tasks, num_callbacks = cost_of_a_step(agent, "at_once", tmp_path)
+    assert num_tasks <= A_STEP < PROMPTS * GROUP
+    assert num_callbacks <= 3 * A_STEP < PROMPTS * GROUP
+
+
+def test_a_reward_that_waits_has_one_task_a_sample(tmp_path: Path) -> None:
+    num_tasks, _ = cost_of_a_step(single_turn, "waits", tmp_path)
+    assert PROMPTS * GROUP <= num_tasks <= PROMPTS * GROUP + A_STEP

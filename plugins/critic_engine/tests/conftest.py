@@ -1,0 +1,18 @@
+"""What the tests of this plugin share."""
+
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def sizes() -> dict[str, Any]:
+    """What a config.json says of a small decoder, but for its kind."""
+    return {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 16,
+        "vocab_size": 100,
+        "tie_word_embeddings": True,
+    }

@@ -1,0 +1,136 @@
+"""What actors print, on its way into the log of the run: Ray's log monitor on each node sends it to whoever listens."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+from ray._private.worker import global_worker
+
+from rlcore.cluster.printed import Printed
+from rlcore.cluster.ray.actor import END_OF_OUTPUT
+
+logger = logging.getLogger(__name__)
+
+RAYS_OWN = "ray_print_logs"
+"""The one of Ray's that prints everything to the terminal."""
+MAX_EARLY = 1000
+"""Lines that are kept of processes of which it is not known yet whose they are."""
+QUIET_S = 1.0
+"""An actor that has ended has said its last words when so long nothing more has come; files are read every 0.1 s."""
+LAST_S = 3.0
+"""Until last words are taken for all there is, and the end of the output for lost."""
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an actor runs."""
+
+    node: str
+    process: int
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.node}"
+
+
+class _Heard:
+    """What has come of one process."""
+
+    def __init__(self, name: str) -> None:
+        self.printed = Printed(name)
+        self.last_at = time.monotonic()
+        self.streams_ended = 0
+
+
+class ActorOutput:
+    """The lines of every actor of a run. Ray hands them over in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._heard: dict[Place, _Heard] = {}
+        self._early: deque[tuple[Place, str, bool]] = deque(maxlen=MAX_EARLY)
+        self._listening = False
+        self._handler = f"rlcore {id(self)}"
+
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        """Inside, `ray.init()` connects; what comes after is heard here and not printed."""
+        self._listen()
+        yield
+        dispatcher.remove_handler(RAYS_OWN)
+
+    def join(self) -> None:
+        """Listen where Ray was connected before; what it prints itself stays as it is."""
+        if hasattr(global_worker, "logger_thread"):
+            self._listen()
+        else:
+            logger.warning(
+                "what workers print stays in Ray's logs, /tmp/ray/session_latest/logs on their node: ray.init() was "
+                "called with log_to_driver=False"
+            )
+
+    def _listen(self) -> None:
+        self._listening = True
+        dispatcher.add_handler(self._handler, self._arrived)
+
+    def close(self) -> None:
+        """Nothing is listened to any more."""
+        if self._listening:
+            dispatcher.remove_handler(self._handler)
+        self._listening = False
+
+    def expect(self, place: Place, name: str) -> None:
+        """From now on the lines of that process are logged under this name, those that have come already, too."""
+        with self._lock:
+            self._heard[place] = _Heard(name)
+            for where, line, is_error in self._early:
+                if where == place:
+                    self._take(self._heard[place], line, is_error)
+            self._early = deque((each for each in self._early if each[0] != place), MAX_EARLY)
+
+    async def last_words(self, place: Place | None) -> str:
+        """What a process said before it ended, as `Printed.last_words`, once no more is to be expected."""
+        began = time.monotonic()
+        with self._lock:
+            heard = self._heard.get(place) if place else None
+        if heard is None or not self._listening:
+            return ""
+        while (now := time.monotonic()) < min(max(heard.last_at, began) + QUIET_S, began + LAST_S):
+            await asyncio.sleep(min(POLL_S, began + LAST_S - now))
+        return heard.printed.last_words
+
+    async def until_end(self, places: Sequence[Place]) -> None:
+        """Return when everything has come that these processes, which have closed, had printed; or after a while."""
+        ends_at = time.monotonic() + LAST_S
+        with self._lock:
+            waiting = [self._heard[place] for place in places if place in self._heard]
+        while self._listening and time.monotonic() < ends_at:
+            if all(each.streams_ended >= 2 for each in waiting):
+                return
+            await asyncio.sleep(POLL_S)
+
+    def _arrived(self, message: Mapping[str, Any]) -> None:
+        if not str(message["pid"]).isdecimal():  # Ray's servers have names there
+            return
+        place = Place(str(message["ip"]), int(message["pid"]))
+        with self._lock:
+            heard = self._heard.get(place)
+            for line in message["lines"]:
+                if heard is None:
+                    self._early.append((place, line, message["is_err"]))
+                else:
+                    self._take(heard, line, message["is_err"])
+
+    def _take(self, heard: _Heard, line: str, is_error: bool) -> None:
+        heard.last_at = time.monotonic()
+        text = line.removesuffix(END_OF_OUTPUT)
+        heard.streams_ended += text != line
+        if text or text == line:
+            heard.printed.add(text, is_error)

@@ -1,0 +1,118 @@
+"""What workers print lands in the run's log.txt, on Ray as on `local`, a crash's last lines too, and no secret."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from rlcore.cluster.printed import MAX_LOG_LINES, Printed
+from rlcore.testing.runs import run_settings
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(180),
+    pytest.mark.xdist_group("machine"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+]
+
+DEADLINE_S = 90.0
+PLUGIN = '''
+"""A rollout replica that talks, and crashes once, below Python."""
+RLCORE_API = "1"
+
+import logging, os, sys
+
+from rlcore.hookspecs import hookimpl
+from rlcore.plan import WorkerClass
+from rlcore.rollout import RolloutWorker
+from rlcore.testing.null import NullReplica
+
+
+class Talker(NullReplica):
+    def setup(self):
+        super().setup()
+        print("printed while it was set up")
+        logging.getLogger("somebody").warning("a logger's warning with the key %s", os.environ["RLCORE_TEST_KEY"])
+        os.system("echo said by a process of its own")
+
+    async def generate(self, requests):
+        mark = self.context.run_dir / "crashed"
+        if not mark.exists():
+            mark.touch()
+            os.write(2, b"terminate called after throwing an instance of 'std::runtime_error'\\n  what():  boom\\n")
+            os.abort()
+        async for completion in super().generate(requests):
+            yield completion
+
+    def close(self):
+        print("printed while it was closed")
+
+
+@hookimpl
+def rlcore_worker_classes():
+    return [WorkerClass(RolloutWorker, "talker", Talker, isolated=True)]
+'''
+
+
+@pytest.mark.parametrize("cluster", ["local", "ray"])
+def test_what_a_worker_prints_and_a_crashs_last_words_are_in_the_runs_log(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLCORE_TEST_KEY", "very-secret-value")
+    (tmp_path / "talker.py").write_text(PLUGIN)
+    more = {
+        "train.name": "run",
+        "train.max_steps": 1,
+        "rollout.backend": "talker",
+        "reward.functions.letters.kwargs.letter": "${oc.env:RLCORE_TEST_KEY}",
+    }
+    more |= {"cluster.backend": "ray", "cluster.object_store_gib": 0.1} if cluster == "ray" else {}
+    command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", "--plugin", str(tmp_path / "talker.py")]
+    command += [f"{key}={value}" for key, value in run_settings(tmp_path, 8, **more).items()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "runs" / "run" / "log.txt").read_text()
+    for line, times in {
+        "rollout[0]: printed while it was set up": 2,
+        "rollout[0]: said by a process of its own": 2,
+        "rollout[0]: printed while it was closed": 1,
+        "rollout[0]: a logger's warning with the key ${oc.env:RLCORE_TEST_KEY}": 2,
+        "rollout[0]:   what():  boom": 1,
+    }.items():
+        assert log.count(f": {line}\n") == times, line
+    [lost] = [line for line in log.splitlines() if "WARNING rlcore.cluster.replica: rollout[0]: lost (" in line]
+    assert "; its last words: " in lost
+    assert "terminate called after throwing an instance of 'std::runtime_error' |   what():  boom" in lost
+    for name in ("config.yaml", "plan.json", "log.txt"):  # case 40
+        assert "very-secret-value" not in (tmp_path / "runs" / "run" / name).read_text()
+    assert "end of output" not in log
+    assert "boom" not in done.stdout
+
+
+def test_lines_are_logged_within_bounds_and_frames_are_no_last_words(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="rlcore")
+    printed = Printed("judge[1]")
+    assert printed.last_words == ""
+    for line in (
+        "loading",
+        "terminate called",
+        "*** SIGABRT received at time=1 on cpu 0 ***",
+        "    @     0x7f2e260a8eec  (unknown)  (unknown)",
+        "[2026-01-01 00:00:00,683 E 1 2] logging.cc:474: *** SIGABRT",
+        "Fatal Python error: Aborted",
+        "",
+        'Stack (most recent call first):\n  File "a.py", line 16 in hi',
+        '  File "a.py", line 17 in ho',
+        "Extension modules: numpy",
+    ):
+        printed.add(line, is_error=True)
+    printed.add("on stdout, whenever that was")
+    assert printed.last_words == "; its last words: loading | terminate called | Fatal Python error: Aborted"
+    for _ in range(MAX_LOG_LINES):
+        printed.add("again")
+    said = [record.getMessage() for record in caplog.records]
+    assert said[:2] == ["judge[1]: loading", "judge[1]: terminate called"]
+    assert len(said) == MAX_LOG_LINES + 1
+    assert said[-1] == f"judge[1]: printed more than {MAX_LOG_LINES} lines; the rest is dropped"

@@ -1,0 +1,125 @@
+"""Case 24 of the scorecard on Ray: keys and values of other weights. With the Python of .venv-vllm (`make vllm`).
+
+A replica keeps them apart twice: it salts its prefix cache with the version of the weights, and empties it when new
+ones arrive. Here vLLM's scheduler loses one guard in one step, the other in another, and both in the last, which shows
+that there was a cache to go stale in every step, and what is said of one that has.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlcore import metrics
+from rlcore.testing.tiny import write_tiny_model
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(200),
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",
+    ),
+]
+
+DEADLINE_S = 180.0
+NUM_STEPS = 5
+SCHEDULER = '''
+"""vLLM's scheduler, which from some version of the weights on sees no salts, and keeps some of what it is to drop."""
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+
+class Careless(AsyncScheduler):
+    version = 0
+
+    def add_request(self, request):
+        self.version = int(request.cache_salt.removeprefix("version "))
+        if self.version >= 3:
+            request.cache_salt, request.block_hashes = None, []
+            request.update_block_hashes()
+        super().add_request(request)
+
+    def reset_prefix_cache(self, *args, **kwargs):
+        return True if self.version in (1, 3) else super().reset_prefix_cache(*args, **kwargs)
+'''
+REWARD = '''
+"""A score that differs between samples, so that every step moves the policy."""
+
+
+def spread(prompts, completions, **columns):
+    return [float(sum(map(ord, str(completion))) % 7) for completion in completions]
+'''
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run whose prompts are the same in every step, and longer than the blocks of the cache."""
+    directory = tmp_path_factory.mktemp("stale")
+    write_tiny_model(directory / "tiny", num_attention_heads=1)
+    (directory / "careless.py").write_text(SCHEDULER)
+    (directory / "spread.py").write_text(REWARD)
+    prompts = [{"prompt": f"{n} times the same. " * 6, "answer": ""} for n in range(2)]
+    (directory / "prompts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in prompts))
+    engine = {"scheduler_cls": "careless.Careless", "block_size": 32}
+    values = {
+        "model.path": directory / "tiny",
+        "model.tokenizer": "bytes",
+        "data.sources.all.path": directory / "prompts.jsonl",
+        "reward.functions.spread.fn": f"{directory / 'spread.py'}:spread",
+        "rollout.backend": "vllm",
+        "rollout.samples_per_prompt": 4,
+        "rollout.max_tokens": 16,
+        "rollout.vllm.kv_cache_gib": 0.1,
+        "rollout.vllm.enforce_eager": "true",
+        "rollout.vllm.options": json.dumps(engine),
+        "actor.lr": 5e-2,
+        "cluster.backend": "ray",
+        "cluster.threads": 1,
+        "cluster.object_store_gib": 0.1,
+        "train.prompts_per_step": 2,
+        "train.max_steps": NUM_STEPS,
+        "train.dir": directory,
+        "train.name": "run",
+        "checkpoint.every_steps": 0,
+        "checkpoint.at_end": "false",
+    }
+    command = [sys.executable, "-m", "rlcore", "train", *(f"{key}={value}" for key, value in values.items())]
+    path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
+    with (directory / "said").open("w") as said:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=said,
+            stderr=said,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    assert done.returncode == 0, (directory / "said").read_text()[-4000:]
+    return directory / "run"
+
+
+def differences(run: Path) -> list[float]:
+    """By step, how far log-probs of vLLM and of the actor are apart."""
+    return [row["policy/rollout_logprob_diff"] for row in metrics.read(run) if "reward/mean" in row]
+
+
+def test_either_guard_alone_keeps_prefixes_of_other_weights_out_of_what_is_sampled(run: Path) -> None:
+    *guarded, unguarded = differences(run)
+    assert len(guarded) == NUM_STEPS - 1
+    assert max(guarded) < 1e-3
+    assert unguarded > 0.05, "without guards the cache is stale: the prompts are found in it"
+
+
+def test_a_sampler_that_is_not_the_actors_policy_is_told_of_in_the_step_where_it_happens(run: Path) -> None:
+    said = " ".join((run.parent / "said").read_text().split())
+    told = "log-probs of vLLM and of the actor differ"
+    assert said.count(told) == 1
+    assert f"warning: step {NUM_STEPS}: {told} by {differences(run)[-1]:.3g} a token" in said
+    assert "rollout.vllm.warn_logprob_diff=0.05" in said
+    assert "look at rollout.vllm.dtype" in said
