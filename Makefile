@@ -16,6 +16,7 @@ TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(EXAMPLE)/plugin/tests
 PYPROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS)) $(EXAMPLE)/plugin/pyproject.toml
 # The default suite is many small tests: two processes, one compute thread each. The cases of the fault scorecard mostly
 # wait for processes of their own; those that fill the machine, such as Ray's, are one group, so that one runs at a time.
+# Tests of vLLM mostly wait for engines to start, each step of which keeps one core busy.
 PARALLEL := -n 2 --dist worksteal
 GROUPED := -n 2 --dist loadgroup
 PIP := $(BIN)/python -m pip install --quiet
@@ -66,7 +67,7 @@ real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
 	$(BIN)/python -m pytest -m real $(TESTS) $(ARGS)
 
 vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classifier, weights, restart
-	$(VLLM)/bin/python -m pytest -m real tests/real/test_vllm*.py plugins/reward_loop/tests/test_vllm*.py $(ARGS)
+	$(VLLM)/bin/python -m pytest $(GROUPED) -m real tests/real/test_vllm*.py plugins/reward_loop/tests/test_vllm*.py $(ARGS)
 
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning curves, hours on a quiet machine; JSON lines
 	$(BIN)/python benchmarks/run_all.py $(ARGS)

@@ -3,11 +3,12 @@
     .venv/bin/python benchmarks/overhead.py [--smoke]
 
 Prints one JSON line: what the controller takes for a step of 64 samples and for a sample from 64 to 16 384, seconds to
-import rlcore and to make a plan in a fresh interpreter. The null model works in a thread of this process, and says how
-much CPU its sampling and its updates took; the rest counts as the controller's. The reward is an async function on
-the controller's own loop; with a sync one, each call goes to a child process and back, and `children` says what that
-adds. `all_plugins_step_s`: 64 samples with reward loop, agent loop and critic engine: a turn a sample, or two with a
-call between them, on the controller's loop or in two workers; and rewards from a service in another process.
+import rlcore and to make a plan in a fresh interpreter. The null models of policy and critic work in threads of this
+process, and say how much CPU their sampling and their updates took; the rest counts as the controller's. The reward is
+an async function on the controller's own loop; with a sync one, each call goes to a child process and back, and
+`children` says what that adds. `all_plugins_step_s`: 64 samples with reward loop, agent loop and critic engine: a turn
+a sample, or two with a call between them, on the controller's loop or in two workers; and rewards from a service in
+another process.
 """
 
 import argparse
@@ -73,7 +74,7 @@ async def step_seconds(
 ) -> dict[str, dict[str, float]]:
     """What a step takes, in seconds.
 
-    `wall`: the clock. `model`: CPU of the null model. `controller`: wall less model; both hold
+    `wall`: the clock. `model`: CPU of the null models. `controller`: wall less model; both hold
     the interpreter, so they take turns. `controller_cpu`: CPU of all threads of the process less model, also what
     writes the step before this one. `main_cpu`: of it, that of the event loop's thread.
     """
@@ -100,12 +101,14 @@ async def _timed_step(trainer: Any) -> dict[str, float]:
 
 
 def _clocks(trainer: Any) -> dict[str, float]:
-    actor = getattr(trainer.actor, "replica", trainer.actor)  # what meters how busy a role is stands around it
+    critic = getattr(trainer.run.critic, "_worker", None)
+    # what meters how busy a role is stands around its replicas
+    models = [getattr(each, "replica", each).worker for each in (trainer.actor, critic) if each is not None]
     return {
         "wall": time.perf_counter(),
         "process_cpu": time.process_time(),
         "main_cpu": time.thread_time(),
-        "model": actor.worker.busy_s,
+        "model": sum(each.busy_s for each in models),
     }
 
 

@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import copy_context
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SHORTEST_S = 0.002
 """Between two looks at everything that is set: so late a callback may be."""
@@ -126,17 +128,20 @@ class SharedTasks:
 
 async def _one_after_another(begun: deque[Coroutine[Any, Any, None]]) -> None:
     while begun:
-        await _Apart(begun.popleft())
+        await Stepwise(copy_context().run, begun.popleft())
 
 
-class _Apart(Generator[Any, Any, None]):
-    """The steps of a coroutine, in a context of their own."""
+class Stepwise(Generator[Any, Any, T]):
+    """Awaits a coroutine each step of which is taken by `run(step, argument)`, which returns what the step does."""
 
-    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
-        self._work, self._run = work, copy_context().run
+    def __init__(self, run: Callable[[Callable[[Any], Any], Any], Any], work: Coroutine[Any, Any, T]) -> None:
+        self._run, self._work = run, work
 
-    def __await__(self) -> "Generator[Any, Any, None]":
+    def __await__(self) -> "Generator[Any, Any, T]":
         return self
+
+    def __next__(self) -> Any:  # what Generator has in its place takes one more call, and most have this step alone
+        return self._run(self._work.send, None)
 
     def send(self, value: Any, /) -> Any:
         return self._run(self._work.send, value)

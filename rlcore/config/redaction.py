@@ -27,6 +27,8 @@ def redact(text: str) -> str:
     Values are found as they are, and as JSON and `repr` write them. Values of fewer than six characters are left when
     the variable's name has nothing of a secret (key, token, secret, passw, credential, auth).
     """
+    if not _resolved:  # as in most runs, for every text of every sample
+        return text
     for value in sorted(_resolved, key=len, reverse=True):
         text = text.replace(value, _resolved[value])
     return text

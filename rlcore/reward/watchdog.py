@@ -4,9 +4,10 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Coroutine, Generator
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
+
+from rlcore.timers import Stepwise
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,15 @@ class LoopWatch:
 
     def watched(self, name: str, coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
         """The coroutine's result."""
-        return _Steps(self, name, coroutine)
+
+        def timed(step: Callable[[Any], Any], argument: Any) -> Any:
+            self.begin(name)
+            try:
+                return step(argument)
+            finally:
+                self.end()
+
+        return Stepwise(timed, coroutine)
 
     def begin(self, name: str) -> None:
         """A step of this function has the loop."""
@@ -82,30 +91,3 @@ class LoopWatch:
                 name,
                 what,
             )
-
-
-class _Steps(Generator[Any, Any, T]):
-    """A coroutine with a clock around each of its steps."""
-
-    def __init__(self, watch: LoopWatch, name: str, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._watch, self._name, self._coroutine = watch, name, coroutine
-
-    def __await__(self) -> "Generator[Any, Any, T]":
-        return self
-
-    def send(self, value: Any, /) -> Any:
-        self._watch.begin(self._name)
-        try:
-            return self._coroutine.send(value)
-        finally:
-            self._watch.end()
-
-    def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None, /) -> Any:
-        self._watch.begin(self._name)
-        try:
-            return self._coroutine.throw(kind if value is None else value)
-        finally:
-            self._watch.end()
-
-    def close(self) -> None:
-        self._coroutine.close()

@@ -119,6 +119,7 @@ def _union_s(spans: Sequence[Span]) -> float:
     """Seconds that lie in at least one of the spans."""
     total, covered_to = 0.0, float("-inf")
     for begin, end in sorted(spans):
-        total += max(0.0, end - max(begin, covered_to))
-        covered_to = max(covered_to, end)
+        if end > covered_to:
+            total += end - (begin if begin > covered_to else covered_to)
+            covered_to = end
     return total

@@ -13,8 +13,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from rlcore.plan import ConfigSection, RewardFunction, WorkerClass
 from rlcore.reference import ReferenceWorker
 from rlcore.rollout import RolloutWorker
 from rlcore.testing.admission import Admission
+from rlcore.testing.null_busy import Busy
 from rlcore.testing.null_critic import NullCritic
 from rlcore.testing.null_decoding import Float64s, decode, log_softmax
 from rlcore.tokens import ByteTokens
@@ -83,8 +84,8 @@ def logprobs_of(logits_V: Float64s, batch: Batch, temperature: float) -> Float32
     return np.where(counts_BT, logprobs_BT, 0.0).astype(np.float32)
 
 
-class NullActor(ActorWorker):
-    """A unigram policy."""
+class NullActor(Busy, ActorWorker):
+    """A unigram policy; busy with updates, log-probs and, of the embedded rollout, sampling."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
@@ -96,17 +97,6 @@ class NullActor(ActorWorker):
         self.num_adam_steps = 0
         self.skipped_in_a_row = 0
         self.version = 0
-        self.busy_s = 0.0
-        """CPU seconds that updates, log-probs and, of the embedded rollout, sampling took."""
-
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """The model is at work."""
-        began = time.thread_time()
-        try:
-            yield
-        finally:
-            self.busy_s += time.thread_time() - began
 
     def setup(self) -> None:
         time.sleep(self.settings.setup_s)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from rlcore.critic import CriticWorker
 from rlcore.errors import CheckpointError, boundary
+from rlcore.testing.null_busy import Busy
 from rlcore.types import Batch, Float32s, Metrics, Ref
 from rlcore.workers import WorkerContext
 
@@ -21,7 +22,7 @@ RATE = 0.5
 """Share of the way to the mean return that an update goes."""
 
 
-class NullCritic(CriticWorker):
+class NullCritic(Busy, CriticWorker):
     """Values that move towards the mean return of their place; the critic engine's settings are not read."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -32,16 +33,21 @@ class NullCritic(CriticWorker):
         """There is nothing to load."""
 
     def values(self, batch: Batch) -> Ref[Float32s]:
-        mask_BT = batch.tokens.get().loss_mask_BT
-        return Ref(np.where(mask_BT, self.values_L[_places(batch)], 0.0).astype(np.float32))
+        with self.busy():
+            mask_BT = batch.tokens.get().loss_mask_BT
+            return Ref(np.where(mask_BT, self.values_L[_places(batch)], 0.0).astype(np.float32))
 
     def update(self, minibatch: Batch) -> Metrics:
         """Half the mean squared distance from the returns, before the update; ValueError without returns."""
         if minibatch.returns is None:
             raise ValueError("the mini-batch has no returns")
+        with self.busy():
+            return self._update(minibatch, minibatch.returns.get())
+
+    def _update(self, minibatch: Batch, returns_BT: Float32s) -> Metrics:
         mask_BT = minibatch.tokens.get().loss_mask_BT
         place_N = _places(minibatch)[mask_BT]
-        errors_N = minibatch.returns.get()[mask_BT].astype(np.float64) - self.values_L[place_N]
+        errors_N = returns_BT[mask_BT].astype(np.float64) - self.values_L[place_N]
         counts_L = np.bincount(place_N, minlength=PLACES)
         self.values_L += RATE * np.bincount(place_N, weights=errors_N, minlength=PLACES) / np.maximum(counts_L, 1)
         return {"critic/loss": 0.5 * float((errors_N**2).mean())} if len(errors_N) else {}

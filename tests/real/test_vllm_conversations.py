@@ -15,6 +15,7 @@ import pytest
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(300),
+    pytest.mark.xdist_group("conversations"),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
         reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",

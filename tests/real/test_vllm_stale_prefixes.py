@@ -20,6 +20,7 @@ from rlcore.testing.tiny import write_tiny_model
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(200),
+    pytest.mark.xdist_group("stale prefixes"),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
         reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",

@@ -33,6 +33,8 @@ class Tools:
         self._sources += [McpServer(name, server, settings.max_result_chars) for name, server in settings.mcp.items()]
         self._owners: dict[str, Source] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}
+        self._described: Sequence[Mapping[str, Any]] = ()
+        """Schemas of all tools that the policy is told about."""
 
     async def start(self, describe: bool) -> None:
         """Start the children and every source.
@@ -48,10 +50,11 @@ class Tools:
                         "tool for each name: rename one, or leave it out of the server's `tools`"
                     )
                 self._owners[name], self._schemas[name] = source, schema
+        self._described = [each for each in self._schemas.values() if each]
 
-    def schemas(self) -> list[Mapping[str, Any]]:
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
         """Those of all tools that the policy is told about."""
-        return [each for each in self._schemas.values() if each]
+        return self._described
 
     async def close(self) -> None:
         """End what was started; also more than once."""
@@ -61,28 +64,23 @@ class Tools:
         """The tools of one sample; ConfigError when its column names one that there is not."""
         column = self._settings.tools_column
         chosen = prompt.columns.get(column) if column else None
-        names: Any = list(self._owners)
-        if chosen is not None:
-            names = [chosen] if isinstance(chosen, str) else chosen
-            if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
-                raise ConfigError(
-                    f"plugins.agent_loop.tools_column: column '{column}' of prompt '{prompt.id}' is {chosen!r:.80}; "
-                    "needs the name of a tool, or a list of names"
-                )
-            for name in names:
-                if name not in self._owners:
-                    raise ConfigError(
-                        f"plugins.agent_loop.tools_column: column '{column}' of prompt '{prompt.id}' names the tool "
-                        f"'{name}'; {nearest(name, list(self._owners))}"
-                    )
-            if twice := next((name for name in names if names.count(name) > 1), ""):
-                raise ConfigError(
-                    f"plugins.agent_loop.tools_column: column '{column}' of prompt '{prompt.id}' names the tool "
-                    f"'{twice}' twice; needs each once"
-                )
+        if chosen is None:
+            return SampleTools(sample, prompt.columns, self._owners, self._described)
+        names = self._names(f"plugins.agent_loop.tools_column: column '{column}' of prompt '{prompt.id}'", chosen)
         owners = {name: self._owners[name] for name in names}
         schemas = [self._schemas[name] for name in names if self._schemas[name]]
         return SampleTools(sample, prompt.columns, owners, schemas)
+
+    def _names(self, who: str, chosen: Any) -> Sequence[str]:
+        names = [chosen] if isinstance(chosen, str) else chosen
+        if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
+            raise ConfigError(f"{who} is {chosen!r:.80}; needs the name of a tool, or a list of names")
+        for name in names:
+            if name not in self._owners:
+                raise ConfigError(f"{who} names the tool '{name}'; {nearest(name, list(self._owners))}")
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise ConfigError(f"{who} names the tool '{twice}' twice; needs each once")
+        return names
 
     async def _start_child(self, index: int) -> Child:
         settings = self._settings
