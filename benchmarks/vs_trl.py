@@ -7,6 +7,7 @@ micro-batch is found, then steps alternate. One JSON line for each scenario goes
 """
 
 import argparse
+import math
 import os
 import random
 import sys
@@ -48,6 +49,10 @@ START_S, STEP_S = 180.0, 1200.0
 MEMORY_FRAC = 0.8
 """A micro-batch that would need more than this share of the free memory is not tried."""
 GATE_LIMIT = 1e-4
+CLIP_BOUNDS = (0.8, 1.28)
+"""Of the ratio: our defaults, and what `trl_side.py` tells TRL."""
+BOUND_MARGIN = 1e-3
+"""Log-probs of the two sides differ by some 3e-5."""
 
 
 class Comparison:
@@ -162,7 +167,8 @@ class Comparison:
 def gate(comparison: Comparison, limit: float) -> dict[str, float]:
     """The largest relative difference of loss and gradient norm, and the absolute one of log-probs, on one batch.
 
-    The old log-probs are the current ones plus noise, so ratio and clipping count. SystemExit beyond `limit`.
+    The old log-probs are the current ones plus noise, so ratio and clipping count; no ratio is so close to a bound of
+    clipping, where the gradient jumps, that rounding decides. SystemExit beyond `limit`.
     """
     rows = min(8, comparison.scenario.rows)
     question = comparison.fixed_rows(rows, varying=True)
@@ -171,7 +177,7 @@ def gate(comparison: Comparison, limit: float) -> dict[str, float]:
         comparison.ready(ours), comparison.ready(trl)
         logprobs = ours.ask({**question, "do": "logprobs"}, STEP_S)["logprobs"]
         rng = random.Random(4)
-        question["old_logprobs"] = [[value + rng.uniform(-0.4, 0.4) for value in row] for row in logprobs]
+        question["old_logprobs"] = [[value + noise(rng) for value in row] for row in logprobs]
         our_answer = ours.ask({**question, "do": "gate"}, STEP_S)
         trl_answer = trl.ask({**question, "do": "gate"}, STEP_S)
     pairs = [pair for rows in zip(logprobs, trl_answer["logprobs"], strict=True) for pair in zip(*rows, strict=True)]
@@ -186,6 +192,14 @@ def gate(comparison: Comparison, limit: float) -> dict[str, float]:
     if not (found["loss"] <= limit and found["grad_norm"] <= limit):
         raise SystemExit(f"vs_trl: loss or gradient differ by more than {limit:g} on one fixed batch: {found}")
     return found
+
+
+def noise(rng: random.Random) -> float:
+    """Of an old log-prob: the ratio is clearly within a bound of clipping or clearly beyond it."""
+    while True:
+        drawn = rng.uniform(-0.4, 0.4)
+        if all(abs(math.exp(-drawn) - bound) > BOUND_MARGIN for bound in CLIP_BOUNDS):
+            return drawn
 
 
 def sweep(comparison: Comparison) -> dict[int, Any]:
