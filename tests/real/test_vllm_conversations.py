@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(430),
     pytest.mark.xdist_group("conversations"),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
@@ -22,7 +22,7 @@ pytestmark = [
     ),
 ]
 
-DEADLINE_S = 270.0
+DEADLINE_S = 400.0
 END_OF_TURN = 2
 """The model's own; a comma ends a response here, too."""
 

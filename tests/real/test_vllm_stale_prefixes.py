@@ -19,7 +19,7 @@ from rlcore.testing.tiny import write_tiny_model
 
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(330),
     pytest.mark.xdist_group("stale prefixes"),
     pytest.mark.skipif(
         importlib.util.find_spec("vllm") is None,
@@ -27,7 +27,7 @@ pytestmark = [
     ),
 ]
 
-DEADLINE_S = 180.0
+DEADLINE_S = 300.0
 NUM_STEPS = 5
 SCHEDULER = '''
 """vLLM's scheduler, which from some version of the weights on sees no salts, and keeps some of what it is to drop."""
