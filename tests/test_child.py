@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,13 @@ class Served:
         print(text)
     def starts_a_process(self):
         return subprocess.Popen(["sleep", "60"]).pid
+    def starts_large_processes(self):
+        code = "held = bytearray(b'a') * (100 * 2**20); print(flush=True); input()"
+        command = [sys.executable, "-S", "-c", code]
+        all = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]
+        for each in all:
+            each.stdout.readline()
+        return [each.pid for each in all]
     def modules(self):
         return sorted(sys.modules)
     def close(self):
@@ -283,7 +290,18 @@ def test_close_lets_the_object_close_and_kills_what_hangs_and_what_its_code_star
         assert time.monotonic() - began < 4.0
         assert (tmp_path / "closed").read_text() == "closed"
         assert isinstance((await asyncio.gather(call, return_exceptions=True))[0], WorkerError)
-        assert not still_running([grandchild])
+        assert not is_running(grandchild)
+
+    run(use)
+
+
+def test_nothing_runs_any_more_that_takes_the_kernel_long_to_end(served: str) -> None:
+    async def use(children: ChildProcesses) -> None:
+        for number in range(5):
+            child = await children.start(f"{served}:Served", name=f"large {number}")
+            processes = await child.call("starts_large_processes", deadline_s=30)
+            await children.close()
+            assert not any(map(is_running, processes))
 
     run(use)
 
@@ -301,14 +319,6 @@ def test_what_a_child_prints_goes_to_the_log_and_not_into_the_pipe(
         run(use)
     assert "chatty: hello" in caplog.messages
     assert max(map(len, caplog.messages)) < 3000
-
-
-def still_running(pids: Sequence[int]) -> list[int]:
-    """Those that have not ended soon: a process whose end was ordered ends when the kernel gets to it."""
-    patience = time.monotonic() + 3.0
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < patience:
-        time.sleep(0.02)
-    return left
 
 
 PARENT = """
@@ -337,7 +347,10 @@ def test_no_descendant_survives_a_parent_that_was_killed(served: str, method: st
     assert set(pids) <= descendants(os.getpid())
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert not still_running(pids)
+    patience = time.monotonic() + 3.0
+    while any(map(is_running, pids)) and time.monotonic() < patience:
+        time.sleep(0.02)
+    assert not any(map(is_running, pids))
 
 
 def test_a_file_is_loaded_once_and_sees_its_neighbours(tmp_path: Path) -> None:

@@ -186,8 +186,12 @@ class ChildProcess(Child):
             return
         self._alive = False
         self._reason = reason
+        self._kill_group()
+
+    def _kill_group(self) -> None:
+        """Kill the process and what it started, unless its id was given back: it may be another's."""
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _read_answers(self) -> None:
@@ -233,14 +237,13 @@ class ChildProcess(Child):
         patience = time.monotonic() + CLOSE_GRACE_S
         while self._process.returncode is None:
             if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._kill_group()
                 self._process.wait()
+                await self._group_ended()
                 break
             if time.monotonic() > patience:
                 self._kill("it closed its pipe and did not end")
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._kill_group()
             await asyncio.sleep(POLL_S)
         os.close(self._lifeline_fd)
         await asyncio.wait([self._logging], timeout=CLOSE_GRACE_S)
@@ -252,6 +255,14 @@ class ChildProcess(Child):
                 call.future.set_exception(WorkerError(whose + self.why_ended()))
         # Closed transports let go of their descriptors in a later turn of the loop.
         await asyncio.sleep(0)
+
+    async def _group_ended(self) -> None:
+        """Wait for what it started, which the kernel ends some time after it was told to."""
+        patience = time.monotonic() + CLOSE_GRACE_S
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            while time.monotonic() < patience:
+                os.killpg(self._process.pid, 0)
+                await asyncio.sleep(POLL_S)
 
     def why_ended(self) -> str:
         """How it ended, with its last words."""
@@ -280,8 +291,7 @@ class ChildProcess(Child):
             self._writer.close()
         done, _ = await asyncio.wait([self._serving], timeout=CLOSE_GRACE_S + 0.5)
         if not done:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._kill_group()
             await asyncio.wait([self._serving])
 
 
