@@ -20,7 +20,7 @@ from measure import MODEL, emit, gemm_peak_gflops, machine, peak_rss_bytes, say,
 
 from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
 from rlcore.backends.hf.rollout import EmbeddedSampler
-from rlcore.backends.vllm.engine import ENVIRONMENT, memory_arguments
+from rlcore.backends.vllm.engine import ENVIRONMENT, GIB
 from rlcore.config import ModelConfig
 from rlcore.machine import keep_freed_memory
 from rlcore.tokens import Tokens, load_tokens
@@ -107,8 +107,10 @@ class Vllm:
         import vllm  # type: ignore[import-not-found]
 
         self._vllm = vllm
-        memory = memory_arguments("cpu", KV_CACHE_GIB, 0.0)
-        self._engine = vllm.LLM(model=str(model), dtype="float32", enforce_eager=True, max_model_len=1024, **memory)
+        memory = int(KV_CACHE_GIB * GIB)
+        self._engine = vllm.LLM(
+            model=str(model), dtype="float32", enforce_eager=True, max_model_len=1024, kv_cache_memory_bytes=memory
+        )
 
     def run(self, work: Work, temperature: float = 1.0) -> list[list[int]]:
         """The first sample of each prompt."""

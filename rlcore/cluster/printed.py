@@ -10,6 +10,9 @@ MAX_LOG_LINES = 10_000
 """Lines that a process may print into the log; further ones are dropped, and that is said once."""
 MAX_LINE = 2000
 NUM_LAST_WORDS = 3
+NUM_RECENT = 100
+"""Lines before the end among which an exception is why it came: vLLM's processes print several tracebacks each."""
+EXCEPTION = re.compile(r"(^|[\s(])[A-Za-z_.]*(Error|Exception|Interrupt): ")
 STACK = re.compile(
     r"\s+@\s|PC: @|\*\*\* SIG|\[.* logging\.cc:|Stack \(most recent|(Current )?[Tt]hread 0x|Extension modules:"
     r'|  File ".*", line \d+ in '
@@ -18,19 +21,19 @@ STACK = re.compile(
 
 
 class Printed:
-    """Logs the lines of one process under its name, within bounds, and remembers the last of them."""
+    """Logs the lines of one process under its name, within bounds, and remembers its last exceptions and lines."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._num_lines = 0
-        self._last: tuple[deque[str], deque[str]] = (deque(maxlen=NUM_LAST_WORDS), deque(maxlen=NUM_LAST_WORDS))
+        self._last = tuple(deque[tuple[int, str]](maxlen=NUM_LAST_WORDS) for _ in ("stdout", "stderr", "exceptions"))
 
     def add(self, line: str, is_error: bool = False) -> None:
         """One line, as it came. `is_error`: of stderr, where that comes by itself and in no order with stdout."""
         text = line[:MAX_LINE].rstrip()
         self._num_lines += 1
         if text and not STACK.match(text):
-            self._last[is_error].append(text)
+            self._last[2 if EXCEPTION.search(text) else is_error].append((self._num_lines, text))
         if self._num_lines <= MAX_LOG_LINES:
             logger.info("%s: %s", self._name, text)
         elif self._num_lines == MAX_LOG_LINES + 1:
@@ -38,6 +41,11 @@ class Printed:
 
     @property
     def last_words(self) -> str:
-        """The tail of an error that says how the process ended: its last lines; empty when it has printed nothing."""
-        last = [*self._last[False], *self._last[True]][-NUM_LAST_WORDS:]
-        return f"; its last words: {' | '.join(last)}" if last else ""
+        """The tail of an error that says how the process ended; empty when it has printed nothing.
+
+        The exceptions among its last lines, and as many of the lines themselves as there is room for.
+        """
+        stdout, stderr, exceptions = self._last
+        recent = [each for each in exceptions if each[0] > self._num_lines - NUM_RECENT]
+        last = [*stdout, *stderr, *recent][-NUM_LAST_WORDS:]
+        return f"; its last words: {' | '.join(text for _, text in sorted(last))}" if last else ""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.cluster.printed import MAX_LOG_LINES, Printed
+from rlcore.cluster.printed import MAX_LOG_LINES, NUM_RECENT, Printed
 from rlcore.testing.runs import run_settings
 
 pytestmark = [
@@ -110,6 +110,14 @@ def test_lines_are_logged_within_bounds_and_frames_are_no_last_words(caplog: pyt
         printed.add(line, is_error=True)
     printed.add("on stdout, whenever that was")
     assert printed.last_words == "; its last words: loading | terminate called | Fatal Python error: Aborted"
+    printed.add("RuntimeError: CPU Generator does not use offset")
+    printed.add("an answer to (builtins.TypeError: no such thing)")
+    for _ in range(NUM_RECENT - 2):
+        printed.add("  and more of the traceback")
+    exceptions = "RuntimeError: CPU Generator does not use offset | an answer to (builtins.TypeError: no such thing)"
+    assert printed.last_words == f"; its last words: Fatal Python error: Aborted | {exceptions}"
+    printed.add("one more")
+    assert "RuntimeError" not in printed.last_words, "long ago"
     for _ in range(MAX_LOG_LINES):
         printed.add("again")
     said = [record.getMessage() for record in caplog.records]

@@ -222,6 +222,14 @@ async def sampled_with_other_weights(directory: Path) -> None:
         assert all(first[each].token_ids.tolist() == again[each].token_ids.tolist() for each in (0, 1))
         assert max(difference(each, 0, None) for each in first.values()) < 1e-4
 
+        prompts = [(number, *(prompt * 8)[:199]) for number in range(16)]  # more than vLLM computes at a time
+        few = Sampling(temperature=0.7, max_tokens=2)
+        asked = [GenerateRequest(f"many/{each[0]}", each, few, 1, 5) for each in prompts]
+        alone = [(await collected(sampler.generate([each])))[0] for each in asked[-4:]]
+        many = {each.request_id: each async for each in sampler.generate(asked)}
+        assert len(many) == len(prompts)
+        assert all(many[each.request_id].token_ids.tolist() == each.token_ids.tolist() for each in alone)
+
         longer = [GenerateRequest("long", prompt, Sampling(temperature=0.7, max_tokens=120), 2, 5)]
         stream = asyncio.create_task(collected(sampler.generate(longer)))
         await asyncio.sleep(2.0)

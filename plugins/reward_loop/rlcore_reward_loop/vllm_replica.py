@@ -30,7 +30,7 @@ class VllmReplica(RewardReplica):
 
         ConfigError when the model is of the other sort than the rewards that ask it.
         """
-        from rlcore.backends.vllm.engine import memory_arguments, open_engine
+        from rlcore.backends.vllm.engine import device_arguments, open_engine
 
         section, device = self.context.section, self.context.device
         if not isinstance(section, RewardLoopSettings) or self.context.role not in section.models:
@@ -44,7 +44,7 @@ class VllmReplica(RewardReplica):
             "enable_sleep_mode": device != "cpu",
             **model.arguments(),
         }
-        arguments |= memory_arguments(device, KV_CACHE_GIB, GPU_MEMORY_FRAC) | self.settings.options
+        arguments |= device_arguments(device, KV_CACHE_GIB, GPU_MEMORY_FRAC) | self.settings.options
         self.open_with(model, open_engine(arguments, str(self.context), self.context.threads))
 
     def open_with(self, model: Any, engine: Any) -> None:

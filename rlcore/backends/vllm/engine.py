@@ -66,13 +66,17 @@ def rollout_arguments(config: RunConfig, device: str) -> dict[str, Any]:
     if config.actor.lora.enabled and vllm.lora == "adapter":
         rank = next((each for each in LORA_RANKS if each >= config.actor.lora.rank), config.actor.lora.rank)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
-    return arguments | memory_arguments(device, vllm.kv_cache_gib, vllm.gpu_memory_frac) | vllm.options
+    return arguments | device_arguments(device, vllm.kv_cache_gib, vllm.gpu_memory_frac) | vllm.options
 
 
-def memory_arguments(device: str, kv_cache_gib: float, gpu_memory_frac: float) -> dict[str, Any]:
-    """What the engine may take: of a GPU a share, on a CPU a number of bytes for keys and values."""
+def device_arguments(device: str, kv_cache_gib: float, gpu_memory_frac: float) -> dict[str, Any]:
+    """What the engine may take: of a GPU a share, on a CPU a number of bytes for keys and values.
+
+    On a CPU a prompt is computed in one piece. When vLLM has computed a part of one it takes back what the request's
+    random generator has drawn, which those of a CPU cannot, and the engine dies of it.
+    """
     if device == "cpu":
-        return {"kv_cache_memory_bytes": int(kv_cache_gib * GIB)}
+        return {"kv_cache_memory_bytes": int(kv_cache_gib * GIB), "enable_chunked_prefill": False}
     return {"gpu_memory_utilization": gpu_memory_frac}
 
 
