@@ -10,18 +10,20 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from rlcore.checkpoint import write_atomically
-from rlcore.config import redact
+from rlcore.config import is_redacted, redact
 from rlcore.errors import CheckpointError
 from rlcore.types import FrozenDict, Lane, Metrics, Scored
 
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories"
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-_AS_IT_IS = frozenset({type(None), bool, int})
+_AS_TEXT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
 
 
@@ -35,7 +37,7 @@ class MetricsLog:
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one record: 'step', the metrics, and when it was written as 'time/unix_s'."""
         self._mend()
-        numbers = {name: _finite(float(value)) for name, value in metrics.items()}
+        numbers = {name: float(value) for name, value in metrics.items()}
         record = {"step": step, **numbers, "time/unix_s": round(time.time(), 3)}
         with self._path.open("ab") as file:
             file.write(_line(record))
@@ -105,62 +107,57 @@ def average(metrics: Iterable[Mapping[str, float]]) -> Metrics:
 def _describe(scored: Scored, advantage: float | None, lane: Lane) -> dict[str, Any]:
     trajectory, reward, row = scored.trajectory, scored.reward, scored.trajectory.id
     return {
-        "id": {"prompt": redact(row.prompt), "epoch": row.epoch, "sample": row.sample, "part": row.part},
+        "id": {"prompt": row.prompt, "epoch": row.epoch, "sample": row.sample, "part": row.part},
         "lane": lane.value,
         "source": trajectory.prompt.source,
-        "prompt": [_plain(message) for message in trajectory.prompt.messages],
-        "answer": _plain(trajectory.prompt.answer),
-        "completion": _plain(trajectory.completion),
+        "prompt": trajectory.prompt.messages,
+        "answer": trajectory.prompt.answer,
+        "completion": trajectory.completion,
         "num_tokens": len(trajectory.token_ids),
         "num_sampled": trajectory.num_sampled,
         "finish": trajectory.finish.value,
-        "versions": _plain(trajectory.versions),
+        "versions": trajectory.versions,
         "turns": trajectory.turns,
-        "agent": _plain(trajectory.info),
+        "agent": trajectory.info,
         "status": reward.status.value,
-        "score": _finite(reward.score),
-        "parts": _plain(reward.parts),
-        "info": _plain(reward.info),
-        "advantage": None if advantage is None else _finite(advantage),
+        "score": reward.score,
+        "parts": reward.parts,
+        "info": reward.info,
+        "advantage": advantage,
     }
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    """The record as a line of JSON, without secrets; what JSON has no word for as its text."""
+    try:
+        line = orjson.dumps(record, _of_other_kind, _AS_TEXT | orjson.OPT_APPEND_NEWLINE)
+        if is_redacted(line):
+            return line
+    except orjson.JSONEncodeError:  # a key that is no text, a lone surrogate, an integer of more than 64 bits
+        pass
+    # a lone surrogate in a text becomes its JSON escape
+    text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False)
+    return (text + "\n").encode("utf-8", "backslashreplace")
+
+
+def _of_other_kind(value: Any) -> Any:
+    """What orjson writes of a value that it does not know."""
+    return dict(value.items()) if type(value) is FrozenDict else _plain(value)
 
 
 def _plain(value: Any) -> Any:
     """The value as JSON, without secrets; what JSON has no word for as its text."""
-    kind = type(value)
-    if kind in _AS_IT_IS:
+    if value is None or isinstance(value, int):
         return value
-    if kind is str:
-        return redact(value)
-    if kind is FrozenDict or kind is dict:
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if kind is tuple or kind is list:
-        return [_plain(inner) for inner in value]
-    return _plain_of_other_kind(value)
-
-
-def _plain_of_other_kind(value: Any) -> Any:
-    """`_plain` of floats and of what is derived from the kinds above; to ask that takes many times longer."""
     if isinstance(value, float):
-        return _finite(value)
-    if isinstance(value, int):
-        return value
+        return float(value) if math.isfinite(value) else None
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
-    return redact(str(value))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    # a lone surrogate in a text becomes its JSON escape
-    return (_ENCODER.encode(record) + "\n").encode("utf-8", "backslashreplace")
+    return _plain(value.value) if isinstance(value, Enum) else redact(str(value))
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

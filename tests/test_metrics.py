@@ -2,13 +2,18 @@
 
 import json
 import math
+from datetime import date
+from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlcore.config import redaction
 from rlcore.errors import CheckpointError
 from rlcore.metrics import MetricsLog, TrajectoryLog, average, read, read_trajectories, trajectory_lines
 from rlcore.types import (
@@ -150,6 +155,50 @@ def test_trajectories_hold_what_a_reader_asks_for(tmp_path: Path) -> None:
     }
     assert (second["status"], second["advantage"], second["score"]) == ("failed", None, 0.0)
     assert second["info"] == {"error": "x", "n": None}
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Pair(NamedTuple):
+    left: float
+    right: Any
+
+
+ODD = FrozenDict(
+    {
+        "nested": FrozenDict({"pair": Pair(math.inf, (1, [None, True]))}),
+        "numpy": (np.float64(0.5), np.float32(0.25), np.arange(3)),
+        "enums": [Colour.RED, Lane.EVAL],
+        "texts": (date(2026, 1, 2), ValueError("vier 四"), {1}, MappingProxyType({"a": FrozenDict({"b": -math.inf})})),
+        "numbers": [10**15, 1e-7, 1e22, -0.0],
+    }
+)
+
+
+@pytest.mark.parametrize("more", [{}, {1: "a key that is a number"}, {"long": 2**70}, {"surrogate": "\ud800"}])
+@pytest.mark.parametrize("secret", ["", "4f5e-4f5e", 'ü"\n\\4f5e'])
+def test_whatever_rewards_say_a_line_says_the_same_however_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: str, more: dict[Any, Any]
+) -> None:
+    monkeypatch.setattr(redaction, "_resolved", {})
+    monkeypatch.setattr(redaction, "_in_json", {})
+    monkeypatch.setenv("KEY", secret)
+    redaction.remember_variable("KEY")
+    log = TrajectoryLog(tmp_path)
+    told = FrozenDict({**ODD, "said": f"of {secret} and {json.dumps(secret)}", **more})
+    log.append(1, trajectory_lines([(scored(0, Reward(1.0, info=told)), 0.0)], Lane.TRAIN))
+    [row] = read_trajectories(tmp_path, 1)
+    assert row["info"] == {
+        "nested": {"pair": [None, [1, [None, True]]]},
+        "numpy": [0.5, "0.25", "[0 1 2]"],
+        "enums": ["red", "eval"],
+        "texts": ["2026-01-02", "vier 四", "{1}", {"a": {"b": None}}],
+        "numbers": [10**15, 1e-7, 1e22, -0.0],
+        "said": 'of ${oc.env:KEY} and "${oc.env:KEY}"' if secret else 'of  and ""',
+        **{str(key): value for key, value in more.items()},
+    }
 
 
 def test_a_step_may_hold_training_and_evaluation(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ _SHORTEST = 6
 
 # Of the whole process, because anything that prints may meet a resolved value: text as printed -> '${oc.env:NAME}'.
 _resolved: dict[str, str] = {}
+_in_json: dict[str, bytes] = {}
+"""The same texts, as a line of JSON has them."""
 
 
 def remember_variable(name: str) -> None:
@@ -19,6 +21,12 @@ def remember_variable(name: str) -> None:
     if value.strip() and (len(value) >= _SHORTEST or _SECRET_NAME.search(name)):
         for written in (value, json.dumps(value)[1:-1], repr(value)[1:-1]):
             _resolved[written] = f"${{oc.env:{name}}}"
+            _in_json[written] = json.dumps(written, ensure_ascii=False)[1:-1].encode("utf-8", "replace")
+
+
+def is_redacted(line: bytes) -> bool:
+    """Whether a line of JSON, its letters unescaped, holds no text that `redact` would replace."""
+    return not any(each in line for each in _in_json.values())
 
 
 def redact(text: str) -> str:
@@ -27,8 +35,6 @@ def redact(text: str) -> str:
     Values are found as they are, and as JSON and `repr` write them. Values of fewer than six characters are left when
     the variable's name has nothing of a secret (key, token, secret, passw, credential, auth).
     """
-    if not _resolved:  # as in most runs, for every text of every sample
-        return text
     for value in sorted(_resolved, key=len, reverse=True):
         text = text.replace(value, _resolved[value])
     return text

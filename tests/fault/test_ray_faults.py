@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,14 @@ import psutil
 import pytest
 
 from rlcore.testing.leaks import descendants, is_running
+from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import run_settings
 
 pytestmark = [
     pytest.mark.fault,
     pytest.mark.timeout(300),
     pytest.mark.xdist_group("machine"),
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+    NEEDS_RAY,
 ]
 
 DEADLINE_S = 120.0

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from rlcore import checkpoint
 from rlcore.testing.leaks import descendants, is_running
+from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import differing, run_settings
 from rlcore.train import train
 
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(420),
     pytest.mark.xdist_group("machine"),
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+    NEEDS_RAY,
 ]
 
 DEADLINE_S = 120.0

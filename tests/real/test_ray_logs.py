@@ -2,19 +2,19 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from rlcore.cluster.printed import MAX_LOG_LINES, NUM_RECENT, Printed
+from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import run_settings
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(180),
     pytest.mark.xdist_group("machine"),
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+    NEEDS_RAY,
 ]
 
 DEADLINE_S = 90.0

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,13 +17,14 @@ from typing import Any
 import pytest
 
 from rlcore.testing.leaks import descendants, is_running
+from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import differing, run_settings
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(180),
     pytest.mark.xdist_group("machine"),
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+    NEEDS_RAY,
 ]
 
 DEADLINE_S = 60.0

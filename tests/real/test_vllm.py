@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import math
 import os
@@ -10,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ import pytest
 from rlcore.config import RunConfig
 from rlcore.errors import WorkerError
 from rlcore.testing.leaks import descendants, is_running
+from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.types import Completion, GenerateRequest, Sampling, WeightsHandle
 
 if TYPE_CHECKING:
@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",
-    ),
+    NEEDS_VLLM,
 ]
 
 ROOT = Path(__file__).parent.parent.parent
@@ -195,11 +192,7 @@ async def sampled_with_other_weights(directory: Path) -> None:
     from rlcore.tokens import load_tokens
 
     config = plan_run([EXAMPLE / "config.yaml"], []).config
-    with pytest.raises(WorkerError) as caught:
-        open_engine(rollout_arguments(of_unknown_architecture(config, directory), "cpu"), "rollout[0.0]", 1)
-    assert "rollout[0.0]: vLLM cannot serve" in str(caught.value)
-    assert "NoSuchForCausalLM" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    unknown_models_are_refused(config, directory)
     tokens = load_tokens(config.model, config.data.system_prompt)
     prompt = tokens.encode_prompt(({"role": "user", "content": "Tell me of the sea."},))
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32)
@@ -222,13 +215,7 @@ async def sampled_with_other_weights(directory: Path) -> None:
         assert all(first[each].token_ids.tolist() == again[each].token_ids.tolist() for each in (0, 1))
         assert max(difference(each, 0, None) for each in first.values()) < 1e-4
 
-        prompts = [(number, *(prompt * 8)[:199]) for number in range(16)]  # more than vLLM computes at a time
-        few = Sampling(temperature=0.7, max_tokens=2)
-        asked = [GenerateRequest(f"many/{each[0]}", each, few, 1, 5) for each in prompts]
-        alone = [(await collected(sampler.generate([each])))[0] for each in asked[-4:]]
-        many = {each.request_id: each async for each in sampler.generate(asked)}
-        assert len(many) == len(prompts)
-        assert all(many[each.request_id].token_ids.tolist() == each.token_ids.tolist() for each in alone)
+        await more_than_fits_in_a_batch(sampler, prompt)
 
         longer = [GenerateRequest("long", prompt, Sampling(temperature=0.7, max_tokens=120), 2, 5)]
         stream = asyncio.create_task(collected(sampler.generate(longer)))
@@ -248,6 +235,27 @@ async def sampled_with_other_weights(directory: Path) -> None:
             await collected(sampler.generate(requests))
     finally:
         sampler.close()
+
+
+async def more_than_fits_in_a_batch(sampler: "VllmSampler", prompt: Sequence[int]) -> None:
+    """Ask for more tokens of prompts than vLLM computes at a time: nobody gets other tokens than alone."""
+    prompts = [(number, *(list(prompt) * 8)[:199]) for number in range(16)]
+    asked = [GenerateRequest(str(each[0]), each, Sampling(temperature=0.7, max_tokens=2), 1, 5) for each in prompts]
+    alone = [(await collected(sampler.generate([each])))[0] for each in asked[-4:]]
+    together = {each.request_id: each async for each in sampler.generate(asked)}
+    assert len(together) == len(asked)
+    assert all(together[each.request_id].token_ids.tolist() == each.token_ids.tolist() for each in alone)
+
+
+def unknown_models_are_refused(config: RunConfig, directory: Path) -> None:
+    """Ask for an engine with a model that vLLM does not know."""
+    from rlcore.backends.vllm.engine import open_engine, rollout_arguments
+
+    with pytest.raises(WorkerError) as caught:
+        open_engine(rollout_arguments(of_unknown_architecture(config, directory), "cpu"), "rollout[0.0]", 1)
+    assert "rollout[0.0]: vLLM cannot serve" in str(caught.value)
+    assert "NoSuchForCausalLM" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def of_unknown_architecture(config: RunConfig, directory: Path) -> RunConfig:

@@ -3,7 +3,6 @@
 With the Python of .venv-vllm (`make vllm`).
 """
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,14 +11,13 @@ from typing import Any
 
 import pytest
 
+from rlcore.testing.marks import NEEDS_VLLM
+
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(430),
     pytest.mark.xdist_group("conversations"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",
-    ),
+    NEEDS_VLLM,
 ]
 
 DEADLINE_S = 400.0

@@ -1,6 +1,5 @@
 """Two sharded ranks of an actor on the slots of two vLLM engines, on Ray: with the Python of .venv-vllm."""
 
-import importlib.util
 import json
 import math
 import subprocess
@@ -11,15 +10,13 @@ from typing import Any
 import pytest
 
 from rlcore import metrics
+from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.testing.tiny import write_tiny_model
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",
-    ),
+    NEEDS_VLLM,
 ]
 
 ROOT = Path(__file__).parent.parent.parent

@@ -5,7 +5,6 @@ ones arrive. Here vLLM's scheduler loses one guard in one step, the other in ano
 that there was a cache to go stale in every step, and what is said of one that has.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,16 +14,14 @@ from pathlib import Path
 import pytest
 
 from rlcore import metrics
+from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.testing.tiny import write_tiny_model
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(330),
     pytest.mark.xdist_group("stale prefixes"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",
-    ),
+    NEEDS_VLLM,
 ]
 
 DEADLINE_S = 300.0

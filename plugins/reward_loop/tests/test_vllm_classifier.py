@@ -3,7 +3,6 @@
 What starts an engine runs with the Python of .venv-vllm (`make vllm`).
 """
 
-import importlib.util
 import json
 import math
 import subprocess
@@ -20,16 +19,14 @@ from safetensors.numpy import save_file
 from rlcore import metrics
 from rlcore.errors import ConfigError
 from rlcore.testing import write_prompts
+from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.testing.tiny import write_tiny_classifier, write_tiny_model
 from rlcore.train import train
 
 ON_VLLM = (
     pytest.mark.real,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",
-    ),
+    NEEDS_VLLM,
 )
 NEWLINE = 10
 """The last byte of every conversation without a chat template."""

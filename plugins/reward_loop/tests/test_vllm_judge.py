@@ -4,7 +4,6 @@ Runs with the Python of .venv-vllm (`make vllm`).
 """
 
 import asyncio
-import importlib.util
 import json
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from rlcore_reward_loop.settings import JudgeSettings, ModelSettings, RewardLoop
 from rlcore_reward_loop.vllm_replica import VllmReplica
 
 from rlcore.reward import RawScore, ScoreRequest
+from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.types import FrozenDict
 from rlcore.workers import WorkerContext
 
@@ -27,10 +27,7 @@ QUESTION = {"role": "user", "content": "How good is the answer '4' to 'What is 2
 
 @pytest.mark.real
 @pytest.mark.timeout(240)
-@pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None,
-    reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",
-)
+@NEEDS_VLLM
 def test_a_judge_is_bound_to_its_json_and_refuses_bad_requests_one_by_one(tmp_path: Path) -> None:
     """In a process of its own, for vLLM warns."""
     command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]

@@ -4,7 +4,6 @@ Runs with the Python of .venv-vllm (`make vllm`).
 """
 
 import asyncio
-import importlib.util
 import json
 import logging
 import os
@@ -21,6 +20,7 @@ import pytest
 from rlcore.launch import launch, plan_run
 from rlcore.testing import write_prompts
 from rlcore.testing.leaks import descendants, leaks
+from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.testing.rewards import make_trajectory, stream_of
 from rlcore.types import Lane, RewardStatus, Scored
 
@@ -31,10 +31,7 @@ DEADLINE_S = 200.0
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None,
-    reason="vllm cannot be imported: `make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real",
-)
+@NEEDS_VLLM
 def test_a_judge_whose_engine_is_killed_comes_back_and_what_it_owed_is_asked_once_more(tmp_path: Path) -> None:
     """In a process of its own, for vLLM warns."""
     command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]

@@ -1,0 +1,14 @@
+"""Marks of tests that need what is not installed everywhere; for pytest."""
+
+from importlib.util import find_spec
+
+import pytest
+
+
+def needs(module: str, how: str) -> pytest.MarkDecorator:
+    """Skips a test where `module` is not installed, and says how it gets there."""
+    return pytest.mark.skipif(find_spec(module) is None, reason=f"{module} cannot be imported: {how}")
+
+
+NEEDS_RAY = needs("ray", "`pip install 'rlcore[ray]'`")
+NEEDS_VLLM = needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real")
