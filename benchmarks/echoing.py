@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,10 @@ class Reader(RolloutWorker):
         """There is nothing to load."""
 
     async def load_weights(self, handle: WeightsHandle) -> int:
-        from safetensors.torch import load_file
-
         began, num_bytes = time.perf_counter(), 0
-        for file in Path(handle.path).glob("*.safetensors"):
-            for each in load_file(file).values():
-                float(each.sum())  # it is mapped: reading is what takes time
-                num_bytes += each.numel() * each.element_size()
+        for each in handed(handle):
+            float(each.sum())  # it is mapped, or still on its way: reading is what takes time
+            num_bytes += each.numel() * each.element_size()
         seconds = time.perf_counter() - began
         (self.context.run_dir / READ).write_text(json.dumps({"bytes": num_bytes, "s": seconds}))
         return handle.version
@@ -49,6 +46,21 @@ class Reader(RolloutWorker):
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         for _ in ():
             yield _
+
+
+def handed(handle: WeightsHandle) -> Iterator[Any]:
+    """The tensors, from files or from the actor's process."""
+    if handle.kind == "link":
+        import torch
+
+        from rlcore.backends.link import received
+
+        yield from (each for _, each in received(handle.path, 0, 1, torch.device("cpu")))
+    else:
+        from safetensors.torch import load_file
+
+        for file in Path(handle.path).glob("*.safetensors"):
+            yield from load_file(file).values()
 
 
 @hookimpl

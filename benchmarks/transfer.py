@@ -9,7 +9,8 @@ once at most: its peak of resident memory beyond what it had, in sizes of the ar
 
 Weights, with --model: the hand-over after a step, as a run does it. The embedded rollout samples from the actor's own
 weights; a replica with a copy of its own reads what the actor writes as files into memory (`rollout.weights_dir` in
-/dev/shm). Seconds of the whole, those of the replica's reading, and bytes. In one command: `make results-transfer`.
+/dev/shm), or is sent them by the actor's process (`rollout.weights=link`, gloo over loopback). Seconds of the whole,
+those of the replica's reading, and bytes. In one command: `make results-transfer`.
 """
 
 import argparse
@@ -101,15 +102,16 @@ async def batches(backend: str, directory: Path, sizes: Sequence[int], rounds: i
 
 async def weights(backend: str, rollout: str, model: Path, directory: Path, rounds: int) -> dict[str, Any]:
     """Hand-overs from an actor on transformers to its embedded rollout, or to a replica with a copy of its own."""
-    replica = rollout == "replica"
+    replica = rollout != "embedded"
     run_dir, files = directory / f"{backend}-{rollout}", directory / "weights"
+    sent = ["rollout.weights=link"] if rollout == "link" else [f"rollout.weights_dir={files}"]
     run_dir.mkdir()
     settings = [
         *(each for each in SETTINGS if not each.startswith(("model.", "data.", "actor.", "rollout."))),
         f"model.path={model}",
         f"data.sources.all.path={write_prompts(directory / 'prompts.jsonl', 8)}",
         f"rollout.backend={'reader' if replica else 'hf'}",
-        *([f"rollout.weights_dir={files}"] if replica else []),
+        *(sent if replica else []),
         *of_cluster(backend),
     ]
     seconds, read = [], []
@@ -182,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for backend in clusters:
             result["batches"] |= asyncio.run(batches(backend, Path(scratch), sizes, rounds))
         for backend in clusters if chosen.model else ():
-            for rollout in ("embedded", "replica"):
+            for rollout in ("embedded", "files", "link"):
                 handed = weights(backend, rollout, chosen.model.resolve(), Path(scratch), rounds)
                 result["weights"][f"{backend} {rollout}"] = asyncio.run(handed)
     facts = machine()

@@ -38,6 +38,19 @@ class ActorWorker(Worker):
             "is embedded in it"
         )
 
+    def offer_weights(self, version: int) -> WeightsHandle | None:
+        """A link to the current weights, named `version`, for one replica; None while they are being changed.
+
+        `send_weights` has to follow. Of several ranks one sends.
+        """
+        raise WorkerError(
+            f"{self.context}: {type(self).__name__} cannot send its weights; choose rollout.weights=files"
+        )
+
+    def send_weights(self) -> None:
+        """Send the weights over the link that was offered last; returns when the replica has them all."""
+        raise WorkerError(f"{self.context}: no weights were offered")
+
     @abstractmethod
     def save(self, directory: Path) -> None:
         """Write the model directory (`model/`, opened by from_pretrained) and the training state below `directory`."""

@@ -362,10 +362,12 @@ class WeightsHandle:
     """Where the actor's weights of one version are, for replicas that hold a copy of their own."""
 
     version: int
-    kind: Literal["directory", "adapter"]
+    kind: Literal["directory", "adapter", "link"]
     """directory: a model directory that from_pretrained opens, with safetensors files; adapter: one of peft's, for the
-    model that the replicas began with."""
+    model that the replicas began with; link: the actor sends them, once, to the replica that asks (`backends/link.py`).
+    """
     path: str
+    """Of the directory; of a link HOST:PORT."""
 
 
 def frozen_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

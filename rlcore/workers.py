@@ -44,6 +44,8 @@ class WorkerContext:
     """The worker this one is served `inside` of, set up already."""
     rendezvous: str = ""
     """Where the ranks of this replica meet: `init_method` of torch.distributed; empty with one rank."""
+    address: str = "127.0.0.1"
+    """Of this node, as the run's other nodes reach it."""
 
     def __str__(self) -> str:
         return f"{self.role}[{self.replica}.{self.rank}]"

@@ -72,7 +72,9 @@ def thread_environment(threads: int) -> dict[str, str]:
 class WorkerHost:
     """Serves the workers of one process."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "") -> None:
+        """`address` of this node, where that is not the controller's."""
+        self._address = address
         self._workers: dict[str, tuple[str, Worker]] = {}
 
     def build(self, shipment: Shipment) -> None:
@@ -82,7 +84,7 @@ class WorkerHost:
         with named(where):
             cls, context = pickle.loads(shipment.payload)
             host = self._workers[shipment.inside][1] if shipment.inside else None
-            worker: Worker = cls(replace(context, host=host))
+            worker: Worker = cls(replace(context, host=host, address=self._address or context.address))
             self._workers[shipment.role] = (shipment.name, worker)
             worker.setup()
         _use_threads(context.threads)

@@ -64,7 +64,10 @@ class RolloutConfig:
     """Rows that are decoded at once."""
     deadline_s: float = option(3600.0, above=0)
     """Seconds the generation of one step may take before the run stops and says so."""
-    weights_dir: str = ""
+    weights: Literal["files", "link"] = "files"
+    """How the actor's weights come to replicas that hold a copy. files: by way of a directory; link: from the actor's
+    process to theirs, over nccl between GPUs and gloo between CPUs, to one replica after the other."""
+    weights_dir: str = option("", used_when="weights == 'files'")
     """Where the actor writes weights for replicas that hold a copy: seen by all of them; empty: the run directory."""
     vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"used_when": "backend == 'vllm'"})
     """The engine of rollout.backend=vllm."""

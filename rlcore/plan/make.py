@@ -10,7 +10,7 @@ from rlcore.plan.decided import RunPlan, WorkerPlan
 from rlcore.plan.facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.offers import Offers
-from rlcore.plan.places import check_places
+from rlcore.plan.places import check_link, check_places
 from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.ranks import check_ranks
@@ -42,6 +42,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     memory = memory_estimate(config, workers, facts)
     sleepers, on_devices = plan_turns(pools, workers, schedule), dict[str, dict[str, int]]()
     check_places(config, pools, workers, sleepers)
+    check_link(config, pools, workers)
     if not config.cluster.address:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(config, pools, workers, sleepers, memory, facts)

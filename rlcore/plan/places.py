@@ -55,6 +55,29 @@ def check_places(
                 )
 
 
+def check_link(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> None:
+    """PlanError when weights are to travel over a link, and cannot."""
+    if config.rollout.weights != "link":
+        return
+    rollout = next(plan.request for plan in workers if plan.request.role.name == "rollout")
+    if rollout.inside is not None:
+        raise PlanError(
+            f"rollout.weights=link: the rollout is served inside '{rollout.inside.name}' and has no copy of the "
+            "weights; leave it out, or choose a rollout.backend that has one, such as vllm"
+        )
+    if config.actor.lora.enabled and config.rollout.vllm.lora == "adapter":
+        raise PlanError(
+            "rollout.weights=link sends whole weights, and rollout.vllm.lora=adapter wants an adapter, which is "
+            "handed over as files; choose weights=files, or lora=merged"
+        )
+    for (pool, _), present in meeting_in(places_of(pools, workers)).items():
+        if {"actor", "rollout"} <= {plan.request.role.name for plan in present if plan.request.gpus}:
+            raise PlanError(
+                f"rollout.weights=link: actor and rollout share a GPU of pool '{pool}', and nccl sends nothing "
+                "from a GPU to itself; choose weights=files, or a pool for each"
+            )
+
+
 def _own_processes(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
     return [plan for plan in workers if plan.request.inside is None]
 

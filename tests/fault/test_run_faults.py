@@ -110,7 +110,7 @@ def test_five_steps_kill_and_five_more_equal_ten(config: Path) -> None:
     whole = train(config, "whole", "checkpoint.every_steps=5")
     process = start(config, "halves", "checkpoint.every_steps=5", "plugins.null.update_s=0.2")
     run = config.parent / "runs" / "halves"
-    wait_for(run / "metrics.jsonl", process, '"step": 7')
+    wait_for(run / "metrics.jsonl", process, '"step":7')
     process.kill()
     process.wait()
     newest = checkpoint.latest(run)
@@ -159,7 +159,7 @@ def test_a_signal_ends_the_run_within_ten_seconds_in_every_phase(
 def test_a_signal_between_checkpoints_saves_the_last_published_step(config: Path) -> None:
     process = start(config, "saved", "checkpoint.every_steps=0", "plugins.null.token_s=0.3")
     run = config.parent / "runs" / "saved"
-    wait_for(run / "metrics.jsonl", process, '"step": 2')
+    wait_for(run / "metrics.jsonl", process, '"step":2')
     time.sleep(0.3)
     process.terminate()
     assert process.wait(timeout=30) == 143

@@ -29,7 +29,9 @@ from rlcore.backends.hf.state import (
     save_training_state,
     save_weights,
     save_whole,
+    whole_tensors,
 )
+from rlcore.backends.link import Offer
 from rlcore.batch import select
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.errors import ConfigError, WorkerError
@@ -199,6 +201,12 @@ class TrainEngine:
         with self.whole():
             if self.ranks is None or self.ranks.rank == 0:
                 save_whole(self.model, directory)
+
+    def send_whole(self, offer: Offer | None) -> None:
+        """Send what `save_whole` would write to whom `offer` is for; that is the first rank's, the others have none."""
+        with self.whole():
+            if offer is not None:
+                offer.send(whole_tensors(self.model))
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter of a LoRA model into `directory`, as peft does. Of several ranks the first one writes."""

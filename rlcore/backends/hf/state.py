@@ -48,10 +48,21 @@ def save_whole(model: Model, directory: Path) -> None:
     The model's own tensors stay as they are: merging in place and taking it back would not restore their low bits.
     """
     with boundary(f"weights in '{directory}'", CheckpointError):
-        if model.adapter is None:
-            model.transformer.save_pretrained(directory, state_dict=tensors_of(model.transformer))
-        else:
-            model.transformer.save_pretrained(directory, state_dict=_merged(model.transformer))
+        model.transformer.save_pretrained(directory, state_dict=_with_adapter(model))
+
+
+@torch.no_grad()
+def whole_tensors(model: Model) -> dict[str, torch.Tensor]:
+    """The tensors that `save_whole` would write, by the names that they would have there."""
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    tensors = remove_tied_weights_from_state_dict(_with_adapter(model), model.transformer)
+    return dict(revert_weight_conversion(model.transformer, tensors))
+
+
+def _with_adapter(model: Model) -> dict[str, torch.Tensor]:
+    return tensors_of(model.transformer) if model.adapter is None else _merged(model.transformer)
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:

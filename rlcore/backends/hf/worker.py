@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rlcore.backends.hf.engine import TrainEngine
     from rlcore.backends.hf.model import PolicyModel
     from rlcore.backends.hf.rollout import EmbeddedSampler
+    from rlcore.backends.link import Offer
     from rlcore.workers import WorkerContext
 
 
@@ -31,6 +32,7 @@ class HfActor(ActorWorker):
     """Names the weights that were published last."""
     is_published: bool = True
     """Whether they are the current ones."""
+    _offer: Offer | None = None
     before_change: list[Callable[[], None]]
     """Told before every change of the weights, so that what samples from them drops what it has computed."""
 
@@ -88,6 +90,20 @@ class HfActor(ActorWorker):
             return WeightsHandle(version, "adapter", str(directory))
         self.engine.save_whole(directory)
         return WeightsHandle(version, "directory", str(directory))
+
+    def offer_weights(self, version: int) -> WeightsHandle | None:
+        if not self.is_published:
+            return None
+        if self.context.rank != 0:
+            return WeightsHandle(version, "link", "")
+        from rlcore.backends.link import Offer
+
+        self._offer = Offer(self.context.address, self.engine.device)
+        return WeightsHandle(version, "link", self._offer.address)
+
+    def send_weights(self) -> None:
+        offer, self._offer = self._offer, None
+        self.engine.send_whole(offer)
 
     def save(self, directory: Path) -> None:
         self.engine.save(directory)

@@ -25,8 +25,8 @@ REASON_CHARACTERS = 240
 """Of vLLM's reasons: of a model that it does not know it lists every model that it does."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM can make room for; an adapter of a smaller one fits."""
-DIRECTORY_TRANSFER = "rlcore_directory"
-"""How vLLM knows `transfer.DirectoryTransfer`."""
+ACTOR_TRANSFER = "rlcore_actor"
+"""How vLLM knows `transfer.ActorTransfer`."""
 ENGINE_DIED = 70
 """Exit code of a worker whose engine has died."""
 ENVIRONMENT = {
@@ -59,7 +59,7 @@ def rollout_arguments(config: RunConfig, device: str) -> dict[str, Any]:
         "enforce_eager": vllm.enforce_eager,
         "enable_sleep_mode": device != "cpu",
         "tensor_parallel_size": vllm.tensor_parallel,
-        "weight_transfer_config": {"backend": DIRECTORY_TRANSFER},
+        "weight_transfer_config": {"backend": ACTOR_TRANSFER},
     }
     if vllm.max_model_len:
         arguments["max_model_len"] = vllm.max_model_len

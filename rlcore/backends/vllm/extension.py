@@ -2,9 +2,9 @@
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory  # type: ignore[import-not-found]
 
-from rlcore.backends.vllm.engine import DIRECTORY_TRANSFER
+from rlcore.backends.vllm.engine import ACTOR_TRANSFER
 
-WeightTransferEngineFactory.register_engine(DIRECTORY_TRANSFER, "rlcore.backends.vllm.transfer", "DirectoryTransfer")
+WeightTransferEngineFactory.register_engine(ACTOR_TRANSFER, "rlcore.backends.vllm.transfer", "ActorTransfer")
 
 
 class WorkerExtension:

@@ -152,17 +152,18 @@ class VllmSampler:
                     await self._idle.wait()
 
     async def _reload(self, handle: WeightsHandle) -> None:
-        if not any(Path(handle.path).glob("*.safetensors")):
+        if handle.kind != "link" and not any(Path(handle.path).glob("*.safetensors")):
             raise WorkerError(
                 f"version {handle.version} of the weights: no safetensors file in '{handle.path}'; rollout.weights_dir "
                 "must be a directory that actor and rollout replicas both see"
             )
-        with boundary(f"version {handle.version} of the weights in '{handle.path}'", WorkerError):
+        with boundary(f"version {handle.version} of the weights of '{handle.path}'", WorkerError):
             if handle.kind == "adapter":
                 await self._exchange_adapter(handle)
             else:
                 await self._engine.start_weight_update()
-                await self._engine.update_weights(WeightTransferUpdateRequest({"path": handle.path}))
+                source = {"path": handle.path, "kind": handle.kind}
+                await self._engine.update_weights(WeightTransferUpdateRequest(source))
                 await self._engine.finish_weight_update(weight_version=label_of(handle.version))
             if not await self._engine.reset_prefix_cache():
                 raise WorkerError("vLLM did not empty its prefix cache")

@@ -1,7 +1,8 @@
 """The actor's weights, on their way into vLLM's workers: an engine of vLLM's weight-transfer interface.
 
-vLLM calls it between `start_weight_update` and `finish_weight_update`, on a CPU as on GPUs. What travels is the name of
-a directory with safetensors files, which every worker maps into its memory; under tensor parallelism it keeps its part.
+vLLM calls it between `start_weight_update` and `finish_weight_update`, on a CPU as on GPUs. Weights come from a
+directory with safetensors files, which every worker maps into its memory, or over a link from the actor's process;
+under tensor parallelism a worker keeps its part of each.
 """
 
 import logging
@@ -22,6 +23,7 @@ from vllm.model_executor.model_loader.reload import (  # type: ignore[import-not
     initialize_layerwise_reload,
 )
 
+from rlcore.backends.link import received
 from rlcore.errors import WorkerError
 
 SHOWN = 3
@@ -32,24 +34,26 @@ logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(
 
 
 @dataclass
-class DirectoryInit(WeightTransferInitInfo):  # type: ignore[misc]
+class ActorInit(WeightTransferInitInfo):  # type: ignore[misc]
     """Nothing has to be agreed on."""
 
 
 @dataclass
-class DirectoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """A model directory with all weights, which every worker sees."""
+class ActorUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Where all weights are: a model directory that every worker sees, or what sends them."""
 
     path: str
+    kind: str
+    """As `WeightsHandle.kind` says."""
 
 
-class DirectoryTransfer(WeightTransferEngine):  # type: ignore[misc]
-    """Loads the weights of a model directory into the worker's model, in place."""
+class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
+    """Loads the actor's weights into the worker's model, in place."""
 
-    init_info_cls = DirectoryInit
-    update_info_cls = DirectoryUpdate
+    init_info_cls = ActorInit
+    update_info_cls = ActorUpdate
 
-    def init_transfer_engine(self, init_info: DirectoryInit) -> None:
+    def init_transfer_engine(self, init_info: ActorInit) -> None:
         """Nothing to open."""
 
     def start_weight_update(self) -> None:
@@ -59,12 +63,19 @@ class DirectoryTransfer(WeightTransferEngine):  # type: ignore[misc]
         loaded = {name for name, _ in self.model.named_parameters()}  # without scales that vLLM computes itself
         self._awaited = served & loaded
 
-    def receive_weights(self, update_info: DirectoryUpdate) -> None:
-        """Load all weights; WorkerError when the directory lacks one, for the old one would stay in its place."""
-        missing = self._awaited - self.model.load_weights(weights_in(Path(update_info.path)))
+    def receive_weights(self, update_info: ActorUpdate) -> None:
+        """Load all weights; WorkerError when one is lacking, for the old one would stay in its place."""
+        missing = self._awaited - self.model.load_weights(self._weights(update_info))
         if missing:
             shown = ", ".join(sorted(missing)[:SHOWN])
             raise WorkerError(f"'{update_info.path}' has no weights for {len(missing)} parameters of vLLM's: {shown}")
+
+    def _weights(self, update_info: ActorUpdate) -> Iterator[tuple[str, torch.Tensor]]:
+        if update_info.kind == "link":
+            return received(
+                update_info.path, self.parallel_config.rank, self.parallel_config.world_size, torch.device(self.device)
+            )
+        return weights_in(Path(update_info.path))
 
     def finish_weight_update(self) -> None:
         """Let every layer compute with what it was given."""

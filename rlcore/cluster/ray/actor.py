@@ -33,7 +33,7 @@ class ActorHost:
         """`directory` is the controller's, of which relative paths of the configuration speak."""
         self._directory = directory
         sys.path += [entry for entry in path if entry not in sys.path and Path(entry).exists()]
-        self._host = WorkerHost()
+        self._host = WorkerHost(ray.util.get_node_ip_address())
         self._tasks: dict[int, asyncio.Future[Any]] = {}
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._cancelled: set[int] = set()
