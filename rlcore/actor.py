@@ -41,14 +41,21 @@ class ActorWorker(Worker):
     def offer_weights(self, version: int) -> WeightsHandle | None:
         """A link to the current weights, named `version`, for one replica; None while they are being changed.
 
-        `send_weights` has to follow. Of several ranks one sends.
+        `send_weights` has to follow, once `weights_awaited`. Of several ranks one sends.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} cannot send its weights; choose rollout.weights=files"
         )
 
+    def weights_awaited(self) -> bool:
+        """Whether the replica has come to the link that was offered last."""
+        raise WorkerError(f"{self.context}: no weights were offered")
+
     def send_weights(self) -> None:
-        """Send the weights over the link that was offered last; returns when the replica has them all."""
+        """Send the weights over the link that was offered last; returns when the replica has them all.
+
+        WorkerError when they have changed since.
+        """
         raise WorkerError(f"{self.context}: no weights were offered")
 
     @abstractmethod

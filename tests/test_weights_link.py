@@ -94,6 +94,24 @@ def test_a_sender_notices_a_receiver_that_is_gone_halfway(monkeypatch: pytest.Mo
         assert taken.result() == "matrix"
 
 
+def test_a_sender_hears_of_a_receiver_that_fails_with_the_last_tensor() -> None:
+    tensors = some_tensors()
+    offer = link.Offer("127.0.0.1", CPU)
+    assert not offer.is_awaited
+
+    def take_all_and_fail() -> None:
+        received = link.received(offer.address, 0, 1, CPU)
+        for _ in tensors:
+            next(received)
+        received.close()
+
+    with ThreadPoolExecutor() as threads:
+        taken = threads.submit(take_all_and_fail)
+        with pytest.raises(WorkerError, match="could not take them up"):
+            offer.send(tensors)
+        taken.result()
+
+
 @pytest.mark.parametrize(
     ("architecture", "settings"),
     [
@@ -132,9 +150,10 @@ class Actor:
     name = "actor[0]"
 
     def __init__(self) -> None:
-        self.is_published = True
+        self.is_published, self.is_awaited = True, False
         self.sent: list[int] = []
         self.send: Callable[[int], None] = self.sent.append
+        self.has_sent = asyncio.Event()
         self._offered = 0
 
     @property
@@ -144,25 +163,32 @@ class Actor:
     async def call(self, method: Any, *args: Any) -> Any:
         await asyncio.sleep(0)
         if method is ActorWorker.offer_weights:
-            (self._offered,) = args
+            (self._offered,), self.is_awaited, self.has_sent = args, False, asyncio.Event()
             return WeightsHandle(self._offered, "link", "127.0.0.1:1") if self.is_published else None
+        if method is ActorWorker.weights_awaited:
+            return self.is_awaited
         assert method is ActorWorker.send_weights
+        assert self.is_awaited, "nothing else could the actor do until somebody comes"
+        self.has_sent.set()
         return self.send(self._offered)
 
 
 class Replica:
     """Takes up what it is handed, unless it is dead."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, actor: Actor) -> None:
         self.name, self.alive, self.returns = name, True, True
         self.versions: list[int] = []
+        self._actor = actor
 
     async def call(self, method: Any, handle: WeightsHandle) -> int:
         assert method is RolloutWorker.load_weights
-        await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
         if not self.returns:
             self.alive = False
             raise WorkerError(f"{self.name}: its engine ended")
+        self._actor.is_awaited = True
+        await self._actor.has_sent.wait()
         self.versions.append(handle.version)
         return handle.version
 
@@ -170,8 +196,8 @@ class Replica:
 class Rollout:
     """Two replicas."""
 
-    def __init__(self) -> None:
-        self.replicas = [Replica("rollout[0]"), Replica("rollout[1]")]
+    def __init__(self, actor: Actor) -> None:
+        self.replicas = [Replica("rollout[0]", actor), Replica("rollout[1]", actor)]
 
     def before_return(self, prepare: Callable[[Any], Any]) -> None:
         self.prepare = prepare
@@ -179,7 +205,8 @@ class Rollout:
 
 @pytest.fixture
 def parts() -> tuple[Actor, Rollout, WeightsLink]:
-    actor, rollout = Actor(), Rollout()
+    actor = Actor()
+    rollout = Rollout(actor)
     return actor, rollout, WeightsLink(actor, rollout)  # type: ignore[arg-type]
 
 
@@ -195,7 +222,7 @@ def test_each_replica_gets_each_version_and_one_that_is_lost_harms_no_other(part
         lost.returns = True
         await rollout.prepare(lost)
         assert lost.versions == [1, 2]
-        assert actor.sent == [1, 1, 2, 2, 2]
+        assert actor.sent == [1, 1, 2, 2], "to each replica that came"
 
     asyncio.run(use())
 

@@ -7,7 +7,8 @@ whoever is in the network of the nodes could listen. On one machine it listens o
 
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
@@ -23,10 +24,12 @@ MESSAGE_BYTES = 64 << 20
 """Tensors travel together up to this size, which each side holds once more for that time."""
 ALIGNMENT = 16
 """Bytes of which a tensor's place in a message is a multiple, whatever its type."""
-MEET_S = 60.0
-"""Until the other side has come; it is called at the same moment."""
+MEET_S = 300.0
+"""Until the other side has come."""
 EXCHANGE_S = 600.0
 """Of one message."""
+DONE_S = 60.0
+"""Until the last message has been taken up."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class Offer:
             )
         self.address = f"{host}:{port}"
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the engine's workers have come: until then `send` would wait."""
+        return bool(self._store.check(["size"]))
+
     def send(self, tensors: Mapping[str, Tensor]) -> None:
         """Every worker of the engine has all of them when this returns; WorkerError when one does not come or fails."""
         parcels = [
@@ -80,10 +88,13 @@ class Offer:
                 for parcel, place in _places(message, buffer):
                     place.copy_(tensors[parcel.name].detach().reshape(-1).view(torch.uint8))
                 _broadcast(group, buffer)
-            self._store.wait([f"done/{rank}" for rank in range(1, size)], timedelta(seconds=EXCHANGE_S))
+            done = [f"done/{rank}" for rank in range(1, size)]
+            self._store.wait(done, timedelta(seconds=DONE_S))
+            if any(self._store.get(each) != b"yes" for each in done):
+                raise WorkerError("one of the engine's workers could not take them up")
 
 
-def received(address: str, rank: int, num: int, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+def received(address: str, rank: int, num: int, device: torch.device) -> Generator[tuple[str, Tensor]]:
     """Names and tensors as they come, for worker `rank` of the `num` of an engine.
 
     WorkerError when the sender does not answer, or fails.
@@ -94,14 +105,18 @@ def received(address: str, rank: int, num: int, device: torch.device) -> Iterato
         store.set("size", str(1 + num))
         parcels = [Parcel(name, dtype, tuple(shape)) for name, dtype, shape in json.loads(store.get("parcels"))]
         group = _group(store, 1 + rank, 1 + num, device, _own_address(host, int(port)))
-    for message in messages(parcels):
-        with boundary(f"weights: receiving them from {address}", WorkerError):
-            buffer = torch.empty(sum(each.room for each in message), dtype=torch.uint8, device=device)
-            _broadcast(group, buffer)
-        for parcel, place in _places(message, buffer):
-            yield parcel.name, place.view(getattr(torch, parcel.dtype)).view(parcel.shape)
-    with boundary(f"weights: receiving them from {address}", WorkerError):
-        store.set(f"done/{1 + rank}", "yes")
+    outcome = "no"
+    try:
+        for message in messages(parcels):
+            with boundary(f"weights: receiving them from {address}", WorkerError):
+                buffer = torch.empty(sum(each.room for each in message), dtype=torch.uint8, device=device)
+                _broadcast(group, buffer)
+            for parcel, place in _places(message, buffer):
+                yield parcel.name, place.view(getattr(torch, parcel.dtype)).view(parcel.shape)
+        outcome = "yes"
+    finally:  # also where what takes them up has failed
+        with suppress(RuntimeError):  # the sender has gone
+            store.set(f"done/{1 + rank}", outcome)
 
 
 def messages(parcels: Sequence[Parcel]) -> Iterator[list[Parcel]]:

@@ -16,6 +16,9 @@ from rlcore.workers import ReplicaHandle, WorkerGroup
 
 logger = logging.getLogger(__name__)
 
+POLL_S = 0.02
+"""Between two looks whether a replica has come for its weights."""
+
 
 class WeightsSync(ABC):
     """Hands every version to every replica, and the current one to a replica that was restarted."""
@@ -101,11 +104,18 @@ class WeightsLink(WeightsSync):
         handle = await self._actor.call(ActorWorker.offer_weights, version)
         if handle is None:
             return False
-        taking, sending = _take_up(replica, handle), self._actor.call(ActorWorker.send_weights)
-        # Both have ended before an error is raised: neither is left in the middle. What fails takes the other with it.
-        for error in await asyncio.gather(taking, sending, return_exceptions=True):
-            if isinstance(error, BaseException):
-                raise error
+        taking = asyncio.create_task(_take_up(replica, handle))
+        try:
+            while not await self._actor.call(ActorWorker.weights_awaited) and not taking.done():
+                await asyncio.wait([taking], timeout=POLL_S)
+            if not taking.done():  # the actor is held up by a replica that takes, and by no other
+                await self._actor.call(ActorWorker.send_weights)
+        except asyncio.CancelledError:
+            taking.cancel()
+            raise
+        finally:  # what ends one side ends the other
+            await asyncio.gather(taking, return_exceptions=True)
+        taking.result()
         return True
 
     async def _welcome(self, replica: ReplicaHandle[Any]) -> None:

@@ -101,8 +101,13 @@ class HfActor(ActorWorker):
         self._offer = Offer(self.context.address, self.engine.device)
         return WeightsHandle(version, "link", self._offer.address)
 
+    def weights_awaited(self) -> bool:
+        return self._offer is None or self._offer.is_awaited
+
     def send_weights(self) -> None:
         offer, self._offer = self._offer, None
+        if not self.is_published:
+            raise WorkerError(f"{self.context}: the weights have changed since they were offered")
         self.engine.send_whole(offer)
 
     def save(self, directory: Path) -> None:

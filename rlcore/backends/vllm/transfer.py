@@ -6,7 +6,8 @@ under tensor parallelism a worker keeps its part of each.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,13 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: ActorUpdate) -> None:
         """Load all weights; WorkerError when one is lacking, for the old one would stay in its place."""
-        missing = self._awaited - self.model.load_weights(self._weights(update_info))
+        with closing(self._weights(update_info)) as weights:  # also by an error, for whoever sends waits
+            missing = self._awaited - self.model.load_weights(weights)
         if missing:
             shown = ", ".join(sorted(missing)[:SHOWN])
             raise WorkerError(f"'{update_info.path}' has no weights for {len(missing)} parameters of vLLM's: {shown}")
 
-    def _weights(self, update_info: ActorUpdate) -> Iterator[tuple[str, torch.Tensor]]:
+    def _weights(self, update_info: ActorUpdate) -> Generator[tuple[str, torch.Tensor]]:
         if update_info.kind == "link":
             return received(
                 update_info.path, self.parallel_config.rank, self.parallel_config.world_size, torch.device(self.device)
@@ -92,7 +94,7 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Nothing to close."""
 
 
-def weights_in(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def weights_in(directory: Path) -> Generator[tuple[str, torch.Tensor]]:
     """The names and tensors of all safetensors files of a directory, each read when it is asked for."""
     for path in sorted(directory.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
