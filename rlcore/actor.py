@@ -39,7 +39,7 @@ class ActorWorker(Worker):
         )
 
     def offer_weights(self, version: int) -> WeightsHandle | None:
-        """A link to the current weights, named `version`, for one replica; None while they are being changed.
+        """A link to the weights that were published as `version`, for one replica; None when it has others by now.
 
         `send_weights` has to follow, once `weights_awaited`. Of several ranks one sends.
         """

@@ -240,7 +240,7 @@ def test_a_replica_that_comes_back_while_weights_change_waits_for_the_next_versi
         for _ in range(20):
             await asyncio.sleep(0)
         assert not waiting.done()
-        with pytest.raises(WorkerError, match=r"actor\[0\]: it is changing the weights that were to be version 2"):
+        with pytest.raises(WorkerError, match=r"actor\[0\]: it has others by now than version 2"):
             await weights.publish(2)
         actor.is_published = True
         await weights.publish(2)

@@ -97,7 +97,7 @@ class WeightsLink(WeightsSync):
     async def _send(self, replica: ReplicaHandle[RolloutWorker], version: int) -> None:
         """WorkerError, too, when the actor has other weights by now."""
         if not await self._offered(replica, version):
-            raise WorkerError(f"{self._actor.name}: it is changing the weights that were to be version {version}")
+            raise WorkerError(f"{self._actor.name}: it has others by now than version {version}")
 
     async def _offered(self, replica: ReplicaHandle[RolloutWorker], version: int) -> bool:
         """Send them if the actor has these weights still; whether it has."""

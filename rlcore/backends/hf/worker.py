@@ -92,7 +92,7 @@ class HfActor(ActorWorker):
         return WeightsHandle(version, "directory", str(directory))
 
     def offer_weights(self, version: int) -> WeightsHandle | None:
-        if not self.is_published:
+        if not self.is_published or version != self.version:
             return None
         if self.context.rank != 0:
             return WeightsHandle(version, "link", "")
