@@ -51,11 +51,9 @@ class Reader(RolloutWorker):
 def handed(handle: WeightsHandle) -> Iterator[Any]:
     """The tensors, from files or from the actor's process."""
     if handle.kind == "link":
-        import torch
-
         from rlcore.backends.link import received
 
-        yield from (each for _, each in received(handle.path, 0, 1, torch.device("cpu")))
+        yield from (each for _, each in received(handle.path))
     else:
         from safetensors.torch import load_file
 

@@ -9,7 +9,7 @@ once at most: its peak of resident memory beyond what it had, in sizes of the ar
 
 Weights, with --model: the hand-over after a step, as a run does it. The embedded rollout samples from the actor's own
 weights; a replica with a copy of its own reads what the actor writes as files into memory (`rollout.weights_dir` in
-/dev/shm), or is sent them by the actor's process (`rollout.weights=link`, gloo over loopback). Seconds of the whole,
+/dev/shm), or is sent them by the actor's process (`rollout.weights=link`). Seconds of the whole,
 those of the replica's reading, and bytes. In one command: `make results-transfer`.
 """
 

@@ -31,32 +31,13 @@ class ActorWorker(Worker):
     def weights(self, version: int, directory: Path) -> WeightsHandle:
         """Write the current weights, named `version`, into the new `directory`, an adapter merged unless asked alone.
 
-        For rollout replicas that hold a copy of their own; of several ranks one writes.
+        For rollout replicas that hold a copy of their own; of several ranks one writes. With `rollout.weights=link`
+        they are copied instead, for whoever asks this process for them until the next call.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} cannot hand its weights to another process; choose a rollout that "
             "is embedded in it"
         )
-
-    def offer_weights(self, version: int) -> WeightsHandle | None:
-        """A link to the weights that were published as `version`, for one replica; None when it has others by now.
-
-        `send_weights` has to follow, once `weights_awaited`. Of several ranks one sends.
-        """
-        raise WorkerError(
-            f"{self.context}: {type(self).__name__} cannot send its weights; choose rollout.weights=files"
-        )
-
-    def weights_awaited(self) -> bool:
-        """Whether the replica has come to the link that was offered last."""
-        raise WorkerError(f"{self.context}: no weights were offered")
-
-    def send_weights(self) -> None:
-        """Send the weights over the link that was offered last; returns when the replica has them all.
-
-        WorkerError when they have changed since.
-        """
-        raise WorkerError(f"{self.context}: no weights were offered")
 
     @abstractmethod
     def save(self, directory: Path) -> None:

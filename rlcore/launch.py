@@ -18,7 +18,7 @@ from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.generator import RolloutService
 from rlcore.cluster.local import LocalCluster
 from rlcore.cluster.turns import Turns
-from rlcore.cluster.weights import WeightsFiles, WeightsLink, WeightsSync
+from rlcore.cluster.weights import WeightsSync
 from rlcore.critic import CriticEngine
 from rlcore.errors import PlanError, PluginError, WorkerError, boundary
 from rlcore.machine import gather_facts, keep_freed_memory
@@ -205,14 +205,9 @@ def _rollout_service(plan: RunPlan, groups: Groups) -> RolloutService:
 def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExitStack) -> WeightsSync | None:
     if plan.schedule.embedded:
         return None
-    actor, rollout = groups[ACTOR.name], groups[ROLLOUT.name]
-    sync: WeightsSync
-    if plan.config.rollout.weights == "link":
-        sync = WeightsLink(actor, rollout)
-    else:
-        chosen = plan.config.rollout.weights_dir
-        where = Path(chosen) / f"rlcore-{run_dir.name}" if chosen else run_dir / "weights"
-        sync = WeightsFiles(actor, rollout, where.absolute())
+    chosen = plan.config.rollout.weights_dir
+    where = Path(chosen) / f"rlcore-{run_dir.name}" if chosen else run_dir / "weights"
+    sync = WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], where.absolute())
     stack.push_async_callback(sync.close)
     return sync
 

@@ -154,7 +154,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {redact(str(key)): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
     return _plain(value.value) if isinstance(value, Enum) else redact(str(value))

@@ -364,10 +364,14 @@ class WeightsHandle:
     version: int
     kind: Literal["directory", "adapter", "link"]
     """directory: a model directory that from_pretrained opens, with safetensors files; adapter: one of peft's, for the
-    model that the replicas began with; link: the actor sends them, once, to the replica that asks (`backends/link.py`).
-    """
+    model that the replicas began with; link: the actor's process sends them to whoever asks (`backends/link.py`)."""
     path: str
-    """Of the directory; of a link HOST:PORT."""
+    """Of the directory; of a link HOST:PORT/SECRET."""
+
+    @property
+    def place(self) -> str:
+        """As errors name it."""
+        return self.path.rpartition("/")[0] if self.kind == "link" else self.path
 
 
 def frozen_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -187,7 +187,7 @@ def test_whatever_rewards_say_a_line_says_the_same_however_it_was_written(
     monkeypatch.setenv("KEY", secret)
     redaction.remember_variable("KEY")
     log = TrajectoryLog(tmp_path)
-    told = FrozenDict({**ODD, "said": f"of {secret} and {json.dumps(secret)}", **more})
+    told = FrozenDict({**ODD, "said": f"of {secret} and {json.dumps(secret)}", f"a key {secret}": 1, **more})
     log.append(1, trajectory_lines([(scored(0, Reward(1.0, info=told)), 0.0)], Lane.TRAIN))
     [row] = read_trajectories(tmp_path, 1)
     assert row["info"] == {
@@ -197,6 +197,7 @@ def test_whatever_rewards_say_a_line_says_the_same_however_it_was_written(
         "texts": ["2026-01-02", "vier 四", "{1}", {"a": {"b": None}}],
         "numbers": [10**15, 1e-7, 1e22, -0.0],
         "said": 'of ${oc.env:KEY} and "${oc.env:KEY}"' if secret else 'of  and ""',
+        "a key ${oc.env:KEY}" if secret else "a key ": 1,
         **{str(key): value for key, value in more.items()},
     }
 

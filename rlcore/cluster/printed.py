@@ -43,9 +43,10 @@ class Printed:
     def last_words(self) -> str:
         """The tail of an error that says how the process ended; empty when it has printed nothing.
 
-        The exceptions among its last lines, and as many of the lines themselves as there is room for.
+        Its last line, exceptions among those before, and as many of these as there is room for.
         """
         stdout, stderr, exceptions = self._last
-        recent = [each for each in exceptions if each[0] > self._num_lines - NUM_RECENT]
-        last = [*stdout, *stderr, *recent][-NUM_LAST_WORDS:]
+        lines, recent = [*stdout, *stderr], [each for each in exceptions if each[0] > self._num_lines - NUM_RECENT]
+        recent = recent[-(NUM_LAST_WORDS - bool(lines)) :]
+        last = [*lines[len(recent) - NUM_LAST_WORDS :], *recent]
         return f"; its last words: {' | '.join(text for _, text in sorted(last))}" if last else ""

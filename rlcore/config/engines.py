@@ -15,7 +15,8 @@ class VllmConfig:
     tensor_parallel: int = option(1, at_least=1)
     """Devices that share one replica's weights."""
     max_model_len: int = option(0, at_least=0)
-    """Tokens of prompt and response together, at most; 0: what the model allows. Less takes less memory."""
+    """Tokens of prompt and response together, at most; 0: what the model allows. Less takes less memory, and on a CPU,
+    where a prompt is computed in one piece, less time to warm up a compiled model."""
     kv_cache_gib: float = option(1.0, used_when="cluster.device == 'cpu'", above=0)
     """Host memory for keys and values of a replica; room for one sequence of `max_model_len` is the least."""
     gpu_memory_frac: float = option(0.9, used_when="cluster.device == 'cuda'", above=0, at_most=1)
@@ -65,8 +66,8 @@ class RolloutConfig:
     deadline_s: float = option(3600.0, above=0)
     """Seconds the generation of one step may take before the run stops and says so."""
     weights: Literal["files", "link"] = "files"
-    """How the actor's weights come to replicas that hold a copy. files: by way of a directory; link: from the actor's
-    process to theirs, over nccl between GPUs and gloo between CPUs, to one replica after the other."""
+    """How the actor's weights come to replicas that hold a copy. files: by way of a directory that all of them see;
+    link: from a copy in the memory of the actor's process, over TCP."""
     weights_dir: str = option("", used_when="weights == 'files'")
     """Where the actor writes weights for replicas that hold a copy: seen by all of them; empty: the run directory."""
     vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"used_when": "backend == 'vllm'"})

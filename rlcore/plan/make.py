@@ -42,7 +42,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     memory = memory_estimate(config, workers, facts)
     sleepers, on_devices = plan_turns(pools, workers, schedule), dict[str, dict[str, int]]()
     check_places(config, pools, workers, sleepers)
-    check_link(config, pools, workers)
+    check_link(config, workers)
     if not config.cluster.address:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(config, pools, workers, sleepers, memory, facts)

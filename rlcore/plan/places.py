@@ -55,7 +55,7 @@ def check_places(
                 )
 
 
-def check_link(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> None:
+def check_link(config: RunConfig, workers: Sequence[WorkerPlan]) -> None:
     """PlanError when weights are to travel over a link, and cannot."""
     if config.rollout.weights != "link":
         return
@@ -70,12 +70,6 @@ def check_link(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[W
             "rollout.weights=link sends whole weights, and rollout.vllm.lora=adapter wants an adapter, which is "
             "handed over as files; choose weights=files, or lora=merged"
         )
-    for (pool, _), present in meeting_in(places_of(pools, workers)).items():
-        if {"actor", "rollout"} <= {plan.request.role.name for plan in present if plan.request.gpus}:
-            raise PlanError(
-                f"rollout.weights=link: actor and rollout share a GPU of pool '{pool}', and nccl sends nothing "
-                "from a GPU to itself; choose weights=files, or a pool for each"
-            )
 
 
 def _own_processes(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:

@@ -134,7 +134,6 @@ async def evaluate_async(plan: RunPlan, from_checkpoint: Path | None) -> Metrics
             if from_checkpoint is not None:
                 loaded = await asyncio.to_thread(checkpoint.load, from_checkpoint)
                 await run.actor.replicas[0].call(ActorWorker.restore, loaded.path)
-                await run.actor.replicas[0].call(ActorWorker.publish, loaded.step)
                 await run.sync_weights(loaded.step)
             check = _fits_evaluation(plan.config, window_of(run))
             prompts = fitting(heldout, run.tokens, plan.config, check, Terminal())

@@ -77,24 +77,3 @@ def test_offloaded_optimizer_state_changes_no_result(tmp_path: Path) -> None:
         for name, offload in (("kept", "false"), ("offloaded", "true"))
     ]
     assert [row["policy/loss"] for row in runs[0]] == pytest.approx([row["policy/loss"] for row in runs[1]], rel=1e-4)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="nccl sends nothing from a GPU to itself: needs two")
-def test_weights_travel_from_one_device_to_another() -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    from rlcore.backends.link import Offer, received
-
-    source, target = torch.device("cuda:0"), torch.device("cuda:1")
-    tensors = {"large": torch.randn(3000, 9000, device=source), "half": torch.randn(7, 3, device=source).bfloat16()}
-    offer = Offer("127.0.0.1", source)
-
-    def take() -> dict[str, torch.Tensor]:
-        with torch.cuda.device(target):
-            return {name: each.cpu() for name, each in received(offer.address, 0, 1, target)}
-
-    with ThreadPoolExecutor() as threads:
-        taken = threads.submit(take)
-        offer.send(tensors)
-        found = taken.result()
-    assert all(torch.equal(found[name], tensor.cpu()) for name, tensor in tensors.items())

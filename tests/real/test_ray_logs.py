@@ -118,6 +118,13 @@ def test_lines_are_logged_within_bounds_and_frames_are_no_last_words(caplog: pyt
     assert printed.last_words == f"; its last words: Fatal Python error: Aborted | {exceptions}"
     printed.add("one more")
     assert "RuntimeError" not in printed.last_words, "long ago"
+    for number in range(4):
+        printed.add(f"WARNING: again, after ConnectionError: {number}")
+    printed.add("Fatal Python error: Segmentation fault", is_error=True)
+    assert printed.last_words == (
+        "; its last words: WARNING: again, after ConnectionError: 2 | WARNING: again, after ConnectionError: 3 | "
+        "Fatal Python error: Segmentation fault"
+    )
     for _ in range(MAX_LOG_LINES):
         printed.add("again")
     said = [record.getMessage() for record in caplog.records]

@@ -31,7 +31,7 @@ from rlcore.backends.hf.state import (
     save_whole,
     whole_tensors,
 )
-from rlcore.backends.link import Offer
+from rlcore.backends.link import host_copies
 from rlcore.batch import select
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.errors import ConfigError, WorkerError
@@ -202,11 +202,10 @@ class TrainEngine:
             if self.ranks is None or self.ranks.rank == 0:
                 save_whole(self.model, directory)
 
-    def send_whole(self, offer: Offer | None) -> None:
-        """Send what `save_whole` would write to whom `offer` is for; that is the first rank's, the others have none."""
+    def copy_whole(self) -> dict[str, Tensor]:
+        """In host memory, what `save_whole` would write. Of several ranks the first one has it, the others nothing."""
         with self.whole():
-            if offer is not None:
-                offer.send(whole_tensors(self.model))
+            return host_copies(whole_tensors(self.model)) if self.ranks is None or self.ranks.rank == 0 else {}
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapter of a LoRA model into `directory`, as peft does. Of several ranks the first one writes."""

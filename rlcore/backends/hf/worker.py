@@ -17,10 +17,12 @@ from rlcore.rollout import RolloutWorker
 from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, Ref, WeightsHandle
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlcore.backends.hf.engine import TrainEngine
     from rlcore.backends.hf.model import PolicyModel
     from rlcore.backends.hf.rollout import EmbeddedSampler
-    from rlcore.backends.link import Offer
+    from rlcore.backends.link import WeightsServer
     from rlcore.workers import WorkerContext
 
 
@@ -32,7 +34,7 @@ class HfActor(ActorWorker):
     """Names the weights that were published last."""
     is_published: bool = True
     """Whether they are the current ones."""
-    _offer: Offer | None = None
+    _server: WeightsServer | None = None
     before_change: list[Callable[[], None]]
     """Told before every change of the weights, so that what samples from them drops what it has computed."""
 
@@ -62,6 +64,8 @@ class HfActor(ActorWorker):
         self.engine.join(ranks_of(context))
 
     def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
         engine = getattr(self, "engine", None)
         if engine is not None and engine.ranks is not None:
             engine.ranks.close()
@@ -88,27 +92,18 @@ class HfActor(ActorWorker):
         if config.actor.lora.enabled and config.rollout.vllm.lora == "adapter":
             self.engine.save_adapter(directory)
             return WeightsHandle(version, "adapter", str(directory))
+        if config.rollout.weights == "link":
+            return WeightsHandle(version, "link", self._offer(self.engine.copy_whole()))
         self.engine.save_whole(directory)
         return WeightsHandle(version, "directory", str(directory))
 
-    def offer_weights(self, version: int) -> WeightsHandle | None:
-        if not self.is_published or version != self.version:
-            return None
+    def _offer(self, tensors: dict[str, Tensor]) -> str:
         if self.context.rank != 0:
-            return WeightsHandle(version, "link", "")
-        from rlcore.backends.link import Offer
+            return ""
+        from rlcore.backends.link import WeightsServer
 
-        self._offer = Offer(self.context.address, self.engine.device)
-        return WeightsHandle(version, "link", self._offer.address)
-
-    def weights_awaited(self) -> bool:
-        return self._offer is None or self._offer.is_awaited
-
-    def send_weights(self) -> None:
-        offer, self._offer = self._offer, None
-        if not self.is_published:
-            raise WorkerError(f"{self.context}: the weights have changed since they were offered")
-        self.engine.send_whole(offer)
+        self._server = self._server or WeightsServer(self.context.address)
+        return self._server.offer(tensors)
 
     def save(self, directory: Path) -> None:
         self.engine.save(directory)

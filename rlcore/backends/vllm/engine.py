@@ -73,7 +73,8 @@ def device_arguments(device: str, kv_cache_gib: float, gpu_memory_frac: float) -
     """What the engine may take: of a GPU a share, on a CPU a number of bytes for keys and values.
 
     On a CPU a prompt is computed in one piece. When vLLM has computed a part of one it takes back what the request's
-    random generator has drawn, which those of a CPU cannot, and the engine dies of it.
+    random generator has drawn, which those of a CPU cannot, and the engine dies of it. vLLM warns of that setting; its
+    `max_num_batched_tokens` is `max_model_len` at least then.
     """
     if device == "cpu":
         return {"kv_cache_memory_bytes": int(kv_cache_gib * GIB), "enable_chunked_prefill": False}

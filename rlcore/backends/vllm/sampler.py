@@ -157,12 +157,12 @@ class VllmSampler:
                 f"version {handle.version} of the weights: no safetensors file in '{handle.path}'; rollout.weights_dir "
                 "must be a directory that actor and rollout replicas both see"
             )
-        with boundary(f"version {handle.version} of the weights of '{handle.path}'", WorkerError):
+        with boundary(f"version {handle.version} of the weights at '{handle.place}'", WorkerError):
             if handle.kind == "adapter":
                 await self._exchange_adapter(handle)
             else:
                 await self._engine.start_weight_update()
-                source = {"path": handle.path, "kind": handle.kind}
+                source = {"path": handle.path, "kind": handle.kind, "place": handle.place}
                 await self._engine.update_weights(WeightTransferUpdateRequest(source))
                 await self._engine.finish_weight_update(weight_version=label_of(handle.version))
             if not await self._engine.reset_prefix_cache():

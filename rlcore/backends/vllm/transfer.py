@@ -41,11 +41,11 @@ class ActorInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class ActorUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Where all weights are: a model directory that every worker sees, or what sends them."""
+    """Where all weights are, as a `WeightsHandle` says."""
 
     path: str
     kind: str
-    """As `WeightsHandle.kind` says."""
+    place: str
 
 
 class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
@@ -66,18 +66,14 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: ActorUpdate) -> None:
         """Load all weights; WorkerError when one is lacking, for the old one would stay in its place."""
-        with closing(self._weights(update_info)) as weights:  # also by an error, for whoever sends waits
+        with closing(self._weights(update_info)) as weights:
             missing = self._awaited - self.model.load_weights(weights)
         if missing:
             shown = ", ".join(sorted(missing)[:SHOWN])
-            raise WorkerError(f"'{update_info.path}' has no weights for {len(missing)} parameters of vLLM's: {shown}")
+            raise WorkerError(f"'{update_info.place}' has no weights for {len(missing)} parameters of vLLM's: {shown}")
 
     def _weights(self, update_info: ActorUpdate) -> Generator[tuple[str, torch.Tensor]]:
-        if update_info.kind == "link":
-            return received(
-                update_info.path, self.parallel_config.rank, self.parallel_config.world_size, torch.device(self.device)
-            )
-        return weights_in(Path(update_info.path))
+        return received(update_info.path) if update_info.kind == "link" else weights_in(Path(update_info.path))
 
     def finish_weight_update(self) -> None:
         """Let every layer compute with what it was given."""
