@@ -257,10 +257,15 @@ class ChildProcess(Child):
         await asyncio.sleep(0)
 
     async def _group_ended(self) -> None:
-        """Wait for what it started, which the kernel ends some time after it was told to."""
+        """Wait for what it started, which the kernel ends some time after it was told to.
+
+        Orphans become children of this process where it is the first of a container, and nobody else would reap them.
+        """
         patience = time.monotonic() + CLOSE_GRACE_S
         with contextlib.suppress(ProcessLookupError, PermissionError):
             while time.monotonic() < patience:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(-self._process.pid, os.WNOHANG)
                 os.killpg(self._process.pid, 0)
                 await asyncio.sleep(POLL_S)
 
