@@ -25,7 +25,9 @@ from rlcore.errors import WorkerError, boundary
 logger = logging.getLogger(__name__)
 
 EXCHANGE_S = 60.0
-"""Without a byte in either direction, after which a side gives up."""
+"""Until a side gives up that hears nothing, or cannot get rid of a piece."""
+PIECE_BYTES = 16 << 20
+"""Sent within that time, at least."""
 SECRET_BYTES = 16
 LENGTH_BYTES = 8
 """Of the number in front of what tells names, types and shapes."""
@@ -102,7 +104,9 @@ class WeightsServer:
                 contents = offered.contents()
                 connection.sendall(len(contents).to_bytes(LENGTH_BYTES) + contents)
                 for tensor in offered.tensors.values():
-                    connection.sendall(tensor.reshape(-1).view(torch.uint8).numpy().data)
+                    data = tensor.reshape(-1).view(torch.uint8).numpy().data
+                    for begin in range(0, len(data), PIECE_BYTES):  # a socket's limit is for all that it is given
+                        connection.sendall(data[begin : begin + PIECE_BYTES])
         except (OSError, EOFError) as error:  # the engine has gone, and is told of elsewhere
             logger.info("weights: somebody who took them is gone: %s", error)
         finally:
