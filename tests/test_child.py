@@ -353,29 +353,6 @@ def test_no_descendant_survives_a_parent_that_was_killed(served: str, method: st
     assert not any(map(is_running, pids))
 
 
-FIRST_OF_A_CONTAINER = """
-import asyncio, ctypes, os, sys
-from pathlib import Path
-from rlcore.cluster.child import ChildProcesses
-
-async def main():
-    children = ChildProcesses()
-    child = await children.start(sys.argv[1] + ":Served", name="x")
-    await child.call("starts_a_process", deadline_s=10)
-    await children.close()
-
-ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: it gets the orphans below it, as the process 1 does
-asyncio.run(main())
-print(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-"""
-
-
-def test_no_zombie_is_left_of_what_a_child_started_where_nobody_else_reaps_orphans(served: str) -> None:
-    command = [sys.executable, "-c", FIRST_OF_A_CONTAINER, served]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=60, check=True)
-    assert done.stdout == "[]\n"
-
-
 def test_a_file_is_loaded_once_and_sees_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "rlcore_test_neighbour.py").write_text("value = 41")
     (tmp_path / "scorer.py").write_text(

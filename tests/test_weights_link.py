@@ -123,16 +123,25 @@ def test_a_sender_that_is_gone_is_an_error_that_names_it() -> None:
         ),
     ],
 )
-def test_what_is_sent_is_what_would_be_written(architecture: str, settings: Mapping[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapted", [False, True])
+def test_what_is_sent_is_what_would_be_written(
+    architecture: str, settings: Mapping[str, Any], adapted: bool, tmp_path: Path
+) -> None:
     """Also of models whose weights transformers holds under other names than its files, and in other tensors."""
+    if adapted:
+        pytest.importorskip("peft")
     from safetensors.torch import load_file
 
     from rlcore.backends.hf.model import ModelKind, load_model
     from rlcore.backends.hf.state import save_whole, whole_tensors
-    from rlcore.config import ModelConfig
+    from rlcore.config import LoraConfig, ModelConfig
 
+    lora = LoraConfig(enabled=adapted, rank=4)
     base = write_tiny_model(tmp_path / "tiny", architecture, **settings)
-    model = load_model(ModelKind.CAUSAL_LM, ModelConfig(path=str(base)), dtype="float32", device="cpu")
+    model = load_model(ModelKind.CAUSAL_LM, ModelConfig(path=str(base)), dtype="float32", device="cpu", lora=lora)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
     save_whole(model, tmp_path / "whole")
     written, sent = load_file(tmp_path / "whole" / "model.safetensors"), whole_tensors(model)
     assert sent.keys() == written.keys()
