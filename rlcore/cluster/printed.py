@@ -26,14 +26,16 @@ class Printed:
     def __init__(self, name: str) -> None:
         self._name = name
         self._num_lines = 0
-        self._last = tuple(deque[tuple[int, str]](maxlen=NUM_LAST_WORDS) for _ in ("stdout", "stderr", "exceptions"))
+        self._stdout, self._stderr, self._exceptions = (deque[tuple[int, str]](maxlen=NUM_LAST_WORDS) for _ in range(3))
+        """The last of each, numbered; an exception is in its own alone."""
 
     def add(self, line: str, is_error: bool = False) -> None:
         """One line, as it came. `is_error`: of stderr, where that comes by itself and in no order with stdout."""
         text = line[:MAX_LINE].rstrip()
         self._num_lines += 1
         if text and not STACK.match(text):
-            self._last[2 if EXCEPTION.search(text) else is_error].append((self._num_lines, text))
+            last = self._stderr if is_error else self._stdout
+            (self._exceptions if EXCEPTION.search(text) else last).append((self._num_lines, text))
         if self._num_lines <= MAX_LOG_LINES:
             logger.info("%s: %s", self._name, text)
         elif self._num_lines == MAX_LOG_LINES + 1:
@@ -45,8 +47,8 @@ class Printed:
 
         Its last line, exceptions among those before, and as many of these as there is room for.
         """
-        stdout, stderr, exceptions = self._last
-        lines, recent = [*stdout, *stderr], [each for each in exceptions if each[0] > self._num_lines - NUM_RECENT]
+        lines = [*self._stdout, *self._stderr]
+        recent = [each for each in self._exceptions if each[0] > self._num_lines - NUM_RECENT]
         recent = recent[-(NUM_LAST_WORDS - bool(lines)) :]
         last = [*lines[len(recent) - NUM_LAST_WORDS :], *recent]
         return f"; its last words: {' | '.join(text for _, text in sorted(last))}" if last else ""

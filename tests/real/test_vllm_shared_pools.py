@@ -32,7 +32,7 @@ def spread(prompts, completions, **columns):
 '''
 
 
-def trained(directory: Path) -> Path:
+def trained(directory: Path, weights: str) -> Path:
     """A run of a random model that vLLM can serve; its directory. The judge is the example's."""
     write_tiny_model(directory / "tiny", num_attention_heads=1)
     (directory / "spread.py").write_text(REWARD)
@@ -47,7 +47,7 @@ def trained(directory: Path) -> Path:
         "actor.ranks": 2,
         "actor.sharding": "fsdp2",
         "actor.lr": "1e-2",
-        "rollout.weights": "link",
+        "rollout.weights": weights,
         "reward.functions.spread.fn": f"{directory / 'spread.py'}:spread",
         "cluster.train_pool": "train",
         "cluster.pools.train.union_of": "[rollout,reward]",
@@ -63,11 +63,12 @@ def trained(directory: Path) -> Path:
     return directory / "run"
 
 
+@pytest.mark.parametrize("weights", ["files", "link"])
 def test_sharded_ranks_train_on_the_slots_of_both_engines_which_sample_with_what_they_hand_over(
-    tmp_path: Path,
+    tmp_path: Path, weights: str
 ) -> None:
     """The policy moves far with every step: were an older version sampled from, its log-probs would be other ones."""
-    run = trained(tmp_path)
+    run = trained(tmp_path, weights)
     steps = [row for row in metrics.read(run) if "reward/mean" in row]
     assert len(steps) == NUM_STEPS
     for number, step in enumerate(steps):
