@@ -1,4 +1,4 @@
-"""Two sharded ranks of an actor on the slots of two vLLM engines, on Ray: with the Python of .venv-vllm."""
+"""Two ranks of an actor, sharded or not, on the slots of two vLLM engines, on Ray: with the Python of .venv-vllm."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def spread(prompts, completions, **columns):
 '''
 
 
-def trained(directory: Path, weights: str) -> Path:
+def trained(directory: Path, sharding: str, weights: str) -> Path:
     """A run of a random model that vLLM can serve; its directory. The judge is the example's."""
     write_tiny_model(directory / "tiny", num_attention_heads=1)
     (directory / "spread.py").write_text(REWARD)
@@ -45,7 +45,7 @@ def trained(directory: Path, weights: str) -> Path:
         "data.sources.train.path": directory / "train.jsonl",
         "eval.sources.heldout.path": directory / "heldout.jsonl",
         "actor.ranks": 2,
-        "actor.sharding": "fsdp2",
+        "actor.sharding": sharding,
         "actor.lr": "1e-2",
         "rollout.weights": weights,
         "reward.functions.spread.fn": f"{directory / 'spread.py'}:spread",
@@ -63,12 +63,12 @@ def trained(directory: Path, weights: str) -> Path:
     return directory / "run"
 
 
-@pytest.mark.parametrize("weights", ["files", "link"])
-def test_sharded_ranks_train_on_the_slots_of_both_engines_which_sample_with_what_they_hand_over(
-    tmp_path: Path, weights: str
+@pytest.mark.parametrize(("sharding", "weights"), [("fsdp2", "files"), ("none", "link")])
+def test_two_ranks_train_on_the_slots_of_both_engines_which_sample_with_what_they_hand_over(
+    tmp_path: Path, sharding: str, weights: str
 ) -> None:
     """The policy moves far with every step: were an older version sampled from, its log-probs would be other ones."""
-    run = trained(tmp_path, weights)
+    run = trained(tmp_path, sharding, weights)
     steps = [row for row in metrics.read(run) if "reward/mean" in row]
     assert len(steps) == NUM_STEPS
     for number, step in enumerate(steps):
