@@ -19,7 +19,7 @@ import orjson
 from rlcore.checkpoint import write_atomically
 from rlcore.config import is_redacted, redact
 from rlcore.errors import CheckpointError
-from rlcore.types import FrozenDict, Lane, Metrics, Scored
+from rlcore.types import Lane, Metrics, Scored
 
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories"
 
@@ -130,7 +130,7 @@ def _describe(scored: Scored, advantage: float | None, lane: Lane) -> dict[str, 
 def _line(record: Mapping[str, Any]) -> bytes:
     """The record as a line of JSON, without secrets; what JSON has no word for as its text."""
     try:
-        line = orjson.dumps(record, _of_other_kind, _AS_TEXT | orjson.OPT_APPEND_NEWLINE)
+        line = orjson.dumps(record, _plain, _AS_TEXT | orjson.OPT_APPEND_NEWLINE)
         if is_redacted(line):
             return line
     except orjson.JSONEncodeError:  # a key that is no text, a lone surrogate, an integer of more than 64 bits
@@ -138,11 +138,6 @@ def _line(record: Mapping[str, Any]) -> bytes:
     # a lone surrogate in a text becomes its JSON escape
     text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False)
     return (text + "\n").encode("utf-8", "backslashreplace")
-
-
-def _of_other_kind(value: Any) -> Any:
-    """What orjson writes of a value that it does not know."""
-    return dict(value.items()) if type(value) is FrozenDict else _plain(value)
 
 
 def _plain(value: Any) -> Any:

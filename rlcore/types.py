@@ -8,10 +8,10 @@ the right. A *sample* is one draw for a prompt and may end as several rows (part
 prompt.
 """
 
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,54 +28,24 @@ V = TypeVar("V")
 R = TypeVar("R")
 
 
-class FrozenDict(Mapping[K, V]):
-    """A read-only mapping that hashes and pickles."""
+class FrozenDict(dict[K, V]):
+    """A dict that cannot be written to, and so hashes; for one that differs, `FrozenDict({**old, ...})`."""
 
-    __slots__ = ("_items",)
+    __slots__ = ()
 
-    def __init__(self, items: Mapping[K, V] | None = None) -> None:
-        given: Mapping[K, V] = items or {}
-        self._items: dict[K, V] = dict(given._items if type(given) is FrozenDict else given)
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a FrozenDict cannot be written to; make another one: FrozenDict({**old, ...})")
 
-    def __getitem__(self, key: K) -> V:
-        return self._items[key]
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
-    def __iter__(self) -> Iterator[K]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    # These are here because what Mapping has in their place is many times slower.
-    def __contains__(self, key: object) -> bool:
-        return key in self._items
-
-    @overload
-    def get(self, key: K, /) -> V | None: ...
-
-    @overload
-    def get(self, key: K, /, default: V | R) -> V | R: ...
-
-    def get(self, key: K, /, default: Any = None) -> Any:
-        return self._items.get(key, default)
-
-    def keys(self) -> KeysView[K]:
-        return self._items.keys()
-
-    def values(self) -> ValuesView[V]:
-        return self._items.values()
-
-    def items(self) -> ItemsView[K, V]:
-        return self._items.items()
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._items.items()))
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none
+        return hash(frozenset(self.items()))
 
     def __reduce__(self) -> tuple[type["FrozenDict[K, V]"], tuple[dict[K, V]]]:
-        return FrozenDict, (self._items,)
+        return FrozenDict, (dict(self),)
 
     def __repr__(self) -> str:
-        return f"FrozenDict({self._items!r})"
+        return f"FrozenDict({dict.__repr__(self)})"
 
 
 class ReadOnlyArrays:

@@ -76,7 +76,7 @@ def _private(value: Any) -> Any:
         if _ATOMS.issuperset(map(type, value.values())):
             return value
         found = _replacements(value.items())
-        return FrozenDict(dict(value) | found) if found else value
+        return FrozenDict({**value, **found}) if found else value
     if kind is Trajectory or kind is Prompt:
         found = _replacements(value.__dict__.items())
         return replace(value, **found) if found else value
