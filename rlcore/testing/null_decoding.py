@@ -53,10 +53,11 @@ async def decode(
             rows.sort(key=lambda row: (len(row.ids_N), row.request.id, row.sample), reverse=True)
         row = rows[-1]
         if decoded < len(row.ids_N):
-            # with nothing to wait for, or between two tokens when the weights may change
-            num = 1 if settings.token_s else len(row.ids_N) - decoded
-            await asyncio.sleep(settings.token_s * num)
-            decoded += num
+            if settings.token_s:  # the weights may change between two tokens
+                await asyncio.sleep(settings.token_s)
+                decoded += 1
+            else:
+                decoded = len(row.ids_N)
         decoded_so_far(decoded)
         if settings.fail_at_token and decoded >= settings.fail_at_token:
             raise RuntimeError(f"token {decoded} fails, as plugins.null.fail_at_token says")
