@@ -61,14 +61,7 @@ class WorkerThread:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.gather(*others, return_exceptions=True)
 
-    def submit(self, work: Coroutine[Any, Any, R]) -> "Future[R]":
-        """Run a coroutine on the thread; WorkerError after close."""
-        if self.closed:
-            work.close()
-            raise WorkerError(f"{self.name} is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def spawn(self, work: Coroutine[Any, Any, None], ended: Callable[[asyncio.Task[None]], None]) -> Callable[[], None]:
+    def spawn(self, work: Coroutine[Any, Any, R], ended: Callable[[asyncio.Task[R]], None]) -> Callable[[], None]:
         """Run a coroutine on the thread, which tells `ended` of its task at the end; returns what cancels it.
 
         WorkerError after close.
@@ -76,7 +69,7 @@ class WorkerThread:
         if self.closed:
             work.close()
             raise WorkerError(f"{self.name} is closed")
-        started: list[asyncio.Task[None]] = []
+        started: list[asyncio.Task[R]] = []
 
         def start() -> None:
             started.append(self._loop.create_task(work))
@@ -91,13 +84,24 @@ class WorkerThread:
 
     async def run(self, work: Coroutine[Any, Any, R], what: str, deadline_s: float) -> R:
         """The coroutine's result; WorkerError when the deadline passes or the worker is closed meanwhile."""
-        future = self.submit(work)
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[R] = loop.create_future()
+
+        def ended(task: asyncio.Task[R]) -> None:
+            if not task.cancelled():
+                task.exception()  # seen here, so that nobody logs it as never retrieved
+            with contextlib.suppress(RuntimeError):  # nobody waits for it: that loop was closed meanwhile
+                loop.call_soon_threadsafe(_settle, over, task)
+
+        cancel = self.spawn(work, ended)
         try:
             async with asyncio.timeout(deadline_s):
-                return await asyncio.wrap_future(future)
+                return await over
         except TimeoutError as cause:
+            cancel()
             raise WorkerError(f"{self.name}: {what} took longer than {deadline_s:g} s") from cause
         except asyncio.CancelledError:
+            cancel()
             task = asyncio.current_task()
             if self.closed and task is not None and not task.cancelling():
                 raise WorkerError(f"{self.name}: closed during {what}") from None
@@ -113,6 +117,18 @@ class WorkerThread:
             self._thread.join()
         else:
             logger.warning("%s: still busy %g s after it was asked to end; left behind", self.name, deadline_s)
+
+
+def _settle(over: "asyncio.Future[R]", task: "asyncio.Task[R]") -> None:
+    """What a task of another loop came to."""
+    if over.done():
+        return
+    if task.cancelled():
+        over.cancel()
+    elif (error := task.exception()) is not None:
+        over.set_exception(error)
+    else:
+        over.set_result(task.result())
 
 
 class Handover:
