@@ -29,27 +29,28 @@ def private_copy(value: T) -> T:
     return copied  # type: ignore[no-any-return]
 
 
-def _read_only(held: Iterable[Any]) -> bool:
+def _read_only(values: Iterable[Any]) -> bool:
     """Whether nothing in the values could be written to, as in most trajectories: to ask is cheaper than to replace."""
-    for value in held:
-        kind = type(value)
-        if kind in _ATOMS:
-            continue
-        if kind is tuple:
-            same = _ATOMS.issuperset(map(type, value)) or _read_only(value)
-        elif kind is FrozenDict:
-            values = value.values()
-            same = _ATOMS.issuperset(map(type, values)) or _read_only(values)
-        elif kind is np.ndarray:
-            same = not value.flags.writeable and not value.dtype.hasobject
-        elif kind is Prompt:
-            same = _read_only_prompt(value)
-        elif kind is Trajectory:
-            same = _read_only(value.__dict__.values())
-        else:
-            same = isinstance(value, (Enum, np.number, np.bool_))
-        if not same:
-            return False
+    left = [values]
+    for each in left:
+        for value in each:
+            kind = type(value)
+            if kind in _ATOMS:
+                continue
+            if kind is tuple:
+                left.append(value)
+            elif kind is FrozenDict:
+                left.append(value.values())
+            elif kind is Trajectory:
+                left.append(value.__dict__.values())
+            elif kind is np.ndarray:
+                if value.flags.writeable or value.dtype.hasobject:
+                    return False
+            elif kind is Prompt:
+                if not _read_only_prompt(value):
+                    return False
+            elif not isinstance(value, (Enum, np.number, np.bool_)):
+                return False
     return True
 
 
