@@ -12,9 +12,7 @@ import logging
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,174 +22,14 @@ from rlcore.cluster.host import Shipment, named, pack, thread_environment
 from rlcore.cluster.process import ProcessBody, WorkerProcess, first_error
 from rlcore.cluster.replica import Group, Replica, Seat, where
 from rlcore.cluster.serve import STREAM_ITEMS
+from rlcore.cluster.thread import Handover, WorkerThread
 from rlcore.errors import WorkerError
 from rlcore.plan import RunPlan, WorkerPlan
 from rlcore.workers import Worker
 
 W = TypeVar("W", bound=Worker)
-R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
-
-
-class WorkerThread:
-    """A daemon thread with an event loop. What runs on it runs one at a time, but for what awaits."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.closed = False
-        self._loop = asyncio.new_event_loop()
-        self._ended: Future[None] = Future()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            for task in asyncio.all_tasks(self._loop):
-                task.cancel()
-            self._loop.run_until_complete(self._let_tasks_end())
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        finally:
-            self._loop.close()
-            self._ended.set_result(None)
-
-    async def _let_tasks_end(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
-
-    def spawn(self, work: Coroutine[Any, Any, R], ended: Callable[[asyncio.Task[R]], None]) -> Callable[[], None]:
-        """Run a coroutine on the thread, which tells `ended` of its task at the end; returns what cancels it.
-
-        WorkerError after close.
-        """
-        if self.closed:
-            work.close()
-            raise WorkerError(f"{self.name} is closed")
-        started: list[asyncio.Task[R]] = []
-
-        def start() -> None:
-            started.append(self._loop.create_task(work))
-            started[0].add_done_callback(ended)
-
-        def cancel() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
-                self._loop.call_soon_threadsafe(lambda: started[0].cancel())
-
-        self._loop.call_soon_threadsafe(start)
-        return cancel
-
-    async def run(self, work: Coroutine[Any, Any, R], what: str, deadline_s: float) -> R:
-        """The coroutine's result; WorkerError when the deadline passes or the worker is closed meanwhile."""
-        loop = asyncio.get_running_loop()
-        over: asyncio.Future[R] = loop.create_future()
-
-        def ended(task: asyncio.Task[R]) -> None:
-            if not task.cancelled():
-                task.exception()  # seen here, so that nobody logs it as never retrieved
-            with contextlib.suppress(RuntimeError):  # nobody waits for it: that loop was closed meanwhile
-                loop.call_soon_threadsafe(_settle, over, task)
-
-        cancel = self.spawn(work, ended)
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await over
-        except TimeoutError as cause:
-            cancel()
-            raise WorkerError(f"{self.name}: {what} took longer than {deadline_s:g} s") from cause
-        except asyncio.CancelledError:
-            cancel()
-            task = asyncio.current_task()
-            if self.closed and task is not None and not task.cancelling():
-                raise WorkerError(f"{self.name}: closed during {what}") from None
-            raise
-
-    async def stop(self, deadline_s: float) -> None:
-        """End the loop and the thread; one that is stuck in somebody's code is left behind and named in the log."""
-        if not self.closed:
-            self.closed = True
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        done, _ = await asyncio.wait({asyncio.wrap_future(self._ended)}, timeout=deadline_s)
-        if done:
-            self._thread.join()
-        else:
-            logger.warning("%s: still busy %g s after it was asked to end; left behind", self.name, deadline_s)
-
-
-def _settle(over: "asyncio.Future[R]", task: "asyncio.Task[R]") -> None:
-    """What a task of another loop came to."""
-    if over.done():
-        return
-    if task.cancelled():
-        over.cancel()
-    elif (error := task.exception()) is not None:
-        over.set_exception(error)
-    else:
-        over.set_result(task.result())
-
-
-class Handover:
-    """Items on their way from a worker's loop to the one it was made on: one wake-up for all that have gathered."""
-
-    def __init__(self, limit: int) -> None:
-        self.arrived = asyncio.Event()
-        """There may be something to take, or it is over."""
-        self.ended: asyncio.Task[None] | None = None
-        """What put the items, when it has ended."""
-        self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
-        self._items: list[Any] = []
-        self._room: asyncio.Future[None] | None = None
-        """The worker waits for it."""
-
-    def __bool__(self) -> bool:
-        return bool(self._items)
-
-    async def put(self, item: Any) -> None:
-        """Hand an item over, and wait while `limit` items have not been taken; on the worker's loop, by one task."""
-        with self._lock:
-            self._items.append(item)
-            first = len(self._items) == 1
-            room = asyncio.get_running_loop().create_future() if len(self._items) >= self._limit else None
-            self._room = room
-        if first:
-            self._loop.call_soon_threadsafe(self.arrived.set)
-        if room is not None:
-            await room
-
-    def end(self, ended: "asyncio.Task[None]") -> None:
-        """No item will follow; on the worker's loop."""
-        if not ended.cancelled():
-            ended.exception()  # seen here, so that nobody logs it as never retrieved
-        self.ended = ended
-        with contextlib.suppress(RuntimeError):  # nobody waits for it: that loop was closed meanwhile
-            self._loop.call_soon_threadsafe(self.arrived.set)
-
-    async def wait_for_end(self, timeout_s: float) -> None:
-        """Return when it has ended, or when the time is up."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while self.ended is None:
-                    self.arrived.clear()
-                    await self.arrived.wait()
-
-    def take(self) -> list[Any]:
-        """All items there are."""
-        self.arrived.clear()
-        with self._lock:
-            items, self._items = self._items, []
-            room, self._room = self._room, None
-        if room is not None:
-            with contextlib.suppress(RuntimeError):  # the worker's loop was closed meanwhile
-                room.get_loop().call_soon_threadsafe(_let_go, room)
-        return items
-
-
-def _let_go(room: "asyncio.Future[None]") -> None:
-    if not room.done():
-        room.set_result(None)
 
 
 class LocalReplica(Generic[W]):
@@ -216,12 +54,12 @@ class LocalReplica(Generic[W]):
         """The method's result; WorkerError naming worker, method and cause."""
         whose = self._where(method)
 
-        async def work() -> Any:
+        def work() -> Any:
             with named(whose):
-                result = getattr(self.worker, method.__name__)(*args, **kwargs)
-                return await result if inspect.isawaitable(result) else result
+                found = getattr(self.worker, method.__name__)(*args, **kwargs)
+            return _awaited(found, whose) if inspect.isawaitable(found) else found
 
-        return await self.thread.run(work(), whose, self._deadlines.call_s)
+        return await self.thread.run(work, whose, self._deadlines.call_s)
 
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method; the generator is closed with this one, wherever that happens."""
@@ -247,6 +85,11 @@ class LocalReplica(Generic[W]):
             if handover.ended is None:
                 cancel()
                 await handover.wait_for_end(self._deadlines.close_s)
+
+
+async def _awaited(found: Awaitable[Any], whose: str) -> Any:
+    with named(whose):
+        return await found
 
 
 class LocalCluster:
@@ -339,14 +182,13 @@ class LocalCluster:
         device = f"cuda:{devices[0]}" if devices else "cpu"
         context = context_of(plan, self._plan, self._run_dir, index, device=device, host=host.worker if host else None)
 
-        async def build() -> Worker:
+        def build() -> None:
             with named(f"{name}.setup()"):
                 worker = plan.cls(context)
                 self._started.append(LocalReplica(worker, role.interface, thread, name, self._deadlines))
                 worker.setup()
-                return worker
 
-        await thread.run(build(), "setup()", self._deadlines.setup_s)
+        await thread.run(build, "setup()", self._deadlines.setup_s)
         return self._started[-1]
 
     async def close(self) -> None:
@@ -357,12 +199,12 @@ class LocalCluster:
                 continue
             whose = f"{replica.name}.close()"
 
-            async def work(replica: LocalReplica[Any] = replica, whose: str = whose) -> None:
+            def work(replica: LocalReplica[Any] = replica, whose: str = whose) -> None:
                 with named(whose):
                     replica.worker.close()
 
             try:
-                await replica.thread.run(work(), whose, self._deadlines.close_s)
+                await replica.thread.run(work, whose, self._deadlines.close_s)
             except WorkerError as error:
                 logger.warning("%s", error)
         for thread in reversed(self._threads):

@@ -40,12 +40,12 @@ class Part:
     messages: list[Message] = field(default_factory=list)
     """What was said after the prompt."""
     versions: list[tuple[int, int]] = field(default_factory=list)
-    turns: list[dict[str, Any]] = field(default_factory=list)
+    turns: list[FrozenDict[str, Any]] = field(default_factory=list)
     """Of each turn: start, num_tokens, versions, finish."""
-    turn_s: list[list[float]] = field(default_factory=list)
-    """Of each turn: seconds of its generation, and of the tools that followed."""
-    generate_s: float = 0.0
-    tools_s: float = 0.0
+    generate_s: list[float] = field(default_factory=list)
+    """Seconds of each turn's generation."""
+    tools_s: list[float] = field(default_factory=list)
+    """Seconds of the tools, or of the environment, that followed each turn."""
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.ids)
@@ -62,27 +62,29 @@ class Part:
             if not self.versions or self.versions[-1][1] != version:
                 self.versions.append((len(self.ids) + offset, version))
         self.turns.append(
-            {
-                "start": len(self.ids),
-                "num_tokens": len(completion.token_ids),
-                "versions": tuple([version for _, version in runs]),
-                "finish": completion.finish.value,
-            }
+            FrozenDict(
+                {
+                    "start": len(self.ids),
+                    "num_tokens": len(completion.token_ids),
+                    "versions": tuple([version for _, version in runs]),
+                    "finish": completion.finish.value,
+                }
+            )
         )
-        self.turn_s.append([completion.generate_s, 0.0])
         self.ids += completion.token_ids.tolist()
         self.logprobs.append(completion.logprobs)
         self.messages.append(message)
-        self.generate_s += completion.generate_s
+        self.generate_s.append(completion.generate_s)
+        self.tools_s.append(0.0)
 
     def told(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
         """What the policy did not sample: results, words of a user, and the opening of its next turn."""
         self.ids += ids
         self.messages += messages
 
-    def sampled_spans(self) -> list[tuple[int, int]]:
-        """From which token to before which each turn sampled, of those that sampled any."""
-        return [(each["start"], each["start"] + each["num_tokens"]) for each in self.turns if each["num_tokens"]]
+    def waited(self, seconds: float) -> None:
+        """Tools or environment took this long after the last turn."""
+        self.tools_s[-1] += seconds
 
     def arrays(self) -> tuple[Int32s, Bools, Float32s]:
         """(T,) token ids, which were sampled, and log-probs, 0 where none was.
@@ -90,19 +92,13 @@ class Part:
         What was said to a policy that never answered is no part of what it is trained on: the last token is a sampled
         one, or the prompt's last.
         """
-        spans = self.sampled_spans()
-        length = spans[-1][1] if spans else self.num_prompt
+        spans = [(each["start"], each["start"] + each["num_tokens"]) for each in self.turns]
+        length = max([end for start, end in spans if end > start], default=self.num_prompt)
         mask_T, logprobs_T = np.zeros(length, dtype=np.bool_), np.zeros(length, dtype=np.float32)
-        for (start, end), logprobs_N in zip(spans, filter(len, self.logprobs), strict=True):
+        for (start, end), logprobs_N in zip(spans, self.logprobs, strict=True):
             mask_T[start:end] = True
             logprobs_T[start:end] = logprobs_N
         return np.array(self.ids if length == len(self.ids) else self.ids[:length], dtype=np.int32), mask_T, logprobs_T
-
-    def waited(self, seconds: float) -> None:
-        """Tools or environment took this long after the last turn."""
-        self.tools_s += seconds
-        if self.turn_s:
-            self.turn_s[-1][1] += seconds
 
 
 @dataclass(eq=False)
@@ -142,22 +138,16 @@ class Episode:
             versions=tuple(part.versions),
             turns=len(part.turns),
             num_parts=len(self.parts),
-            timing=FrozenDict({"generate_s": part.generate_s, "tools_s": part.tools_s}),
+            timing=FrozenDict({"generate_s": sum(part.generate_s, 0.0), "tools_s": sum(part.tools_s, 0.0)}),
             info=FrozenDict(
                 {
                     **{name: frozen(value) for name, value in self.info.items()},
                     "ended_by": self.ended_by,
-                    "turns": tuple([FrozenDict(turn) for turn in part.turns]),
-                    "timing": times(part),
+                    "turns": tuple(part.turns),
+                    "timing": FrozenDict({"generate_s": tuple(part.generate_s), "tools_s": tuple(part.tools_s)}),
                 }
             ),
         )
-
-
-def times(part: Part) -> FrozenDict[str, tuple[float, ...]]:
-    """Seconds by turn."""
-    generate_s, tools_s = [each[0] for each in part.turn_s], [each[1] for each in part.turn_s]
-    return FrozenDict({"generate_s": tuple(generate_s), "tools_s": tuple(tools_s)})
 
 
 def frozen(value: Any) -> Any:

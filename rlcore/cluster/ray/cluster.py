@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ from rlcore.cluster.contexts import context_of, threads_of
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.guard import VARIABLE, Guard
 from rlcore.cluster.host import Shipment, pack, thread_environment
-from rlcore.cluster.local import WorkerThread
 from rlcore.cluster.process import first_error
 from rlcore.cluster.ray.actor import MAX_CALLS, ActorHost
 from rlcore.cluster.ray.body import LOOPBACK, ActorBody
 from rlcore.cluster.ray.output import ActorOutput
 from rlcore.cluster.ray.placement import Placement, bundles_of, slots_of
 from rlcore.cluster.replica import Group, Replica, Seat
+from rlcore.cluster.thread import WorkerThread
 from rlcore.config import ClusterConfig
 from rlcore.errors import WorkerError, boundary, describe
 from rlcore.plan import RunPlan, WorkerPlan
@@ -70,7 +70,7 @@ class RayCluster:
             # Processes that Ray starts here end with the thread that starts them, so that thread stays.
             self._thread = WorkerThread("ray")
             with _own_signals():
-                await self._thread.run(_call(self._connect), "cluster: connecting to Ray", CONNECT_S)
+                await self._thread.run(self._connect, "cluster: connecting to Ray", CONNECT_S)
         await self._placement.place(bundles_of(self._slots), config.placement_s)
 
     def _connect(self) -> None:
@@ -185,7 +185,7 @@ class RayCluster:
             return
         try:
             # An attempt to connect that was given up goes on in that thread: this waits for its turn behind it.
-            await self._thread.run(_call(self._leave), "cluster: leaving Ray", LEAVE_S)
+            await self._thread.run(self._leave, "cluster: leaving Ray", LEAVE_S)
         except WorkerError as error:
             logger.warning("%s", error)
         finally:
@@ -248,10 +248,6 @@ def _call_off_abort() -> None:
     """A signal that came while Ray's handler was there has set the alarm of the abort."""
     if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:  # for Python: nobody here uses it
         signal.alarm(0)
-
-
-async def _call(work: Callable[[], Any]) -> Any:
-    return work()
 
 
 def _refuse_settings(config: ClusterConfig) -> None:
