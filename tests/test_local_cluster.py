@@ -268,3 +268,21 @@ def test_a_cancelled_call_is_cancelled_in_the_worker_and_stays_a_cancellation(pr
                 await pending
 
     asyncio.run(story())
+
+
+def test_a_call_that_was_given_up_before_its_turn_came_is_never_made(probed: RunPlan, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with started(probed, tmp_path, DEADLINES) as groups:
+            probe = groups["probe"].replicas[0]
+            stuck = asyncio.ensure_future(probe.call(Probe.stuck))
+            await asyncio.to_thread(probe.worker.seen.wait, 10)
+            waiting = asyncio.ensure_future(probe.call(Probe.slow))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await stuck
+            await probe.call(Probe.where)  # behind it
+            assert probe.worker.most == 0
+
+    asyncio.run(story())

@@ -110,6 +110,8 @@ class _Asked:
 
     def begin(self) -> None:
         """On the worker's loop."""
+        if self.answer.done():  # given up before its turn came
+            return
         try:
             with boundary(self._what, WorkerError, BaseException):
                 found = self._work()
