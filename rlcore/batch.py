@@ -255,8 +255,9 @@ def _check_token_scores(scored: Scored, scores: Float32s) -> None:
 
 def _unit_numbers(group_B: Int64s, sample_in_group_B: Int64s) -> Int64s:
     """(B,) the samples numbered from 0; the parts of a sample follow each other."""
-    differs_B = (np.diff(group_B, prepend=-1) != 0) | (np.diff(sample_in_group_B, prepend=-1) != 0)
-    return np.asarray(np.cumsum(differs_B) - 1, dtype=np.int64)
+    begins_B = np.ones(len(group_B), dtype=np.bool_)
+    begins_B[1:] = (group_B[1:] != group_B[:-1]) | (sample_in_group_B[1:] != sample_in_group_B[:-1])
+    return np.asarray(np.cumsum(begins_B) - 1, dtype=np.int64)
 
 
 def _prompt_lengths(loss_mask_BT: Bools, lengths_B: Int64s) -> Int64s:

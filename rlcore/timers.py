@@ -16,7 +16,10 @@ SHORTEST_S = 0.002
 
 
 class Timers:
-    """Calls back what was not taken back by the time it is due, as the running loop's clock counts."""
+    """Calls back what was not taken back by the time it is due, as the clock of the loop counts; it is of one loop.
+
+    Most is taken back before it is due, and that leaves the timer as it is: it finds nothing when it rings.
+    """
 
     def __init__(self) -> None:
         self._due: dict[object, tuple[float, Callable[[], None]]] = {}
@@ -32,8 +35,6 @@ class Timers:
     def take_back(self, key: object) -> None:
         """Do not call back; also when there is nothing to take back any more."""
         self._due.pop(key, None)
-        if not self._due:
-            self._look_at(None)
 
     def within(self, seconds: float) -> "TimeLimit":
         """`with timers.within(seconds)`: `asyncio.timeout`, without a timer of its own."""
@@ -43,10 +44,10 @@ class Timers:
         """`within`, by the running loop's clock."""
         return TimeLimit(self, due)
 
-    def _look_at(self, due: float | None) -> None:
+    def _look_at(self, due: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if due is None else asyncio.get_running_loop().call_at(due, self._look)
+        self._timer = asyncio.get_running_loop().call_at(due, self._look)
 
     def _look(self) -> None:
         self._timer, now = None, asyncio.get_running_loop().time()

@@ -41,7 +41,7 @@ def test_what_is_not_taken_back_comes_due_once() -> None:
     assert rung == ["a", "c"]
 
 
-def test_many_share_one_timer_and_none_is_left_when_all_are_taken_back() -> None:
+def test_many_share_one_timer_and_it_alone_is_left_when_all_are_taken_back() -> None:
     async def timers_set() -> list[int]:
         timers = Timers()
         found = [num_set()]
@@ -53,7 +53,25 @@ def test_many_share_one_timer_and_none_is_left_when_all_are_taken_back() -> None
             timers.take_back(key)
         return [*found, num_set()]
 
+    assert asyncio.run(timers_set()) == [0, 1, 1]
+
+
+def test_a_timer_that_found_nothing_is_gone_and_the_next_deadline_has_another() -> None:
+    rung: list[str] = []
+
+    async def timers_set() -> list[int]:
+        timers, over = Timers(), asyncio.Event()
+        timers.set("kept", soon(), partial(rung.append, "kept"))
+        timers.take_back("kept")
+        await asyncio.sleep(3 * SOON_S)
+        found = [num_set()]
+        timers.set("due", soon(), over.set)
+        found.append(num_set())
+        await over.wait()
+        return [*found, num_set()]
+
     assert asyncio.run(timers_set()) == [0, 1, 0]
+    assert rung == []
 
 
 def test_an_earlier_deadline_does_not_wait_for_the_timer_of_a_later_one() -> None:

@@ -60,6 +60,6 @@ def episodes(loss_mask_BT: Bools, sample_B: Int64s) -> Episodes:
     begins_N = np.ones(len(rows_N), dtype=np.bool_)
     begins_N[1:] = samples_N[1:] != samples_N[:-1]
     sample_N, first_S = begins_N.cumsum() - 1, begins_N.nonzero()[0]
-    num_tokens_S = np.diff(first_S, append=len(rows_N))
+    num_tokens_S = np.bincount(sample_N)
     step_N = np.arange(len(rows_N)) - first_S[sample_N]
     return Episodes(rows_N, columns_N, sample_N, step_N, num_tokens_S, (loss_mask_BT.shape[0], loss_mask_BT.shape[1]))

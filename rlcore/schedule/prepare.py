@@ -41,11 +41,11 @@ def later_epoch(streamed: Sequence[Batch], seed: int, step: int, epoch: int) -> 
 def row_advantages(batch: Batch) -> list[float]:
     """One advantage a row: the estimator's, or the mean over the row's sampled tokens if it gives one a token."""
     if batch.advantages_B is not None:
-        return list(map(float, batch.advantages_B.tolist()))
+        return list[float](batch.advantages_B.tolist())
     if batch.advantages is None:
         return [0.0] * len(batch)
     sums = (batch.advantages.get() * batch.tokens.get().loss_mask_BT).sum(axis=1)
-    return list(map(float, (sums / np.maximum(batch.num_sampled_B, 1)).tolist()))
+    return list[float]((sums / np.maximum(batch.num_sampled_B, 1)).tolist())
 
 
 def completion_metrics(scored: Sequence[Scored]) -> Metrics:
