@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from numpy import ndarray
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
@@ -53,7 +54,7 @@ class ReadOnlyArrays:
 
     def __post_init__(self) -> None:
         for value in self.__dict__.values():
-            if isinstance(value, np.ndarray):
+            if isinstance(value, ndarray):
                 value.setflags(write=False)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
