@@ -16,13 +16,12 @@ SHORTEST_S = 0.002
 
 
 class Timers:
-    """Calls back what was not taken back by the time it is due, as the clock of the loop counts; it is of one loop.
-
-    Most is taken back before it is due, and that leaves the timer as it is: it finds nothing when it rings.
-    """
+    """Calls back what was not taken back by the time it is due, as the running loop's clock counts."""
 
     def __init__(self) -> None:
         self._due: dict[object, tuple[float, Callable[[], None]]] = {}
+        self._new: dict[object, tuple[float, Callable[[], None]]] | None = None
+        """Of this turn of the loop; None: nothing was set for its end."""
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, key: object, due: float, callback: Callable[[], None]) -> None:
@@ -32,9 +31,25 @@ class Timers:
         if self._timer is None or due < self._timer.when():
             self._look_at(due)
 
+    def set_if_it_lasts(self, key: object, due: float, callback: Callable[[], None]) -> None:
+        """`set`, when this turn of the loop is over: what it takes back itself, as most is, costs no timer."""
+        if self._new is None:
+            self._new = {}
+            asyncio.get_running_loop().call_soon(self._set_new)
+        self._new[key] = due, callback
+
+    def _set_new(self) -> None:
+        new, self._new = self._new or {}, None
+        for key, (due, callback) in new.items():
+            self.set(key, due, callback)
+
     def take_back(self, key: object) -> None:
         """Do not call back; also when there is nothing to take back any more."""
+        if self._new is not None:
+            self._new.pop(key, None)
         self._due.pop(key, None)
+        if not self._due:
+            self._look_at(None)
 
     def within(self, seconds: float) -> "TimeLimit":
         """`with timers.within(seconds)`: `asyncio.timeout`, without a timer of its own."""
@@ -44,10 +59,10 @@ class Timers:
         """`within`, by the running loop's clock."""
         return TimeLimit(self, due)
 
-    def _look_at(self, due: float) -> None:
+    def _look_at(self, due: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(due, self._look)
+        self._timer = None if due is None else asyncio.get_running_loop().call_at(due, self._look)
 
     def _look(self) -> None:
         self._timer, now = None, asyncio.get_running_loop().time()
@@ -77,7 +92,7 @@ class TimeLimit:
         if self._task is None:
             raise RuntimeError("a time limit is of a task, and this is none")
         self._num_cancels = self._task.cancelling()
-        self._timers.set(self, self._due, self._expire)
+        self._timers.set_if_it_lasts(self, self._due, self._expire)
 
     def _expire(self) -> None:
         self.expired = True

@@ -54,7 +54,7 @@ class ReadOnlyArrays:
 
     def __post_init__(self) -> None:
         for value in self.__dict__.values():
-            if isinstance(value, ndarray):
+            if isinstance(value, ndarray):  # asked of every field of every sample, so by the shorter way
                 value.setflags(write=False)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ def test_what_is_not_taken_back_comes_due_once() -> None:
     assert rung == ["a", "c"]
 
 
-def test_many_share_one_timer_and_it_alone_is_left_when_all_are_taken_back() -> None:
+def test_many_share_one_timer_and_none_is_left_when_all_are_taken_back() -> None:
     async def timers_set() -> list[int]:
         timers = Timers()
         found = [num_set()]
@@ -53,24 +53,26 @@ def test_many_share_one_timer_and_it_alone_is_left_when_all_are_taken_back() -> 
             timers.take_back(key)
         return [*found, num_set()]
 
-    assert asyncio.run(timers_set()) == [0, 1, 1]
+    assert asyncio.run(timers_set()) == [0, 1, 0]
 
 
-def test_a_timer_that_found_nothing_is_gone_and_the_next_deadline_has_another() -> None:
+def test_what_a_turn_of_the_loop_takes_back_itself_costs_no_timer_and_what_lasts_comes_due() -> None:
     rung: list[str] = []
 
-    async def timers_set() -> list[int]:
+    async def ring() -> list[int]:
         timers, over = Timers(), asyncio.Event()
-        timers.set("kept", soon(), partial(rung.append, "kept"))
-        timers.take_back("kept")
-        await asyncio.sleep(3 * SOON_S)
+        for key in ("kept", "kept later", "due"):
+            timers.set_if_it_lasts(key, soon(), over.set if key == "due" else partial(rung.append, key))
+            if key == "kept":
+                timers.take_back(key)
         found = [num_set()]
-        timers.set("due", soon(), over.set)
+        await asyncio.sleep(0)
+        timers.take_back("kept later")
         found.append(num_set())
-        await over.wait()
+        await asyncio.wait_for(over.wait(), DEADLINE_S)
         return [*found, num_set()]
 
-    assert asyncio.run(timers_set()) == [0, 1, 0]
+    assert asyncio.run(ring()) == [0, 1, 0]
     assert rung == []
 
 

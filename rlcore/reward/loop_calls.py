@@ -38,8 +38,6 @@ class LoopCaller:
         self._tasks: set[asyncio.Task[None]] = set()
         self._shared = SharedTasks(self._spawn)
         self._timers = Timers()
-        self._begun: list[BegunCall] = []
-        """In this turn of the loop: most end in it, and need no deadline."""
 
     async def start(self) -> None:
         """Make the function ready."""
@@ -77,17 +75,8 @@ class LoopCaller:
     ) -> "BegunCall":
         call = BegunCall(self, place, allowance, told)
         self._shared.begin(call.run(trajectories))
-        if not self._begun:
-            asyncio.get_running_loop().call_soon(self._limit)
-        self._begun.append(call)
+        self._timers.set_if_it_lasts(call, call.due, call.end)
         return call
-
-    def _limit(self) -> None:
-        """Those that have not ended at once have a deadline from now on."""
-        begun, self._begun = self._begun, []
-        for call in begun:
-            if not call.over:
-                self._timers.set(call, call.due, call.end)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=self._task_name)

@@ -41,11 +41,14 @@ def later_epoch(streamed: Sequence[Batch], seed: int, step: int, epoch: int) -> 
 def row_advantages(batch: Batch) -> list[float]:
     """One advantage a row: the estimator's, or the mean over the row's sampled tokens if it gives one a token."""
     if batch.advantages_B is not None:
-        return list[float](batch.advantages_B.tolist())
-    if batch.advantages is None:
+        advantages_B = batch.advantages_B
+    elif batch.advantages is not None:
+        sums_B = (batch.advantages.get() * batch.tokens.get().loss_mask_BT).sum(axis=1)
+        advantages_B = sums_B / np.maximum(batch.num_sampled_B, 1)
+    else:
         return [0.0] * len(batch)
-    sums = (batch.advantages.get() * batch.tokens.get().loss_mask_BT).sum(axis=1)
-    return list[float]((sums / np.maximum(batch.num_sampled_B, 1)).tolist())
+    found: list[float] = advantages_B.tolist()
+    return found
 
 
 def completion_metrics(scored: Sequence[Scored]) -> Metrics:

@@ -76,11 +76,15 @@ def test_on_ray_three_steps_are_judged_by_another_vllm_and_sampled_with_the_weig
     assert not left, "the engines' processes end with the run"
 
 
-def test_an_engine_that_is_killed_comes_back_with_the_weights_and_what_it_owed_is_asked_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", ["files", "link"])
+def test_an_engine_that_is_killed_comes_back_with_the_weights_and_what_it_owed_is_asked_again(
+    tmp_path: Path, weights: str
+) -> None:
     """Also with the actor training on the pools of both engines, which sleep meanwhile."""
     shared = ["cluster.train_pool=train", "cluster.pools.train.union_of=[rollout,reward]"]
-    overrides = ["cluster.backend=local", "train.max_steps=2", *shared]
-    steps, _ = run(tmp_path, *overrides, during=KillAnEngine(tmp_path / "run"))
+    overrides = ["cluster.backend=local", "train.max_steps=2", f"rollout.weights={weights}", *shared]
+    killing = KillAnEngine(tmp_path / "run")
+    steps, _ = run(tmp_path, *overrides, during=killing)
     check(tmp_path, steps, 2)
     for step in steps:
         assert {"time/drain_s", "time/admit_s"} <= step.keys()
@@ -89,6 +93,7 @@ def test_an_engine_that_is_killed_comes_back_with_the_weights_and_what_it_owed_i
     assert "rollout[0]: restarted" in log
     assert "requests are asked again" in log
     assert "judge[0]: restarted" not in log
+    assert killing.has_seen_files == (weights == "files")
 
 
 class KillAnEngine:
@@ -96,8 +101,11 @@ class KillAnEngine:
 
     def __init__(self, run: Path) -> None:
         self._metrics, self._done = run / "metrics.jsonl", False
+        self._files = run / "weights"
+        self.has_seen_files = False
 
     def __call__(self, processes: set[int]) -> None:
+        self.has_seen_files |= self._files.exists()
         if self._done or not self._metrics.exists() or not self._metrics.read_text():
             return
         engines = {each: started_at(each) for each in processes if b"EngineCore" in title(each)}
@@ -133,8 +141,10 @@ def check(directory: Path, steps: list[dict[str, float]], num: int) -> None:
     assert len(calls) == 8 * num, "every sample was judged once"
 
 
-@pytest.mark.parametrize("handed_over", ["merged", "adapter"])
-def test_a_replica_samples_with_the_weights_of_an_actor_that_trains_adapters(tmp_path: Path, handed_over: str) -> None:
+@pytest.mark.parametrize(("handed_over", "by"), [("merged", "files"), ("adapter", "files"), ("merged", "link")])
+def test_a_replica_samples_with_the_weights_of_an_actor_that_trains_adapters(
+    tmp_path: Path, handed_over: str, by: str
+) -> None:
     """Step 1 moves the policy away from its base, which the reference is: were that sampled from, they would differ."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
@@ -151,6 +161,7 @@ def test_a_replica_samples_with_the_weights_of_an_actor_that_trains_adapters(tmp
         "rollout.vllm.kv_cache_gib": 0.1,
         "rollout.vllm.enforce_eager": "true",
         "rollout.vllm.lora": handed_over,
+        "rollout.weights": by,
         "actor.lora.enabled": "true",
         "actor.lr": 5e-3,
         "algo.kl.placement": "loss",

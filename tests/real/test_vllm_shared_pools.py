@@ -63,7 +63,7 @@ def trained(directory: Path, sharding: str, weights: str) -> Path:
     return directory / "run"
 
 
-@pytest.mark.parametrize(("sharding", "weights"), [("fsdp2", "files"), ("none", "link")])
+@pytest.mark.parametrize(("sharding", "weights"), [("fsdp2", "files"), ("fsdp2", "link"), ("none", "link")])
 def test_two_ranks_train_on_the_slots_of_both_engines_which_sample_with_what_they_hand_over(
     tmp_path: Path, sharding: str, weights: str
 ) -> None:
