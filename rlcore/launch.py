@@ -23,6 +23,7 @@ from rlcore.critic import CriticEngine
 from rlcore.errors import PlanError, PluginError, WorkerError, boundary
 from rlcore.machine import gather_facts, keep_freed_memory
 from rlcore.plan import CORE, Algorithm, BuildContext, ComponentPlan, Role, RunPlan, WorkerPlan, make_plan
+from rlcore.plan.interfaces import check_product
 from rlcore.plugins import configure
 from rlcore.reference import REFERENCE, ReferenceWorker
 from rlcore.reward import RewardManager
@@ -255,8 +256,7 @@ async def _start_component(
     context = replace(shared, section=chosen.section, workers=partial(_own, plan, groups, who))
     with boundary(f"{who}: build()", PluginError):
         component = chosen.component.build(context)
-    if not isinstance(component, SLOT_INTERFACES[slot]):
-        raise PluginError(f"{who}: build() returned {type(component).__name__}; needs {SLOT_INTERFACES[slot].__name__}")
+    check_product(type(component), SLOT_INTERFACES[slot], who)
     life = cast(_LifeCycle, component)
     stack.push_async_callback(_within, life.close, f"{who}: close()", limits.close_s)
     await _within(life.start, f"{who}: start()", limits.setup_s)

@@ -200,13 +200,13 @@ def test_a_union_pool_has_the_devices_of_its_members(site: Path) -> None:
             "@hookimpl\ndef rlcore_worker_classes(): return [WorkerClass(ActorWorker, 'half', Half)]",
             ("actor.backend=half",),
             PluginError,
-            ("plan_clash.Half, which is abstract", "save, setup, update"),
+            ("plan_clash.Half as ActorWorker for backend 'half', but it is abstract", "save, setup, update"),
         ),
         (
             "@hookimpl\ndef rlcore_worker_classes(): return [WorkerClass(ActorWorker, 'other', NullRollout)]",
             ("actor.backend=other",),
             PluginError,
-            ("NullRollout as ActorWorker, but it is no subclass of it",),
+            ("NullRollout as ActorWorker for backend 'other', but it does not inherit from ActorWorker",),
         ),
         (
             "@hookimpl\ndef rlcore_agent_loops():\n"

@@ -262,8 +262,8 @@ def test_the_conformance_kit_names_what_is_wrong(site: Path) -> None:
     )
     problems = "\n".join(check_plugin("demo_check").problems)
     assert "no_such_function" in problems
-    assert "Half, which is abstract: it does not define" in problems
-    assert "Sibling as ActorWorker, but it is no subclass of it" in problems
+    assert "Half as ActorWorker for backend 'a', but it is abstract: it does not define" in problems
+    assert "Sibling as ActorWorker for backend 'b', but it does not inherit from ActorWorker" in problems
 
 
 async def _checked(component: object, interface: type) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from rlcore.plan.places import check_link, check_places
 from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.ranks import check_ranks
-from rlcore.plan.requests import choose_classes, gather
+from rlcore.plan.requests import check_shipped, choose_classes, gather
 from rlcore.plan.rewards import resolve_rewards
 from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.turns import memory_of_devices, plan_turns
@@ -37,6 +37,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     workers = choose_classes(config, offers, gather(config, offers, components, references))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     check_ranks(workers, arithmetic)
+    check_shipped(workers, config)
     pools = make_pools(config, offers, workers, facts)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)

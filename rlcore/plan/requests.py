@@ -1,6 +1,5 @@
 """Who asks for which workers, and which class fills each role."""
 
-import inspect
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +9,7 @@ from rlcore.errors import PlanError, PluginError, boundary, nearest
 from rlcore.plan.catalog import remedy, serves_sharded
 from rlcore.plan.choose import section_of
 from rlcore.plan.decided import ComponentPlan, WorkerPlan
+from rlcore.plan.interfaces import breaches, not_importable, refuses
 from rlcore.plan.offers import CORE, Offers, by_provider, said
 from rlcore.plan.types import Offer, Role, WorkerClass, WorkerRequest
 
@@ -120,15 +120,34 @@ def _only_class(offers: Offers, asked: Asked) -> Offer[WorkerClass]:
 
 
 def check_class(offer: Offer[WorkerClass]) -> None:
-    """PluginError unless the class implements the interface it is offered for."""
+    """PluginError unless the class does what its interface says, and is made of a context alone."""
     offered = offer.value
-    if not issubclass(offered.cls, offered.interface):
+    found = list(breaches(offered.cls, offered.interface))
+    if not found and (problem := refuses(offered.cls, ["context"])):
+        found.append(f"__init__() {problem}")
+    if found:
         raise PluginError(
-            f"{offer.provider}: offers {_class(offer)} as {offered.interface.__name__}, but it is no subclass of it"
+            f"{offer.provider}: offers {_class(offer)} as {offered.interface.__name__} for backend "
+            f"'{offered.backend}', but {'; '.join(found)}"
         )
-    if inspect.isabstract(offered.cls):
-        missing = ", ".join(sorted(getattr(offered.cls, "__abstractmethods__", ())))
-        raise PluginError(f"{offer.provider}: offers {_class(offer)}, which is abstract: it does not define {missing}")
+
+
+def check_shipped(plans: Sequence[WorkerPlan], config: RunConfig) -> None:
+    """PlanError for a class that another process must import and cannot."""
+    processes = {plan.request.role.name for plan in plans if _has_processes(plan, config)}
+    for plan in plans:
+        inside = plan.request.inside.name if plan.request.inside else ""
+        problem = not_importable(plan.cls) if {plan.request.role.name, inside} & processes else ""
+        if problem:
+            raise PlanError(
+                f"role '{plan.request.role.name}' of {plan.asked_by} runs in a process, where class "
+                f"{plan.cls.__module__}.{plan.cls.__qualname__} of {plan.provided_by} is imported by name; it {problem}"
+            )
+
+
+def _has_processes(plan: WorkerPlan, config: RunConfig) -> bool:
+    request, cluster = plan.request, config.cluster
+    return cluster.backend != "local" or request.ranks > 1 or (request.isolated and not cluster.in_process)
 
 
 def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str]) -> WorkerPlan:

@@ -5,12 +5,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import pluggy
 
 from rlcore import builtin, hookspecs
+from rlcore.agents import AgentLoop
 from rlcore.config import RunConfig
+from rlcore.critic import CriticEngine
 from rlcore.errors import PluginError, boundary, describe, nearest
 from rlcore.hookspecs import HOOK_NAMES
 from rlcore.plan import (
@@ -25,8 +28,10 @@ from rlcore.plan import (
     WorkerClass,
     WorkerRequest,
 )
+from rlcore.plan.interfaces import check_product, product
 from rlcore.plugins.discover import entry_point_rewards
 from rlcore.plugins.load import LoadedPlugin
+from rlcore.reward import RewardManager
 from rlcore.workers import Worker
 
 T = TypeVar("T")
@@ -75,13 +80,13 @@ class Hooks:
         return self._offers("rlcore_reward_functions", RewardFunction, _check_reference)
 
     def reward_managers(self) -> tuple[Offer[Component[Any]], ...]:
-        return self._offers("rlcore_reward_managers", Component, _check_component)
+        return self._offers("rlcore_reward_managers", Component, partial(_check_component, RewardManager))
 
     def critic_engines(self) -> tuple[Offer[Component[Any]], ...]:
-        return self._offers("rlcore_critic_engines", Component, _check_component)
+        return self._offers("rlcore_critic_engines", Component, partial(_check_component, CriticEngine))
 
     def agent_loops(self) -> tuple[Offer[Component[Any]], ...]:
-        return self._offers("rlcore_agent_loops", Component, _check_component)
+        return self._offers("rlcore_agent_loops", Component, partial(_check_component, AgentLoop))
 
     def algorithms(self) -> tuple[Offer[Algorithm], ...]:
         return self._offers("rlcore_algorithms", Algorithm, _check_reference)
@@ -188,9 +193,13 @@ def _check_reference(provider: Provider, offer: RewardFunction | Algorithm) -> N
         )
 
 
-def _check_component(provider: Provider, component: Component[Any]) -> None:
+def _check_component(interface: type[Any], provider: Provider, component: Component[Any]) -> None:
+    who = f"{provider}: component '{component.name}'"
     if not callable(component.build) or not callable(component.requests):
-        raise PluginError(f"{provider}: component '{component.name}' needs functions for build and requests")
+        raise PluginError(f"{who} needs functions for build and requests")
+    built = product(component.build)
+    if built is not None and built not in interface.__mro__:  # annotated with the interface: `launch` will see
+        check_product(built, interface, who)
 
 
 def _check_worker_class(provider: Provider, offer: WorkerClass) -> None:

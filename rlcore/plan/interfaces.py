@@ -1,0 +1,164 @@
+"""Holds a class against the interface that it is offered for, before anything of it runs."""
+
+import functools
+import inspect
+import sys
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from enum import StrEnum
+from types import FunctionType
+from typing import Any, get_origin, get_type_hints
+
+from rlcore.errors import PluginError
+
+_FUNCTIONS = (FunctionType, functools.partialmethod)
+_STREAMS = (AsyncIterator, AsyncGenerator, AsyncIterable)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Kind(StrEnum):
+    """The ways to call a method, in the words of errors."""
+
+    PLAIN = "a plain `def`"
+    ASYNC = "an `async def`"
+    GENERATOR = "a generator"
+    STREAM = "an async generator"
+
+
+def breaches(cls: type[Any], interface: type[Any]) -> tuple[str, ...]:
+    """The ways in which `cls` departs from `interface`, each a clause of an error; empty when it conforms.
+
+    Real inheritance; no abstract method left; every public method of the interface there, callable, of the declared
+    kind (plain, async, async generator) and with parameters that take the interface's positionally; every property a
+    property or a value. Nothing is instantiated or called.
+    """
+    if interface not in cls.__mro__:
+        return (f"it does not inherit from {interface.__name__}; needs a subclass (`register` alone adds no methods)",)
+    found = [
+        f"{name}{problem}"
+        for name, declared in sorted(_members(interface).items())
+        if (problem := _departs(inspect.getattr_static(cls, name, None), declared))
+    ]
+    missing = sorted(name for name in getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        found.append(f"it is abstract: it does not define {', '.join(missing)}")
+    return tuple(found)
+
+
+def refuses(function: Callable[..., Any], arguments: Sequence[str]) -> str:
+    """Why `function` cannot be called with these positional arguments; empty when it can, or cannot be looked into."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function of C without a text signature
+        return ""
+    try:
+        signature.bind(*arguments)
+    except TypeError as cause:
+        return f"takes {signature}, needs ({', '.join(arguments)}): {cause}"
+    return ""
+
+
+def not_importable(cls: type[Any]) -> str:
+    """Why another process cannot import the class by its name; empty when it can."""
+    if "<locals>" in cls.__qualname__:
+        return "is defined inside a function; define it at the top level of its module"
+    if cls.__module__ == "__main__":
+        return "is defined in the script that runs; put it into a module"
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    if found is not cls:
+        return f"is not what '{cls.__module__}:{cls.__qualname__}' names; give it the name that it can be imported by"
+    return ""
+
+
+def check_product(built: type[Any], interface: type[Any], who: str) -> None:
+    """PluginError unless what `who` builds fills its slot."""
+    if found := breaches(built, interface):
+        raise PluginError(f"{who}: builds {_name(built)} as {interface.__name__}, but {'; '.join(found)}")
+
+
+def product(build: Callable[..., Any]) -> type[Any] | None:
+    """The class of what `build` returns: itself a class, or annotated with one; None when that cannot be told."""
+    while isinstance(build, functools.partial):
+        build = build.func
+    if isinstance(build, type):
+        return build
+    try:
+        returns = get_type_hints(build).get("return")
+    except (NameError, TypeError, AttributeError):  # an annotation that only a type checker can resolve
+        return None
+    return returns if isinstance(returns, type) and returns is not type(None) else None
+
+
+def _name(cls: type[Any]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _members(interface: type[Any]) -> dict[str, Any]:
+    """The public methods and properties that an interface declares, its bases' included."""
+    members: dict[str, Any] = {}
+    for base in reversed(interface.__mro__):
+        if base is not object:
+            members |= {
+                name: value
+                for name, value in vars(base).items()
+                if not name.startswith("_") and isinstance(value, (property, staticmethod, classmethod, *_FUNCTIONS))
+            }
+    return members
+
+
+def _departs(found: Any, declared: Any) -> str:
+    """How one member departs from the interface's, to be put behind its name; empty when it conforms."""
+    if found is declared:
+        return ""
+    if isinstance(declared, property):
+        callable_ = isinstance(found, (staticmethod, classmethod, *_FUNCTIONS))
+        return " is a method; needs a property or a value" if callable_ else ""
+    if isinstance(found, (property, functools.cached_property)):
+        return " is a property; needs a method"
+    if not callable(_function(found)):
+        return f" is {found!r:.40}; needs a method"
+    return _wrong_kind(_function(found), _function(declared)) or _wrong_parameters(found, declared)
+
+
+def _function(member: Any) -> Any:
+    """The function below staticmethod, classmethod and partialmethod."""
+    while isinstance(member, (staticmethod, classmethod, functools.partialmethod)):
+        member = member.func if isinstance(member, functools.partialmethod) else member.__func__
+    return member
+
+
+def _wrong_kind(found: Callable[..., Any], declared: Callable[..., Any]) -> str:
+    due = kind_of(declared)
+    kinds = {kind_of(found), kind_of(inspect.unwrap(found))}  # a decorator may hide the kind, or change it
+    if due in kinds or (due is Kind.STREAM and Kind.PLAIN in kinds):
+        return ""  # a plain function may return another's async generator
+    return f"() is {kind_of(found)}; needs {due}"
+
+
+def kind_of(function: Callable[..., Any]) -> Kind:
+    """The kind of a function; a plain one that is annotated to return an async iterator counts as a stream."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isasyncgenfunction(function):
+        return Kind.STREAM
+    if inspect.iscoroutinefunction(function):
+        return Kind.ASYNC
+    if inspect.isgeneratorfunction(function):
+        return Kind.GENERATOR
+    returns = getattr(function, "__annotations__", {}).get("return")
+    streams = get_origin(returns) in _STREAMS or (isinstance(returns, str) and returns.startswith("Async"))
+    return Kind.STREAM if streams else Kind.PLAIN
+
+
+def _wrong_parameters(found: Any, declared: Any) -> str:
+    """The interface's arguments must bind, with and without those that it gives a default."""
+    if isinstance(found, functools.partialmethod):
+        return ""  # what it binds stands between self and the rest
+    due = [each for each in inspect.signature(_function(declared)).parameters.values() if each.kind in _POSITIONAL]
+    if isinstance(found, staticmethod):
+        due = due[1:]
+    for given in ([each.name for each in due if each.default is each.empty], [each.name for each in due]):
+        if problem := refuses(_function(found), given):
+            return f"() {problem}"
+    return ""
