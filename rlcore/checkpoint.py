@@ -79,6 +79,16 @@ class LoadedCheckpoint:
     state: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Survey:
+    """The checkpoints of a run, as far as one that can be used."""
+
+    newest: Path | None
+    """The newest one that verifies."""
+    passed_over: tuple[str, ...]
+    """Why each newer one cannot be used, the newest first."""
+
+
 def write_atomically(path: Path, data: bytes, files: FileOperations = FILES) -> None:
     """Write a file so that a crash leaves the old content or the new, on the disk when this returns."""
     temporary = path.with_name(f".{path.name}.tmp")
@@ -136,14 +146,22 @@ def publish(
 
 
 def latest(run_dir: Path) -> Path | None:
-    """The newest checkpoint of the run that verifies, or None; damaged and incomplete ones are passed over."""
+    """The newest checkpoint of the run that verifies, or None."""
+    return survey(run_dir).newest
+
+
+def survey(run_dir: Path) -> Survey:
+    """The newest checkpoint that verifies, and why each newer one does not. Reads every file of those it looks at."""
     # a replaced one counts while its successor is missing: a crash fell between two renames
     found = [(step, "~", path) for path, step in _published(run_dir)]
     found += [(step, "", path) for path, step, kind in _leftovers(run_dir) if kind == "replaced"]
+    passed_over = []
     for _, _, path in sorted(found, reverse=True):
-        with suppress(CheckpointError):
-            return load(path).path
-    return None
+        try:
+            return Survey(load(path).path, tuple(passed_over))
+        except CheckpointError as error:
+            passed_over.append(str(error))
+    return Survey(None, tuple(passed_over))
 
 
 def step_of(path: Path) -> int:

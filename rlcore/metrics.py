@@ -89,6 +89,12 @@ def read(run_dir: Path) -> list[Metrics]:
     return [{name: math.nan if value is None else value for name, value in record.items()} for record in records]
 
 
+def last_step(run_dir: Path) -> int:
+    """The last step of which metrics or trajectories were written; 0 without any."""
+    steps = [int(path.name[5:-6]) for path in _step_files(run_dir / TRAJECTORIES)]
+    return max([0, *steps, *(int(record["step"]) for record in read(run_dir))])
+
+
 def read_trajectories(run_dir: Path, step: int) -> list[dict[str, Any]]:
     """What was written of the step's trajectories; empty when nothing was."""
     path = run_dir / TRAJECTORIES / f"step_{step:06d}.jsonl"

@@ -20,9 +20,14 @@ def run(arguments: Sequence[str]) -> int:
     start.add_argument(
         "--resume-from", type=Path, metavar="PATH", help="begin a run of its own with a checkpoint, or a run's newest"
     )
+    parser.add_argument(
+        "--from-start", action="store_true", help="with --resume: begin with step 1 if no checkpoint can be used"
+    )
     parser.add_argument("--dry-run", action="store_true", help="show the plan and stop")
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)
+    if parsed.from_start and not parsed.resume:
+        parser.error("--from-start: it goes with --resume")
 
     from rlcore.launch import plan_run
 
@@ -33,10 +38,10 @@ def run(arguments: Sequence[str]) -> int:
         show(plan, origins=False)
         return 0
 
-    from rlcore.train import Stopped, run_training
+    from rlcore.train import Start, Stopped, run_training
 
     try:
-        run_training(plan, resume=parsed.resume, resume_from=parsed.resume_from)
+        run_training(plan, Start(parsed.resume, parsed.from_start, parsed.resume_from))
     except Stopped as stopped:
         print(f"rlcore: {stopped}", file=sys.stderr)
         _leave(stopped.exit_code)

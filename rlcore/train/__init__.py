@@ -7,6 +7,7 @@
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +16,14 @@ from rlcore.errors import CheckpointError
 from rlcore.launch import plan_run
 from rlcore.plan import RunPlan
 from rlcore.train.directory import choose_directory
+from rlcore.train.origin import Start
 from rlcore.train.session import TrainResult, evaluate_async, train_async
 from rlcore.train.signals import Stopped
 from rlcore.types import Metrics
 
 T = TypeVar("T")
 
-__all__ = ["Stopped", "TrainResult", "run_evaluation", "run_training", "train"]
+__all__ = ["Start", "Stopped", "TrainResult", "run_evaluation", "run_training", "train"]
 
 
 def train(
@@ -29,25 +31,28 @@ def train(
     *overrides: str,
     plugins: Sequence[str] = (),
     resume: bool = False,
+    from_start: bool = False,
 ) -> TrainResult:
     """Train as `config` says: a YAML file, or the same as nested mappings; `overrides` are 'key=value'.
+
+    `resume` continues the run after its newest checkpoint; with `from_start` at step 1 if it has none that can be used.
 
     Works in scripts, without a main guard, and in notebooks. RlcoreError when something is wrong.
     """
     source = Path(config) if isinstance(config, str) else config
-    return run_training(plan_run([source], overrides, plugins), resume=resume)
+    return run_training(plan_run([source], overrides, plugins), Start(resume, from_start))
 
 
-def run_training(plan: RunPlan, *, resume: bool = False, resume_from: Path | None = None) -> TrainResult:
-    """Train as planned.
+def run_training(plan: RunPlan, start: Start = Start()) -> TrainResult:  # noqa: B008 (frozen)
+    """Train as planned; Stopped when a signal ended the run.
 
-    `resume` continues the run of that name (of the newest run of this configuration when it has none) after its newest
-    checkpoint; `resume_from` begins a run of its own with that checkpoint. Stopped when a signal ended the run.
+    Without a name, a run that is resumed is the newest one of this configuration. CheckpointError when there is no
+    checkpoint where `start` says.
     """
-    run_dir = choose_directory(plan.loaded, resume)
-    if resume_from is not None:
-        resume_from = find_checkpoint(resume_from)
-    return run_anywhere(train_async(plan, run_dir, resume, resume_from))
+    run_dir = choose_directory(plan.loaded, start.resume)
+    if start.checkpoint is not None:
+        start = replace(start, checkpoint=find_checkpoint(start.checkpoint))
+    return run_anywhere(train_async(plan, run_dir, start))
 
 
 def run_evaluation(plan: RunPlan, from_checkpoint: Path | None = None) -> Metrics:
@@ -57,13 +62,24 @@ def run_evaluation(plan: RunPlan, from_checkpoint: Path | None = None) -> Metric
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint at `path`, which may also be a run directory: then its newest one."""
+    """The checkpoint at `path`, which may also be a run directory: then its newest one that verifies.
+
+    CheckpointError when there is none, or when a newer one is damaged: then the user chooses by naming one.
+    """
     if (path / "manifest.json").exists():
         return path
-    newest = checkpoint.latest(path) if path.is_dir() else None
-    if newest is None:
-        raise CheckpointError(f"'{path}': no checkpoint is there; needed is a run directory or its checkpoints/step_N")
-    return newest
+    found = checkpoint.survey(path) if path.is_dir() else checkpoint.Survey(None, ())
+    if found.newest is None:
+        problems = f": {'; '.join(found.passed_over)}" if found.passed_over else ""
+        raise CheckpointError(
+            f"'{path}': no checkpoint is there{problems}; needed is a run directory or its checkpoints/step_N"
+        )
+    if found.passed_over:
+        raise CheckpointError(
+            f"'{path}': its newest checkpoint cannot be used: {'; '.join(found.passed_over)}; name the one to use, "
+            f"such as {found.newest}"
+        )
+    return found.newest
 
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:

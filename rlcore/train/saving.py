@@ -34,7 +34,8 @@ class Saver:
         """Scored trajectories in flight of the newest checkpoint."""
         self.ready = False
         """Whether what the run continues from has been restored: before that there is nothing of it to save."""
-        self.last: Path | None = checkpoint.latest(run_dir)
+        self.last: Path | None = None
+        """The newest checkpoint of the run that verifies."""
 
     @property
     def saved_step(self) -> int | None:
@@ -95,9 +96,9 @@ class Saver:
         return float(facts["num_parameters"]) * BYTES_PER_PARAMETER / BYTES_PER_SECOND
 
     def _stands(self, why: str) -> str:
-        return f"{why}; " + (
-            "there is no checkpoint yet" if self.last is None else f"the last checkpoint is {self.last}"
-        )
+        if self.last is None:
+            return f"{why}; there is no checkpoint yet; go on with --resume --from-start"
+        return f"{why}; the last checkpoint is {self.last}; go on with --resume"
 
     async def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`, bit for bit."""

@@ -26,6 +26,7 @@ from rlcore.terminal import Terminal
 from rlcore.tokens import Tokens
 from rlcore.track import Trackers, require_installed
 from rlcore.train.directory import locked, logging_to, open_directory, plan_changes, write_plan
+from rlcore.train.origin import Origin, Start, find_origin
 from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest
 from rlcore.train.trainer import Progress, Sinks, Trainer
@@ -52,25 +53,23 @@ class TrainResult:
     """(step, metrics) of each evaluation."""
 
 
-async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Path | None) -> TrainResult:
-    """Train as planned in `run_dir`; `start_from` is a checkpoint to continue from.
-
-    Stopped when a signal ended it, RlcoreError when something is wrong.
-    """
+async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult:
+    """Train as planned in `run_dir`. Stopped when a signal ended it, RlcoreError when something is wrong."""
     stop = StopRequest(finish_step=plan.config.checkpoint.on_signal == "finish_step")
-    said = "before the first step"
-    with stop.installed(), locked(open_directory(run_dir, resume)), logging_to(run_dir):
+    said = "before the first step; go on with --resume --from-start"
+    with stop.installed(), locked(open_directory(run_dir, start.resume)), logging_to(run_dir):
         try:
             require_installed(plan.config.track.to)
             prompts, heldout = load_data(plan.config)
-            if not resume and start_from is None:
+            origin = find_origin(run_dir, start)
+            if not origin.resumed and origin.checkpoint is None:
                 write_plan(run_dir, plan)
             async with launch(plan, run_dir, DEADLINES) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
                 session = Session(plan, run_dir, run, prompts, heldout, stop, window_of(run))
                 try:
-                    result = await session.train(resume, start_from)
-                    said = "every step was taken"
+                    result = await session.train(origin)
+                    said = "every step was taken; go on with --resume"
                     return result
                 except (RewardError, WorkerError) as error:
                     last = session.saver.last
@@ -87,7 +86,7 @@ async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Pa
             if stop.signum is None:
                 raise
             _uncancel()
-    raise Stopped(stop.signum, f"stopped by signal {stop.signum}: {said}; go on with --resume")
+    raise Stopped(stop.signum, f"stopped by signal {stop.signum}: {said}")
 
 
 def _uncancel() -> None:
@@ -192,9 +191,10 @@ class Session:
         self._trainer = Trainer(run, progress, self.total_steps, heldout, self._sinks)
         self.saver = Saver(self._trainer, run_dir)
 
-    async def train(self, resume: bool, start_from: Path | None) -> TrainResult:
+    async def train(self, origin: Origin) -> TrainResult:
         """Take the steps that are left."""
         trainer = self._trainer
+        self.saver.last = origin.checkpoint if origin.resumed else None
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
             stack.push_async_callback(trainer.close)
@@ -202,7 +202,7 @@ class Session:
             num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
             num_updates = await self._run.critic.expect(num_updates)
             await trainer.actor.call(ActorWorker.expect, num_updates)
-            await self._continue(resume, start_from)
+            await self._continue(origin)
             _keep_rewards(self._run.plan, self._run_dir)
             stack.enter_context(self._terminal.progress(self.total_steps, trainer.progress.step))
             await self._prepare_first_step()
@@ -231,22 +231,24 @@ class Session:
         if saving.every_steps and step % saving.every_steps == 0 and self.saver.saved_step != step:
             await self.saver.save()
 
-    async def _continue(self, resume: bool, start_from: Path | None) -> None:
-        """Restore what there is to continue from; without a checkpoint the run begins anew.
+    async def _continue(self, origin: Origin) -> None:
+        """Restore what there is to continue from.
 
         The plan that the run had is replaced only when all is restored: a resume that fails changes nothing.
         """
-        plan, path = self._run.plan, start_from or (self.saver.last if resume else None)
+        plan, path = self._run.plan, origin.checkpoint
+        for problem in origin.passed_over:
+            self._terminal.warn(f"passed over: {problem}")
         if path is not None:
-            for change in plan_changes(start_from or self._run_dir, plan):
+            for change in plan_changes(self._run_dir if origin.resumed else path, plan):
                 self._terminal.say(f"changed since the run was begun: {change}")
             await self.saver.restore(path)
             self._terminal.say(f"continuing after step {self._trainer.progress.step} from {path}")
-        elif resume:
+        elif origin.resumed:
             self._sinks.metrics.cut_back(-1)
             self._sinks.trajectories.cut_back(-1)
-            self._terminal.say("no checkpoint yet: beginning with step 1")
-        if resume or path is not None:
+            self._terminal.say("no checkpoint to continue from: beginning with step 1")
+        if origin.resumed or path is not None:
             write_plan(self._run_dir, plan)
         self.saver.ready = True
 

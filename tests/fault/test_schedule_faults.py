@@ -287,7 +287,7 @@ def test_killed_at_random_moments_and_resumed_each_prompt_is_trained_once(config
     more: tuple[str, ...] = ()
     while kills < 5:
         process = start(config, "killed", *slow, *more)
-        more = ("--resume",)
+        more = ("--resume", "--from-start")
         time.sleep(rng.uniform(1.0, 4.0))
         if process.poll() is not None:
             break
