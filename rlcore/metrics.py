@@ -17,8 +17,8 @@ from typing import Any
 import orjson
 
 from rlcore.checkpoint import write_atomically
-from rlcore.config import is_redacted, redact
 from rlcore.errors import CheckpointError
+from rlcore.redaction import is_redacted, redact
 from rlcore.types import Lane, Metrics, Scored
 
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories"

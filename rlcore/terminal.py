@@ -1,15 +1,23 @@
 """What a run shows on the terminal: a progress bar, tables of completions, and the last words."""
 
+import contextlib
+import logging
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.config import redact
+from rlcore.errors import describe
+from rlcore.redaction import displayable
 from rlcore.types import Metrics, Scored, Trajectory
+
+logger = logging.getLogger(__name__)
 
 COLUMNS_OF_TEXT = 400
 """Characters of a prompt or completion that a table shows at most."""
@@ -19,13 +27,13 @@ class Terminal:
     """The display of one run, without secrets; on anything but a terminal one line a step instead of a bar."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console()
+        self._console = console or Console(file=cast(IO[str], _LastingOutput()))
         self._total = 0
         self._bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[line]}"),
+            TextColumn("{task.fields[line]}", markup=False),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
@@ -43,7 +51,7 @@ class Terminal:
 
     def phase(self, text: str) -> None:
         """Say what goes on before or beside the steps."""
-        self._bar.update(self._task, line=text)
+        self._bar.update(self._task, line=displayable(text))
         if not self._console.is_terminal:
             self.say(text)
 
@@ -74,7 +82,7 @@ class Terminal:
         for name in ("prompt", "completion"):
             table.add_column(name, overflow="fold", ratio=2)
         for name in (*parts, "reward", "advantage"):
-            table.add_column(name, justify="right", no_wrap=True)
+            table.add_column(_clip(name), justify="right", no_wrap=True)
         for scored, advantage in rows:
             prompt = str(scored.trajectory.prompt.messages[-1].get("content", ""))
             cells = [_clip(prompt), _said(scored.trajectory)]
@@ -87,14 +95,14 @@ class Terminal:
     def say(self, text: str) -> None:
         """One line of its own, never taken for markup."""
         if self._console.is_terminal:
-            self._console.print(Text(redact(text)), soft_wrap=True)
+            self._console.print(Text(displayable(text)), soft_wrap=True)
         else:  # a step's one line, for which rich would take longer than for the step's metrics
-            self._console.file.write(f"{redact(text)}\n")
+            self._console.file.write(f"{displayable(text)}\n")
             self._console.file.flush()
 
     def warn(self, text: str) -> None:
         """A line that should not be missed."""
-        self._console.print(Text(redact(f"warning: {text}"), style="bold yellow"), soft_wrap=True)
+        self._console.print(Text(displayable(f"warning: {text}"), style="bold yellow"), soft_wrap=True)
 
 
 def _said(trajectory: Trajectory) -> Text:
@@ -113,6 +121,39 @@ def _said(trajectory: Trajectory) -> Text:
 
 
 def _clip(text: str) -> Text:
-    """What somebody wrote, as it may be shown: no secrets, no control characters that would steer the terminal."""
-    text = "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in redact(text))
+    """Foreign text in a table, cut where it is long."""
+    text = displayable(text)
     return Text(text if len(text) <= COLUMNS_OF_TEXT else text[:COLUMNS_OF_TEXT] + " ...")
+
+
+class _LastingOutput:
+    """Standard output that a run outlives: when its reader goes (`| head`), the rest is discarded; the log says so."""
+
+    def write(self, text: str) -> int:
+        try:
+            return self._output().write(text)
+        except OSError as cause:
+            _discard(self._output(), cause)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._output().flush()
+        except OSError as cause:
+            _discard(self._output(), cause)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._output(), name)
+
+    @staticmethod
+    def _output() -> TextIO:
+        # while a progress bar is shown, rich puts a proxy in the place of sys.stdout that prints through the console
+        output: TextIO = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
+        return output
+
+
+def _discard(output: TextIO, cause: OSError) -> None:
+    """Let what is written to this output from now on go to the null device, also by others."""
+    logger.warning("standard output is gone (%s): nothing more is shown; training goes on", describe(cause))
+    with open(os.devnull, "w") as null, contextlib.suppress(OSError, ValueError):
+        os.dup2(null.fileno(), output.fileno())

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parent.parent
 CORE = ROOT / "rlcore"
 
 ORDER = [
-    "errors", "timers", "types", "child", "workers", "config", "plan", "algo", "batch", "hookspecs", "actor",
-    "reference", "rollout", "reward", "critic", "agents", "tokens", "data", "checkpoint", "metrics", "track",
+    "errors", "redaction", "timers", "types", "child", "workers", "config", "plan", "algo", "batch", "hookspecs",
+    "actor", "reference", "rollout", "reward", "critic", "agents", "tokens", "data", "checkpoint", "metrics", "track",
     "terminal", "machine", "backends", "cluster", "builtin", "plugins", "launch", "schedule", "evaluate", "report",
     "train", "testing", "cli",
 ]  # fmt: skip
@@ -29,9 +29,10 @@ ORDER = [
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "vllm", "ray", "peft"}
 HEAVY_OWNERS = {"algo", "batch", "backends", "data", "tokens", "track", "testing"}
 TORCH_FREE = [
-    "errors", "types", "workers", "config", "plan", "hookspecs", "actor", "reference", "rollout", "reward", "critic",
-    "agents", "tokens", "data", "track", "child", "machine", "backends.hf", "cluster", "cluster.local", "cluster.child",
-    "cluster.generator", "builtin", "plugins", "launch", "testing", "testing.null", "testing.conformance", "cli",
+    "errors", "redaction", "types", "workers", "config", "plan", "hookspecs", "actor", "reference", "rollout", "reward",
+    "critic", "agents", "tokens", "data", "track", "child", "machine", "backends.hf", "cluster", "cluster.local",
+    "cluster.child", "cluster.generator", "builtin", "plugins", "launch", "testing", "testing.null",
+    "testing.conformance", "cli",
 ]  # fmt: skip
 
 

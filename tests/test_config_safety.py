@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.config import LoadedConfig, TrainConfig, default_run_name, load_config, redact, run_directory
-from rlcore.config.redaction import RedactingFormatter
+from rlcore.config import LoadedConfig, TrainConfig, default_run_name, load_config, run_directory
 from rlcore.errors import ConfigError
+from rlcore.redaction import DisplayFormatter, redact
 
 NEEDED = ("model.path=m", "data.sources.all.path=p.jsonl", "reward.functions.ok.fn=r.py:score")
 NOW = datetime(2026, 1, 31, 23, 59, 58, tzinfo=UTC)
@@ -99,7 +99,7 @@ def test_what_is_printed_of_a_resolved_secret_is_its_name(secret: str) -> None:
 
 def test_log_records_and_their_tracebacks_are_redacted(secret: str) -> None:
     load(f"reward.functions.ok.kwargs.x=${{oc.env:{secret}}}")
-    formatter = RedactingFormatter("%(message)s")
+    formatter = DisplayFormatter("%(message)s")
     try:
         raise ValueError(f"refused {SECRET}")
     except ValueError as error:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.config import redaction
+from rlcore import redaction
 from rlcore.errors import CheckpointError
 from rlcore.metrics import MetricsLog, TrajectoryLog, average, read, read_trajectories, trajectory_lines
 from rlcore.types import (

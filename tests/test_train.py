@@ -1,7 +1,6 @@
 """Whole runs on the null model: what a run writes, how it goes on, and what its settings do."""
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -316,72 +315,3 @@ def test_epochs_say_how_many_steps_there_are(config: dict[str, Any]) -> None:
     del config["train"]["max_steps"]
     result = run(config, "train.epochs=2", "checkpoint.every_steps=0")
     assert result.steps == 2 * 30 // 4
-
-
-def damaged(checkpoint_dir: Path) -> None:
-    """Change one byte of the checkpoint's model."""
-    path = next(each for each in sorted((checkpoint_dir / "model").iterdir()) if each.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def test_resume_names_a_damaged_checkpoint_and_takes_the_one_before(
-    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    whole = run(config, "train.name=whole", "checkpoint.every_steps=1").run_dir
-    broken = run(config, "checkpoint.every_steps=1", "train.max_steps=3").run_dir
-    damaged(broken / "checkpoints" / "step_3")
-    capsys.readouterr()
-    assert differing(whole, run(config, resume=True).run_dir) == []
-    shown = capsys.readouterr().out
-    assert "warning: passed over: checkpoint" in shown
-    assert "step_3': 'model/" in shown
-    assert "continuing after step 2" in shown
-
-
-def test_resume_without_a_checkpoint_that_verifies_changes_nothing(config: dict[str, Any]) -> None:
-    run_dir = run(config, "checkpoint.every_steps=1", "train.max_steps=2").run_dir
-    for each in (run_dir / "checkpoints").glob("step_*"):
-        damaged(each)
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != "log.txt"}
-    with pytest.raises(CheckpointError) as caught:
-        run(config, resume=True)
-    said = str(caught.value)
-    assert "\n" not in said
-    assert "no checkpoint in" in said
-    assert "step_2': 'model/" in said
-    assert "step_1': 'model/" in said
-    assert "--resume --from-start" in said
-    assert {path: path.read_bytes() for path in before} == before
-    assert run(config, resume=True, from_start=True).steps == 4
-
-
-def test_resume_of_steps_whose_checkpoints_are_gone_is_refused(config: dict[str, Any]) -> None:
-    whole = run(config, "train.name=whole").run_dir
-    run_dir = run(config, "train.max_steps=2").run_dir
-    shutil.rmtree(run_dir / "checkpoints")
-    (run_dir / "checkpoints").mkdir()
-    with pytest.raises(
-        CheckpointError, match=r"has no checkpoint, but the run has taken 2 steps; .*volume.*from-start"
-    ):
-        run(config, resume=True)
-    assert [row["step"] for row in metrics.read(run_dir)] == [1, 2]
-    assert differing(whole, run(config, resume=True, from_start=True).run_dir) == []
-
-
-def test_from_start_takes_a_checkpoint_that_can_be_used(config: dict[str, Any]) -> None:
-    run(config, "train.max_steps=2")
-    assert run(config, resume=True, from_start=True).steps == 4
-    assert len(metrics.read(Path(config["train"]["dir"]) / "run")) == 4
-
-
-def test_a_run_is_not_begun_with_an_older_checkpoint_than_its_newest(config: dict[str, Any], tmp_path: Path) -> None:
-    run_dir = run(config, "checkpoint.every_steps=1", "train.max_steps=2").run_dir
-    damaged(run_dir / "checkpoints" / "step_2")
-    plan = plan_run([config], ["train.name=next"], ["null"])
-    with pytest.raises(
-        CheckpointError, match=r"newest checkpoint cannot be used: .*step_2.*name the one to use.*step_1"
-    ):
-        run_training(plan, Start(checkpoint=run_dir))
-    assert run_training(plan, Start(checkpoint=run_dir / "checkpoints" / "step_1")).steps == 4

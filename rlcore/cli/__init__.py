@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rlcore import __version__
+from rlcore.cli.console import answer, complain
 from rlcore.errors import ConfigError, RlcoreError, boundary, nearest
 
 COMMANDS = {
@@ -36,14 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with boundary("rlcore", _Bug):
             return _run(list(sys.argv[1:] if arguments is None else arguments))
     except _Bug as bug:
-        # Through `_say`: a traceback must not show the secrets of a configuration.
-        _say("".join(traceback.format_exception(bug.__cause__)).rstrip())
+        # Through `complain`: a traceback must not show the secrets of a configuration.
+        complain("".join(traceback.format_exception(bug.__cause__)).rstrip())
         return BUG
     except RlcoreError as error:
-        _say(_one_line(error))
+        complain(_one_line(error))
         return ERROR
     except KeyboardInterrupt:
-        _say("rlcore: interrupted")
+        complain("rlcore: interrupted")
         return INTERRUPTED
 
 
@@ -60,11 +61,11 @@ def _run(arguments: list[str]) -> int:
 
 def _command(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_help())
+        answer(_help())
         return 0
     name, *rest = arguments
     if name in ("-V", "--version"):
-        print(f"rlcore {__version__}")
+        answer(f"rlcore {__version__}")
         return 0
     if name not in COMMANDS:
         raise ConfigError(f"there is no command '{name}'; {nearest(name, tuple(COMMANDS))}")
@@ -83,12 +84,3 @@ def _help() -> str:
 
 def _one_line(error: RlcoreError) -> str:
     return f"rlcore: {' '.join(str(error).split())}"
-
-
-def _say(text: str) -> None:
-    """To stderr, without the secrets of a configuration that was read."""
-    if "rlcore.config" in sys.modules:
-        from rlcore.config import redact
-
-        text = redact(text)
-    print(text, file=sys.stderr)

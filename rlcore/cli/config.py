@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 
 from rlcore.cli.arguments import Parser, settings_of
+from rlcore.cli.console import answer
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -15,14 +16,13 @@ def run(arguments: Sequence[str]) -> int:
     if parsed.reference:
         from rlcore.config.reference import render
 
-        print(render(), end="")
+        answer(render().rstrip("\n"))
         return 0
     settings = settings_of(parsed)
 
-    from rlcore.config import redact
     from rlcore.plugins import configure
 
     _, loaded = configure(settings.files, settings.overrides, settings.plugins)
     for key, value in loaded.values.items():
-        print(redact(f"{key}={json.dumps(value)}  # {loaded.origins[key]}"))
+        answer(f"{key}={json.dumps(value)}  # {loaded.origins[key]}")
     return 0

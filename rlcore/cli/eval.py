@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.cli.arguments import Parser, settings_of
+from rlcore.cli.console import answer
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -25,7 +26,7 @@ def run(arguments: Sequence[str]) -> int:
 
     metrics = run_evaluation(plan, parsed.checkpoint)
     if parsed.json:
-        print(json.dumps(metrics, indent=1))
+        answer(json.dumps(metrics, indent=1))
     else:
         rows = [(name, f"{value:.4g}") for name, value in sorted(metrics.items())]
         stdout().print(table("evaluation", ("metric", "value"), rows))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.cli.arguments import Parser
+from rlcore.cli.console import answer
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -26,5 +27,5 @@ def run(arguments: Sequence[str]) -> int:
 
     loaded = checkpoint.load(find_checkpoint(parsed.source))
     written = export_model(loaded.path, parsed.out, parsed.form)
-    print(f"wrote the model of step {loaded.step} to {written}")
+    answer(f"wrote the model of step {loaded.step} to {written}")
     return 0

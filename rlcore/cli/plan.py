@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlcore.cli.arguments import Parser, settings_of
+from rlcore.cli.console import answer
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,14 +28,13 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)
 
-    from rlcore.config import redact
     from rlcore.launch import plan_run
     from rlcore.plan import plan_to_json
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
     if parsed.json:
         origins = {"origins": {key: by for key, _, by in _origins(plan)}} if parsed.origins else {}
-        print(redact(json.dumps(plan_to_json(plan) | origins, indent=1)))
+        answer(json.dumps(plan_to_json(plan) | origins, indent=1))
     else:
         show(plan, parsed.origins)
     return 0

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlcore.cli.arguments import Parser, Settings, settings_of
+from rlcore.cli.console import answer
 from rlcore.cluster.fresh import run_fresh
 from rlcore.errors import RlcoreError
 
@@ -47,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     rows = _rows(settings_of(parsed))
     rows = [_checked(row) for row in rows] if parsed.check else _loaded(rows)
     if parsed.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+        answer(json.dumps([asdict(row) for row in rows], indent=1))
     else:
         _show(rows, parsed.check)
     return 2 if any(row.problems for row in rows) else 0
@@ -143,7 +144,7 @@ def report(source: str) -> None:
             found |= {"hooks": hooks.implemented(provider), "offers": _offers(hooks, provider)}
         except RlcoreError:
             found |= {"hooks": None, "offers": None}  # the reason is among the problems
-    print(json.dumps(found))
+    answer(json.dumps(found))
 
 
 def _show(rows: Sequence[Row], checked: bool) -> None:

@@ -1,5 +1,6 @@
 """`rlcore train`: the whole run, or its plan."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlcore.cli.arguments import Parser, settings_of
+from rlcore.cli.console import complain
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -43,13 +45,14 @@ def run(arguments: Sequence[str]) -> int:
     try:
         run_training(plan, Start(parsed.resume, parsed.from_start, parsed.resume_from))
     except Stopped as stopped:
-        print(f"rlcore: {stopped}", file=sys.stderr)
+        complain(f"rlcore: {stopped}")
         _leave(stopped.exit_code)
     return 0
 
 
 def _leave(code: int) -> NoReturn:
     """End the process now: a worker's thread may be in the middle of an update, which nothing can interrupt."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)

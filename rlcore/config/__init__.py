@@ -5,7 +5,6 @@ from rlcore.config.load import LoadedConfig, enabled_plugins, load_config
 from rlcore.config.names import default_run_name, run_directory
 from rlcore.config.objective import AlgoConfig, ImportanceConfig, KlConfig, RewardConfig, RewardFunctionConfig
 from rlcore.config.options import option
-from rlcore.config.redaction import is_redacted, redact
 from rlcore.config.sections import (
     CheckpointConfig,
     ClusterConfig,
@@ -47,9 +46,7 @@ __all__ = [
     "TrainConfig",
     "default_run_name",
     "enabled_plugins",
-    "is_redacted",
     "load_config",
     "option",
-    "redact",
     "run_directory",
 ]

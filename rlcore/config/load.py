@@ -20,10 +20,10 @@ from rlcore.config.layers import Layer, Source, from_mapping, leaves, nest, over
 from rlcore.config.names import check_name
 from rlcore.config.offered import plugin_layers, plugin_sections, without_paths
 from rlcore.config.presets import PRESETS
-from rlcore.config.redaction import redact, remember_variable
 from rlcore.config.schema import choices_of, fit, hint_at, wanted
 from rlcore.config.sections import RunConfig
 from rlcore.errors import ConfigError, PluginError, nearest
+from rlcore.redaction import redact, remember_variable
 from rlcore.types import FrozenDict
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from pathlib import Path
 from rlcore.checkpoint import write_atomically
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
-from rlcore.config.redaction import RedactingFormatter
 from rlcore.errors import ConfigError, nearest
 from rlcore.metrics import METRICS, TRAJECTORIES
 from rlcore.plan import RunPlan, plan_to_json
+from rlcore.redaction import DisplayFormatter
 
 LOCK = ".lock"
 """Every start makes it before it writes anything else."""
@@ -80,9 +80,9 @@ def locked(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def logging_to(directory: Path) -> Iterator[None]:
-    """Append what the loggers of rlcore say to log.txt, without secrets."""
+    """Append the messages of rlcore's loggers to log.txt, as they may be shown."""
     logger, handler = logging.getLogger("rlcore"), logging.FileHandler(directory / "log.txt")
-    handler.setFormatter(RedactingFormatter(LOG_FORMAT))
+    handler.setFormatter(DisplayFormatter(LOG_FORMAT))
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

@@ -1,6 +1,7 @@
-"""SIGTERM and Ctrl-C: the first ends the run in good order, the second ends the process at once."""
+"""SIGTERM and Ctrl-C: the first ends the run in good order, the second the process at once. SIGHUP ends nothing."""
 
 import asyncio
+import logging
 import os
 import signal
 import threading
@@ -8,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+logger = logging.getLogger(__name__)
 
 
 class Stopped(Exception):
@@ -44,15 +47,16 @@ class StopRequest:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         if task is None:
             raise RuntimeError("signals are handled for a running task")
-        before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+        before = {signum: signal.getsignal(signum) for signum in (*SIGNALS, signal.SIGHUP)}
         for signum in SIGNALS:
             loop.add_signal_handler(signum, self._receive, signum, task)
+        loop.add_signal_handler(signal.SIGHUP, _outlive_terminal)
         try:
             yield
         finally:
-            for signum in SIGNALS:
+            for signum, handler in before.items():
                 loop.remove_signal_handler(signum)
-                signal.signal(signum, before[signum])
+                signal.signal(signum, handler)
 
     def _receive(self, signum: int, task: "asyncio.Task[object]") -> None:
         if self.signum is not None:
@@ -60,3 +64,7 @@ class StopRequest:
         self.signum = signum
         if not self._finish_step:
             task.cancel()
+
+
+def _outlive_terminal() -> None:
+    logger.warning("the terminal has gone (SIGHUP); training goes on, `kill %d` ends it", os.getpid())

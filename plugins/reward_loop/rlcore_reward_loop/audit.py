@@ -7,7 +7,7 @@ from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
-from rlcore.config.redaction import redact
+from rlcore.redaction import redact
 
 FILE = "reward_calls.jsonl"
 ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)

@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from rlcore import FrozenDict, Lane, ScoreRequest
-from rlcore.config.redaction import remember_variable
+from rlcore.redaction import remember_variable
 from rlcore_reward_loop.client import NoAnswer
 from rlcore_reward_loop.replicas import Replicas
 from rlcore_reward_loop.rewards import CHAT_PATH

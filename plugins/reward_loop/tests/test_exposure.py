@@ -17,7 +17,7 @@ from rlcore_reward_loop.replicas import Replicas
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, ServiceSettings
 
 from rlcore.config import RewardFunctionConfig
-from rlcore.config.redaction import redact
+from rlcore.redaction import redact
 from rlcore.reward import RawScore, ScoreRequest
 from rlcore.reward.seats import Stopwatch
 from rlcore.testing.rewards import make_trajectory

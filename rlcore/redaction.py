@@ -1,9 +1,13 @@
-"""Secrets come from the environment as `${oc.env:NAME}`; what they resolve to is taken out of all that is printed."""
+"""The one way of foreign text to a terminal, a log or a page: without secrets, without control characters.
+
+Secrets come from the environment as `${oc.env:NAME}`; what they resolve to is taken out of all that is shown or saved.
+"""
 
 import json
 import logging
 import os
 import re
+import unicodedata
 
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 _SHORTEST = 6
@@ -40,8 +44,24 @@ def redact(text: str) -> str:
     return text
 
 
-class RedactingFormatter(logging.Formatter):
-    """Formats log records, tracebacks included, without the values that `redact` knows."""
+def displayable(text: str) -> str:
+    """Text from anywhere, as a terminal, a log or a page may show it.
+
+    Secrets are redacted. What would steer a terminal (control characters, escape sequences, bidirectional marks) or
+    cannot be encoded (lone surrogates) becomes U+FFFD; line breaks, tabs and spaces of every width stay.
+    """
+    text = redact(text)
+    if text.isprintable():
+        return text
+    return "".join(each if _is_shown(each) else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
+def _is_shown(character: str) -> bool:
+    return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
+
+
+class DisplayFormatter(logging.Formatter):
+    """Formats log records, tracebacks included, as they may be shown."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
+        return displayable(super().format(record))

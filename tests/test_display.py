@@ -1,0 +1,175 @@
+"""What others wrote reaches terminal and log without secrets, escape sequences or markup, and outlives neither."""
+
+import ast
+import io
+import logging
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rlcore import metrics
+from rlcore.cli.console import table
+from rlcore.cluster.printed import MAX_LINE, Printed
+from rlcore.redaction import DisplayFormatter, displayable, remember_variable
+from rlcore.terminal import Terminal
+from rlcore.testing import write_prompts
+from rlcore.testing.null import SETTINGS
+
+ROOT = Path(__file__).parent.parent
+HOSTILE = "\x1b[31mred\x1b]0;title\x07 [/bold] [link=x] \u202eright\u2066 \ud800 tab\there"
+
+
+@pytest.fixture
+def secret(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A value that the configuration read from the environment."""
+    monkeypatch.setenv("RLCORE_TEST_TOKEN", "s3cr3t-s3cr3t-s3cr3t")
+    remember_variable("RLCORE_TEST_TOKEN")
+    return "s3cr3t-s3cr3t-s3cr3t"
+
+
+def assert_harmless(text: str, secret: str) -> None:
+    assert not any(each in text for each in ("\x1b", "\x07", "\u202e", "\u2066", "\ud800"))
+    assert secret not in text
+    assert "[/bold] [link=x]" in text
+
+
+def test_control_characters_are_replaced_and_letters_of_all_scripts_stay(secret: str) -> None:
+    assert_harmless(displayable(f"{HOSTILE} {secret}"), secret)
+    kept = "zażółć 漢字\u3000かな العربية\n\tπ ≤ 3\u00a0€"
+    assert displayable(kept) == kept
+
+
+def test_everything_on_the_terminal_of_a_run_is_harmless(secret: str) -> None:
+    for is_terminal in (False, True):
+        out = io.StringIO()
+        terminal = Terminal(Console(file=out, force_terminal=is_terminal, color_system=None, width=400))
+        text = f"{HOSTILE} {secret}"
+        terminal.say(text)
+        terminal.warn(text)
+        with terminal.progress(3, 0):
+            terminal.phase(text)
+        for line in out.getvalue().splitlines():
+            shown = line.replace("\x1b[?25l", "").replace("\x1b[?25h", "").replace("\x1b[2K", "")
+            if "red" in shown:
+                assert_harmless(shown, secret)
+        assert out.getvalue().count("[/bold] [link=x]") >= 2
+
+
+def test_titles_and_cells_of_tables_are_harmless(secret: str) -> None:
+    out = io.StringIO()
+    Console(file=out, width=400).print(table("t", (f"{HOSTILE} {secret}",), [(f"{HOSTILE} {secret}",)]))
+    assert out.getvalue().count("[/bold] [link=x]") == 2
+    assert_harmless(out.getvalue(), secret)
+
+
+def test_the_log_is_harmless(secret: str) -> None:
+    record = logging.LogRecord("rlcore", logging.INFO, "", 0, "said %s", (f"{HOSTILE} {secret}",), None)
+    assert_harmless(DisplayFormatter().format(record), secret)
+
+
+def test_a_secret_that_a_cut_would_halve_is_redacted(secret: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "rlcore"):
+        printed = Printed("child")
+        printed.add("x" * (MAX_LINE - 10) + secret)
+    assert secret[:8] not in caplog.text
+    assert secret[:8] not in printed.last_words
+
+
+def calls_that_print(path: Path) -> list[int]:
+    """Lines that write to a terminal by themselves."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            if name in ("print", "sys.stdout.write", "sys.stderr.write", "sys.__stdout__.write", "rich.print"):
+                found.append(node.lineno)
+            if name in ("Text", "rich.text.Text", "Text.from_markup") and node.args:
+                argument = ast.unparse(node.args[0])
+                if not argument.startswith(("displayable(", "text if len(text)")):
+                    found.append(node.lineno)
+    return found
+
+
+def test_only_two_modules_write_to_the_terminal() -> None:
+    places = {
+        str(path.relative_to(ROOT))
+        for top in ("rlcore", "plugins")
+        for path in (ROOT / top).rglob("*.py")
+        if "tests" not in path.parts and "build" not in path.parts and calls_that_print(path)
+    }
+    assert places == {"rlcore/cli/console.py", "rlcore/plugins/hooks.py"}
+    # `print` gets nothing but what `displayable` returned, in the one place, and reprs in the other
+    for node in ast.walk(ast.parse((ROOT / "rlcore/cli/console.py").read_text("utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
+            assert ast.unparse(node.args[0]) == "displayable(text)"
+
+
+def test_the_search_for_prints_finds_them(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import sys\nprint(1)\nsys.stderr.write('x')\nText(name)\nText(displayable(name))\n")
+    assert calls_that_print(tmp_path / "a.py") == [2, 3, 4]
+
+
+def command(tmp_path: Path, *more: str) -> list[str]:
+    """A null run of 30 steps."""
+    prompts = write_prompts(tmp_path / "prompts.jsonl", 64)
+    settings = [*SETTINGS, f"data.sources.all.path={prompts}", "train.name=run", "train.max_steps=30", *more]
+    return [sys.executable, "-m", "rlcore", "train", *settings, "--plugin", "null"]
+
+
+def assert_trained_to_its_end(run_dir: Path) -> None:
+    assert [row["step"] for row in metrics.read(run_dir)] == list(range(1, 31))
+    assert (run_dir / "checkpoints" / "step_30" / "manifest.json").exists()
+    log = (run_dir / "log.txt").read_text()
+    assert log.count("nothing more is shown; training goes on") == 1
+
+
+@pytest.mark.parametrize("also_errors", [False, True])
+def test_training_outlives_whoever_reads_its_output(tmp_path: Path, also_errors: bool) -> None:
+    errors = subprocess.STDOUT if also_errors else subprocess.PIPE
+    process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=errors, cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    if process.stderr:
+        with process.stderr:
+            assert process.stderr.read() == b""
+    assert process.wait(timeout=100) == 0
+    assert_trained_to_its_end(tmp_path / "runs" / "run")
+
+
+def test_training_outlives_its_terminal(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import fcntl, os, sys, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+         "os.execv(sys.argv[1], sys.argv[1:])", *command(tmp_path, "plugins.null.update_s=0.02")],
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, cwd=tmp_path,
+    )  # fmt: skip
+    os.close(theirs)
+    log = tmp_path / "runs" / "run" / "metrics.jsonl"
+    until = time.monotonic() + 60
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.02)
+        os.read(ours, 65536)
+    os.close(ours)  # the kernel sends SIGHUP to the session
+    assert process.wait(timeout=100) == 0
+    assert_trained_to_its_end(tmp_path / "runs" / "run")
+    assert "the terminal has gone" in (tmp_path / "runs" / "run" / "log.txt").read_text()
+
+
+def test_nohup_stays_nohup(tmp_path: Path) -> None:
+    code = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    run = command(tmp_path, "plugins.null.update_s=0.02")
+    process = subprocess.Popen([sys.executable, "-c", code, *run], stdout=subprocess.DEVNULL, cwd=tmp_path)
+    log = tmp_path / "runs" / "run" / "metrics.jsonl"
+    until = time.monotonic() + 60
+    while not (log.exists() and log.stat().st_size) and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(timeout=100) == 0

@@ -1,0 +1,102 @@
+"""What `--resume` does with checkpoints that are damaged or gone."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore import metrics
+from rlcore.errors import CheckpointError
+from rlcore.launch import plan_run
+from rlcore.testing import write_prompts
+from rlcore.testing.runs import differing
+from rlcore.train import Start, TrainResult, run_training, train
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    """Four steps of the null policy, with a checkpoint every second step."""
+    return {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 30))}}},
+        "rollout": {"backend": "null", "samples_per_prompt": 4, "max_tokens": 8},
+        "reward": {"functions": {"letters": {"fn": "count_letter", "children": 1}}},
+        "actor": {"backend": "null", "lr": 0.1},
+        "train": {"prompts_per_step": 4, "max_steps": 4, "dir": str(tmp_path / "runs"), "name": "run"},
+        "checkpoint": {"every_steps": 2},
+    }
+
+
+def run(config: dict[str, Any], *overrides: str, **more: Any) -> TrainResult:
+    """Train with some overrides."""
+    return train(config, *overrides, plugins=["null"], **more)
+
+
+def damaged(checkpoint_dir: Path) -> None:
+    """Change one byte of the checkpoint's model."""
+    path = next(each for each in sorted((checkpoint_dir / "model").iterdir()) if each.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_resume_names_a_damaged_checkpoint_and_takes_the_one_before(
+    config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run(config, "train.name=whole", "checkpoint.every_steps=1").run_dir
+    broken = run(config, "checkpoint.every_steps=1", "train.max_steps=3").run_dir
+    damaged(broken / "checkpoints" / "step_3")
+    capsys.readouterr()
+    assert differing(whole, run(config, resume=True).run_dir) == []
+    shown = capsys.readouterr().out
+    assert "warning: passed over: checkpoint" in shown
+    assert "step_3': 'model/" in shown
+    assert "continuing after step 2" in shown
+
+
+def test_resume_without_a_checkpoint_that_verifies_changes_nothing(config: dict[str, Any]) -> None:
+    run_dir = run(config, "checkpoint.every_steps=1", "train.max_steps=2").run_dir
+    for each in (run_dir / "checkpoints").glob("step_*"):
+        damaged(each)
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != "log.txt"}
+    with pytest.raises(CheckpointError) as caught:
+        run(config, resume=True)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "no checkpoint in" in said
+    assert "step_2': 'model/" in said
+    assert "step_1': 'model/" in said
+    assert "--resume --from-start" in said
+    assert {path: path.read_bytes() for path in before} == before
+    assert run(config, resume=True, from_start=True).steps == 4
+
+
+def test_resume_of_steps_whose_checkpoints_are_gone_is_refused(config: dict[str, Any]) -> None:
+    whole = run(config, "train.name=whole").run_dir
+    run_dir = run(config, "train.max_steps=2").run_dir
+    shutil.rmtree(run_dir / "checkpoints")
+    (run_dir / "checkpoints").mkdir()
+    with pytest.raises(
+        CheckpointError, match=r"has no checkpoint, but the run has taken 2 steps; .*volume.*from-start"
+    ):
+        run(config, resume=True)
+    assert [row["step"] for row in metrics.read(run_dir)] == [1, 2]
+    assert differing(whole, run(config, resume=True, from_start=True).run_dir) == []
+
+
+def test_from_start_takes_a_checkpoint_that_can_be_used(config: dict[str, Any]) -> None:
+    run(config, "train.max_steps=2")
+    assert run(config, resume=True, from_start=True).steps == 4
+    assert len(metrics.read(Path(config["train"]["dir"]) / "run")) == 4
+
+
+def test_a_run_is_not_begun_with_an_older_checkpoint_than_its_newest(config: dict[str, Any]) -> None:
+    run_dir = run(config, "checkpoint.every_steps=1", "train.max_steps=2").run_dir
+    damaged(run_dir / "checkpoints" / "step_2")
+    plan = plan_run([config], ["train.name=next"], ["null"])
+    with pytest.raises(
+        CheckpointError, match=r"newest checkpoint cannot be used: .*step_2.*name the one to use.*step_1"
+    ):
+        run_training(plan, Start(checkpoint=run_dir))
+    assert run_training(plan, Start(checkpoint=run_dir / "checkpoints" / "step_1")).steps == 4
