@@ -1,7 +1,6 @@
 """What plugins contribute to the configuration: types of their sections, and defaults of the main configuration."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from omegaconf import OmegaConf
@@ -61,8 +60,6 @@ def plugin_layers(sections: "Sequence[Offer[ConfigSection]]", user: Sequence[Lay
 
 
 def _check_type(section: type[Any], who: str) -> None:
-    if not (isinstance(section, type) and is_dataclass(section) and _frozen(section)):
-        raise PluginError(f"{who}: section type {section!r}; needs a frozen dataclass")
     try:
         OmegaConf.structured(section)
         _check_hints(section, who)
@@ -80,11 +77,6 @@ def _check_hints(section: type[Any], who: str) -> None:
         below = section_of(hint)
         if below is not None:
             _check_hints(below, who)
-
-
-def _frozen(section: type[Any]) -> bool:
-    parameters: Any = getattr(section, "__dataclass_params__", None)
-    return bool(parameters and parameters.frozen)
 
 
 def without_paths(values: Mapping[str, Any], types: Mapping[str, type[Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from rlcore.errors import nearest
+from rlcore.errors import nearest, shown
 
 FORM = "'module:attr' or '/abs/file.py:attr', a function at the top level of its module"
 _DYNAMIC = ("sys.modules", "globals()", "locals()", "vars()", "setattr(", "exec(", "__path__", "meta_path")
@@ -30,14 +30,14 @@ def static_problem(reference: object, num_arguments: int | None = None) -> str |
     With `num_arguments` it is a plain function that is called with so many arguments by position; without, it may also
     be a class or `async def`, and `attr` may have dots. Imports nothing; a module that is loaded is looked at as it is.
     """
-    where, _, attribute = reference.rpartition(":") if isinstance(reference, str) else ("", "", "")
+    if not well_formed(reference):
+        return f"found {shown(reference)}; needs {FORM}"
+    where, _, attribute = str(reference).rpartition(":")
     names = attribute.split(".")
-    if not where or not all(name.isidentifier() for name in names) or (num_arguments is not None and len(names) > 1):
-        return f"found {reference!r}; needs {FORM}"
+    if num_arguments is not None and len(names) > 1:
+        return f"found {shown(reference)}; needs {FORM}"
     if where.endswith(".py"):
         return _in_file(Path(where), names, num_arguments)
-    if not all(part.isidentifier() for part in where.split(".")):
-        return f"found {reference!r}; needs {FORM}"
     module = sys.modules.get(where)
     if module is not None:
         return _in_module(module, where, names, num_arguments)
@@ -45,6 +45,13 @@ def static_problem(reference: object, num_arguments: int | None = None) -> str |
     if not isinstance(found, Path):
         return found
     return _in_source(found, f"module '{where}'", names, num_arguments)
+
+
+def well_formed(reference: object) -> bool:
+    """True for 'a.b:c' and '/abs/file.py:c'; c may have dots."""
+    where, _, attribute = reference.rpartition(":") if isinstance(reference, str) else ("", "", "")
+    is_place = where.endswith(".py") or all(part.isidentifier() for part in where.split("."))
+    return is_place and all(name.isidentifier() for name in attribute.split("."))
 
 
 def _in_file(path: Path, names: Sequence[str], num_arguments: int | None) -> str | None:
