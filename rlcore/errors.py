@@ -9,6 +9,7 @@ Four mechanisms, and no other:
 * A bug of our own raises what Python raises, with its traceback.
 """
 
+from contextlib import suppress
 from difflib import get_close_matches
 from traceback import TracebackException
 from types import TracebackType
@@ -24,6 +25,10 @@ class ConfigError(RlcoreError):
 
 class PluginError(RlcoreError):
     """A plugin breaks its contract; the plugin's author can put it right."""
+
+
+class OfferError(PluginError):
+    """An offer or request was made of wrong data; the boundary around the plugin's code adds whose it was."""
 
 
 class PlanError(RlcoreError):
@@ -42,11 +47,24 @@ class CheckpointError(RlcoreError):
     """A checkpoint is missing, incomplete, damaged or of another run."""
 
 
-def boundary(whose: str, error: type[RlcoreError], caught: type[BaseException] = Exception) -> "Boundary":
+ANSWERED = (Exception, SystemExit)
+"""What somebody else's code may raise and a boundary turns into an error.
+
+KeyboardInterrupt and CancelledError are the user's and the loop's; GeneratorExit ends a generator or coroutine that
+waits inside the boundary.
+"""
+CALLED = (*ANSWERED, GeneratorExit)
+"""The same around a call that is over when the boundary ends: no generator waits in it."""
+
+
+def boundary(
+    whose: str, error: type[RlcoreError], caught: type[BaseException] | tuple[type[BaseException], ...] = ANSWERED
+) -> "Boundary":
     """Run somebody else's code: an exception of theirs becomes `error`, naming `whose` code it was.
 
-    An RlcoreError passes unchanged; the original exception stays chained as the cause. `caught` is BaseException where
-    nobody above waits for exits and cancellations: in a process that only runs that code.
+    An RlcoreError passes unchanged, but an OfferError, which does not know whose it is, gets the name; the original
+    exception stays chained as the cause. `caught` is BaseException where nobody above waits for exits and
+    cancellations: in a process that only runs that code.
     """
     return Boundary(whose, error, caught)
 
@@ -56,7 +74,9 @@ class Boundary:
 
     __slots__ = ("_caught", "_error", "_whose")
 
-    def __init__(self, whose: str, error: type[RlcoreError], caught: type[BaseException]) -> None:
+    def __init__(
+        self, whose: str, error: type[RlcoreError], caught: type[BaseException] | tuple[type[BaseException], ...]
+    ) -> None:
         self._whose, self._error, self._caught = whose, error, caught
 
     def __enter__(self) -> None:
@@ -66,15 +86,27 @@ class Boundary:
         self, kind: type[BaseException] | None, cause: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Their code has ended."""
+        if isinstance(cause, OfferError):
+            raise PluginError(f"{self._whose}: {cause}") from cause
         if isinstance(cause, self._caught) and not isinstance(cause, RlcoreError):
             raise self._error(f"{self._whose}: {describe(cause)}") from cause
 
 
 def describe(cause: BaseException) -> str:
     """An exception as one line: its type and the first line of its message."""
+    if isinstance(cause, SystemExit):
+        return f"it called sys.exit({shown(cause.code)})"
     said = str(TracebackException(type(cause), cause, None, limit=0))  # whose own __str__ may raise
     lines = said.strip().splitlines()
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
+
+
+def shown(value: object) -> str:
+    """A value for an error: its repr on one line and cut to 80 characters; its type where the repr raises."""
+    text = f"a {type(value).__name__}"
+    with suppress(*ANSWERED):
+        text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def nearest(name: str, choices: "list[str] | tuple[str, ...]") -> str:

@@ -20,7 +20,7 @@ from rlcore.cluster.local import LocalCluster
 from rlcore.cluster.turns import Turns
 from rlcore.cluster.weights import WeightsSync
 from rlcore.critic import CriticEngine
-from rlcore.errors import PlanError, PluginError, WorkerError, boundary
+from rlcore.errors import CALLED, Boundary, PlanError, PluginError, WorkerError, boundary
 from rlcore.machine import gather_facts, keep_freed_memory
 from rlcore.plan import CORE, Algorithm, BuildContext, ComponentPlan, Role, RunPlan, WorkerPlan, make_plan
 from rlcore.plan.interfaces import check_product
@@ -108,6 +108,10 @@ class Run:
     context_length: int | None = None
     """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
 
+    def within(self, slot: str, what: str) -> Boundary:
+        """The boundary around `what` a slot's component does, 'state()': what its code raises names both."""
+        return boundary(f"{owner_of(self.plan.components[slot])}: {what}", PluginError, CALLED)
+
     async def sync_weights(self, version: int) -> None:
         """Rollout replicas sample with the actor's weights, published as `version`, when this returns."""
         if self.weights is not None:
@@ -117,8 +121,11 @@ class Run:
 
     def take_metrics(self) -> Metrics:
         """What components recorded or count themselves since the last call."""
-        own = self.sink.take() | self.busy.take()
-        return own | self.agent.metrics() | self.reward.metrics() | self.critic.metrics()
+        taken = self.sink.take() | self.busy.take()
+        for slot, component in (("agent", self.agent), ("reward", self.reward), ("critic", self.critic)):
+            with self.within(slot, "metrics()"):
+                taken |= component.metrics()
+        return taken
 
 
 def plan_run(
@@ -254,7 +261,7 @@ async def _start_component(
     chosen = plan.components[slot]
     who = owner_of(chosen)
     context = replace(shared, section=chosen.section, workers=partial(_own, plan, groups, who))
-    with boundary(f"{who}: build()", PluginError):
+    with boundary(f"{who}: build()", PluginError, CALLED):
         component = chosen.component.build(context)
     check_product(type(component), SLOT_INTERFACES[slot], who)
     life = cast(_LifeCycle, component)
@@ -264,7 +271,7 @@ async def _start_component(
 
 
 async def _within(step: Callable[[], Awaitable[None]], whose: str, deadline_s: float) -> None:
-    with boundary(whose, PluginError):
+    with boundary(whose, PluginError, CALLED):
         limit = asyncio.timeout(deadline_s)
         try:
             async with limit:

@@ -139,7 +139,10 @@ def test_a_plugin_whose_import_fails_is_named_with_the_cause(site: Path, source:
         ("@hookimpl(wrapper=True)\ndef rlcore_reward_functions():\n    return (yield)", "is a wrapper"),
         ("@hookimpl\ndef rlcore_reward_functions(): return [RewardFunction('x', lambda t: 1)]", "needs 'module:attr'"),
         ("@hookimpl\ndef rlcore_reward_functions(): return [RewardFunction('x', 'a:f.<locals>.g')]", "top level"),
-        ("@hookimpl\ndef rlcore_config_sections(): return [ConfigSection('other', int)]", "needs the plugin's name"),
+        (
+            "@hookimpl\ndef rlcore_config_sections(): return [ConfigSection('x', Provider)]",
+            "needs the plugin's name",
+        ),
         ("@hookimpl\ndef rlcore_config_sections(): return [ConfigSection('demo_broken', int)]", "frozen dataclass"),
         ("@hookimpl\ndef rlcore_worker_classes(): return [WorkerClass(int, 'x', int)]", "subclass of"),
     ],

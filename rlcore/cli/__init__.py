@@ -1,7 +1,7 @@
 """The command line: `rlcore COMMAND ...`, one module for each command, imported when it is called.
 
 Nothing heavy is imported here, so that `rlcore --help` is immediate. An RlcoreError is one line on stderr and exit code
-2; Ctrl-C is 130; a bug of ours is a traceback and 1.
+2; Ctrl-C is 130; a bug of ours is a traceback and 1, and so is `sys.exit()` in code that is called, in one line.
 """
 
 import os
@@ -12,7 +12,7 @@ from importlib import import_module
 
 from rlcore import __version__
 from rlcore.cli.console import answer, complain
-from rlcore.errors import ConfigError, RlcoreError, boundary, nearest
+from rlcore.errors import ConfigError, RlcoreError, boundary, describe, nearest
 
 COMMANDS = {
     "train": "train as a configuration says, or continue a run",
@@ -34,7 +34,7 @@ class _Bug(RlcoreError):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     try:
-        with boundary("rlcore", _Bug):
+        with boundary("rlcore", _Bug, Exception):
             return _run(list(sys.argv[1:] if arguments is None else arguments))
     except _Bug as bug:
         # Through `complain`: a traceback must not show the secrets of a configuration.
@@ -43,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RlcoreError as error:
         complain(_one_line(error))
         return ERROR
+    except SystemExit as leaving:
+        from rlcore.cli.arguments import Leave
+
+        if isinstance(leaving, Leave):
+            raise
+        complain(f"rlcore: the run ended before its time, in code that it calls: {describe(leaving)}")
+        return BUG
     except KeyboardInterrupt:
         complain("rlcore: interrupted")
         return INTERRUPTED

@@ -1,10 +1,15 @@
 """What commands have in common on the command line: configuration files, overrides and plugins, in any order."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+
+class Leave(SystemExit):
+    """A command ends here on purpose: any other exit is somebody else's code, which may not end a run."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -12,6 +17,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, description: str) -> None:
         super().__init__(prog=f"rlcore {command}", description=description, allow_abbrev=False)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if message:
+            self._print_message(message, sys.stderr)
+        raise Leave(status)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"rlcore: {message}; see '{self.prog} --help'\n")

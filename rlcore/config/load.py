@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlcore.config.checks import check_bounds, check_effects, check_rules, has_effect, walk
 from rlcore.config.layers import Layer, Source, from_mapping, leaves, nest, overlay, read_layers
 from rlcore.config.names import check_name
-from rlcore.config.offered import plugin_layers, plugin_sections, without_paths
+from rlcore.config.offered import check_conditions, check_made, plugin_layers, plugin_sections, without_paths
 from rlcore.config.presets import PRESETS
 from rlcore.config.schema import choices_of, fit, hint_at, wanted
 from rlcore.config.sections import RunConfig
@@ -95,7 +95,9 @@ def load_config(
     merged = _merge(fitted, types)
     raw = _with_paths(OmegaConf.to_container(merged, resolve=False, enum_to_str=True), fitted)
     loaded = _Merge(raw, fitted, types)
+    check_made(merged, sections)
     config = loaded.resolve(merged)
+    check_conditions(config, sections)
     check_bounds(config, loaded.describe)
     check_effects(config, loaded.explicit(), loaded.describe)
     check_rules(config)

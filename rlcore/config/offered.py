@@ -1,16 +1,17 @@
 """What plugins contribute to the configuration: types of their sections, and defaults of the main configuration."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlcore.config.checks import has_effect, walk
 from rlcore.config.layers import Layer, from_mapping, leaves
 from rlcore.config.schema import hints_of, section_of
 from rlcore.config.sections import RunConfig
-from rlcore.errors import PluginError, describe
+from rlcore.errors import CALLED, ConfigError, PluginError, boundary, describe
 
 if TYPE_CHECKING:
     from rlcore.plan import ConfigSection, Offer
@@ -61,13 +62,33 @@ def plugin_layers(sections: "Sequence[Offer[ConfigSection]]", user: Sequence[Lay
 
 
 def _check_type(section: type[Any], who: str) -> None:
-    if not (isinstance(section, type) and is_dataclass(section) and _frozen(section)):
-        raise PluginError(f"{who}: section type {section!r}; needs a frozen dataclass")
-    try:
-        OmegaConf.structured(section)
-        _check_hints(section, who)
-    except (OmegaConfBaseException, NameError) as cause:
-        raise PluginError(f"{who}: section type {section.__qualname__}: {describe(cause)}; needs {_TAKEN}") from cause
+    whose = f"{who}: section type {section.__qualname__}"
+    with boundary(whose, PluginError, CALLED):  # default factories are called
+        try:
+            OmegaConf.structured(section)
+            _check_hints(section, who)
+        except (OmegaConfBaseException, NameError) as cause:
+            raise PluginError(f"{whose}: {describe(cause)}; needs {_TAKEN}") from cause
+
+
+def check_made(merged: DictConfig, sections: "Sequence[Offer[ConfigSection]]") -> None:
+    """ConfigError naming the plugin whose settings cannot be made of the merged values: its own code refuses them."""
+    for offer in sections:
+        key = f"plugins.{offer.value.name}"
+        if offer.value.name not in merged.plugins:
+            continue
+        # An interpolation that does not resolve is worded with the whole configuration.
+        with boundary(f"{key} of {offer.provider}", ConfigError, CALLED), suppress(OmegaConfBaseException):
+            OmegaConf.to_object(merged.plugins[offer.value.name])
+
+
+def check_conditions(config: RunConfig, sections: "Sequence[Offer[ConfigSection]]") -> None:
+    """PluginError naming the plugin one of whose settings has a `used_when` that cannot be told."""
+    for offer in sections:
+        key = f"plugins.{offer.value.name}"
+        for each in walk(config.plugins[offer.value.name], key) if offer.value.name in config.plugins else ():
+            with boundary(f"{offer.provider}: {each.key}: its used_when", PluginError, CALLED):
+                has_effect(config, each)
 
 
 def _check_hints(section: type[Any], who: str) -> None:
@@ -80,11 +101,6 @@ def _check_hints(section: type[Any], who: str) -> None:
         below = section_of(hint)
         if below is not None:
             _check_hints(below, who)
-
-
-def _frozen(section: type[Any]) -> bool:
-    parameters: Any = getattr(section, "__dataclass_params__", None)
-    return bool(parameters and parameters.frozen)
 
 
 def without_paths(values: Mapping[str, Any], types: Mapping[str, type[Any]]) -> dict[str, Any]:

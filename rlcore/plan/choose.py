@@ -9,6 +9,7 @@ from rlcore.errors import ConfigError, PlanError, PluginError, nearest
 from rlcore.plan.catalog import remedy
 from rlcore.plan.decided import AlgorithmPlan, ComponentPlan
 from rlcore.plan.offers import CORE, Offers, said
+from rlcore.plan.references import static_problem
 from rlcore.plan.types import Algorithm, AlgorithmKind, Component, Need, Offer, Provider, Scope
 
 NO_CRITIC = "none"
@@ -84,8 +85,20 @@ def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmP
         name = getattr(config.algo, key.removeprefix("algo."))
         offered = [(each.value.name, each) for each in offers.algorithms() if each.value.kind == kind]
         offer = only(key, name, offered)
+        problem = algorithm_problem(offer.value)
+        if problem:
+            raise PluginError(f"{offer.provider}: {key}={name}: {problem}")
         chosen[kind.value] = AlgorithmPlan(offer.value, str(offer.provider))
     return chosen
+
+
+def algorithm_problem(algorithm: Algorithm) -> str | None:
+    """What is certainly wrong with the references of an algorithm, none of them imported; None if nothing is."""
+    for name, reference in (("reference", algorithm.reference), ("selection", algorithm.selection)):
+        problem = static_problem(reference, num_arguments=1) if reference else None
+        if problem:
+            return f"its {name} '{reference}': {problem}"
+    return None
 
 
 def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], critic_of: str = "its plugin") -> None:

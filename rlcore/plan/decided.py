@@ -115,6 +115,8 @@ class RunPlan:
     algorithms: Mapping[str, AlgorithmPlan]
     """By purpose: 'advantage', 'policy_loss'."""
     rewards: tuple[ResolvedReward, ...]
+    reward_parts: tuple[RewardPart, ...]
+    """What the reward manager brings beside `rewards`."""
     schedule: SchedulePlan
     """What goes on at the same time."""
     arithmetic: Mapping[str, int]
@@ -132,12 +134,6 @@ class RunPlan:
     def config(self) -> RunConfig:
         """The resolved configuration."""
         return self.loaded.config
-
-    @property
-    def reward_parts(self) -> tuple[RewardPart, ...]:
-        """What the reward manager brings beside `rewards`."""
-        manager = self.components["reward"]
-        return tuple(manager.component.reward_parts(self.config, manager.section))
 
     def served_where(self, part: RewardPart) -> str:
         """In words: the address, or the role with its replicas and its pool."""

@@ -15,7 +15,7 @@ from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.ranks import check_ranks
 from rlcore.plan.requests import check_shipped, choose_classes, gather
-from rlcore.plan.rewards import resolve_rewards
+from rlcore.plan.rewards import brought_rewards, resolve_rewards
 from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.turns import memory_of_devices, plan_turns
 from rlcore.plan.types import Provider
@@ -68,6 +68,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         sleepers=sleepers,
         algorithms=algorithms,
         rewards=rewards,
+        reward_parts=brought_rewards(config, components["reward"]),
         schedule=schedule,
         arithmetic=arithmetic,
         memory_bytes=memory,

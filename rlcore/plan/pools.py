@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from math import ceil
 
 from rlcore.config import RunConfig
-from rlcore.errors import PlanError, PluginError, nearest
+from rlcore.errors import PlanError, nearest
 from rlcore.plan.decided import PoolPlan, WorkerPlan
 from rlcore.plan.facts import Facts
 from rlcore.plan.offers import Offers, said
@@ -66,8 +66,6 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
         union = pool.union_of or (offered[name].spec.union_of if name in offered else ())
         offered[name] = _Declared(PoolSpec(name, pool.gpus_per_node, pool.nodes, union), CONFIG)
     for name, each in offered.items():
-        if each.spec.gpus_per_node < 0 or each.spec.nodes < 1:
-            raise PluginError(f"pool '{name}' of {each.by}: needs gpus_per_node >= 0 and nodes >= 1")
         if each.spec.nodes > 1 and not config.cluster.address:
             raise PlanError(
                 f"pool '{name}' of {each.by}: {each.spec.nodes} nodes; cluster.backend={config.cluster.backend} has "

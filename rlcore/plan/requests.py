@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcore.config import RunConfig
-from rlcore.errors import PlanError, PluginError, boundary, nearest
+from rlcore.errors import CALLED, PlanError, PluginError, boundary, nearest
 from rlcore.plan.catalog import remedy, serves_sharded
+from rlcore.plan.checked import listed
 from rlcore.plan.choose import section_of
 from rlcore.plan.decided import ComponentPlan, WorkerPlan
 from rlcore.plan.interfaces import breaches, not_importable, refuses
+from rlcore.plan.limits import limited
 from rlcore.plan.offers import CORE, Offers, by_provider, said
+from rlcore.plan.references import static_problem
 from rlcore.plan.types import Offer, Role, WorkerClass, WorkerRequest
 
 
@@ -32,9 +35,12 @@ def gather(
     asked = [Asked(request, CORE) for request in offers.core_requests(config, references)]
     for slot, plan in sorted(components.items()):
         who = f"{slot} '{plan.component.name}' of {plan.provided_by}"
-        with boundary(f"{who}: requests()", PluginError):
+        whose = f"{who}: requests()"
+        with boundary(whose, PluginError, CALLED), limited(whose):
             requests = plan.component.requests(config, plan.section)
-        asked += [Asked(_checked(request, who), who) for request in _listed(requests, who)]
+        asked += [Asked(request, who) for request in listed(requests, WorkerRequest, whose)]
+    for each in asked:
+        _check_references(each)
     owners: dict[str, Asked] = {}
     for each in asked:
         name = each.request.role.name
@@ -47,23 +53,13 @@ def gather(
     return tuple(asked)
 
 
-def _listed(requests: object, who: str) -> Sequence[Any]:
-    if not isinstance(requests, (list, tuple)):
-        raise PluginError(f"{who}: requests() returned {type(requests).__name__}, needs a list of WorkerRequest")
-    return requests
-
-
-def _checked(request: object, who: str) -> WorkerRequest:
-    if not isinstance(request, WorkerRequest):
-        raise PluginError(f"{who}: requests() returned a list with {type(request).__name__}, needs WorkerRequest")
-    role = f"role '{request.role.name}' of {who}"
-    if not isinstance(request.backend, str):
-        raise PluginError(f"{role}: its backend is {request.backend!r}; needs a name")
-    if request.replicas < 1 or request.ranks < 1:
-        raise PluginError(f"{role}: {request.replicas} replicas of {request.ranks} ranks; needs at least 1 of each")
-    if min(request.gpus, request.cpus, request.threads, request.bytes_per_parameter) < 0:
-        raise PluginError(f"{role}: gpus, cpus, threads and bytes_per_parameter cannot be negative")
-    return request
+def _check_references(asked: Asked) -> None:
+    """PluginError for a function that a worker is to call and that certainly is not there."""
+    for purpose, reference in asked.request.references.items():
+        problem = static_problem(reference)
+        if problem:
+            role = f"role '{asked.request.role.name}' of {asked.by}"
+            raise PluginError(f"{role}: its reference for '{purpose}', '{reference}': {problem}")
 
 
 def choose_classes(config: RunConfig, offers: Offers, asked: Sequence[Asked]) -> tuple[WorkerPlan, ...]:

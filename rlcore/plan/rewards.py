@@ -3,10 +3,13 @@
 import ast
 from pathlib import Path
 
-from rlcore.config import LoadedConfig, RewardFunctionConfig
-from rlcore.errors import ConfigError, PluginError, nearest
+from rlcore.config import LoadedConfig, RewardFunctionConfig, RunConfig
+from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
+from rlcore.plan.checked import listed
+from rlcore.plan.decided import ComponentPlan
+from rlcore.plan.limits import limited
 from rlcore.plan.offers import Offers, said
-from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, Scope
+from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, RewardPart, Scope
 
 
 def resolve_rewards(loaded: LoadedConfig, offers: Offers) -> tuple[ResolvedReward, ...]:
@@ -18,6 +21,14 @@ def resolve_rewards(loaded: LoadedConfig, offers: Offers) -> tuple[ResolvedRewar
     return tuple(_resolve(name, functions[name], loaded, offers) for name in sorted(functions))
 
 
+def brought_rewards(config: RunConfig, manager: ComponentPlan) -> tuple[RewardPart, ...]:
+    """The parts of the reward that the manager brings itself; PluginError naming it when it cannot say."""
+    whose = f"{manager.slot} '{manager.component.name}' of {manager.provided_by}: reward_parts()"
+    with boundary(whose, PluginError, CALLED), limited(whose):
+        parts = manager.component.reward_parts(config, manager.section)
+    return tuple(listed(parts, RewardPart, whose))
+
+
 def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offers: Offers) -> ResolvedReward:
     key = f"reward.functions.{name}"
     reference, provided_by, offer = _find(key, config.fn, loaded, offers)
@@ -25,8 +36,6 @@ def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offe
     deadline = config.deadline_s
     if offer and offer.deadline_s is not None and loaded.origins.get(f"{key}.deadline_s", "default") == "default":
         deadline = offer.deadline_s
-    if deadline <= 0:
-        raise PluginError(f"{provided_by}: '{config.fn}' has a deadline of {deadline:g} s; needs more than 0")
     return ResolvedReward(name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs))
 
 

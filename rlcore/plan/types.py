@@ -12,7 +12,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlcore.config import EngineConfig, RunConfig
+from rlcore.plan.checked import (
+    check_above,
+    check_call,
+    check_choice,
+    check_choices,
+    check_distinct,
+    check_flags,
+    check_is,
+    check_mapping,
+    check_names,
+    check_numbers,
+    check_reference,
+    check_references,
+    check_settings,
+    check_subclass,
+    check_text_choice,
+    check_texts,
+    check_whole,
+)
 from rlcore.plan.facts import ModelFacts
+from rlcore.types import SharedPrefix
 from rlcore.workers import Worker, WorkerGroup
 
 if TYPE_CHECKING:
@@ -59,6 +79,10 @@ class Role(Generic[W]):
     name: str
     interface: type[W]
 
+    def __post_init__(self) -> None:
+        check_names(self, "name")
+        check_subclass(self, "interface", Worker)
+
 
 @dataclass(frozen=True)
 class WorkerRequest:
@@ -97,6 +121,22 @@ class WorkerRequest:
     cached_tokens: int = 0
     """Tokens whose keys and values a rank holds at most."""
 
+    def __post_init__(self) -> None:
+        check_is(self, "role", Role)
+        check_is(self, "inside", Role, optional=True)
+        check_texts(self, "backend")
+        check_names(self, "pool")
+        check_whole(self, 1, "replicas", "ranks")
+        check_whole(self, 0, "threads", "cached_tokens")
+        check_numbers(self, 0.0, "gpus", "cpus", "bytes_per_parameter")
+        check_numbers(self, 0.0, "device_frac", most=1.0)
+        check_flags(self, "isolated")
+        check_references(self, "references")
+        check_is(self, "model", ModelFacts, optional=True)
+        check_is(self, "engine", EngineConfig, optional=True)
+        check_is(self, "settings", str)
+        check_text_choice(self, "shared_prefix", ["planned", *SharedPrefix])
+
 
 @dataclass(frozen=True)
 class WorkerClass:
@@ -114,6 +154,13 @@ class WorkerClass:
     isolated: bool = False
     """It serves, and may die and be restarted: requests that it fills are `isolated`, whoever stated them."""
 
+    def __post_init__(self) -> None:
+        check_subclass(self, "interface", Worker)
+        check_subclass(self, "cls", Worker)
+        check_texts(self, "backend")
+        check_is(self, "inside", Role, optional=True)
+        check_flags(self, "every_rank", "isolated")
+
 
 @dataclass(frozen=True)
 class PoolSpec:
@@ -123,6 +170,12 @@ class PoolSpec:
     gpus_per_node: int = 0
     nodes: int = 1
     union_of: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_names(self, "name")
+        check_whole(self, 0, "gpus_per_node")
+        check_whole(self, 1, "nodes")
+        check_distinct(self, "union_of")
 
 
 def no_requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
@@ -145,6 +198,13 @@ class RewardPart:
     on_failure: str = ""
     """What follows when there is no score; empty where that is not said of a part."""
 
+    def __post_init__(self) -> None:
+        check_texts(self, "name", "kind", "served_by")
+        check_numbers(self, None, "weight")
+        check_choice(self, "scope", Scope)
+        check_above(self, 0.0, "deadline_s")
+        check_is(self, "on_failure", str)
+
 
 def no_parts(config: RunConfig, section: Any) -> Sequence[RewardPart]:
     """The `reward_parts` of a component that brings none."""
@@ -161,6 +221,12 @@ class Component(Generic[T_co]):
     reward_parts: Callable[[RunConfig, Any], Sequence[RewardPart]] = no_parts
     """Of a reward manager: the parts of the reward that it brings itself. The plan shows them."""
 
+    def __post_init__(self) -> None:
+        check_texts(self, "name")
+        check_call(self, "build", ["context"])
+        check_call(self, "requests", ["config", "section"])
+        check_call(self, "reward_parts", ["config", "section"])
+
 
 @dataclass(frozen=True)
 class RewardFunction:
@@ -172,6 +238,13 @@ class RewardFunction:
     scope: Scope = Scope.SAMPLE
     deadline_s: float | None = None
     """Seconds a call may take, where the config does not say."""
+
+    def __post_init__(self) -> None:
+        check_texts(self, "name")
+        check_reference(self, "reference")
+        check_choice(self, "scope", Scope)
+        if self.deadline_s is not None:
+            check_above(self, 0.0, "deadline_s")
 
 
 @dataclass(frozen=True)
@@ -189,6 +262,16 @@ class Algorithm:
     """Reference of a function that picks tokens out of a whole mini-batch for a policy loss that treats them
     differently: `rlcore.algo.covariance`. Such a loss needs MINIBATCH_STATISTICS."""
 
+    def __post_init__(self) -> None:
+        check_texts(self, "name")
+        check_choice(self, "kind", AlgorithmKind)
+        check_reference(self, "reference")
+        check_choice(self, "scope", Scope)
+        check_choices(self, "needs", Need)
+        check_flags(self, "per_token")
+        if self.selection != "":
+            check_reference(self, "selection")
+
 
 @dataclass(frozen=True)
 class ConfigSection:
@@ -199,6 +282,11 @@ class ConfigSection:
     type: type[Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Dotted keys of the main config, below the user's files: {'reward.manager': 'judges'}."""
+
+    def __post_init__(self) -> None:
+        check_names(self, "name")
+        check_settings(self, "type")
+        check_mapping(self, "defaults")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import is_dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +13,7 @@ from rlcore import builtin, hookspecs
 from rlcore.agents import AgentLoop
 from rlcore.config import RunConfig
 from rlcore.critic import CriticEngine
-from rlcore.errors import PluginError, boundary, describe, nearest
+from rlcore.errors import CALLED, PluginError, boundary, nearest
 from rlcore.hookspecs import HOOK_NAMES
 from rlcore.plan import (
     CORE,
@@ -28,11 +27,12 @@ from rlcore.plan import (
     WorkerClass,
     WorkerRequest,
 )
+from rlcore.plan.checked import listed
 from rlcore.plan.interfaces import check_product, product
+from rlcore.plan.limits import limited
 from rlcore.plugins.discover import entry_point_rewards
 from rlcore.plugins.load import LoadedPlugin
 from rlcore.reward import RewardManager
-from rlcore.workers import Worker
 
 T = TypeVar("T")
 
@@ -57,12 +57,10 @@ class Hooks:
         if provider.plugin in self._providers:
             other = self._providers[provider.plugin]
             raise PluginError(f"two plugins of one name: {other} and {provider}; leave one of them out")
-        check_module(plugin)
-        try:
+        with boundary(str(provider), PluginError, CALLED):  # objects of the module are asked for their attributes
+            check_module(plugin)
             self._manager.register(plugin.module, name=provider.plugin)
             self._manager.check_pending()
-        except (pluggy.PluginValidationError, ValueError) as cause:
-            raise PluginError(f"{provider}: {describe(cause)}") from cause
         self._providers[provider.plugin] = provider
 
     def providers(self) -> tuple[Provider, ...]:
@@ -77,7 +75,7 @@ class Hooks:
         return self._offers("rlcore_config_sections", ConfigSection, _check_section)
 
     def reward_functions(self) -> tuple[Offer[RewardFunction], ...]:
-        return self._offers("rlcore_reward_functions", RewardFunction, _check_reference)
+        return self._offers("rlcore_reward_functions", RewardFunction, _check_nothing)
 
     def reward_managers(self) -> tuple[Offer[Component[Any]], ...]:
         return self._offers("rlcore_reward_managers", Component, partial(_check_component, RewardManager))
@@ -89,10 +87,10 @@ class Hooks:
         return self._offers("rlcore_agent_loops", Component, partial(_check_component, AgentLoop))
 
     def algorithms(self) -> tuple[Offer[Algorithm], ...]:
-        return self._offers("rlcore_algorithms", Algorithm, _check_reference)
+        return self._offers("rlcore_algorithms", Algorithm, _check_nothing)
 
     def worker_classes(self) -> tuple[Offer[WorkerClass], ...]:
-        return self._offers("rlcore_worker_classes", WorkerClass, _check_worker_class)
+        return self._offers("rlcore_worker_classes", WorkerClass, _check_nothing)
 
     def resource_pools(self, config: RunConfig, requests: tuple[WorkerRequest, ...]) -> tuple[Offer[PoolSpec], ...]:
         arguments = {"config": config, "requests": requests}
@@ -116,10 +114,11 @@ class Hooks:
         implementations = getattr(self._manager.hook, hook).get_hookimpls()
         for implementation in sorted(implementations, key=lambda each: (each.plugin_name != CORE, each.plugin_name)):
             provider = self._providers[implementation.plugin_name]
-            with boundary(f"{provider}: {hook}()", PluginError):
+            whose = f"{provider}: {hook}()"
+            with boundary(whose, PluginError, CALLED), limited(whose):
                 result = implementation.function(*[arguments[name] for name in implementation.argnames])
-            _trace(provider, hook, result)
-            for item in _checked(result, kind, provider, hook):
+                _trace(provider, hook, result)
+            for item in listed(result, kind, whose):
                 check(provider, item)
                 offers.append(Offer(item, provider))
         return tuple(offers)
@@ -154,17 +153,6 @@ def _check_arguments(provider: Provider, hook: str, function: Callable[..., Any]
             )
 
 
-def _checked(result: object, kind: type[T], provider: Provider, hook: str) -> Sequence[T]:
-    if not isinstance(result, (list, tuple)):
-        raise PluginError(
-            f"{provider}: {hook}() returned {type(result).__name__}; needs a list or tuple of {kind.__name__}"
-        )
-    for item in result:
-        if not isinstance(item, kind):
-            raise PluginError(f"{provider}: {hook}() returned a list with {item!r:.80}; needs {kind.__name__}")
-    return result
-
-
 def _trace(provider: Provider, hook: str, result: object) -> None:
     if os.environ.get(TRACE) == "1":
         sys.stderr.write(f"rlcore: {hook}() of {provider} -> {result!r}\n")
@@ -179,33 +167,9 @@ def _check_section(provider: Provider, section: ConfigSection) -> None:
         raise PluginError(
             f"{provider}: its config section is named '{section.name}'; needs the plugin's name '{provider.plugin}'"
         )
-    frozen = is_dataclass(section.type) and section.type.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    if not frozen:
-        raise PluginError(f"{provider}: the type of its config section is {section.type!r}; needs a frozen dataclass")
-
-
-def _check_reference(provider: Provider, offer: RewardFunction | Algorithm) -> None:
-    where, _, attribute = offer.reference.rpartition(":") if isinstance(offer.reference, str) else ("", "", "")
-    if not where or not attribute.isidentifier():
-        raise PluginError(
-            f"{provider}: '{offer.name}' refers to {offer.reference!r}; needs 'module:attr' or '/abs/file.py:attr', "
-            f"a function at the top level of its module"
-        )
 
 
 def _check_component(interface: type[Any], provider: Provider, component: Component[Any]) -> None:
-    who = f"{provider}: component '{component.name}'"
-    if not callable(component.build) or not callable(component.requests):
-        raise PluginError(f"{who} needs functions for build and requests")
     built = product(component.build)
     if built is not None and built not in interface.__mro__:  # annotated with the interface: `launch` will see
-        check_product(built, interface, who)
-
-
-def _check_worker_class(provider: Provider, offer: WorkerClass) -> None:
-    for what, value in (("interface", offer.interface), ("cls", offer.cls)):
-        if not (isinstance(value, type) and issubclass(value, Worker)):
-            raise PluginError(
-                f"{provider}: the {what} of its worker class for backend '{offer.backend}' is {value!r:.80}; "
-                f"needs a subclass of rlcore.workers.Worker"
-            )
+        check_product(built, interface, f"{provider}: component '{component.name}'")

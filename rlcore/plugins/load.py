@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from rlcore.errors import PluginError, boundary
+from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.plan import Provider
+from rlcore.plan.limits import limited
 from rlcore.plugins.discover import canonical, find
 
 API = "1"
@@ -72,8 +73,5 @@ def _load_file(path: Path) -> LoadedPlugin:
 
 @contextmanager
 def _importing(whose: str) -> Iterator[None]:
-    with boundary(whose, PluginError):
-        try:
-            yield
-        except SystemExit as cause:
-            raise PluginError(f"{whose}: it called sys.exit({cause.code!r})") from cause
+    with boundary(whose, PluginError, CALLED), limited(whose):
+        yield

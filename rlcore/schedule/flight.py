@@ -49,6 +49,8 @@ class Issuing:
 def issuing(run: Run) -> Issuing:
     """As the plan says."""
     config, schedule = run.plan.config, run.plan.schedule
+    with run.within("reward", "scope"):
+        scope = run.reward.scope
     return Issuing(
         prompts_per_step=config.train.prompts_per_step,
         samples_per_prompt=config.rollout.samples_per_prompt,
@@ -57,7 +59,7 @@ def issuing(run: Run) -> Issuing:
         max_staleness=schedule.max_staleness,
         drop=schedule.drop,
         in_turn=schedule.sample_before_update,
-        keep_partial=run.reward.scope is Scope.SAMPLE,
+        keep_partial=scope is Scope.SAMPLE,
     )
 
 

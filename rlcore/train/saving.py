@@ -1,9 +1,12 @@
 """A run's checkpoints: written between two steps, taken up again, written in a hurry when a signal comes."""
 
 import asyncio
+import json
 import logging
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlcore import checkpoint
 from rlcore.actor import ActorWorker
@@ -52,11 +55,13 @@ class Saver:
         began, trainer = time.monotonic(), self._trainer
         step, (state, in_flight) = trainer.progress.step, trainer.snapshot()
         logger.info("saving step %d", step)
+        self._check_states(state)
         await trainer.written()
         staging = await asyncio.to_thread(checkpoint.staging, self._run_dir, step)
         await trainer.actor.call(ActorWorker.save, staging)
         await asyncio.to_thread(_require_model, staging)
-        await trainer.run.critic.save(staging)
+        with trainer.run.within("critic", "save()"):
+            await trainer.run.critic.save(staging)
         await asyncio.to_thread(trainer.run.tokens.save, staging / "model")
         await asyncio.to_thread(write_scored, staging / IN_FLIGHT, in_flight)
         for name in ("config.yaml", "plan.json"):
@@ -67,6 +72,12 @@ class Saver:
         self._save_s = time.monotonic() - began
         logger.info("saved %s in %.1f s", self.last, self._save_s)
         return self.last
+
+    def _check_states(self, state: Mapping[str, Any]) -> None:
+        """PluginError naming the component whose state is not JSON."""
+        for slot in ("agent", "reward", "critic"):
+            with self._trainer.run.within(slot, "state()"):
+                json.dumps(state[slot], allow_nan=False)
 
     async def save_on_signal(self) -> str:
         """Save the published step if that is still possible in time; what was done, in a few words."""
@@ -104,7 +115,8 @@ class Saver:
         """Continue from the checkpoint at `path`, bit for bit."""
         loaded = await asyncio.to_thread(checkpoint.load, path)
         await self._trainer.actor.call(ActorWorker.restore, loaded.path)
-        await self._trainer.run.critic.restore(loaded.path)
+        with self._trainer.run.within("critic", "restore()"):
+            await self._trainer.run.critic.restore(loaded.path)
         prompt = self._trainer.progress.order.prompt
         in_flight = await asyncio.to_thread(read_scored, loaded.path / IN_FLIGHT, prompt)
         self._trainer.restore(dict(loaded.state), in_flight)

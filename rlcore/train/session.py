@@ -14,7 +14,7 @@ from rlcore.actor import ActorWorker
 from rlcore.algo.kl import kl_controller
 from rlcore.config import RunConfig
 from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
-from rlcore.errors import ConfigError, RewardError, WorkerError
+from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError
 from rlcore.evaluate import evaluate
 from rlcore.launch import Deadlines, Run, launch
 from rlcore.metrics import MetricsLog, TrajectoryLog
@@ -71,7 +71,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
                     result = await session.train(origin)
                     said = "every step was taken; go on with --resume"
                     return result
-                except (RewardError, WorkerError) as error:
+                except (PluginError, RewardError, WorkerError) as error:
                     last = session.saver.last
                     if last is None:
                         raise
@@ -198,9 +198,11 @@ class Session:
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
             stack.push_async_callback(trainer.close)
-            await self._run.agent.check(self._asked)
+            with self._run.within("agent", "check()"):
+                await self._run.agent.check(self._asked)
             num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
-            num_updates = await self._run.critic.expect(num_updates)
+            with self._run.within("critic", "expect()"):
+                num_updates = await self._run.critic.expect(num_updates)
             await trainer.actor.call(ActorWorker.expect, num_updates)
             await self._continue(origin)
             _keep_rewards(self._run.plan, self._run_dir)

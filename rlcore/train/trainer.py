@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.actor import ActorWorker
+from rlcore.agents import AgentLoop
 from rlcore.algo.kl import FixedKl
+from rlcore.critic import CriticEngine
 from rlcore.data import PromptOrder
 from rlcore.evaluate import evaluate
 from rlcore.launch import Run
 from rlcore.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
+from rlcore.reward import RewardManager
 from rlcore.schedule.flight import Flight, issuing
 from rlcore.schedule.timing import Timeline
 from rlcore.schedule.work import StepWork
@@ -101,7 +104,9 @@ class Trainer:
         self.updating = True
         with timeline.updating():
             metrics = await self.run.critic.update(minibatch)
-            if self.run.critic.actor_may_update():
+            with self.run.within("critic", "actor_may_update()"):
+                actor_too = self.run.critic.actor_may_update()
+            if actor_too:
                 metrics |= await self.actor.call(ActorWorker.update, minibatch)
         return metrics
 
@@ -196,7 +201,7 @@ class Trainer:
             "step": self.progress.step,
             "equal_steps": self.progress.equal_steps,
             "kl": self.progress.kl.state(),
-            "critic": self.run.critic.state(),
+            "critic": self._state_of("critic", self.run.critic),
             "evaluations": self.evaluations,
             **self._flight_state(),
         }
@@ -206,9 +211,13 @@ class Trainer:
             "order": self.progress.order.state(),
             "in_flight": self.flight.state(),
             "retired": self.flight.num_retired,
-            "agent": self.run.agent.state(),
-            "reward": self.run.reward.state(),
+            "agent": self._state_of("agent", self.run.agent),
+            "reward": self._state_of("reward", self.run.reward),
         }
+
+    def _state_of(self, slot: str, component: AgentLoop | RewardManager | CriticEngine) -> dict[str, Any]:
+        with self.run.within(slot, "state()"):
+            return component.state()
 
     def snapshot(self) -> tuple[dict[str, Any], list[Scored]]:
         """What a checkpoint keeps while no update goes on: the published step, and what is in flight by now.
@@ -226,8 +235,11 @@ class Trainer:
         self.progress.kl.restore(state["kl"])
         self.flight.restore(self.progress.step, state.get("in_flight", []), scored)
         self.flight.num_retired = state.get("retired", 0)
-        self.run.agent.restore(state["agent"])
-        self.run.reward.restore(state["reward"])
-        self.run.critic.restore_state(state["critic"])
+        with self.run.within("agent", "restore()"):
+            self.run.agent.restore(state["agent"])
+        with self.run.within("reward", "restore()"):
+            self.run.reward.restore(state["reward"])
+        with self.run.within("critic", "restore_state()"):
+            self.run.critic.restore_state(state["critic"])
         self.evaluations = [(step, metrics) for step, metrics in state["evaluations"]]
         self.published = self.state()

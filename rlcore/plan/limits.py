@@ -1,0 +1,97 @@
+"""Ends a plugin's code that does not come back while planning, and says where it stood."""
+
+import os
+import signal
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from rlcore.errors import PluginError
+
+LIMIT = "RLCORE_PLUGIN_LIMIT_S"
+"""Set this environment variable to give imports, hooks and requests of plugins more seconds, each."""
+DEFAULT_LIMIT_S = 30.0
+_AGAIN_S = 1.0
+"""Between interruptions of code that goes on in spite of them."""
+_TRIES = 5
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+
+
+class _Hangs(BaseException):
+    """Interrupts the code that hangs; not an Exception, so that code which tries again for ever ends as well."""
+
+
+def limit_s() -> float:
+    """The seconds that an import, a hook or `requests()` of a plugin may take."""
+    text = os.environ.get(LIMIT, "")
+    try:
+        limit = float(text) if text else DEFAULT_LIMIT_S
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < float("inf"):
+        raise PluginError(f"{LIMIT}: found '{text}'; needs a number of seconds above 0")
+    return limit
+
+
+@contextmanager
+def limited(whose: str) -> Iterator[None]:
+    """PluginError naming file, line and function when `whose` code takes longer than `limit_s()`.
+
+    Works by a timer's signal, so on the main thread only; elsewhere nothing limits the code. A timer that is set
+    already, by a test runner, goes on afterwards.
+    """
+    limit, began = limit_s(), time.monotonic()
+    was_left, was_interval = signal.getitimer(signal.ITIMER_REAL)
+    if threading.current_thread() is not threading.main_thread() or 0 < was_left <= limit:
+        yield
+        return
+    said: list[str] = []
+    under_way = True
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        if not under_way:
+            return
+        said.append(f"{whose}: not done after {limit:g} s, {_where(frame)}; if it is only slow, set {LIMIT} to more")
+        if len(said) > _TRIES:
+            _end(said[0])
+        raise _Hangs
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, limit, _AGAIN_S)
+    try:
+        yield
+    finally:
+        under_way = False
+        left = max(was_left - (time.monotonic() - began), 1e-3) if was_left else 0.0
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
+        signal.setitimer(signal.ITIMER_REAL, left, was_interval)
+        if said:  # whatever the code made of being interrupted
+            raise PluginError(said[0])
+
+
+def _where(frame: FrameType | None) -> str:
+    """The line of the plugin that waits: the innermost one outside the standard library, else the innermost."""
+    innermost = frame
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    found = frame or innermost
+    if found is None:
+        return "nowhere in Python"
+    return f"in {found.f_code.co_name} at {found.f_code.co_filename}:{found.f_lineno}"
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith("<frozen") or (file.startswith(_STDLIB) and "-packages" not in file)
+
+
+def _end(said: str) -> NoReturn:
+    """The code catches every interruption: only the process can be ended."""
+    sys.stdout.flush()
+    sys.stderr.write(f"rlcore: {said}\n")
+    sys.stderr.flush()
+    os._exit(2)

@@ -1,0 +1,270 @@
+"""Offers and requests of wrong data are refused where they are made, naming class, field, value and what is needed."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.actor import ACTOR, ActorWorker
+from rlcore.errors import OfferError, PluginError
+from rlcore.plan import (
+    Algorithm,
+    AlgorithmKind,
+    Component,
+    ConfigSection,
+    Facts,
+    PoolSpec,
+    RewardFunction,
+    RewardPart,
+    Role,
+    Scope,
+    WorkerClass,
+    WorkerRequest,
+    make_plan,
+)
+from rlcore.plugins import configure
+from rlcore.testing.null import SETTINGS, NullActor
+from rlcore.testing.packages import importable, write_package
+
+SCOPES = "needs one of Scope.SAMPLE, Scope.GROUP, Scope.BATCH"
+KINDS = "needs one of AlgorithmKind.ADVANTAGE, AlgorithmKind.POLICY_LOSS"
+NUMBER = "needs a finite number"
+ABOVE = "needs a finite number above 0"
+TEXT = "needs one line of text, not empty"
+NAME = "needs a name of letters, digits, '.', '_' and '-'"
+FORM = "needs 'module:attr' or '/abs/file.py:attr'"
+
+
+@dataclass
+class Melting:
+    """Settings that are not frozen."""
+
+
+class Silent:
+    """Its repr raises."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+async def later(*arguments: Any) -> None:
+    """A coroutine function."""
+
+
+GOOD: dict[type[Any], dict[str, Any]] = {
+    Role: {"name": "judge", "interface": ActorWorker},
+    WorkerRequest: {"role": ACTOR, "backend": "fast"},
+    WorkerClass: {"interface": ActorWorker, "backend": "fast", "cls": NullActor},
+    PoolSpec: {"name": "mine"},
+    RewardPart: {
+        "name": "liked", "weight": 1.0, "scope": Scope.SAMPLE, "deadline_s": 1.0, "kind": "judge", "served_by": "judge",
+    },
+    Component: {"name": "mine", "build": lambda context: None},
+    RewardFunction: {"name": "half", "reference": "a.b:c"},
+    Algorithm: {"name": "mine", "kind": AlgorithmKind.ADVANTAGE, "reference": "a.b:c", "scope": Scope.GROUP},
+    ConfigSection: {"name": "mine", "type": PoolSpec},
+}  # fmt: skip
+
+WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
+    (Role, "name"): (NAME, ["", None, 3, "a/b", "a\nb", ".."]),
+    (Role, "interface"): ("needs a subclass of rlcore.workers.Worker", [None, "ActorWorker", int, ACTOR]),
+    (WorkerRequest, "role"): ("needs a Role", ["actor", None, ActorWorker]),
+    (WorkerRequest, "inside"): ("needs a Role or None", ["actor", False]),
+    (WorkerRequest, "backend"): (TEXT, ["", " ", None, 3, "a\nb", Silent()]),
+    (WorkerRequest, "pool"): (NAME, [None, "", 0, "a b"]),
+    (WorkerRequest, "replicas"): ("needs a whole number of at least 1", ["2", 0, -1, 1.0, True, None, math.nan]),
+    (WorkerRequest, "ranks"): ("needs a whole number of at least 1", ["2", 0, -1, 1.5, True, None]),
+    (WorkerRequest, "threads"): ("needs a whole number of at least 0", ["2", -1, 1.5, False, None]),
+    (WorkerRequest, "cached_tokens"): ("needs a whole number of at least 0", ["2", -1, 1.5, False, None]),
+    (WorkerRequest, "gpus"): (f"{NUMBER} of at least 0", [math.nan, math.inf, -1, "1", True, None, 1j]),
+    (WorkerRequest, "cpus"): (f"{NUMBER} of at least 0", [math.nan, math.inf, -0.5, "1", True, None]),
+    (WorkerRequest, "bytes_per_parameter"): (f"{NUMBER} of at least 0", [math.nan, math.inf, -0.5, "1", True]),
+    (WorkerRequest, "device_frac"): (f"{NUMBER} of at least 0, at most 1", [math.nan, 1.5, -0.5, "1", True]),
+    (WorkerRequest, "isolated"): ("needs True or False", ["no", "", 0, None]),
+    (WorkerRequest, "references"): ("needs a ", [None, "a:b", ["a:b"], {"loss": 3}, {"loss": "a"}, {3: "a:b"}]),
+    (WorkerRequest, "model"): ("needs a ModelFacts or None", ["gpt2", 7]),
+    (WorkerRequest, "engine"): ("needs a EngineConfig or None", ["hf", {}]),
+    (WorkerRequest, "settings"): ("needs a str", [None, 3]),
+    (WorkerRequest, "shared_prefix"): ("needs one of planned, none, tree, cache", ["trie", None, True]),
+    (WorkerClass, "interface"): ("needs a subclass of rlcore.workers.Worker", [None, "ActorWorker", int, object()]),
+    (WorkerClass, "cls"): ("needs a subclass of rlcore.workers.Worker", [None, "NullActor", int, object()]),
+    (WorkerClass, "backend"): (TEXT, ["", None, 3]),
+    (WorkerClass, "inside"): ("needs a Role or None", ["actor", ActorWorker]),
+    (WorkerClass, "every_rank"): ("needs True or False", ["yes", 1, None]),
+    (WorkerClass, "isolated"): ("needs True or False", ["no", 0, None]),
+    (PoolSpec, "name"): (NAME, [None, "", 3, "a b"]),
+    (PoolSpec, "gpus_per_node"): ("needs a whole number of at least 0", ["8", -1, 0.5, True, None]),
+    (PoolSpec, "nodes"): ("needs a whole number of at least 1", ["1", 0, -1, 1.0, True, None]),
+    (PoolSpec, "union_of"): ("needs a tuple of names, each once", ["main", None, ("a", "a"), (1,), ("",)]),
+    (RewardPart, "name"): (TEXT, ["", None]),
+    (RewardPart, "weight"): (NUMBER, ["1", None, math.nan, math.inf, True]),
+    (RewardPart, "scope"): (SCOPES, ["sample", "each", None]),
+    (RewardPart, "deadline_s"): (ABOVE, [0, -1.0, math.nan, math.inf, "1", None]),
+    (RewardPart, "kind"): (TEXT, ["", None]),
+    (RewardPart, "served_by"): (TEXT, ["", None]),
+    (RewardPart, "on_failure"): ("needs a str", [None]),
+    (Component, "name"): (TEXT, ["", None, 3]),
+    (Component, "build"): ("(context)", [None, "build", 3, lambda: None, lambda a, b: None, lambda a, *, b: None]),
+    (Component, "requests"): ("(config, section)", [None, [], lambda: (), lambda config: (), lambda a, b, c: ()]),
+    (Component, "reward_parts"): ("(config, section)", [None, [], lambda: (), lambda config: ()]),
+    (RewardFunction, "name"): (TEXT, ["", None, 3]),
+    (RewardFunction, "reference"): (FORM, ["", None, "math", ":f", "a:", "a:<lambda>", len, "a b:c", "a:b-c"]),
+    (RewardFunction, "scope"): (SCOPES, ["group", "step", None, 1]),
+    (RewardFunction, "deadline_s"): (ABOVE, [0, -1.0, math.nan, math.inf, "1", True]),
+    (Algorithm, "name"): (TEXT, ["", None, 3]),
+    (Algorithm, "kind"): (KINDS, ["advantage", "critic", None]),
+    (Algorithm, "reference"): (FORM, ["", None, "math", len]),
+    (Algorithm, "scope"): (SCOPES, ["group", None]),
+    (Algorithm, "needs"): ("needs a frozenset of Need.VALUES", [None, "values", {"values"}, ["values"]]),
+    (Algorithm, "per_token"): ("needs True or False", ["yes", 1, None]),
+    (Algorithm, "selection"): (FORM, [None, "math", 3]),
+    (ConfigSection, "name"): (NAME, [None, "", "a b"]),
+    (ConfigSection, "type"): ("needs a frozen dataclass", [None, int, Melting, PoolSpec("a"), "Settings"]),
+    (ConfigSection, "defaults"): ("needs a mapping of dotted keys", [None, [], "a=1", {3: 1}, {"": 1}]),
+}
+CASES = [(kind, field, value, said) for (kind, field), (said, values) in WRONG.items() for value in values]
+
+
+def named(case: Any) -> str:
+    """The id of a case."""
+    return case.__name__ if isinstance(case, type) else "silent" if isinstance(case, Silent) else str(case)[:20]
+
+
+@pytest.mark.parametrize(("kind", "field", "value", "said"), CASES, ids=named)
+def test_a_wrong_value_is_refused_where_it_is_given(kind: type[Any], field: str, value: Any, said: str) -> None:
+    kind(**GOOD[kind])
+    with pytest.raises(OfferError) as caught:
+        kind(**GOOD[kind] | {field: value})
+    line = str(caught.value)
+    assert line.startswith(kind.__name__)
+    assert field in line
+    assert said in line
+    assert "\n" not in line
+    assert len(line) < 250
+
+
+def test_every_field_of_every_offer_is_looked_at() -> None:
+    every = {(kind, field) for kind in GOOD for field in kind.__dataclass_fields__}
+    assert every == set(WRONG)
+
+
+@pytest.mark.parametrize("field", ["build", "requests", "reward_parts"])
+def test_a_component_of_coroutine_functions_is_refused(field: str) -> None:
+    with pytest.raises(OfferError, match=f"Component 'mine': {field} is an `async def`; needs a plain `def`"):
+        Component(**GOOD[Component] | {field: later})
+
+
+def test_what_is_right_is_let_pass() -> None:
+    WorkerRequest(ACTOR, "a b", gpus=1, cpus=0, device_frac=1.0, references={"loss": "/abs/a.py:f"}, isolated=True)
+    PoolSpec("p.1", 8, 2, ("a", "b"))
+    RewardFunction("two words", "a:Class.method", Scope.BATCH, 3)
+    Component("c", build=lambda *arguments: None, requests=lambda config, section=None: ())
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A directory of packages that are installed for the test."""
+    with importable(tmp_path / "site") as place:
+        yield place
+
+
+def plan(*overrides: str) -> None:
+    """Make the plan of a null run with the plugin data_wrong."""
+    hooks, loaded = configure([], [*SETTINGS, *overrides], ["null", "data_wrong"])
+    make_plan(loaded, hooks, Facts(cpus=2))
+
+
+def refused(site: Path, source: str, *overrides: str) -> str:
+    """The one line with which the plan of a null run with this plugin is refused."""
+    head = "from rlcore.actor import ActorWorker\nfrom rlcore.hookspecs import hookimpl\nfrom rlcore.plan import *\n"
+    head += "from rlcore.testing.null import NullActor\nfrom rlcore.workers import Worker\n"
+    write_package(site, "data_wrong", head + source)
+    with pytest.raises(PluginError) as caught:
+        plan(*overrides)
+    assert type(caught.value) is PluginError
+    return str(caught.value)
+
+
+HOOKS = {
+    "rlcore_config_sections()": ("ConfigSection('data_wrong', int)", "ConfigSection 'data_wrong': type is"),
+    "rlcore_reward_functions()": ("RewardFunction('r', 'a:b', scope='group')", "scope is 'group'"),
+    "rlcore_reward_managers()": ("Component('c', lambda: None)", "build takes ()"),
+    "rlcore_critic_engines()": ("Component('c', None)", "build is None"),
+    "rlcore_agent_loops()": ("Component(None, print)", "name is None"),
+    "rlcore_algorithms()": ("Algorithm('a', 'advantage', 'a:b', Scope.GROUP)", "kind is 'advantage'"),
+    "rlcore_resource_pools()": ("PoolSpec('p', '8')", "gpus_per_node is '8'"),
+    "rlcore_worker_classes()": ("WorkerClass(ActorWorker, 'x', NullActor, isolated='no')", "isolated is 'no'"),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_offer_of_wrong_data_is_named_with_plugin_and_hook(site: Path, hook: str) -> None:
+    offer, said = HOOKS[hook]
+    source = f"@hookimpl\ndef {hook}: return [{offer}]\n"
+    line = refused(site, source)
+    assert line.startswith(f"plugin 'data_wrong' (data-wrong 1.0): {hook}: ")
+    assert said in line
+
+
+REQUESTS = {
+    "role": "WorkerRequest('judge', 'x')",
+    "replicas": "WorkerRequest(Role('judge', Worker), 'x', replicas='2')",
+    "pool": "WorkerRequest(Role('judge', Worker), 'x', pool=None)",
+    "gpus": "WorkerRequest(Role('judge', Worker), 'x', gpus=float('nan'))",
+    "references": "WorkerRequest(Role('judge', Worker), 'x', references=['a:b'])",
+    "isolated": "WorkerRequest(Role('judge', Worker), 'x', isolated='no')",
+    "name": "WorkerRequest(Role('', Worker), 'x')",
+    "returned a list with 'judge'; needs WorkerRequest": "'judge'",
+}
+
+
+@pytest.mark.parametrize("field", REQUESTS)
+def test_a_request_of_wrong_data_is_named_with_the_component(site: Path, field: str) -> None:
+    source = f"""
+@hookimpl
+def rlcore_reward_managers():
+    return [Component('asking', lambda context: None, lambda config, section: [{REQUESTS[field]}])]
+"""
+    line = refused(site, source, "reward.manager=asking")
+    assert line.startswith("reward 'asking' of plugin 'data_wrong' (data-wrong 1.0): requests()")
+    assert field in line
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("data_absent:loss", "there is no module 'data_absent'"),
+        ("rlcore.plan.nothing:loss", "there is no module 'rlcore.plan.nothing'"),
+        ("rlcore.algo.advantage:absent", "defines no 'absent'"),
+        ("rlcore.errors:ANSWERED", "is tuple; a function is needed"),
+        ("data_wrong:two", "takes (inputs, more); needs to take 1 argument"),
+        ("data_wrong:later", "is async def; a plain function is needed"),
+    ],
+)
+def test_an_algorithm_that_is_not_there_is_refused_by_the_plan(site: Path, reference: str, said: str) -> None:
+    source = f"""
+def two(inputs, more): ...
+async def later(inputs): ...
+
+@hookimpl
+def rlcore_algorithms():
+    return [Algorithm('mine', AlgorithmKind.ADVANTAGE, '{reference}', Scope.GROUP)]
+"""
+    line = refused(site, source, "algo.advantage=mine")
+    assert line.startswith("plugin 'data_wrong' (data-wrong 1.0): algo.advantage=mine: its reference ")
+    assert said in line
+
+
+def test_a_reference_of_a_request_is_looked_up(site: Path) -> None:
+    source = """
+@hookimpl
+def rlcore_reward_managers():
+    request = WorkerRequest(Role('judge', Worker), 'x', references={'loss': 'data_absent:loss'})
+    return [Component('asking', lambda context: None, lambda config, section: [request])]
+"""
+    line = refused(site, source, "reward.manager=asking")
+    assert "role 'judge' of reward 'asking' of plugin 'data_wrong' (data-wrong 1.0): its reference for 'loss'" in line
+    assert "there is no module 'data_absent'" in line

@@ -1,0 +1,340 @@
+"""However a plugin's code ends, the command ends with one line that names plugin and place, and never with 0."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlcore.cli import main
+from rlcore.errors import PluginError, boundary
+from rlcore.plan.limits import LIMIT, limited
+from rlcore.testing.packages import importable, write_package
+from rlcore.testing.runs import run_settings
+
+HEAD = """
+import sys
+import time
+from dataclasses import dataclass, field
+import numpy as np
+from rlcore.agents.single_turn import SingleTurn
+from rlcore.critic import CriticEngine
+from rlcore.hookspecs import hookimpl
+from rlcore.plan import *
+from rlcore.reward.functions import FunctionRewards
+from rlcore.types import Ref
+from rlcore.workers import Worker
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+def again():
+    again()
+
+def fail():
+    {fails}
+
+"""
+WAYS = {
+    "sys.exit(0)": "it called sys.exit(0)",
+    "sys.exit()": "it called sys.exit(None)",
+    "sys.exit('bye')": "it called sys.exit('bye')",
+    "raise GeneratorExit": ": GeneratorExit",
+    "raise StopIteration('x')": "StopIteration: x",
+    "raise StopAsyncIteration": "StopAsyncIteration",
+    "again()": "RecursionError: ",
+    "raise Mute": "Mute: <exception str() failed>",
+    "raise ValueError('one\\ntwo')": "ValueError: one",
+    "raise ExceptionGroup('two', [ValueError(1), KeyError(2)])": "two (2 sub-exceptions)",
+}
+PLUGIN = "plugin 'ends_wrong' (ends-wrong 1.0)"
+COMPONENTS = """
+class Agent(SingleTurn): ...
+class Rewards(FunctionRewards): ...
+class Critic(CriticEngine):
+    async def values(self, batch):
+        return Ref(np.zeros(batch.tokens.get().token_ids_BT.shape, np.float32))
+    async def update(self, minibatch):
+        return {}
+    def actor_may_update(self):
+        return True
+
+@hookimpl
+def rlcore_agent_loops():
+    return [Component('ends', lambda context: Agent(context.generator, context.tokens))]
+@hookimpl
+def rlcore_reward_managers():
+    return [Component('ends', lambda context: Rewards(context))]
+@hookimpl
+def rlcore_critic_engines():
+    return [Component('ends', lambda context: Critic())]
+"""
+CHOSEN = {
+    "agent": ["rollout.agent=ends"],
+    "reward": ["reward.manager=ends"],
+    "critic": ["critic.engine=ends", "algo.advantage=gae"],
+}
+CLASSES = {"agent": "Agent", "reward": "Rewards", "critic": "Critic"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A directory of packages that are installed for the test."""
+    with importable(tmp_path / "site") as place:
+        yield place
+
+
+class Project:
+    """A null run with the plugin ends_wrong."""
+
+    def __init__(self, site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.site, self.capsys = site, capsys
+        self.settings = [f"{key}={value}" for key, value in run_settings(site.parent, 8).items()]
+        self.settings += ["train.name=run", "reward.functions.letters.children=1"]
+
+    def write(self, source: str, fails: str = "sys.exit(0)") -> None:
+        write_package(self.site, "ends_wrong", HEAD.replace("{fails}", fails) + source)
+
+    def refused(self, command: str, *more: str) -> str:
+        """The one line that the command ends with."""
+        code = main([command, *self.settings, *more, "--plugin", "null", "--plugin", "ends_wrong"])
+        _, err = self.capsys.readouterr()
+        lines = [line for line in err.splitlines() if line.startswith("rlcore: ")]
+        assert (code, len(lines)) == (2, 1), err
+        assert "Traceback" not in err
+        return lines[0].removeprefix("rlcore: ")
+
+
+@pytest.fixture
+def project(site: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+    return Project(site, capsys)
+
+
+PLANNING = {
+    "importing ends_wrong": ("fail()", ()),
+    "rlcore_algorithms()": ("@hookimpl\ndef rlcore_algorithms(): fail()", ()),
+    "rlcore_resource_pools()": ("@hookimpl\ndef rlcore_resource_pools(config, requests): fail()", ()),
+    "section type Settings": (
+        "@dataclass(frozen=True)\nclass Settings:\n    x: list[int] = field(default_factory=fail)\n"
+        "@hookimpl\ndef rlcore_config_sections(): return [ConfigSection('ends_wrong', Settings)]",
+        (),
+    ),
+    "requests()": (
+        "@hookimpl\ndef rlcore_reward_managers():\n"
+        "    return [Component('ends', lambda context: None, requests=lambda config, section: fail())]",
+        ("reward.manager=ends",),
+    ),
+    "reward_parts()": (
+        "@hookimpl\ndef rlcore_reward_managers():\n"
+        "    return [Component('ends', lambda context: None, reward_parts=lambda config, section: fail())]",
+        ("reward.manager=ends",),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", PLANNING)
+def test_what_plugin_code_raises_while_planning_is_one_line(project: Project, place: str, way: str) -> None:
+    source, settings = PLANNING[place]
+    project.write(source, way)
+    line = project.refused("plan", *settings)
+    assert PLUGIN in line
+    assert place in line
+    assert WAYS[way] in line or place.startswith("section")  # OmegaConf words some of them itself
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_settings_that_refuse_a_value_are_named_with_their_key(project: Project, way: str) -> None:
+    source = """
+@dataclass(frozen=True)
+class Settings:
+    level: int = 1
+    def __post_init__(self):
+        if self.level > 3:
+            fail()
+@hookimpl
+def rlcore_config_sections(): return [ConfigSection('ends_wrong', Settings)]
+"""
+    project.write(source, way)
+    line = project.refused("plan", "plugins.ends_wrong.level=4")
+    assert line.startswith(f"plugins.ends_wrong of {PLUGIN}: ")
+    assert WAYS[way] in line
+
+
+def test_a_setting_whose_condition_cannot_be_told_is_the_plugins_fault(project: Project) -> None:
+    source = """
+from rlcore.config import option
+@dataclass(frozen=True)
+class Settings:
+    level: int = option(1, used_when="absent.key == 3")
+@hookimpl
+def rlcore_config_sections(): return [ConfigSection('ends_wrong', Settings)]
+"""
+    project.write(source)
+    line = project.refused("plan")
+    assert line.startswith(f"{PLUGIN}: plugins.ends_wrong.level: its used_when: KeyError: 'absent.key'")
+
+
+def test_objects_of_the_module_that_raise_when_looked_at_are_the_plugins_fault(project: Project) -> None:
+    project.write("class Lazy:\n    def __getattr__(self, name): fail()\nlazy = Lazy()\n")
+    assert project.refused("plan").startswith(f"{PLUGIN}: it called sys.exit(0)")
+
+
+LIVE = {
+    ("agent", "start()"): "async def start(self): fail()",
+    ("reward", "start()"): "async def start(self): fail()",
+    ("critic", "close()"): "async def close(self): fail()",
+    ("agent", "check()"): "async def check(self, prompts): fail()",
+    ("critic", "expect()"): "async def expect(self, num_updates): fail()",
+    ("reward", "scope"): "@property\n    def scope(self): fail()",
+    ("agent", "state()"): "def state(self): fail()",
+    ("reward", "state()"): "def state(self): fail()",
+    ("critic", "state()"): "def state(self): fail()",
+    ("agent", "metrics()"): "def metrics(self): fail()",
+    ("reward", "metrics()"): "def metrics(self): fail()",
+    ("critic", "metrics()"): "def metrics(self): fail()",
+    ("critic", "actor_may_update()"): "def actor_may_update(self): fail()",
+    ("critic", "save()"): "async def save(self, directory): fail()",
+}
+
+
+@pytest.mark.parametrize(("slot", "what"), LIVE)
+def test_a_component_that_exits_with_0_ends_the_run_with_one_line(project: Project, slot: str, what: str) -> None:
+    method = LIVE[slot, what]
+    name = CLASSES[slot]
+    project.write(COMPONENTS + f"class Failing({name}):\n    {method}\n{name} = Failing\n")
+    line = project.refused("train", *CHOSEN[slot])
+    assert line.startswith(f"{slot} 'ends' of {PLUGIN}: {what}: it called sys.exit(0)")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_component_that_cannot_be_built_is_named(project: Project, way: str) -> None:
+    project.write("@hookimpl\ndef rlcore_reward_managers(): return [Component('ends', lambda context: fail())]", way)
+    line = project.refused("train", "reward.manager=ends")
+    assert line.startswith(f"reward 'ends' of {PLUGIN}: build(): ")
+    assert WAYS[way] in line
+
+
+def test_a_state_that_is_not_json_is_named_when_it_is_saved(project: Project) -> None:
+    project.write(COMPONENTS + "Agent.state = lambda self: {'seen': {1, 2}}\n")
+    line = project.refused("train", *CHOSEN["agent"])
+    assert line.startswith(f"agent 'ends' of {PLUGIN}: state(): TypeError: Object of type set is not JSON")
+
+
+@pytest.mark.parametrize(("slot", "method"), [("agent", "restore"), ("reward", "restore"), ("critic", "restore_state")])
+def test_a_component_that_cannot_go_on_is_named(project: Project, slot: str, method: str) -> None:
+    name = CLASSES[slot]
+    project.write(COMPONENTS + f"from pathlib import Path\nif Path('{project.site}/second').exists():\n"
+                  f"    {name}.{method} = lambda self, state: fail()\n")  # fmt: skip
+    arguments = [*project.settings, *CHOSEN[slot], "--plugin", "null", "--plugin", "ends_wrong"]
+    assert main(["train", *arguments, "train.max_steps=1"]) == 0
+    del sys.modules["ends_wrong"]
+    (project.site / "second").touch()
+    line = project.refused("train", *CHOSEN[slot], "--resume")
+    assert line.startswith(f"{slot} 'ends' of {PLUGIN}: {method}(): it called sys.exit(0)")
+
+
+def test_a_run_that_a_plugin_ends_names_the_last_checkpoint(project: Project) -> None:
+    source = "def metrics(self):\n    self.n = getattr(self, 'n', 0) + 1\n    return fail() if self.n > 1 else {}\n"
+    project.write(COMPONENTS + source + "Agent.metrics = metrics\n")
+    line = project.refused("train", *CHOSEN["agent"], "checkpoint.every_steps=1")
+    assert "last checkpoint: " in line
+    assert line.endswith("step_1, go on with --resume")
+
+
+def test_an_exit_outside_every_boundary_is_not_a_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rlcore.cli.export.run", lambda arguments: sys.exit(0))
+    assert main(["export"]) == 1
+    assert capsys.readouterr().err == (
+        "rlcore: the run ended before its time, in code that it calls: it called sys.exit(0)\n"
+    )
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, __import__("asyncio").CancelledError, GeneratorExit])
+def test_what_is_not_the_plugins_passes_a_boundary(kind: type[BaseException]) -> None:
+    with pytest.raises(kind), boundary("x", PluginError):
+        raise kind
+
+
+HANGS = {
+    "time.sleep(60)": "time.sleep(60)",
+    "while True: pass": "while True: pass",
+    "lock": "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "retry": "while True:\n        try: time.sleep(60)\n        except Exception: pass",
+    "socket": "import socket\n    a, b = socket.socketpair()\n    with a, b: a.recv(1)",
+    "thread": "import threading; t = threading.Thread(target=time.sleep, args=(3,), daemon=True); t.start(); t.join()",
+}
+
+
+@pytest.mark.parametrize("way", HANGS)
+def test_an_import_that_hangs_is_ended_and_the_line_is_named(
+    project: Project, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setenv(LIMIT, "0.3")
+    project.write("\nfail()\n", HANGS[way])
+    began = time.monotonic()
+    line = project.refused("plan")
+    assert time.monotonic() - began < 5
+    assert line.startswith(f"{PLUGIN}: importing ends_wrong: not done after 0.3 s, in fail at ")
+    first = (project.site / "ends_wrong.py").read_text().splitlines().index("def fail():") + 2
+    assert any(f" at {project.site / 'ends_wrong.py'}:{number};" in line for number in range(first, first + 3))
+    assert f"if it is only slow, set {LIMIT} to more" in line
+
+
+@pytest.mark.parametrize("place", ["rlcore_algorithms()", "requests()", "reward_parts()"])
+def test_a_hook_that_hangs_is_ended_and_named(project: Project, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setenv(LIMIT, "0.3")
+    source, settings = PLANNING[place]
+    project.write(source, "time.sleep(60)")
+    line = project.refused("plan", *settings)
+    assert PLUGIN in line
+    assert f"{place}: not done after 0.3 s, in fail at " in line
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-1", "nan", "inf"])
+def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setenv(LIMIT, given)
+    with pytest.raises(PluginError, match=f"{LIMIT}: found '{given}'; needs a number of seconds above 0"), limited("x"):
+        pass
+
+
+def test_a_timer_that_was_set_before_goes_on_and_a_shorter_one_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, handler = signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)
+    with limited("x"):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] <= 30
+    after = signal.getitimer(signal.ITIMER_REAL)
+    assert (after[0] > 30) is (before[0] > 30)
+    assert signal.getsignal(signal.SIGALRM) is handler
+    monkeypatch.setenv(LIMIT, "10000")
+    with limited("x"):
+        assert signal.getsignal(signal.SIGALRM) is (handler if before[0] else signal.getsignal(signal.SIGALRM))
+
+
+def test_code_that_catches_everything_is_ended_with_the_process(project: Project) -> None:
+    project.write("\nfail()\n", "while True:\n        try: time.sleep(60)\n        except: pass")
+    done = subprocess.run(
+        [sys.executable, "-c", "import rlcore.plan.limits as l; l._AGAIN_S = 0.05; from rlcore.cli import main; "
+         "main(['plan', '--plugin', 'ends_wrong'])"],
+        env=os.environ | {LIMIT: "0.3", "PYTHONPATH": str(project.site)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"rlcore: {PLUGIN}: importing ends_wrong: not done after 0.3 s, in fail at ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_real_command_does_not_exit_with_0(project: Project) -> None:
+    project.write("@hookimpl\ndef rlcore_reward_managers(): return [Component('ends', lambda context: sys.exit(0))]")
+    arguments = [*project.settings, "reward.manager=ends", "--plugin", "null", "--plugin", "ends_wrong"]
+    command = [sys.executable, "-m", "rlcore", "train", *arguments]
+    env = os.environ | {"PYTHONPATH": str(project.site)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"rlcore: reward 'ends' of {PLUGIN}: build(): it called sys.exit(0)\n"
