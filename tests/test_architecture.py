@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 CORE = ROOT / "rlcore"
 
 ORDER = [
-    "errors", "timers", "types", "child", "workers", "config", "plan", "algo", "batch", "hookspecs", "actor",
+    "errors", "timers", "types", "child", "workers", "arrival", "config", "plan", "algo", "batch", "hookspecs", "actor",
     "reference", "rollout", "reward", "critic", "agents", "tokens", "data", "checkpoint", "metrics", "track",
     "terminal", "machine", "backends", "cluster", "builtin", "plugins", "launch", "schedule", "evaluate", "report",
     "train", "testing", "cli",

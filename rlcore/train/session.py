@@ -14,7 +14,7 @@ from rlcore.actor import ActorWorker
 from rlcore.algo.kl import kl_controller
 from rlcore.config import RunConfig
 from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
-from rlcore.errors import ConfigError, RewardError, WorkerError
+from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError
 from rlcore.evaluate import evaluate
 from rlcore.launch import Deadlines, Run, launch
 from rlcore.metrics import MetricsLog, TrajectoryLog
@@ -72,7 +72,7 @@ async def train_async(plan: RunPlan, run_dir: Path, resume: bool, start_from: Pa
                     result = await session.train(resume, start_from)
                     said = "every step was taken"
                     return result
-                except (RewardError, WorkerError) as error:
+                except (PluginError, RewardError, WorkerError) as error:
                     last = session.saver.last
                     if last is None:
                         raise

@@ -11,7 +11,9 @@ from typing import Any
 
 from rlcore.actor import ActorWorker
 from rlcore.algo.kl import FixedKl
+from rlcore.arrival.arrays import checked_metrics
 from rlcore.data import PromptOrder
+from rlcore.errors import WorkerError
 from rlcore.evaluate import evaluate
 from rlcore.launch import Run
 from rlcore.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
@@ -102,7 +104,8 @@ class Trainer:
         with timeline.updating():
             metrics = await self.run.critic.update(minibatch)
             if self.run.critic.actor_may_update():
-                metrics |= await self.actor.call(ActorWorker.update, minibatch)
+                updated = await self.actor.call(ActorWorker.update, minibatch)
+                metrics |= checked_metrics(f"{self.actor.name}.update()", updated, WorkerError)
         return metrics
 
     async def publish(self, work: StepWork) -> Metrics:
