@@ -6,7 +6,8 @@ letters are those of `rlcore.types`.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
 from rlcore.algo.registry import resolve
 from rlcore.algo.token_rewards import token_rewards
-from rlcore.arrival.results import discard, kind
+from rlcore.arrival.results import kind
 from rlcore.config import AlgoConfig
 from rlcore.errors import PluginError, boundary
 from rlcore.plan import Algorithm, AlgorithmKind, Need
@@ -26,6 +27,8 @@ from rlcore.plan import Algorithm, AlgorithmKind, Need
 _GROUP_B = (0, 0, 0, 0, 1, 1, 2)
 _SAMPLE_B = (0, 1, 1, 2, 3, 4, 5)
 """Sample 1 has two rows; group 1 has equal rewards, group 2 one sample."""
+_EQUAL = "in a group of equal rewards"
+_ABOUT_B = ("", "", "", "", _EQUAL, _EQUAL, "the one sample that is left of its group")
 _REWARDS_B = (0.0, 1.0, 1.0, 0.5, 1.0, 1.0, 0.25)
 _MASK_BT = ("..xxx...", "..xx..xx", ".....xx.", "..x.x.x.", "..xxxxxx", "..x.....", "..xx....")
 """x: the policy sampled the token."""
@@ -60,19 +63,20 @@ def probe(algorithm: Algorithm, provided_by: str, config: AlgoConfig | None = No
     return Probed(function, selection)
 
 
-def checked_advantages(who: str, found: Any, per_token: bool, shape: torch.Size) -> Tensor:
+def checked_advantages(who: str, found: Any, per_token: bool, shape: torch.Size, about_B: Sequence[str] = ()) -> Tensor:
     """What an estimator returned for a batch of shape (B, T), in float32; PluginError unless it can be trained on.
 
-    A floating-point tensor of shape (B,), or (B, T) if it is `per_token`, finite and without a gradient.
+    A floating-point tensor of shape (B,), or (B, T) if it is `per_token`, finite and without a gradient. `about_B` says
+    in errors what is special about a row.
     """
     declared = "one per token, as its offer says (per_token=True)" if per_token else "one per row (per_token=False)"
-    advantages = finite_tensor(f"{who} returned", found, shape if per_token else shape[:1], declared)
+    advantages = finite_tensor(f"{who} returned", found, shape if per_token else shape[:1], declared, about_B)
     if advantages.requires_grad:
         raise PluginError(f"{who} returned a tensor that requires a gradient; needs advantages, which are constants")
     return advantages.float()
 
 
-def finite_tensor(who: str, found: Any, shape: torch.Size, declared: str) -> Tensor:
+def finite_tensor(who: str, found: Any, shape: torch.Size, declared: str, about_B: Sequence[str] = ()) -> Tensor:
     """A floating-point tensor of that shape, all of it finite; PluginError that begins with `who` for anything else."""
     needed = f"needs a floating-point tensor of shape {tuple(shape)}, {declared}"
     if not isinstance(found, Tensor) or found.shape != shape or not found.dtype.is_floating_point:
@@ -81,6 +85,7 @@ def finite_tensor(who: str, found: Any, shape: torch.Size, declared: str) -> Ten
     if not bool(finite.all()):
         first = (~finite).nonzero()[0].tolist()
         place = f"row {first[0]}" + (f", token {first[1]}" if len(first) > 1 else "")
+        place += f", {about_B[first[0]]}" if about_B and about_B[first[0]] else ""
         raise PluginError(f"{who} {found[tuple(first)].item()} for {place}; {needed}, finite ones")
     return found
 
@@ -112,7 +117,7 @@ def _probe_estimator(function: Callable[..., Any], algorithm: Algorithm, who: st
     who = f"{who}: probed on 7 rows of 3 groups, it"
     found = _called(function, inputs, who)
     with boundary(who, PluginError):
-        advantages = checked_advantages(who, found, algorithm.per_token, mask_BT.shape)
+        advantages = checked_advantages(who, found, algorithm.per_token, mask_BT.shape, _ABOUT_B)
         if algorithm.per_token:
             _check_zero(f"{who} returned", advantages, mask_BT)
         elif bool(advantages[1] != advantages[2]):
@@ -140,7 +145,7 @@ def _probe_loss(
     who = f"{who}: probed on 4 rows, it"
     output = _called(function, inputs, who)
     if not isinstance(output, PolicyLossOutput):
-        raise PluginError(f"{who} returned {kind(output)}; needs rlcore.algo.loss.PolicyLossOutput")
+        raise PluginError(f"{who} returned {_said(output)}; needs rlcore.algo.loss.PolicyLossOutput")
     with boundary(who, PluginError):
         _check_loss(who, output, mask_BT, logprobs_BT)
 
@@ -183,7 +188,11 @@ def _called(function: Callable[..., Any], inputs: Any, who: str) -> Any:
         raise PluginError(f"{who} takes {inspect.signature(function)}: {cause}; {needed}") from cause
     except ValueError:  # a function of C without a text signature
         pass
-    with boundary(f"{who} raised", PluginError, BaseException):  # on a thread, which no signal interrupts
+    with (
+        warnings.catch_warnings(),
+        boundary(f"{who} raised", PluginError, BaseException),
+    ):  # no signal comes to a thread
+        warnings.simplefilter("ignore")
         return function(inputs)
 
 
@@ -197,7 +206,6 @@ def _check_zero(who: str, values_BT: Tensor, mask_BT: Tensor) -> None:
 
 def _said(found: Any) -> str:
     """A result in the words of errors."""
-    discard(found)
     if isinstance(found, Tensor):
         return f"a tensor of {str(found.dtype).removeprefix('torch.')} of shape {tuple(found.shape)}"
     return kind(found) + (" (it is an `async def`; needs a plain `def`)" if inspect.iscoroutine(found) else "")

@@ -16,7 +16,12 @@ _NEVER_RAN = ("async_generator", "generator")
 
 
 def kind(value: object) -> str:
-    """A value in the words of errors: None, or its type."""
+    """A refused value in the words of errors: None, or its type.
+
+    A coroutine is closed: Python would complain that it was never awaited.
+    """
+    if inspect.iscoroutine(value):
+        value.close()
     return "None" if value is None else type(value).__name__.replace("_", " ")
 
 
@@ -39,7 +44,6 @@ def awaitable(who: str, found: Any) -> Awaitable[Any]:
     """What an async method of a component returned, to be awaited; PluginError naming `who` for anything else."""
     if inspect.isawaitable(found):
         return found
-    discard(found)
     raise PluginError(f"{who} returned {kind(found)} at once; needs an `async def`, which is awaited")
 
 
@@ -47,7 +51,6 @@ def plain(who: str, found: Any, due: type | tuple[type, ...], needed: str) -> An
     """What a plain method of a component returned; PluginError naming `who` unless it is of the type that is due."""
     if isinstance(found, due):
         return found
-    discard(found)
     raise PluginError(f"{who} returned {kind(found)}; needs {needed}")
 
 
@@ -55,14 +58,7 @@ def as_stream(who: str, found: Any, error: type[RlcoreError]) -> AsyncGenerator[
     """What a streaming method returned; `error` naming `who` unless it is an async generator."""
     if hasattr(found, "__aiter__") and hasattr(found, "aclose"):
         return cast(AsyncGenerator[Any, None], found)
-    discard(found)
     raise error(f"{who} returned {kind(found)}; needs an async generator, an `async def` with `yield`")
-
-
-def discard(value: object) -> None:
-    """Close a coroutine that is not going to be awaited: Python would complain of it where it is collected."""
-    if inspect.iscoroutine(value):
-        value.close()
 
 
 @functools.cache
@@ -82,6 +78,6 @@ def _types(hint: Any) -> tuple[type, ...] | None:
         known = [each for each in found if each is not None]
         return tuple(one for each in known for one in each) if len(known) == len(found) else None
     cls = origin or hint
-    if not isinstance(cls, type) or cls is object or getattr(cls, "_is_protocol", False):
+    if not isinstance(cls, type) or cls in (object, Any) or getattr(cls, "_is_protocol", False):
         return None
     return (_WIDER.get(cls, cls),)

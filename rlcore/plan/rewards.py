@@ -1,10 +1,12 @@
 """`reward.functions`: each name matched with a file, a module, an entry point or a plugin's offer."""
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.config import LoadedConfig, RewardFunctionConfig
 from rlcore.errors import ConfigError, PluginError, nearest
+from rlcore.plan.decided import ComponentPlan
 from rlcore.plan.offers import Offers, said
 from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, Scope
 
@@ -16,6 +18,16 @@ def resolve_rewards(loaded: LoadedConfig, offers: Offers) -> tuple[ResolvedRewar
     """
     functions = loaded.config.reward.functions
     return tuple(_resolve(name, functions[name], loaded, offers) for name in sorted(functions))
+
+
+def check_manager(rewards: Sequence[ResolvedReward], manager: ComponentPlan) -> None:
+    """ConfigError for functions that the run's reward manager does not compute: the plan would list them in vain."""
+    if rewards and not manager.component.uses_reward_functions:
+        raise ConfigError(
+            f"reward.functions: {', '.join(each.name for each in rewards)} are configured, but reward.manager="
+            f"{manager.component.name} of {manager.provided_by} does not compute them (its Component does not say "
+            "uses_reward_functions=True); leave them out, or choose another reward.manager, such as functions"
+        )
 
 
 def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offers: Offers) -> ResolvedReward:
