@@ -49,7 +49,7 @@ class ActorWorker(Worker):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What the engine knows about itself: num_parameters, context_length."""
+        """What the engine knows about itself: num_parameters, context_length, vocabulary (token ids are below it)."""
 
 
 ACTOR = Role("actor", ActorWorker)

@@ -4,7 +4,6 @@ Rows keep one order through all of this: groups as they were given, in a group s
 index. What arrived first has no meaning.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlcore.arrival.arrays import LARGEST
 from rlcore.errors import PluginError, RewardError
 from rlcore.types import (
     Batch,
@@ -223,7 +223,7 @@ def _check_rewards(group: Sequence[Scored]) -> None:
             raise RewardError(
                 f"batch: the reward of {row} is '{reward.status}'; drop the sample or give it a value first"
             )
-        if not math.isfinite(reward.score):
+        if not -LARGEST <= reward.score <= LARGEST:
             raise RewardError(f"batch: the reward of {row} is {reward.score}; a finite score is needed")
         if reward.token_scores is not None:
             _check_token_scores(each, reward.token_scores)

@@ -114,7 +114,7 @@ def rlcore_reward_functions() -> Sequence[RewardFunction]:
 
 @hookimpl
 def rlcore_reward_managers() -> Sequence[Component[RewardManager]]:
-    return [Component("functions", build_function_rewards)]
+    return [Component("functions", build_function_rewards, uses_reward_functions=True)]
 
 
 @hookimpl

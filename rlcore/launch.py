@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from rlcore.actor import ACTOR, ActorWorker
 from rlcore.agents import AgentLoop
-from rlcore.algo.registry import resolve
+from rlcore.arrival.components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.cluster.busy import BusyMeter, roles_by_pool
 from rlcore.cluster.child import ChildProcesses
 from rlcore.cluster.deadlines import Deadlines
@@ -22,7 +22,7 @@ from rlcore.cluster.weights import WeightsSync
 from rlcore.critic import CriticEngine
 from rlcore.errors import CALLED, Boundary, PlanError, PluginError, WorkerError, boundary
 from rlcore.machine import gather_facts, keep_freed_memory
-from rlcore.plan import CORE, Algorithm, BuildContext, ComponentPlan, Role, RunPlan, WorkerPlan, make_plan
+from rlcore.plan import CORE, Algorithm, BuildContext, ComponentPlan, Need, Role, RunPlan, WorkerPlan, make_plan
 from rlcore.plan.interfaces import check_product
 from rlcore.plugins import configure
 from rlcore.reference import REFERENCE, ReferenceWorker
@@ -31,6 +31,9 @@ from rlcore.rollout import ROLLOUT, Generator, RolloutWorker
 from rlcore.tokens import Tokens, load_tokens
 from rlcore.types import Metrics
 from rlcore.workers import WorkerGroup
+
+if TYPE_CHECKING:
+    from rlcore.algo.probe import Probed
 
 __all__ = ["Deadlines", "Run", "gather_facts", "launch", "plan_run"]
 
@@ -107,6 +110,8 @@ class Run:
     """None where the rollout samples from the actor's own weights."""
     context_length: int | None = None
     """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
+    vocabulary: int | None = None
+    """Token ids are below it; None when neither the actor nor its model's configuration says."""
 
     def within(self, slot: str, what: str) -> Boundary:
         """The boundary around `what` a slot's component does, 'state()': what its code raises names both."""
@@ -140,9 +145,11 @@ def plan_run(
 async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = None) -> AsyncIterator[Run]:
     """The run, started; on leaving, also by an error during the start, everything is closed in reverse order.
 
-    WorkerError naming the worker, or PluginError naming the component, that did not start.
+    The algorithms are probed before the first worker starts. WorkerError naming the worker, or PluginError naming the
+    component or algorithm, that did not start.
     """
     limits = deadlines or Deadlines()
+    algorithms = await asyncio.to_thread(_probed, plan)
     if plan.config.cluster.device == "cpu":
         keep_freed_memory()
     async with AsyncExitStack() as stack:
@@ -151,25 +158,13 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         stack.push_async_callback(children.close)
         busy = BusyMeter(roles_by_pool(plan))
         groups = await _start_workers(plan, run_dir, limits, stack, busy)
-        generator = _rollout_service(plan, groups)
+        vocabulary = await _vocabulary(plan, groups)
+        generator = _rollout_service(plan, groups, vocabulary)
         sink = MetricsSink()
         weights = _weights_sync(plan, run_dir, groups, stack)
         turns = _turns(plan, groups, sink)
-        context = BuildContext(
-            config=plan.config,
-            section=None,
-            workers=_no_workers,
-            generator=generator,
-            reward_functions={each.name: each for each in plan.rewards},
-            tokens=tokens,
-            children=children,
-            run_dir=run_dir,
-            seed=plan.config.train.seed,
-            metrics=sink.record,
-            context_length=await groups[ROLLOUT.name].replicas[0].call(RolloutWorker.context_length),
-        )
+        context = await _build_context(plan, run_dir, groups, generator, tokens, children, sink)
         built = {slot: await _start_component(plan, slot, context, groups, limits, stack) for slot in SLOT_INTERFACES}
-        algorithm = plan.algorithms["advantage"].algorithm
         busy.take()  # what starting took is nobody's work
         yield Run(
             plan=plan,
@@ -181,20 +176,56 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
             agent=built["agent"],
             reward=built["reward"],
             critic=built["critic"],
-            advantage=await asyncio.to_thread(resolve, algorithm.reference),
-            advantage_algorithm=algorithm,
-            selection=await _selection(plan),
+            advantage=algorithms["advantage"].function,
+            advantage_algorithm=plan.algorithms["advantage"].algorithm,
+            selection=algorithms["policy_loss"].selection,
             turns=turns,
             busy=busy,
             sink=sink,
             weights=weights,
             context_length=context.context_length,
+            vocabulary=vocabulary,
         )
 
 
-async def _selection(plan: RunPlan) -> Callable[..., Any] | None:
-    reference = plan.algorithms["policy_loss"].algorithm.selection
-    return await asyncio.to_thread(resolve, reference) if reference else None
+async def _build_context(
+    plan: RunPlan,
+    run_dir: Path,
+    groups: Groups,
+    generator: RolloutService,
+    tokens: Tokens,
+    children: ChildProcesses,
+    sink: MetricsSink,
+) -> BuildContext:
+    """The context that components share; each gets its own section and workers in it."""
+    return BuildContext(
+        config=plan.config,
+        section=None,
+        workers=_no_workers,
+        generator=generator,
+        reward_functions={each.name: each for each in plan.rewards},
+        tokens=tokens,
+        children=children,
+        run_dir=run_dir,
+        seed=plan.config.train.seed,
+        metrics=sink.record,
+        context_length=await groups[ROLLOUT.name].replicas[0].call(RolloutWorker.context_length),
+    )
+
+
+def _probed(plan: RunPlan) -> "dict[str, Probed]":
+    """The functions of the run's algorithms by purpose; PluginError for one that does not do what its offer says."""
+    from rlcore.algo.probe import probe  # torch
+
+    algo = plan.config.algo
+    return {purpose: probe(each.algorithm, each.provided_by, algo) for purpose, each in plan.algorithms.items()}
+
+
+async def _vocabulary(plan: RunPlan, groups: Groups) -> int | None:
+    """The number of token ids, as the actor says, else as its model's configuration does."""
+    facts = await groups[ACTOR.name].replicas[0].call(ActorWorker.facts)
+    said = facts.get("vocabulary", plan.facts.shape.vocabulary if plan.facts.shape else None)
+    return None if said is None else int(said)
 
 
 def _tokens(plan: RunPlan) -> Tokens:
@@ -204,10 +235,10 @@ def _tokens(plan: RunPlan) -> Tokens:
     return tokens
 
 
-def _rollout_service(plan: RunPlan, groups: Groups) -> RolloutService:
+def _rollout_service(plan: RunPlan, groups: Groups, vocabulary: int | None) -> RolloutService:
     isolated = any(each.request.role == ROLLOUT and each.request.isolated for each in plan.workers)
     restarts = plan.config.cluster.max_restarts if isolated else 0
-    return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, restarts)
+    return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, restarts, vocabulary)
 
 
 def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExitStack) -> WeightsSync | None:
@@ -267,7 +298,17 @@ async def _start_component(
     life = cast(_LifeCycle, component)
     stack.push_async_callback(_within, life.close, f"{who}: close()", limits.close_s)
     await _within(life.start, f"{who}: start()", limits.setup_s)
-    return component
+    return _checked(plan, slot, component, who)
+
+
+def _checked(plan: RunPlan, slot: str, component: Any, who: str) -> Any:
+    """The component, behind the checks of what it hands over while the run goes on."""
+    if slot == "agent":
+        return CheckedAgent(component, who)
+    if slot == "reward":
+        return CheckedRewards(component, who)
+    needed = any(Need.VALUES in each.algorithm.needs for each in plan.algorithms.values())
+    return CheckedCritic(component, who, needed=needed)
 
 
 async def _within(step: Callable[[], Awaitable[None]], whose: str, deadline_s: float) -> None:

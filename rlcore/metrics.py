@@ -102,12 +102,18 @@ def read_trajectories(run_dir: Path, step: int) -> list[dict[str, Any]]:
 
 
 def average(metrics: Iterable[Mapping[str, float]]) -> Metrics:
-    """The mean of each metric over those that have it."""
+    """The mean of each metric over those that have it; NaN and infinities count as they do in a sum."""
     values: dict[str, list[float]] = {}
     for each in metrics:
         for name, value in each.items():
             values.setdefault(name, []).append(value)
-    return {name: math.fsum(each) / len(each) for name, each in values.items()}
+    return {name: _total(each) / len(each) for name, each in values.items()}
+
+
+def _total(values: list[float]) -> float:
+    """`math.fsum` refuses infinities of both signs."""
+    total = sum(values)
+    return math.fsum(values) if math.isfinite(total) else total
 
 
 def _describe(scored: Scored, advantage: float | None, lane: Lane) -> dict[str, Any]:

@@ -20,8 +20,9 @@ ROOT = Path(__file__).parent.parent
 CORE = ROOT / "rlcore"
 
 ORDER = [
-    "errors", "redaction", "timers", "types", "child", "workers", "config", "plan", "algo", "batch", "hookspecs",
-    "actor", "reference", "rollout", "reward", "critic", "agents", "tokens", "data", "checkpoint", "metrics", "track",
+    "errors", "redaction", "timers", "types", "child", "workers", "arrival", "config", "plan", "algo", "batch",
+    "hookspecs", "actor", "reference", "rollout", "reward", "critic", "agents", "tokens", "data", "checkpoint",
+    "metrics", "track",
     "terminal", "machine", "backends", "cluster", "builtin", "plugins", "launch", "schedule", "evaluate", "report",
     "train", "testing", "cli",
 ]  # fmt: skip

@@ -59,6 +59,7 @@ BASE = """
     from {module} import {interface}
     from rlcore import hookimpl
     from rlcore.plan import Component, WorkerClass
+    from rlcore.workers import Worker
 
     class Mine({interface}):
         pass
@@ -70,7 +71,7 @@ BASE = """
 """A class that conforms, as far as can be seen from outside."""
 MISTAKES = {
     "registered": (
-        "class Mine:\n        pass\n    {interface}.register(Mine)",
+        "class Mine({root}):\n        pass\n    {interface}.register(Mine)",
         "does not inherit from {interface}",
     ),
     "None": ("Mine.{method} = None", "{method} is None; needs a method"),
@@ -85,9 +86,11 @@ WORKER_HOOK = """
         return [WorkerClass({interface}, "wrong", Mine)]
 """
 COMPONENT_HOOK = """
+    def build(context) -> Mine: ...
+
     @hookimpl
     def {hook}():
-        return [Component("wrong", Mine)]
+        return [Component("wrong", build)]
 """
 
 
@@ -144,7 +147,7 @@ def test_a_stranger_s_class_that_conforms_is_planned(site: Path, role: str) -> N
 @pytest.mark.parametrize("role", ROLES)
 def test_a_wrong_class_for_a_role_is_refused_by_name(site: Path, role: str, mistake: str) -> None:
     *names, settings, plugins = ROLES[role]
-    says = write_wrong(site, names_of(*names, life="setup"), mistake, WORKER_HOOK)
+    says = write_wrong(site, names_of(*names, life="setup", root="Worker"), mistake, WORKER_HOOK)
     line = refused(PluginError, *settings, plugins=plugins)
     assert says in line
     assert "plugin 'wrong_one' (wrong-one 1.0): offers wrong_one.Mine as " in line
@@ -154,7 +157,7 @@ def test_a_wrong_class_for_a_role_is_refused_by_name(site: Path, role: str, mist
 @pytest.mark.parametrize("slot", SLOTS)
 def test_a_wrong_component_for_a_slot_is_refused_by_name(site: Path, slot: str, mistake: str) -> None:
     *names, hook, setting = SLOTS[slot]
-    says = write_wrong(site, names_of(*names, life="state", hook=hook), mistake, COMPONENT_HOOK)
+    says = write_wrong(site, names_of(*names, life="state", hook=hook, root="object"), mistake, COMPONENT_HOOK)
     line = refused(PluginError, setting)
     assert says in line
     assert "plugin 'wrong_one' (wrong-one 1.0): component 'wrong': builds wrong_one.Mine as " in line
@@ -173,7 +176,7 @@ def test_a_class_made_in_a_function_is_refused_for_a_role_with_processes(site: P
 
 def test_the_command_refuses_a_virtual_subclass_and_starts_nothing(site: Path, tmp_path: Path) -> None:
     *names, settings, plugins = ROLES["judge"]
-    write_wrong(site, names_of(*names), "registered", WORKER_HOOK)
+    write_wrong(site, names_of(*names, root="Worker"), "registered", WORKER_HOOK)
     data = f"data.sources.all.path={write_prompts(tmp_path / 'prompts.jsonl', 8)}"
     enabled = [word for name in ("null", "wrong_one", *plugins) for word in ("--plugin", name)]
     command = [sys.executable, "-m", "rlcore", "train", *SETTINGS, *settings, data, *enabled]

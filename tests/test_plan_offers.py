@@ -36,7 +36,10 @@ MANAGER = (
     + """
     @hookimpl
     def rlcore_reward_managers():
-        return [Component("judged", lambda context: None, lambda config, section: [WorkerRequest(JUDGE, "fast"{more})])]
+        def asks(config, section):
+            return [WorkerRequest(JUDGE, "fast"{more})]
+
+        return [Component("judged", lambda context: None, asks, uses_reward_functions=True)]
 
     @hookimpl
     def rlcore_worker_classes():

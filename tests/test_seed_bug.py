@@ -73,7 +73,7 @@ REPLICAS = """
         def requests(config, section):
             return [WorkerRequest(REPLICA, config.reward.functions["letters"].kwargs["backend"])]
 
-        return [Component("served", lambda context: None, requests)]
+        return [Component("served", lambda context: None, requests, uses_reward_functions=True)]
 
 
     @hookimpl

@@ -114,7 +114,7 @@ def rlcore_reward_managers():
         backend = "sleepless" if config.train.seed == 9 else "judged"
         return [WorkerRequest(JUDGE, backend, pool="reward", isolated=True, gpus=gpus, device_frac=0.9 * gpus)]
 
-    return [Component("judged", Judged, asks)]
+    return [Component("judged", Judged, asks, uses_reward_functions=True)]
 
 
 @hookimpl

@@ -3,6 +3,7 @@
 All statistics are over *samples*: the rows (parts) of one sample share its reward and its advantage and count once. A
 sample that was dropped is simply not in the inputs, so it changes nobody's advantage but through its absence. Sums run
 in float64 and the result has the dtype of `rewards_B`. A row left out of the loss still counts in the statistics.
+Numbers that are not finite are never taken for equal ones: they make NaN of what they are compared with.
 
 Shape letters beyond those of `rlcore.types`: S samples, G groups, L as in `rlcore.algo.episodes`.
 """
@@ -139,7 +140,7 @@ def reinforce_pp_baseline(inputs: AdvantageInputs) -> Tensor:
     centred_S = torch.where(groups.equal_G[groups.group_S], 0.0, groups.centred_S)
     lengths_S = groups.sum_parts(inputs.lengths_B)
     counted_S = centred_S[lengths_S > 0]
-    if not len(counted_S) or bool(counted_S.min() == counted_S.max()):
+    if not len(counted_S) or _equal(float(counted_S.min()), float(counted_S.max())):
         return torch.zeros_like(inputs.rewards_B)
     mean = (lengths_S * centred_S).sum() / lengths_S.sum()
     variance = (lengths_S * (centred_S - mean).square()).sum() / lengths_S.sum()
@@ -159,7 +160,7 @@ def reinforce_pp(inputs: AdvantageInputs) -> Tensor:
     returns_BT = _discounted(inputs, mask_BT, torch.zeros_like(mask_BT, dtype=torch.float64), lam=1.0)
     returns_N = returns_BT[mask_BT]
     advantages_BT = torch.zeros_like(returns_BT)
-    if len(returns_N) and bool(returns_N.min() < returns_N.max()):
+    if len(returns_N) and not _equal(float(returns_N.min()), float(returns_N.max())):
         centred_N = returns_N - returns_N.mean()
         advantages_BT[mask_BT] = centred_N / (centred_N.square().mean().sqrt() + STD_EPSILON)
     return advantages_BT.to(inputs.rewards_B.dtype)
@@ -182,16 +183,22 @@ def gae(inputs: AdvantageInputs) -> Tensor:
 def whitened(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """(B, T) advantages less their mean, over their standard deviation plus 1e-6; 0 outside the mask.
 
-    Both are over the masked tokens of the whole batch, the latter with denominator N. Exactly 0 when all are equal.
-    The critic's targets are made of the advantages as they were before.
+    Both are over the masked tokens of the whole batch, the latter with denominator N. Exactly 0 when all are equal, NaN
+    when one is not finite. The critic's targets are made of the advantages as they were before.
     """
     on_cpu_BT, mask_on_cpu_BT = advantages_BT.cpu().numpy(), mask_BT.cpu().numpy()
     chosen_N = on_cpu_BT[mask_on_cpu_BT].astype(np.float64)
     whitened_BT = np.zeros_like(on_cpu_BT)
-    if len(chosen_N) and chosen_N.min() < chosen_N.max():
-        centred_N = chosen_N - _mean(chosen_N)
-        whitened_BT[mask_on_cpu_BT] = centred_N / (math.sqrt(_mean(centred_N * centred_N)) + STD_EPSILON)
+    if len(chosen_N) and not _equal(chosen_N.min(), chosen_N.max()):
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            centred_N = chosen_N - _mean(chosen_N)
+            whitened_BT[mask_on_cpu_BT] = centred_N / (math.sqrt(_mean(centred_N * centred_N)) + STD_EPSILON)
     return torch.from_numpy(whitened_BT).to(advantages_BT.device)
+
+
+def _equal(lowest: float, highest: float) -> bool:
+    """True for numbers that are all one number: NaN is not equal to itself, and infinity less itself is not 0."""
+    return bool(lowest == highest) and math.isfinite(lowest)
 
 
 def _mean(values_N: npt.NDArray[np.float64]) -> float:
@@ -219,7 +226,7 @@ class _Groups:
             for reduce in ("amin", "amax")
         )
         # The mean of n equal numbers may differ from them in the last bit: equality is asked, not computed.
-        self.equal_G = lowest_G == highest_G
+        self.equal_G = (lowest_G == highest_G) & lowest_G.isfinite()
         mean_G = self.sum(rewards_S) / self.num_samples_G
         self.centred_S = rewards_S - mean_G[self.group_S]
 
@@ -241,7 +248,7 @@ def _best_of_k(rewards_N: Tensor, k: int) -> Tensor:
     """(N,) how many standard deviations the expected best reward of k of N lies higher for the sets with sample i."""
     sorted_N, order_N = rewards_N.sort()
     num, ordered = len(sorted_N), sorted_N.tolist()
-    if ordered[k - 1] == ordered[-1]:  # the worst set's best is everybody's best
+    if _equal(ordered[k - 1], ordered[-1]):  # the worst set's best is everybody's best
         return torch.zeros_like(rewards_N)
     # Of the samples in ascending order, i is the best of comb(i, k - 1) sets.
     chances = [comb(i, k - 1) / comb(num, k) for i in range(num)]

@@ -1,10 +1,11 @@
 """What the controller does to rewards and rows before advantages: truncated responses, groups that say nothing."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, RewardError
 from rlcore.types import Bools, Float32s, Int64s, RewardStatus, Scored, TrajectoryId
 
 
@@ -42,7 +43,7 @@ def rewards_all_equal(groups: Sequence[Sequence[Scored]]) -> list[bool]:
     differ in float32, so every group estimator would give it advantage 0.
 
     The reward of a sample is its score plus the sum of its token scores. Failed samples do not count; a group with
-    fewer than two left is True.
+    fewer than two left is True. RewardError for a reward that is not finite: nothing is equal to it.
     """
     return [_num_distinct(group) < 2 for group in groups]
 
@@ -56,4 +57,8 @@ def _num_distinct(group: Sequence[Scored]) -> int:
             scores[unit] = reward.score
             if reward.token_scores is not None:
                 extra[unit] = extra.get(unit, 0.0) + float(reward.token_scores.sum(dtype=np.float64))
-    return len({float(np.float32(score + extra.get(unit, 0.0))) for unit, score in scores.items()})
+    rewards = {unit: score + extra.get(unit, 0.0) for unit, score in scores.items()}
+    for unit, reward in rewards.items():
+        if not math.isfinite(reward):
+            raise RewardError(f"dynamic sampling: the reward of {unit} is {reward}; a finite number is needed")
+    return len({float(np.float32(reward)) for reward in rewards.values()})

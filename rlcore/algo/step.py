@@ -14,9 +14,11 @@ from rlcore.algo.advantage import AdvantageInputs, whitened
 from rlcore.algo.aggregation import row_weights
 from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.kl import FixedKl, kl_penalty
+from rlcore.algo.probe import checked_advantages
 from rlcore.algo.reward_shaping import keeps_loss, length_penalty
 from rlcore.algo.token_rewards import sample_rewards, token_rewards
 from rlcore.config import AlgoConfig
+from rlcore.errors import PluginError, boundary
 from rlcore.types import Batch, Bools, Float32s, Metrics, Ref
 
 Estimator = Callable[[AdvantageInputs], Tensor]
@@ -31,7 +33,7 @@ def with_advantages(
     The reward of a sample is its score, its token scores, the soft length penalty if `algo.overlong` is 'penalty', and
     minus the KL penalty if `algo.kl.placement` is 'reward': of pi_old against the reference, with `old_logprobs` where
     the batch has them, else with those that were recorded in sampling. Estimators that give one advantage a row see
-    the sum.
+    the sum. PluginError for advantages of another shape, or that are not finite.
     """
     rewards_B, metrics = torch.from_numpy(_shaped_rewards(batch, algo, max_tokens)), Metrics()
     sample_B, loss_mask_BT = _tensor(batch.sample_B), _tensor(batch.tokens.get().loss_mask_BT)
@@ -55,7 +57,9 @@ def with_advantages(
         baseline_B=None if batch.baselines_B is None else _tensor(batch.baselines_B),
         pass_k=algo.pass_k,
     )
-    advantages = estimator(inputs).float()
+    who = f"algo.advantage={algo.advantage}"
+    with boundary(who, PluginError):
+        advantages = checked_advantages(who, estimator(inputs), per_token, loss_mask_BT.shape)
     if not per_token:
         return replace(batch, advantages_B=advantages.numpy()), metrics
     if values_BT is None:

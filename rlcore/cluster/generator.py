@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+from rlcore.arrival.arrays import check_completion
 from rlcore.cluster.process import first_error
 from rlcore.errors import RlcoreError, WorkerError
 from rlcore.rollout import RolloutWorker
@@ -25,11 +26,18 @@ _Item = Completion | RlcoreError | TimeoutError | None
 class RolloutService:
     """Spreads requests over replicas and checks that every completion comes, once."""
 
-    def __init__(self, replicas: WorkerGroup[RolloutWorker], deadline_s: float, max_restarts: int = 0) -> None:
-        """`max_restarts`: how often a replica that dies comes back."""
+    def __init__(
+        self,
+        replicas: WorkerGroup[RolloutWorker],
+        deadline_s: float,
+        max_restarts: int = 0,
+        vocabulary: int | None = None,
+    ) -> None:
+        """`max_restarts`: how often a replica that dies comes back; `vocabulary`: ids are below it, None: not known."""
         self._replicas = replicas
         self._deadline_s = deadline_s
         self._max_restarts = max_restarts
+        self._vocabulary = vocabulary
         self._routes = Routes(len(replicas.replicas))
         self._losses = [0] * len(replicas.replicas)
         self._lost: ReplicaEvent | None = None
@@ -126,9 +134,11 @@ class RolloutService:
             finished.put(error)
 
     async def _stream(self, index: int, requests: Sequence[GenerateRequest], finished: "_Inbox") -> None:
-        stream = self._replicas.replicas[index].stream(RolloutWorker.generate, requests)
-        async with contextlib.aclosing(stream) as completions:
+        replica = self._replicas.replicas[index]
+        who = f"{replica.name}.generate()"
+        async with contextlib.aclosing(replica.stream(RolloutWorker.generate, requests)) as completions:
             async for completion in completions:
+                check_completion(who, completion, self._vocabulary)
                 finished.put(completion)
 
     def _alive(self) -> list[int]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rlcore.arrival.results import as_stream
 from rlcore.errors import PluginError, RlcoreError, WorkerError, boundary
 from rlcore.plan import RunPlan, WorkerPlan
 from rlcore.workers import Worker, WorkerContext
@@ -101,8 +102,10 @@ class WorkerHost:
     ) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method, which is closed with this one."""
         name, worker = self._workers[role]
-        with named(f"{name}.{method}()"):
-            async with contextlib.aclosing(getattr(worker, method)(*args, **kwargs)) as items:
+        where = f"{name}.{method}()"
+        with named(where):
+            found = getattr(worker, method)(*args, **kwargs)
+            async with contextlib.aclosing(as_stream(where, found, WorkerError)) as items:
                 async for item in items:
                     yield item
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from rlcore.arrival.results import as_stream, checked_result
 from rlcore.cluster.contexts import context_of, devices_of, threads_of
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment, named, pack, thread_environment
@@ -59,7 +60,8 @@ class LocalReplica(Generic[W]):
                 found = getattr(self.worker, method.__name__)(*args, **kwargs)
             return _awaited(found, whose) if inspect.isawaitable(found) else found
 
-        return await self.thread.run(work, whose, self._deadlines.call_s)
+        found = await self.thread.run(work, whose, self._deadlines.call_s)
+        return checked_result(whose, getattr(self._interface, method.__name__), found)
 
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method; the generator is closed with this one, wherever that happens."""
@@ -68,7 +70,8 @@ class LocalReplica(Generic[W]):
 
         async def pump() -> None:
             with named(whose):
-                async with contextlib.aclosing(getattr(self.worker, method.__name__)(*args, **kwargs)) as items:
+                found = getattr(self.worker, method.__name__)(*args, **kwargs)
+                async with contextlib.aclosing(as_stream(whose, found, WorkerError)) as items:
                     async for item in items:
                         await handover.put(item)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+from rlcore.arrival.results import checked_result
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment
 from rlcore.errors import RlcoreError, WorkerError, boundary
@@ -177,7 +178,8 @@ class Replica(Generic[W]):
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The method's result on rank 0; WorkerError naming worker, method and cause."""
         whose = self._where(method)
-        return await self.seat.body.call(self._role, method.__name__, args, kwargs, whose, self._deadlines.call_s)
+        found = await self.seat.body.call(self._role, method.__name__, args, kwargs, whose, self._deadlines.call_s)
+        return checked_result(whose, getattr(self._interface, method.__name__), found)
 
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method; the generator is closed with this one."""

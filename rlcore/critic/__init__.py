@@ -24,7 +24,7 @@ class CriticWorker(Worker):
 
     @abstractmethod
     def save(self, directory: Path) -> None:
-        """Write the model directory and the training state below `directory`."""
+        """Write the model directory and the training state into `directory`, which is the critic's own."""
 
     @abstractmethod
     def restore(self, directory: Path) -> None:
@@ -57,10 +57,10 @@ class CriticEngine(ABC):
         """False while the critic warms up."""
 
     async def save(self, directory: Path) -> None:
-        """Write the critic below `directory`."""
+        """Write the critic into `directory`, the engine's own part of the checkpoint: it is there, and empty."""
 
     async def restore(self, directory: Path) -> None:
-        """Load what `save` wrote."""
+        """Load what `save` wrote; of an engine that wrote nothing the directory does not exist."""
 
     def metrics(self) -> Metrics:
         return {}

@@ -15,7 +15,7 @@ from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.ranks import check_ranks
 from rlcore.plan.requests import check_shipped, choose_classes, gather
-from rlcore.plan.rewards import brought_rewards, resolve_rewards
+from rlcore.plan.rewards import brought_rewards, check_manager, resolve_rewards
 from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.turns import memory_of_devices, plan_turns
 from rlcore.plan.types import Provider
@@ -33,6 +33,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     check_needs(config, algorithms, components["critic"].provided_by)
     arithmetic = batch_arithmetic(config)
     rewards = resolve_rewards(loaded, offers)
+    check_manager(rewards, components["reward"])
     references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
     workers = choose_classes(config, offers, gather(config, offers, components, references))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
@@ -48,9 +49,8 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(config, pools, workers, sleepers, memory, facts)
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
-    chosen = (components.values(), algorithms.values(), workers, pools, rewards)
-    used = {plan.provided_by for plans in chosen for plan in plans}
-    _check_plugins_used(plugins, used, loaded)
+    chosen = (*components.values(), *algorithms.values(), *workers, *pools, *rewards)
+    _check_plugins_used(plugins, {each.provided_by for each in chosen}, loaded)
     notes = (
         *_unused(offers, plugins, workers),
         *pool_notes(pools),

@@ -1,6 +1,7 @@
 """`reward.functions`: each name matched with a file, a module, an entry point or a plugin's offer."""
 
 import ast
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.config import LoadedConfig, RewardFunctionConfig, RunConfig
@@ -27,6 +28,16 @@ def brought_rewards(config: RunConfig, manager: ComponentPlan) -> tuple[RewardPa
     with boundary(whose, PluginError, CALLED), limited(whose):
         parts = manager.component.reward_parts(config, manager.section)
     return tuple(listed(parts, RewardPart, whose))
+
+
+def check_manager(rewards: Sequence[ResolvedReward], manager: ComponentPlan) -> None:
+    """ConfigError for functions that the run's reward manager does not compute: the plan would list them in vain."""
+    if rewards and not manager.component.uses_reward_functions:
+        raise ConfigError(
+            f"reward.functions: {', '.join(each.name for each in rewards)} are configured, but reward.manager="
+            f"{manager.component.name} of {manager.provided_by} does not compute them (its Component does not say "
+            "uses_reward_functions=True); leave them out, or choose another reward.manager, such as functions"
+        )
 
 
 def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offers: Offers) -> ResolvedReward:

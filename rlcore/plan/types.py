@@ -220,6 +220,8 @@ class Component(Generic[T_co]):
     requests: Callable[[RunConfig, Any], Sequence[WorkerRequest]] = no_requests
     reward_parts: Callable[[RunConfig, Any], Sequence[RewardPart]] = no_parts
     """Of a reward manager: the parts of the reward that it brings itself. The plan shows them."""
+    uses_reward_functions: bool = False
+    """Of a reward manager: it computes `reward.functions`. A run that configures them needs one that does."""
 
     def __post_init__(self) -> None:
         check_texts(self, "name")

@@ -1,5 +1,6 @@
 """What a step's rewards look like, as metrics."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -58,8 +59,13 @@ def reward_metrics(scored: Sequence[Scored]) -> Metrics:
         metrics["reward/std"] = float(scores_N.std())
     comparable = [each for each in groups.values() if len(each) > 1]
     if comparable:
-        metrics["reward/zero_std_frac"] = sum(max(each) == min(each) for each in comparable) / len(comparable)
+        metrics["reward/zero_std_frac"] = sum(map(_all_equal, comparable)) / len(comparable)
     return metrics | {f"reward/{name}/mean": sum(each) / len(each) for name, each in parts.items()}
+
+
+def _all_equal(scores: Sequence[float]) -> bool:
+    """True for one finite number, however often it comes; the order of NaN among others says nothing."""
+    return max(scores) == min(scores) and math.isfinite(sum(scores))
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

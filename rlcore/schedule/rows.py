@@ -6,16 +6,20 @@ update of the step; and they are kept by trajectory, so that it does not matter 
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from rlcore.actor import ActorWorker
+from rlcore.arrival.arrays import check_tokens, per_token
 from rlcore.batch import collate, rescored
-from rlcore.launch import Run
+from rlcore.errors import WorkerError
+from rlcore.launch import Run, owner_of
 from rlcore.plan import OldLogprobs
 from rlcore.reference import ReferenceWorker
 from rlcore.schedule.timing import Timeline
 from rlcore.types import Batch, Float32s, Ref, Reward, Scored, Trajectory, TrajectoryId
+from rlcore.workers import ReplicaHandle
 
 
 class RowArrays:
@@ -43,8 +47,8 @@ class RowArrays:
                 groups.setdefault((each.id.prompt, each.id.epoch), []).append(Scored(each, unknown))
         if not groups:
             return
-        batch = collate(list(groups.values()), self._run.tokens.pad_id)
         rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
+        batch = self._collate(rows, list(groups.values()))
         self._where |= {row: (len(self._passes), index) for index, row in enumerate(rows)}
         self._passes.append(begun := _Pass(rows, batch))  # known before anything is awaited: rewards may be in already
         with self._timeline.passing():
@@ -59,16 +63,25 @@ class RowArrays:
         for each in self._passes:
             if each.rows == rows:
                 return rows, rescored(each.batch, groups)
-        return rows, collate(groups, self._run.tokens.pad_id)
+        return rows, self._collate(rows, groups)
+
+    def _collate(self, rows: Sequence[TrajectoryId], groups: Sequence[Sequence[Scored]]) -> Batch:
+        """The groups, whose trajectories are `rows`, as a batch whose tokens can be trained on."""
+        batch = collate(groups, self._run.tokens.pad_id)
+        if rows:
+            agent = owner_of(self._run.plan.components["agent"])
+            check_tokens(f"{agent}: rollout()", batch, rows, self._run.vocabulary)
+        return batch
 
     async def _pass(self, batch: Batch) -> dict[str, Float32s]:
-        run, found = self._run, dict[str, Ref[Float32s] | None]()
+        run, found = self._run, dict[str, Float32s]()
         if run.reference is not None:
-            found["reference_logprobs"] = await run.reference.replicas[0].call(ReferenceWorker.logprobs, batch)
+            found["reference_logprobs"] = await _logprobs(run.reference.replicas[0], ReferenceWorker.logprobs, batch)
         if self._old is OldLogprobs.PASS:
-            found["old_logprobs"] = await run.actor.replicas[0].call(ActorWorker.logprobs, batch)
-        found["values"] = await run.critic.values(batch)
-        return {name: each.get() for name, each in found.items() if each is not None}
+            found["old_logprobs"] = await _logprobs(run.actor.replicas[0], ActorWorker.logprobs, batch)
+        if (values := await run.critic.values(batch)) is not None:
+            found["values"] = values.get()
+        return found
 
     def attach(self, batch: Batch, rows: Sequence[TrajectoryId]) -> Batch:
         """The batch, whose rows are `rows`, with its arrays; 0 at padding."""
@@ -94,6 +107,12 @@ class RowArrays:
             values_BT.flags.writeable = False
             batch = _FILL[name](batch, Ref(values_BT))
         return batch
+
+
+async def _logprobs(replica: ReplicaHandle[Any], method: Callable[..., Any], batch: Batch) -> Float32s:
+    """(B, T) of one model."""
+    found = await replica.call(method, batch)
+    return per_token(f"{replica.name}.{method.__name__}()", found, batch, WorkerError, "log-probs")
 
 
 @dataclass

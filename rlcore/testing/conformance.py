@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcore.algo.registry import resolve
 from rlcore.errors import PluginError, RlcoreError, boundary
-from rlcore.plan import Offer
+from rlcore.plan import Algorithm, Offer
 from rlcore.plan.requests import check_class
 from rlcore.plugins import Hooks, load
 from rlcore.plugins.load import name_of
@@ -35,7 +35,8 @@ class Report:
 def check_plugin(name_or_path: str) -> Report:
     """What is wrong with an installed plugin, or with a plugin in a .py file.
 
-    Loads it and calls its hooks, but for the one that needs a run's requests; imports the functions it refers to. Heavy
+    Loads it and calls its hooks, but for the one that needs a run's requests; imports the functions it refers to, and
+    calls estimators, losses and selections on a small batch. Heavy
     imports can only be seen in a process that has not done them already, so run it in a fresh one.
     """
     already = set(sys.modules)
@@ -79,7 +80,9 @@ def _problems(offer: Offer[Any]) -> list[str]:
     try:
         if hasattr(value, "cls"):
             check_class(offer)
-        if hasattr(value, "reference"):
+        if isinstance(value, Algorithm):
+            _probe(offer)
+        elif hasattr(value, "reference"):
             with boundary(f"{offer.provider}: '{value.name}'", PluginError):
                 resolve(value.reference)
         if hasattr(value, "defaults"):
@@ -87,6 +90,12 @@ def _problems(offer: Offer[Any]) -> list[str]:
     except RlcoreError as error:
         found.append(str(error))
     return found
+
+
+def _probe(offer: Offer[Algorithm]) -> None:
+    from rlcore.algo.probe import probe  # torch
+
+    probe(offer.value, str(offer.provider))
 
 
 def _check_section(offer: Offer[Any]) -> None:

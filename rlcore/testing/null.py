@@ -201,7 +201,7 @@ class NullActor(Busy, ActorWorker):
         self.skipped_in_a_row, self.version = counters["skipped_in_a_row"], counters["version"]
 
     def facts(self) -> dict[str, Any]:
-        return {"num_parameters": len(self.logits_V), "context_length": None}
+        return {"num_parameters": len(self.logits_V), "context_length": None, "vocabulary": len(self.logits_V)}
 
 
 def _load(path: Path) -> Float64s:

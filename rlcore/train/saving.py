@@ -1,6 +1,7 @@
 """A run's checkpoints: written between two steps, taken up again, written in a hurry when a signal comes."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -15,8 +16,12 @@ from rlcore.errors import CheckpointError, RlcoreError
 from rlcore.schedule.saved import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
+CRITIC = "critic"
+"""Directory of the critic engine, which writes what it likes there; missing when it wrote nothing."""
 IN_FLIGHT = "in_flight"
 """Directory of the scored trajectories that no step was trained on yet."""
+OURS = (checkpoint.STATE, checkpoint.MANIFEST, "config.yaml", "plan.json", CRITIC, IN_FLIGHT)
+"""What stands beside the actor's files."""
 BYTES_PER_PARAMETER = 16
 """Weights and two Adam moments in fp32, and the model directory."""
 BYTES_PER_SECOND = 200e6
@@ -59,9 +64,8 @@ class Saver:
         await trainer.written()
         staging = await asyncio.to_thread(checkpoint.staging, self._run_dir, step)
         await trainer.actor.call(ActorWorker.save, staging)
-        await asyncio.to_thread(_require_model, staging)
-        with trainer.run.within("critic", "save()"):
-            await trainer.run.critic.save(staging)
+        await asyncio.to_thread(_check_actor, staging)
+        await self._save_critic(staging / CRITIC)
         await asyncio.to_thread(trainer.run.tokens.save, staging / "model")
         await asyncio.to_thread(write_scored, staging / IN_FLIGHT, in_flight)
         for name in ("config.yaml", "plan.json"):
@@ -78,6 +82,13 @@ class Saver:
         for slot in ("agent", "reward", "critic"):
             with self._trainer.run.within(slot, "state()"):
                 json.dumps(state[slot], allow_nan=False)
+
+    async def _save_critic(self, directory: Path) -> None:
+        await asyncio.to_thread(directory.mkdir)
+        with self._trainer.run.within("critic", "save()"):
+            await self._trainer.run.critic.save(directory)
+        with contextlib.suppress(OSError):  # it holds something
+            await asyncio.to_thread(directory.rmdir)
 
     async def save_on_signal(self) -> str:
         """Save the published step if that is still possible in time; what was done, in a few words."""
@@ -116,7 +127,7 @@ class Saver:
         loaded = await asyncio.to_thread(checkpoint.load, path)
         await self._trainer.actor.call(ActorWorker.restore, loaded.path)
         with self._trainer.run.within("critic", "restore()"):
-            await self._trainer.run.critic.restore(loaded.path)
+            await self._trainer.run.critic.restore(loaded.path / CRITIC)
         prompt = self._trainer.progress.order.prompt
         in_flight = await asyncio.to_thread(read_scored, loaded.path / IN_FLIGHT, prompt)
         self._trainer.restore(dict(loaded.state), in_flight)
@@ -127,11 +138,16 @@ class Saver:
         self._trainer.sinks.trajectories.cut_back(loaded.step)
 
 
-def _require_model(staging: Path) -> None:
-    """CheckpointError unless the actor's files have come to where the manifest is going to be written."""
+def _check_actor(staging: Path) -> None:
+    """CheckpointError unless the actor has written its files, and only those, where the manifest is going to be."""
     weights = (staging / "model", staging / "adapter")
     if not any(each.is_dir() and any(each.iterdir()) for each in weights):
         raise CheckpointError(
             f"'{weights[0]}': the actor has saved, and nothing is there; workers on other nodes need the run directory "
             "on a filesystem that all nodes share, set train.dir to one"
+        )
+    if taken := [name for name in OURS if (staging / name).exists()]:
+        raise CheckpointError(
+            f"actor: it saved '{taken[0]}', which the checkpoint writes itself; its training state needs another name "
+            f"than {', '.join(OURS)}"
         )

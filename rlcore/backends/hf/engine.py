@@ -228,11 +228,12 @@ class TrainEngine:
         self._skipped_in_a_row = counters["skipped_in_a_row"]
 
     def facts(self) -> dict[str, Any]:
-        """num_parameters, num_trainable, context_length (or None)."""
+        """num_parameters, num_trainable, context_length and vocabulary (or None)."""
         return {
             "num_parameters": sum(each.numel() for each in self.model.parameters()),
             "num_trainable": sum(each.numel() for each in self.model.parameters() if each.requires_grad),
             "context_length": self.model.context_length,
+            "vocabulary": getattr(self.model.transformer.config.get_text_config(), "vocab_size", None),
         }
 
     def _score(self, model: PolicyModel | ValueModel, batch: Batch) -> Float32s:

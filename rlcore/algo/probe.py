@@ -1,0 +1,215 @@
+"""Calls an algorithm on a small batch before anything is sampled: what it returns must be what its offer says.
+
+The batch has what a real one may have: rewards that differ, equal ones, a group of which one sample is left, a sample
+in two rows, tokens in the middle of a row that the policy did not sample, padding, rows without any loss token. Shape
+letters are those of `rlcore.types`.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.algo.advantage import AdvantageInputs
+from rlcore.algo.covariance import SelectionInputs
+from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
+from rlcore.algo.registry import resolve
+from rlcore.algo.token_rewards import token_rewards
+from rlcore.arrival.results import kind
+from rlcore.config import AlgoConfig
+from rlcore.errors import PluginError, boundary
+from rlcore.plan import Algorithm, AlgorithmKind, Need
+
+_GROUP_B = (0, 0, 0, 0, 1, 1, 2)
+_SAMPLE_B = (0, 1, 1, 2, 3, 4, 5)
+"""Sample 1 has two rows; group 1 has equal rewards, group 2 one sample."""
+_EQUAL = "in a group of equal rewards"
+_ABOUT_B = ("", "", "", "", _EQUAL, _EQUAL, "the one sample that is left of its group")
+_REWARDS_B = (0.0, 1.0, 1.0, 0.5, 1.0, 1.0, 0.25)
+_MASK_BT = ("..xxx...", "..xx..xx", ".....xx.", "..x.x.x.", "..xxxxxx", "..x.....", "..xx....")
+"""x: the policy sampled the token."""
+_LOSS_MASK_BT = ("..xxx...", "..xx..xx", ".....xx.", "........")
+"""Of a micro-batch, whose last row is left out of the loss."""
+
+
+@dataclass(frozen=True)
+class Probed:
+    """The functions of an algorithm that does what its offer says."""
+
+    function: Callable[..., Any]
+    selection: Callable[..., Any] | None = None
+    """Of a policy loss that looks at whole mini-batches."""
+
+
+def probe(algorithm: Algorithm, provided_by: str, config: AlgoConfig | None = None) -> Probed:
+    """Import an algorithm and call it on a small batch, under the settings of the run or the default ones.
+
+    PluginError naming `provided_by`, the algorithm and the key that chooses it: for an import that fails, an exception,
+    other parameters, and a result that is not a floating-point tensor of the declared shape, finite, 0 where nothing
+    was sampled, for a policy loss with a gradient with respect to the log-probs.
+    """
+    config = config or AlgoConfig()
+    who = f"algo.{algorithm.kind.value}={algorithm.name} of {provided_by}"
+    function = _resolved(algorithm.reference, who)
+    if algorithm.kind is AlgorithmKind.ADVANTAGE:
+        _probe_estimator(function, algorithm, who, config)
+        return Probed(function)
+    selection = _resolved(algorithm.selection, f"{who}: selection") if algorithm.selection else None
+    _probe_loss(function, selection, who, config)
+    return Probed(function, selection)
+
+
+def checked_advantages(who: str, found: Any, per_token: bool, shape: torch.Size, about_B: Sequence[str] = ()) -> Tensor:
+    """What an estimator returned for a batch of shape (B, T), in float32; PluginError unless it can be trained on.
+
+    A floating-point tensor of shape (B,), or (B, T) if it is `per_token`, finite and without a gradient. `about_B` says
+    in errors what is special about a row.
+    """
+    declared = "one per token, as its offer says (per_token=True)" if per_token else "one per row (per_token=False)"
+    advantages = finite_tensor(f"{who} returned", found, shape if per_token else shape[:1], declared, about_B)
+    if advantages.requires_grad:
+        raise PluginError(f"{who} returned a tensor that requires a gradient; needs advantages, which are constants")
+    return advantages.float()
+
+
+def finite_tensor(who: str, found: Any, shape: torch.Size, declared: str, about_B: Sequence[str] = ()) -> Tensor:
+    """A floating-point tensor of that shape, all of it finite; PluginError that begins with `who` for anything else."""
+    needed = f"needs a floating-point tensor of shape {tuple(shape)}, {declared}"
+    if not isinstance(found, Tensor) or found.shape != shape or not found.dtype.is_floating_point:
+        raise PluginError(f"{who} {_said(found)}; {needed}")
+    finite = found.isfinite()
+    if not bool(finite.all()):
+        first = (~finite).nonzero()[0].tolist()
+        place = f"row {first[0]}" + (f", token {first[1]}" if len(first) > 1 else "")
+        place += f", {about_B[first[0]]}" if about_B and about_B[first[0]] else ""
+        raise PluginError(f"{who} {found[tuple(first)].item()} for {place}; {needed}, finite ones")
+    return found
+
+
+def _resolved(reference: str, who: str) -> Callable[..., Any]:
+    try:
+        return resolve(reference)
+    except PluginError as error:
+        raise PluginError(f"{who}: {error}") from error
+
+
+def _probe_estimator(function: Callable[..., Any], algorithm: Algorithm, who: str, config: AlgoConfig) -> None:
+    mask_BT, sample_B = _mask(_MASK_BT), torch.tensor(_SAMPLE_B)
+    rewards_B = torch.tensor(_REWARDS_B)
+    values_BT = torch.linspace(-0.5, 0.5, mask_BT.numel()).reshape(mask_BT.shape) * mask_BT
+    inputs = AdvantageInputs(
+        rewards_B=rewards_B,
+        group_B=torch.tensor(_GROUP_B),
+        sample_B=sample_B,
+        lengths_B=mask_BT.sum(1),
+        loss_mask_BT=mask_BT,
+        token_rewards_BT=token_rewards(rewards_B, sample_B, mask_BT) if algorithm.per_token else None,
+        values_BT=values_BT if Need.VALUES in algorithm.needs else None,
+        gamma=config.gamma,
+        lam=config.lam,
+        baseline_B=torch.full_like(rewards_B, 0.5) if Need.GREEDY_BASELINE in algorithm.needs else None,
+        pass_k=config.pass_k,
+    )
+    who = f"{who}: probed on 7 rows of 3 groups, it"
+    found = _called(function, inputs, who)
+    with boundary(who, PluginError):
+        advantages = checked_advantages(who, found, algorithm.per_token, mask_BT.shape, _ABOUT_B)
+        if algorithm.per_token:
+            _check_zero(f"{who} returned", advantages, mask_BT)
+        elif bool(advantages[1] != advantages[2]):
+            raise PluginError(f"{who} gave two rows of one sample different advantages; needs one number per sample")
+
+
+def _probe_loss(
+    function: Callable[..., Any], selection: Callable[..., Any] | None, who: str, config: AlgoConfig
+) -> None:
+    mask_BT = _mask(_LOSS_MASK_BT)
+    logprobs_BT = -torch.linspace(0.1, 2.0, mask_BT.numel()).reshape(mask_BT.shape)
+    advantages_BT = torch.tensor([1.5, -0.5, -0.5, 0.0])[:, None].expand_as(mask_BT)
+    selected_BT = None
+    if selection is not None:
+        selected_BT = _probe_selection(selection, who, SelectionInputs(logprobs_BT, advantages_BT, mask_BT, 0, config))
+    logprobs_BT.requires_grad_()
+    inputs = PolicyLossInputs(
+        logprobs_BT=logprobs_BT,
+        old_logprobs_BT=logprobs_BT.detach() * 1.1,
+        advantages_BT=advantages_BT,
+        mask_BT=mask_BT,
+        config=config,
+        selected_BT=selected_BT,
+    )
+    who = f"{who}: probed on 4 rows, it"
+    output = _called(function, inputs, who)
+    if not isinstance(output, PolicyLossOutput):
+        raise PluginError(f"{who} returned {_said(output)}; needs rlcore.algo.loss.PolicyLossOutput")
+    with boundary(who, PluginError):
+        _check_loss(who, output, mask_BT, logprobs_BT)
+
+
+def _check_loss(who: str, output: PolicyLossOutput, mask_BT: Tensor, logprobs_BT: Tensor) -> None:
+    loss_BT = finite_tensor(f"{who} returned loss_BT:", output.loss_BT, mask_BT.shape, "one per token")
+    _check_zero(f"{who} returned loss_BT:", loss_BT, mask_BT)
+    if not loss_BT.requires_grad:
+        raise PluginError(f"{who} returned a loss that does not depend on logprobs_BT; needs a gradient")
+    (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), logprobs_BT, allow_unused=True)
+    if gradient_BT is None or not bool(gradient_BT.isfinite().all()):
+        found = "no gradient" if gradient_BT is None else "a gradient that is not finite"
+        raise PluginError(f"{who} returned a loss with {found} with respect to logprobs_BT; needs a finite one")
+    if not isinstance(output.metrics, Mapping):
+        raise PluginError(f"{who} returned metrics that are {kind(output.metrics)}; needs a mapping of str to tensors")
+    for name, values_BT in output.metrics.items():
+        if not isinstance(name, str) or not isinstance(values_BT, Tensor) or values_BT.shape != mask_BT.shape:
+            raise PluginError(f"{who} returned the metric {name!r}, which is {_said(values_BT)}; needs (B, T) numbers")
+        if values_BT.requires_grad:
+            raise PluginError(f"{who} returned the metric '{name}' with a gradient; needs it detached")
+
+
+def _probe_selection(selection: Callable[..., Any], who: str, inputs: SelectionInputs) -> Tensor:
+    who = f"{who}: its selection, probed on 4 rows,"
+    found = _called(selection, inputs, who)
+    shape = tuple(inputs.mask_BT.shape)
+    if not isinstance(found, Tensor) or found.shape != inputs.mask_BT.shape or found.dtype is not torch.bool:
+        raise PluginError(f"{who} returned {_said(found)}; needs a tensor of booleans of shape {shape}")
+    if bool((found & ~inputs.mask_BT).any()):
+        raise PluginError(f"{who} picked tokens outside mask_BT; needs tokens that have a loss")
+    return found
+
+
+def _called(function: Callable[..., Any], inputs: Any, who: str) -> Any:
+    """What the function returns, which takes the inputs as its one argument."""
+    try:
+        inspect.signature(function).bind(inputs)
+    except TypeError as cause:
+        needed = f"needs one parameter, {type(inputs).__name__}"
+        raise PluginError(f"{who} takes {inspect.signature(function)}: {cause}; {needed}") from cause
+    except ValueError:  # a function of C without a text signature
+        pass
+    with (
+        warnings.catch_warnings(),
+        boundary(f"{who} raised", PluginError, BaseException),
+    ):  # no signal comes to a thread
+        warnings.simplefilter("ignore")
+        return function(inputs)
+
+
+def _check_zero(who: str, values_BT: Tensor, mask_BT: Tensor) -> None:
+    outside_BT = (values_BT.detach() != 0) & ~mask_BT
+    if bool(outside_BT.any()):
+        row, token = outside_BT.nonzero()[0].tolist()
+        found = f"{values_BT[row, token].item():g} for row {row}, token {token}"
+        raise PluginError(f"{who} {found}, outside the loss mask; needs 0 there")
+
+
+def _said(found: Any) -> str:
+    """A result in the words of errors."""
+    if isinstance(found, Tensor):
+        return f"a tensor of {str(found.dtype).removeprefix('torch.')} of shape {tuple(found.shape)}"
+    return kind(found) + (" (it is an `async def`; needs a plain `def`)" if inspect.iscoroutine(found) else "")
+
+
+def _mask(rows: tuple[str, ...]) -> Tensor:
+    return torch.tensor([[each == "x" for each in row] for row in rows])

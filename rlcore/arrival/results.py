@@ -1,0 +1,83 @@
+"""Results of calls, held against what was declared: a type, something to await, something to iterate."""
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+
+from rlcore.errors import PluginError, RlcoreError, WorkerError
+
+_WIDER: dict[Any, type] = {float: Real, int: Integral}
+"""numpy's numbers are numbers."""
+_NEVER_RAN = ("async_generator", "generator")
+"""What a method with `yield` in it returns at once, without a line of it run."""
+
+
+def kind(value: object) -> str:
+    """A refused value in the words of errors: None, or its type.
+
+    A coroutine is closed: Python would complain that it was never awaited.
+    """
+    if inspect.iscoroutine(value):
+        value.close()
+    return "None" if value is None else type(value).__name__.replace("_", " ")
+
+
+def checked_result(where: str, method: Callable[..., Any], result: Any) -> Any:
+    """The result of a worker's method; WorkerError naming `where` unless the interface's `method` declares its type.
+
+    Nothing is said where the interface declares none, or one that a type checker alone can hold. A method that is to
+    return nothing may return anything but what never ran.
+    """
+    due = _declared(method)
+    if due is None or isinstance(result, due):
+        return result
+    if due == (NoneType,) and type(result).__name__ not in _NEVER_RAN:
+        return result
+    needed = " or ".join("None" if each is NoneType else each.__name__ for each in due)
+    raise WorkerError(f"{where} returned {kind(result)}; needs {needed}, as {method.__qualname__}() declares")
+
+
+def awaitable(who: str, found: Any) -> Awaitable[Any]:
+    """What an async method of a component returned, to be awaited; PluginError naming `who` for anything else."""
+    if inspect.isawaitable(found):
+        return found
+    raise PluginError(f"{who} returned {kind(found)} at once; needs an `async def`, which is awaited")
+
+
+def plain(who: str, found: Any, due: type | tuple[type, ...], needed: str) -> Any:
+    """What a plain method of a component returned; PluginError naming `who` unless it is of the type that is due."""
+    if isinstance(found, due):
+        return found
+    raise PluginError(f"{who} returned {kind(found)}; needs {needed}")
+
+
+def as_stream(who: str, found: Any, error: type[RlcoreError]) -> AsyncGenerator[Any, None]:
+    """What a streaming method returned; `error` naming `who` unless it is an async generator."""
+    if hasattr(found, "__aiter__") and hasattr(found, "aclose"):
+        return cast(AsyncGenerator[Any, None], found)
+    raise error(f"{who} returned {kind(found)}; needs an async generator, an `async def` with `yield`")
+
+
+@functools.cache
+def _declared(method: Callable[..., Any]) -> tuple[type, ...] | None:
+    """The types that a method may return; None when its annotation does not say."""
+    try:
+        hints = get_type_hints(method)
+    except (NameError, TypeError, AttributeError):  # an annotation that only a type checker can resolve
+        return None
+    return _types(hints["return"]) if "return" in hints else None
+
+
+def _types(hint: Any) -> tuple[type, ...] | None:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        found = [_types(each) for each in get_args(hint)]
+        known = [each for each in found if each is not None]
+        return tuple(one for each in known for one in each) if len(known) == len(found) else None
+    cls = origin or hint
+    if not isinstance(cls, type) or cls in (object, Any) or getattr(cls, "_is_protocol", False):
+        return None
+    return (_WIDER.get(cls, cls),)

@@ -1,0 +1,431 @@
+"""What plugins hand over while a run goes on is checked when it arrives, and refused in one line that names them."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcore.agents import RolloutTask
+from rlcore.arrival.arrays import check_completion, checked_metrics, per_token
+from rlcore.arrival.components import CheckedAgent, CheckedCritic, CheckedRewards
+from rlcore.arrival.results import checked_result
+from rlcore.batch import collate
+from rlcore.errors import PluginError, WorkerError
+from rlcore.metrics import average
+from rlcore.types import (
+    Batch,
+    Completion,
+    Finish,
+    Lane,
+    Prompt,
+    Ref,
+    Reward,
+    RewardStatus,
+    Sampling,
+    Scored,
+    Trajectory,
+    TrajectoryId,
+)
+from rlcore.workers import Worker
+
+NAN, INF = float("nan"), float("inf")
+
+
+def ids(*values: int) -> Any:
+    return np.array(values, dtype=np.int32)
+
+
+def floats(*values: float) -> Any:
+    return np.array(values, dtype=np.float32)
+
+
+GOOD = Completion("a/0", 0, ids(1, 2, 256), floats(-1, 0, -0.5), Finish.STOP, 3, versions=((0, 3), (2, 4)))
+
+
+def test_a_completion_that_can_be_trained_on_passes() -> None:
+    for good in (
+        GOOD,
+        replace(GOOD, logprobs=floats(5e-5, -80, 0)),
+        replace(GOOD, token_ids=ids(), logprobs=floats(), versions=()),
+        replace(GOOD, token_ids=GOOD.token_ids.astype(np.int64), logprobs=GOOD.logprobs.astype(np.float64)),
+        replace(GOOD, finish=Finish.LENGTH, versions=()),
+    ):
+        check_completion("rollout[0].generate()", good, 257)
+    check_completion("rollout[0].generate()", replace(GOOD, token_ids=ids(1, 2, 2**31 - 1)), None)
+
+
+COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "id beyond the vocabulary": ({"token_ids": ids(1, 257, 3)}, "token id 257; needs 0 to 256, the model's vocab"),
+    "negative id": ({"token_ids": ids(1, -1, 3)}, "token id -1; needs 0 to 256"),
+    "ids that are floats": ({"token_ids": floats(1, 2, 3)}, r"token_ids has shape \(3,\) and dtype float32; needs"),
+    "ids in a list": ({"token_ids": [1, 2, 3]}, "token_ids is list; needs a numpy array"),
+    "ids in two dimensions": ({"token_ids": ids(1, 2, 3)[None]}, r"token_ids has shape \(1, 3\)"),
+    "NaN": ({"logprobs": floats(-1, NAN, -1)}, "log-prob nan; needs finite numbers of at most 0"),
+    "minus infinity": ({"logprobs": floats(-1, -INF, -1)}, "log-prob -inf; needs"),
+    "infinity": ({"logprobs": floats(-1, INF, -1)}, "log-prob inf; needs"),
+    "positive": ({"logprobs": floats(-1, 0.001, -1)}, "log-prob 0.001; needs"),
+    "log-probs that are integers": ({"logprobs": ids(0, 0, 0)}, "logprobs has .* dtype int32; needs"),
+    "log-probs that are None": ({"logprobs": None}, "logprobs is None; needs a numpy array"),
+    "other lengths": ({"logprobs": floats(-1, -1)}, "found 3 token_ids and 2 logprobs; needs one log-prob per token"),
+    "finish as text": ({"finish": "stop"}, "finish is 'stop'; needs one of"),
+    "version as text": ({"version": "3"}, "version is '3'; needs the number of the weights"),
+    "version below 0": ({"version": -1}, "version is -1"),
+    "versions as a list": ({"versions": [(0, 3)]}, "versions is list; needs pairs"),
+    "versions that are no pairs": ({"versions": (3,)}, "versions holds 3; needs pairs"),
+    "versions from the middle": ({"versions": ((1, 3),)}, "versions begins at position 1; needs 0"),
+    "versions out of order": ({"versions": ((0, 3), (2, 4), (1, 5))}, r"versions holds \(1, 5\) of 3 tokens"),
+    "versions beyond the end": ({"versions": ((0, 3), (3, 4))}, r"versions holds \(3, 4\) of 3 tokens"),
+    "sample as text": ({"sample": "0"}, "request_id and sample are not those of the request"),
+}
+
+
+@pytest.mark.parametrize("case", COMPLETIONS)
+def test_a_completion_that_cannot_be_trained_on_names_the_replica(case: str) -> None:
+    change, said = COMPLETIONS[case]
+    bad = object.__new__(Completion)
+    bad.__dict__.update(GOOD.__dict__ | change)
+    with pytest.raises(WorkerError, match=rf"^rollout\[1\]\.generate\(\): sample .* of request 'a/0': {said}"):
+        check_completion("rollout[1].generate()", bad, 257)
+
+
+@pytest.mark.parametrize("item", [None, "text", ids(1)])
+def test_an_item_that_is_not_a_completion_names_the_replica(item: Any) -> None:
+    with pytest.raises(WorkerError, match=r"^rollout\[0\]\.generate\(\) yielded (None|str|ndarray); needs Completion"):
+        check_completion("rollout[0].generate()", item, 257)
+
+
+def prompt(name: str) -> Prompt:
+    return Prompt(name, ({"role": "user", "content": name},), None, "test")
+
+
+def row(name: str = "p", sample: int = 0, part: int = 0, **more: Any) -> Trajectory:
+    made = Trajectory(
+        id=TrajectoryId(name, 0, sample, part),
+        prompt=prompt(name),
+        token_ids=ids(1, 2, 3),
+        loss_mask=np.array([False, True, True]),
+        logprobs=floats(0, -1, -1),
+        completion="x",
+        finish=Finish.STOP,
+        versions=((1, 0),),
+    )
+    made.__dict__.update(more)
+    return made
+
+
+TASKS = [RolloutTask(prompt("p"), 0, 2, 0), RolloutTask(prompt("q"), 0, 1, 0)]
+ALL = [row("q"), row("p", 1), row("p", 0)]
+
+
+class Agent:
+    """Yields what it was told to; raises what is an exception."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+        self.numbers: Any = {"agent/x": np.float32(1)}
+
+    async def rollout(self, tasks: Any, sampling: Sampling, lane: Lane) -> Any:
+        for item in self.items:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+    def metrics(self) -> Any:
+        return self.numbers
+
+
+async def _rolled(agent: Any) -> list[Trajectory]:
+    checked = CheckedAgent(agent, "agent 'a' of plugin 'x'")
+    async with aclosing(checked.rollout(TASKS, Sampling(), Lane.TRAIN)) as rows:
+        return [each async for each in rows]
+
+
+def test_trajectories_of_every_task_pass_in_any_order_with_parts_of_samples() -> None:
+    two = [row("p", 1, 0, num_parts=2), row("p", 1, 1, num_parts=2)]
+    assert asyncio.run(_rolled(Agent(*ALL))) == ALL
+    assert len(asyncio.run(_rolled(Agent(*two, row("p", 0), row("q"))))) == 4
+
+
+def _coroutine_agent() -> Any:
+    class Late:
+        async def rollout(self, tasks: Any, sampling: Sampling, lane: Lane) -> list[Trajectory]:
+            return ALL
+
+    return Late()
+
+
+def _list_agent() -> Any:
+    class Listed:
+        def rollout(self, tasks: Any, sampling: Sampling, lane: Lane) -> list[Trajectory]:
+            return ALL
+
+    return Listed()
+
+
+AGENTS: dict[str, tuple[Any, str]] = {
+    "None": (Agent(None), "yielded None; needs Trajectory"),
+    "another type": (Agent({"id": 1}), "yielded dict; needs Trajectory"),
+    "an id that is text": (Agent(row(id="p/0/0")), "a Trajectory whose id is str; needs TrajectoryId"),
+    "an unknown prompt": (Agent(row("z")), ".*'z'.*which no task asked for"),
+    "a sample beyond n": (Agent(row("p", 2)), "yielded trajectory .*which no task asked for"),
+    "a sample below 0": (Agent(row("p", -1)), "yielded trajectory .*which no task asked for"),
+    "one twice": (Agent(*ALL, row("q")), "yielded trajectory .*twice; each must come exactly once"),
+    "too few samples": (Agent(*ALL[:2]), r"ended without samples \[0\] of the 2 of prompt 'p'"),
+    "nothing": (Agent(), r"ended without samples \[0, 1\] of the 2 of prompt 'p'"),
+    "ids that are floats": (Agent(row(token_ids=floats(1, 2, 3))), "token_ids has shape .* dtype float32; needs"),
+    "a mask of numbers": (Agent(row(loss_mask=ids(0, 1, 1))), "loss_mask has shape .* dtype int32; needs"),
+    "log-probs in a list": (Agent(row(logprobs=[0.0, 0.0, 0.0])), "logprobs is list; needs a numpy array"),
+    "another length": (Agent(row(logprobs=floats(0, 0))), r"have lengths \(3, 3, 2\); needs one length"),
+    "two dimensions": (Agent(row(loss_mask=np.ones((1, 3), bool))), r"loss_mask has shape \(1, 3\)"),
+    "a completion that is None": (Agent(row(completion=None)), "completion is None; needs text"),
+    "a finish reason as text": (Agent(row(finish="stop")), "finish is 'stop'; needs one of"),
+    "versions that are None": (Agent(row(versions=None)), "versions is None; needs pairs"),
+    "parts as text": (Agent(row(num_parts="1")), "num_parts is '1'; needs the number of parts"),
+    "an exception": (Agent(KeyError("which")), "KeyError: 'which'"),
+    "a coroutine": (_coroutine_agent(), "returned coroutine; needs an async generator"),
+    "a list": (_list_agent(), "returned list; needs an async generator"),
+}
+
+
+@pytest.mark.parametrize("case", AGENTS)
+def test_an_agent_loop_that_hands_over_what_it_must_not_is_named(case: str) -> None:
+    agent, said = AGENTS[case]
+    with pytest.raises(PluginError, match=rf"^agent 'a' of plugin 'x': rollout\(\):? ?.*{said}"):
+        asyncio.run(_rolled(agent))
+
+
+class Manager:
+    """Scores what it is given as it was told to."""
+
+    def __init__(self, judge: Callable[[list[Trajectory]], list[Any]], read: int = 99) -> None:
+        self.judge, self.read = judge, read
+
+    async def score(self, stream: Any, lane: Lane) -> Any:
+        rows = []
+        async for each in stream:
+            rows.append(each)
+            if len(rows) == self.read:
+                break
+        for scored in self.judge(rows):
+            yield scored
+
+
+async def _judged(manager: Any) -> list[Scored]:
+    async def given() -> Any:
+        for each in ALL:
+            yield each
+
+    checked = CheckedRewards(manager, "reward 'r' of plugin 'x'")
+    async with aclosing(checked.score(given(), Lane.TRAIN)) as rows:
+        return [each async for each in rows]
+
+
+def scored(each: Trajectory, score: Any = 1.0, **more: Any) -> Scored:
+    made = Scored(each, Reward(1.0))
+    made.reward.__dict__.update({"score": score} | more)
+    return made
+
+
+def test_scored_trajectories_pass_in_any_order_and_failures_may_have_any_score() -> None:
+    assert len(asyncio.run(_judged(Manager(lambda rows: [scored(each) for each in reversed(rows)])))) == 3
+    failed = Manager(lambda rows: [scored(each, NAN, status=RewardStatus.FAILED) for each in rows])
+    assert len(asyncio.run(_judged(failed))) == 3
+    numpy = Manager(lambda rows: [scored(each, np.float32(0.5)) for each in rows])
+    assert len(asyncio.run(_judged(numpy))) == 3
+
+
+def _late_manager() -> Any:
+    class Late:
+        async def score(self, stream: Any, lane: Lane) -> list[Scored]:
+            return []
+
+    return Late()
+
+
+MANAGERS: dict[str, tuple[Any, str]] = {
+    "None": (Manager(lambda rows: [None]), "yielded None; needs Scored"),
+    "a number": (Manager(lambda rows: [1.0]), "yielded float; needs Scored"),
+    "a score instead of a reward": (
+        Manager(lambda rows: [Scored(rows[0], 1.0)]),  # type: ignore[arg-type]
+        "yielded Scored of Trajectory and float; needs a Trajectory and its Reward",
+    ),
+    "one that it was not given": (Manager(lambda rows: [scored(row("z"))]), "'z'.*which it was not given"),
+    "one twice": (Manager(lambda rows: [scored(rows[0]), scored(rows[0])]), "twice.*must come exactly once"),
+    "one left out": (Manager(lambda rows: [scored(each) for each in rows[1:]]), "ended without 1 of the 3 .*'q'"),
+    "the rest not read": (Manager(lambda rows: [scored(each) for each in rows], 1), "ended before the stream"),
+    "NaN": (Manager(lambda rows: [scored(rows[0], NAN)]), "score is nan with status OK; needs a finite number"),
+    "infinity": (Manager(lambda rows: [scored(rows[0], -INF)]), "score is -inf with status OK"),
+    "beyond float32": (Manager(lambda rows: [scored(rows[0], 1e39)]), r"score is 1e\+39 with status OK"),
+    "text": (Manager(lambda rows: [scored(rows[0], "1")]), "score is str; needs a number"),
+    "True": (Manager(lambda rows: [scored(rows[0], True)]), "score is bool; needs a number"),
+    "a status as text": (Manager(lambda rows: [scored(rows[0], status="fine")]), "status is 'fine'; needs one of"),
+    "an exception": (Manager(lambda rows: [1 / 0]), "ZeroDivisionError: division by zero"),
+    "a coroutine": (_late_manager(), "returned coroutine; needs an async generator"),
+}
+
+
+@pytest.mark.parametrize("case", MANAGERS)
+def test_a_reward_manager_that_hands_over_what_it_must_not_is_named(case: str) -> None:
+    manager, said = MANAGERS[case]
+    with pytest.raises(PluginError, match=rf"^reward 'r' of plugin 'x': score\(\):? ?.*{said}"):
+        asyncio.run(_judged(manager))
+
+
+BATCH: Batch = collate([[Scored(row("p", 0), Reward(0.0)), Scored(row("p", 1), Reward(1.0))]], 0)
+
+
+def values(*numbers: float) -> Any:
+    return Ref(np.array(numbers, dtype=np.float32).reshape(2, 3))
+
+
+class Critic:
+    """Returns what it was told to."""
+
+    def __init__(self, found: Any, sync: bool = False) -> None:
+        self.found, self.sync = found, sync
+
+    def _given(self, *_: Any) -> Any:
+        async def later() -> Any:
+            return self.found
+
+        return self.found if self.sync else later()
+
+    values = update = expect = _given
+
+    def actor_may_update(self) -> Any:
+        return self.found if self.sync else self._given()
+
+    def metrics(self) -> Any:
+        return self.found if self.sync else self._given()
+
+
+def critic(found: Any, sync: bool = False, needed: bool = True) -> CheckedCritic:
+    return CheckedCritic(Critic(found, sync), "critic 'c' of plugin 'x'", needed=needed)
+
+
+def test_values_of_every_sampled_token_pass_whatever_stands_elsewhere() -> None:
+    found = asyncio.run(critic(values(NAN, 1, 2, INF, 4, 5)).values(BATCH))
+    assert found is not None
+    assert found.get().dtype == np.float32
+    assert asyncio.run(critic(None, needed=False).values(BATCH)) is None
+
+
+VALUES: dict[str, tuple[CheckedCritic, str]] = {
+    "None where values are needed": (critic(None), r"returned None; needs a Ref of \(2, 3\) floating-point numbers"),
+    "an array without a Ref": (critic(floats(1, 2)), "returned ndarray; needs a Ref"),
+    "a list in a Ref": (critic(Ref([0.0])), "returned a Ref of list; needs"),
+    "another shape": (critic(Ref(floats(1, 2))), r"returned shape \(2,\) and dtype float32; needs a Ref of \(2, 3\)"),
+    "integers": (critic(Ref(np.zeros((2, 3), np.int64))), "returned shape .* dtype int64; needs"),
+    "NaN": (critic(values(0, 1, NAN, 0, 1, 1)), "1 of 4 values are not finite, the first nan; needs a number"),
+    "infinity": (critic(values(0, 1, INF, 0, -INF, 1)), "2 of 4 values are not finite, the first inf"),
+    "no async def": (critic(values(0, 1, 1, 0, 1, 1), sync=True), "returned Ref at once; needs an `async def`"),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_a_critic_without_a_value_for_every_token_is_named(case: str) -> None:
+    engine, said = VALUES[case]
+    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': values\(\):? {said}"):
+        asyncio.run(engine.values(BATCH))
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (None, "returned None; needs a dict of str to float"),
+        (1.0, "returned float; needs a dict"),
+        ({"critic/loss": "1"}, "returned 'critic/loss': '1'; needs"),
+        ({1: 1.0}, "returned 1: 1.0; needs"),
+        ({"critic/on": True}, "returned 'critic/on': True; needs"),
+    ],
+)
+def test_metrics_that_are_no_numbers_name_who_sent_them(found: Any, said: str) -> None:
+    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': update\(\) {said}"):
+        asyncio.run(critic(found).update(BATCH))
+    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': metrics\(\) {said}"):
+        critic(found, sync=True).metrics()
+    with pytest.raises(WorkerError, match=rf"^actor\[0\].update\(\) {said}"):
+        checked_metrics("actor[0].update()", found, WorkerError)
+
+
+def test_metrics_may_be_nan_and_of_numpy_and_are_averaged() -> None:
+    found = asyncio.run(critic({"critic/loss": NAN, "critic/x": np.float32(2), "n": 3}).update(BATCH))
+    assert math.isnan(found["critic/loss"])
+    assert {type(each) for each in found.values()} == {float}
+    assert math.isnan(average([{"x": INF}, {"x": -INF}])["x"])
+
+
+def test_async_where_sync_is_due_and_the_reverse_are_named() -> None:
+    with pytest.raises(PluginError, match=r"critic 'c' .*actor_may_update\(\) returned coroutine; needs True or False"):
+        critic(True).actor_may_update()
+    with pytest.raises(PluginError, match=r"critic 'c' .*metrics\(\) returned coroutine; needs a dict"):
+        critic({}).metrics()
+    with pytest.raises(PluginError, match=r"critic 'c' .*update\(\) returned dict at once; needs an `async def`"):
+        asyncio.run(critic({}, sync=True).update(BATCH))
+    with pytest.raises(PluginError, match=r"critic 'c' .*expect\(\) returned None; needs the number of updates"):
+        asyncio.run(critic(None).expect(3))
+
+
+def test_log_probs_that_are_no_numbers_name_the_worker() -> None:
+    for found, said in (
+        (values(0, 1, NAN, 0, 1, 1), "1 of 4 log-probs are not finite"),
+        (Ref(floats(1)), r"returned shape \(1,\)"),
+        (None, "returned None; needs a Ref"),
+    ):
+        with pytest.raises(WorkerError, match=rf"^reference\[0\]\.logprobs\(\):? {said}"):
+            per_token("reference[0].logprobs()", found, BATCH, WorkerError, "log-probs")
+
+
+class Interface(Worker):
+    """Methods with every kind of declaration."""
+
+    def numbers(self) -> dict[str, float]: ...  # type: ignore[empty-body]
+    def version(self) -> int: ...  # type: ignore[empty-body]
+    def length(self) -> int | None: ...
+    def nothing(self) -> None: ...
+    def anything(self) -> Any: ...
+    def unsaid(self): ...  # type: ignore[no-untyped-def]
+    async def later(self) -> list[str]: ...  # type: ignore[empty-body]
+
+
+def _generated() -> Any:
+    yield 1
+
+
+async def _generated_async() -> Any:
+    yield 1
+
+
+def test_results_of_the_declared_types_pass() -> None:
+    for method, found in (
+        (Interface.numbers, {}),
+        (Interface.version, np.int64(3)),
+        (Interface.length, None),
+        (Interface.nothing, None),
+        (Interface.nothing, "ignored"),
+        (Interface.anything, object()),
+        (Interface.unsaid, 3),
+        (Interface.later, ["a"]),
+    ):
+        assert checked_result("w[0].m()", method, found) is found
+
+
+@pytest.mark.parametrize(
+    ("method", "found", "said"),
+    [
+        (Interface.numbers, None, "returned None; needs dict, as Interface.numbers"),
+        (Interface.version, "3", "returned str; needs Integral"),
+        (Interface.length, 2.5, "returned float; needs Integral or None"),
+        (Interface.later, ("a",), "returned tuple; needs list"),
+        (Interface.nothing, _generated(), "returned generator; needs None"),
+        (Interface.nothing, _generated_async(), "returned async generator; needs None"),
+    ],
+)
+def test_results_of_another_type_name_worker_and_method(method: Any, found: Any, said: str) -> None:
+    with pytest.raises(WorkerError, match=rf"^w\[0\]\.m\(\) {said}"):
+        checked_result("w[0].m()", method, found)

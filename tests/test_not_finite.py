@@ -1,0 +1,74 @@
+"""Numbers that are not finite are never taken for equal ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlcore.algo.advantage import (
+    AdvantageInputs,
+    dr_grpo,
+    gpg,
+    grpo,
+    opo,
+    pass_at_k,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+    whitened,
+)
+from rlcore.algo.reward_shaping import rewards_all_equal
+from rlcore.errors import RewardError
+from rlcore.reward.metrics import reward_metrics
+from rlcore.types import Finish, Prompt, Reward, Scored, Trajectory, TrajectoryId
+
+NAN, INF = float("nan"), float("inf")
+
+
+def scored(sample: int, score: float) -> Scored:
+    one = np.ones(1, np.int32)
+    row = Trajectory(
+        TrajectoryId("p", 0, sample),
+        Prompt("p", (), None, "test"),
+        token_ids=one,
+        loss_mask=one > 1,
+        logprobs=np.zeros(1, np.float32),
+        completion="",
+        finish=Finish.STOP,
+        versions=(),
+    )
+    return Scored(row, Reward(score))
+
+
+def _inputs(*rewards: float) -> AdvantageInputs:
+    num = len(rewards)
+    mask_BT = torch.ones(num, 2, dtype=torch.bool)
+    return AdvantageInputs(
+        rewards_B=torch.tensor(rewards),
+        group_B=torch.zeros(num, dtype=torch.int64),
+        sample_B=torch.arange(num),
+        lengths_B=mask_BT.sum(1),
+        loss_mask_BT=mask_BT,
+    )
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("estimator", [grpo, dr_grpo, rloo, opo, gpg, pass_at_k, reinforce_pp, reinforce_pp_baseline])
+def test_rewards_that_are_not_finite_are_never_equal_ones(estimator: Callable[..., Any], bad: float) -> None:
+    for rewards in ((bad, bad, bad), (0.0, bad, bad)):
+        assert not estimator(_inputs(*rewards)).isfinite().all()
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_whitening_and_the_counts_of_equal_groups_never_take_bad_numbers_for_equal_ones(bad: float) -> None:
+    mask_BT = torch.tensor([[True, True, False]])
+    for numbers in ((bad, bad, 0.0), (1.0, bad, 0.0), (bad, 1.0, 0.0)):
+        assert not whitened(torch.tensor([numbers]), mask_BT)[mask_BT].isfinite().all()
+    for pair in ((bad, bad), (1.0, bad), (bad, 1.0)):
+        group = [scored(sample, score) for sample, score in enumerate(pair)]
+        with np.errstate(invalid="ignore"):
+            assert reward_metrics(group)["reward/zero_std_frac"] == 0.0
+        with pytest.raises(RewardError, match=f"the reward of .* is {bad}; a finite number is needed"):
+            rewards_all_equal([group])

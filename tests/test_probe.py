@@ -1,0 +1,256 @@
+"""Algorithms are called on a small batch before anything is sampled, and refused by name if they break their offer."""
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlcore.algo.offers import OFFERS
+from rlcore.algo.probe import probe
+from rlcore.cli import main
+from rlcore.config import AlgoConfig
+from rlcore.errors import ConfigError, PluginError
+from rlcore.plan import Algorithm, AlgorithmKind, Need, Scope
+from rlcore.testing import check_plugin
+from rlcore.testing.packages import importable, write_package
+from rlcore.testing.runs import run_settings
+
+FUNCTIONS = """
+import sys
+
+import torch
+
+from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
+
+def two(inputs, other): return inputs.rewards_B
+def none(inputs): pass
+async def late(inputs): return inputs.rewards_B
+def a_list(inputs): return inputs.rewards_B.tolist()
+def an_array(inputs): return inputs.rewards_B.numpy()
+def integers(inputs): return inputs.rewards_B.long()
+def scalar(inputs): return inputs.rewards_B.mean()
+def by_token(inputs): return inputs.rewards_B[:, None] * inputs.loss_mask_BT
+def unmasked(inputs): return inputs.rewards_B[:, None].expand(inputs.loss_mask_BT.shape)
+def over_std(inputs):
+    found = torch.zeros_like(inputs.rewards_B)
+    for group in inputs.group_B.unique():
+        rows = inputs.group_B == group
+        found[rows] = (inputs.rewards_B[rows] - inputs.rewards_B[rows].mean()) / inputs.rewards_B[rows].std()
+    return found
+def with_epsilon(inputs):
+    found = torch.zeros_like(inputs.rewards_B)
+    for group in inputs.group_B.unique():
+        rows = inputs.group_B == group
+        found[rows] = (inputs.rewards_B[rows] - inputs.rewards_B[rows].mean()) / (inputs.rewards_B[rows].std() + 1e-6)
+    return found
+def by_row(inputs): return torch.arange(len(inputs.rewards_B)).float()
+def learned(inputs): return inputs.rewards_B * torch.ones(1, requires_grad=True)
+def raises(inputs): raise KeyError("which")
+def leaves(inputs): sys.exit(0)
+def fine(inputs): return inputs.rewards_B - 0.5
+def fine_by_token(inputs): return by_token(inputs)
+def with_values(inputs): return by_token(inputs) - inputs.values_BT
+def with_baseline(inputs): return inputs.rewards_B - inputs.baseline_B
+
+def parts(inputs):
+    return torch.where(inputs.mask_BT, -inputs.logprobs_BT * inputs.advantages_BT, 0.0)
+def a_loss(inputs): return PolicyLossOutput(parts(inputs), {"size": parts(inputs).detach()})
+def a_tensor(inputs): return parts(inputs)
+def summed(inputs): return PolicyLossOutput(parts(inputs).sum())
+def everywhere(inputs): return PolicyLossOutput(-inputs.logprobs_BT * inputs.advantages_BT)
+def detached(inputs): return PolicyLossOutput(parts(inputs).detach())
+def nans(inputs): return PolicyLossOutput(parts(inputs) / 0.0)
+def of_another(inputs):
+    return PolicyLossOutput(torch.where(inputs.mask_BT, torch.ones(inputs.mask_BT.shape, requires_grad=True), 0.0))
+def steep(inputs): return PolicyLossOutput((parts(inputs) * 0.0).sqrt())
+def a_number(inputs): return PolicyLossOutput(parts(inputs), {"size": 1.0})
+def with_gradient(inputs): return PolicyLossOutput(parts(inputs), {"size": parts(inputs)})
+def no_mapping(inputs): return PolicyLossOutput(parts(inputs), [parts(inputs)])
+def selected(inputs):
+    return PolicyLossOutput(torch.where(inputs.selected_BT, 0.0, parts(inputs)))
+
+def all_of_it(inputs): return inputs.mask_BT.clone()
+def too_much(inputs): return torch.ones_like(inputs.mask_BT)
+def numbers(inputs): return inputs.mask_BT.float()
+def none_of_it(inputs): return None
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A directory of packages that are installed for the test, one with functions in it."""
+    with importable(tmp_path / "site") as place:
+        (place / "probe_functions.py").write_text(FUNCTIONS)
+        yield place
+
+
+def estimator(name: str, **more: object) -> Algorithm:
+    return Algorithm(name, AlgorithmKind.ADVANTAGE, f"probe_functions:{name}", Scope.SAMPLE, **more)  # type: ignore[arg-type]
+
+
+def loss(name: str, selection: str = "") -> Algorithm:
+    needs = frozenset({Need.MINIBATCH_STATISTICS}) if selection else frozenset[Need]()
+    picks = f"probe_functions:{selection}" if selection else ""
+    return Algorithm(
+        name, AlgorithmKind.POLICY_LOSS, f"probe_functions:{name}", Scope.SAMPLE, needs=needs, selection=picks
+    )
+
+
+@pytest.mark.parametrize("offer", OFFERS, ids=lambda offer: f"{offer.kind}-{offer.name}")
+def test_every_algorithm_of_the_core_passes(offer: Algorithm) -> None:
+    assert callable(probe(offer, "the core").function)
+
+
+def test_a_probe_takes_a_few_milliseconds() -> None:
+    for offer in OFFERS:
+        probe(offer, "the core")
+    began = time.process_time()
+    for offer in OFFERS:
+        probe(offer, "the core")
+    assert (time.process_time() - began) / len(OFFERS) < 0.05
+
+
+PER_TOKEN = {"per_token": True}
+ESTIMATORS = {
+    "two": ({}, r"takes \(inputs, other\): .*needs one parameter, AdvantageInputs"),
+    "none": ({}, r"returned None; needs a floating-point tensor of shape \(7,\), one per row"),
+    "late": ({}, r"returned coroutine \(it is an `async def`; needs a plain `def`\)"),
+    "a_list": ({}, "returned list; needs a floating-point tensor"),
+    "an_array": ({}, "returned ndarray; needs a floating-point tensor"),
+    "integers": ({}, r"returned a tensor of int64 of shape \(7,\); needs a floating-point tensor"),
+    "scalar": ({}, r"returned a tensor of float32 of shape \(\); needs .* shape \(7,\)"),
+    "by_token": ({}, r"shape \(7, 8\); needs .* shape \(7,\), one per row \(per_token=False\)"),
+    "fine": (PER_TOKEN, r"shape \(7,\); needs .* shape \(7, 8\), one per token, as its offer says"),
+    "unmasked": (PER_TOKEN, "returned 1 for row 1, token 0, outside the loss mask; needs 0 there"),
+    "over_std": ({}, r"returned nan for row 4, in a group of equal rewards; needs .*finite ones"),
+    "with_epsilon": ({}, "returned nan for row 6, the one sample that is left of its group; needs .*finite ones"),
+    "by_row": ({}, "gave two rows of one sample different advantages; needs one number per sample"),
+    "learned": ({}, "requires a gradient; needs advantages, which are constants"),
+    "raises": ({}, r"it raised: KeyError: 'which'"),
+    "leaves": ({}, r"it raised: SystemExit: 0"),
+    "missing": ({}, "'probe_functions' has no 'missing'; choose from"),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_estimator_that_does_not_do_what_its_offer_says_is_refused(site: Path, name: str) -> None:
+    more, said = ESTIMATORS[name]
+    with pytest.raises(PluginError, match=rf"^algo\.advantage={name} of plugin 'mine': .*{said}") as caught:
+        probe(estimator(name, **more), "plugin 'mine'")
+    assert "\n" not in str(caught.value)
+
+
+def test_estimators_that_do_what_they_say_pass(site: Path) -> None:
+    probe(estimator("fine"), "mine")
+    probe(estimator("fine_by_token", per_token=True), "mine")
+    probe(estimator("with_values", per_token=True, needs=frozenset({Need.VALUES})), "mine")
+    probe(estimator("with_baseline", needs=frozenset({Need.GREEDY_BASELINE})), "mine")
+
+
+@pytest.mark.parametrize("name", ["with_values", "with_baseline"])
+def test_what_an_estimator_does_not_say_it_needs_it_does_not_get(site: Path, name: str) -> None:
+    with pytest.raises(PluginError, match=f"algo.advantage={name}.*it raised: TypeError.*NoneType"):
+        probe(estimator(name, per_token=name == "with_values"), "mine")
+
+
+LOSSES = {
+    "two": r"needs one parameter, PolicyLossInputs",
+    "none": "returned None; needs rlcore.algo.loss.PolicyLossOutput",
+    "late": "returned coroutine",
+    "a_tensor": "returned a tensor of float32 .*; needs rlcore.algo.loss.PolicyLossOutput",
+    "summed": r"returned loss_BT: a tensor of float32 of shape \(\); needs .* shape \(4, 8\), one per token",
+    "everywhere": "returned loss_BT: .* outside the loss mask; needs 0 there",
+    "detached": "does not depend on logprobs_BT; needs a gradient",
+    "of_another": "no gradient with respect to logprobs_BT",
+    "nans": "returned loss_BT: (nan|-?inf) for row 0, token 0; needs .*finite ones",
+    "steep": "a gradient that is not finite with respect to logprobs_BT",
+    "a_number": "returned the metric 'size', which is float; needs",
+    "with_gradient": "returned the metric 'size' with a gradient; needs it detached",
+    "no_mapping": "metrics that are list; needs a mapping",
+    "raises": "it raised: KeyError: 'which'",
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_policy_loss_that_does_not_do_what_its_offer_says_is_refused(site: Path, name: str) -> None:
+    with pytest.raises(PluginError, match=rf"^algo\.policy_loss={name} of plugin 'mine': .*{LOSSES[name]}") as caught:
+        probe(loss(name), "plugin 'mine'")
+    assert "\n" not in str(caught.value)
+
+
+SELECTIONS = {
+    "too_much": "picked tokens outside mask_BT",
+    "numbers": r"returned a tensor of float32 of shape \(4, 8\); needs a tensor of booleans of shape \(4, 8\)",
+    "none_of_it": "returned None; needs a tensor of booleans",
+    "two": "needs one parameter, SelectionInputs",
+    "missing": "'probe_functions' has no 'missing'",
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_a_selection_that_does_not_pick_tokens_is_refused(site: Path, name: str) -> None:
+    with pytest.raises(PluginError, match=rf"^algo\.policy_loss=selected of mine: .*selection.*{SELECTIONS[name]}"):
+        probe(loss("selected", name), "mine")
+
+
+def test_a_loss_and_its_selection_that_do_what_they_say_pass(site: Path) -> None:
+    assert probe(loss("a_loss"), "mine").selection is None
+    assert callable(probe(loss("selected", "all_of_it"), "mine").selection)
+
+
+def test_the_settings_of_the_run_hold_in_the_probe() -> None:
+    [clip] = [each for each in OFFERS if (each.kind, each.name) == (AlgorithmKind.POLICY_LOSS, "clip")]
+    with pytest.raises(ConfigError, match=r"algo\.dual_clip=0\.5"):
+        probe(clip, "the core", replace(AlgoConfig(), dual_clip=0.5))
+
+
+PLUGIN = """
+    from rlcore.hookspecs import hookimpl
+    from rlcore.plan import Algorithm, AlgorithmKind, Scope
+
+    @hookimpl
+    def rlcore_algorithms():
+        return [Algorithm("mine", AlgorithmKind.{kind}, "{reference}", Scope.SAMPLE)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "reference", "said"),
+    [
+        ("ADVANTAGE", "probe_functions:scalar", r"algo\.advantage=mine of plugin 'probed' .*returned a tensor"),
+        ("ADVANTAGE", "probe_nowhere:f", r"algo\.advantage=mine of plugin 'probed' .*No module named 'probe_nowhere'"),
+        ("POLICY_LOSS", "probe_functions:detached", r"algo\.policy_loss=mine of plugin 'probed' .*does not depend"),
+    ],
+)
+def test_train_ends_with_2_and_one_line_before_any_worker_starts(
+    site: Path,
+    tmp_path: Path,
+    kind: str,
+    reference: str,
+    said: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_package(site, "probed", PLUGIN.format(kind=kind, reference=reference))
+
+    def started(*args: object) -> None:
+        pytest.fail("a worker was started")
+
+    monkeypatch.setattr("rlcore.launch._start_workers", started)
+    settings = run_settings(tmp_path, 4) | {f"algo.{kind.lower()}": "mine"}
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    assert main(["train", *overrides, "--plugin", "null", "--plugin", "probed"]) == 2
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert len(lines) == 1, lines
+    assert re.search(said, lines[0])
+    assert not list((tmp_path / "runs").glob("*/trajectories/*"))
+
+
+def test_plugins_check_probes_algorithms(site: Path) -> None:
+    write_package(site, "probed_by_check", PLUGIN.format(kind="ADVANTAGE", reference="probe_functions:over_std"))
+    [problem] = check_plugin("probed_by_check").problems
+    assert problem.startswith("algo.advantage=mine of plugin 'probed_by_check'")
+    assert "returned nan for row 4, in a group of equal rewards" in problem
