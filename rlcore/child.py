@@ -86,10 +86,26 @@ def _load_file(path: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
         loaded = True
+    except ImportError as cause:
+        if str(cause) == "attempted relative import with no known parent package":
+            raise PluginError(no_relative_imports(full)) from cause
+        raise
     finally:
         if not loaded:
             del sys.modules[name]
     return module
+
+
+def no_relative_imports(path: Path) -> str:
+    """The error about a file that is named by its path and imports relatively: it names the module form."""
+    package = path.parent
+    while (package.parent / "__init__.py").is_file():
+        package = package.parent
+    module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+    return (
+        f"{path}: imports relatively (from . import ...), which a file that is named by its path cannot; name it as "
+        f"{module}:name, with {package.parent} on PYTHONPATH or the package installed"
+    )
 
 
 class Pipe:

@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+from rlcore.child import no_relative_imports
 from rlcore.config import LoadedConfig, RewardFunctionConfig
 from rlcore.errors import ConfigError, PluginError, nearest
 from rlcore.plan.offers import Offers, said
@@ -76,7 +77,7 @@ def _file(key: str, where: str, loaded: LoadedConfig) -> Path:
 
 
 def _check_defines(key: str, path: Path, attribute: str) -> None:
-    """ConfigError unless the file, which is only parsed, defines the name at its top level."""
+    """ConfigError unless the file, only parsed here, defines the name at its top level and can be imported by itself."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except (SyntaxError, ValueError) as cause:
@@ -92,3 +93,10 @@ def _check_defines(key: str, path: Path, attribute: str) -> None:
     if "*" not in names and attribute not in names:
         defined = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
         raise ConfigError(f"{key}.fn: {path} defines no '{attribute}'; {nearest(attribute, defined)}")
+    for statement in tree.body:
+        if isinstance(statement, ast.ImportFrom) and statement.level:
+            raise ConfigError(f"{key}.fn: {no_relative_imports(path)}")
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        is_named = any(isinstance(each, ast.Name) and each.id == attribute for each in targets)
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda) and is_named:
+            raise ConfigError(f"{key}.fn: {path}: {attribute} is a lambda; needs a function or class with a name")

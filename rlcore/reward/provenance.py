@@ -3,6 +3,7 @@
 import hashlib
 import importlib.machinery
 import shutil
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,20 @@ def source_file(reference: str) -> Path | None:
     if where.endswith(".py"):
         path = Path(where)
         return path if path.is_file() else None
-    search: Any = None
-    spec = None
-    name = ""
-    for part in where.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = importlib.machinery.PathFinder.find_spec(name, search)
-        if spec is None:
+    parts = where.split(".")
+    search: list[str] | None = None
+    for part in parts[:-1]:
+        package = importlib.machinery.PathFinder.find_spec(part, search)
+        if package is None or package.submodule_search_locations is None:
             return None
-        search = spec.submodule_search_locations
+        # A namespace package computes its places from its parent in sys.modules, which is not imported here.
+        search = _namespace(part, search) if package.origin is None else list(package.submodule_search_locations)
+    spec = importlib.machinery.PathFinder.find_spec(parts[-1], search)
     origin = Path(spec.origin) if spec is not None and spec.origin else None
     return origin if origin is not None and origin.is_file() else None
+
+
+def _namespace(name: str, search: list[str] | None) -> list[str]:
+    """The directories of a package without __init__.py."""
+    places = [Path(each) / name for each in (sys.path if search is None else search)]
+    return [str(each) for each in places if each.is_dir()]
