@@ -6,6 +6,7 @@ from pathlib import Path
 from rlcore.child import no_relative_imports
 from rlcore.config import LoadedConfig, RewardFunctionConfig
 from rlcore.errors import ConfigError, PluginError, nearest
+from rlcore.plan.choose import section_of
 from rlcore.plan.offers import Offers, said
 from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, Scope
 
@@ -21,31 +22,40 @@ def resolve_rewards(loaded: LoadedConfig, offers: Offers) -> tuple[ResolvedRewar
 
 def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offers: Offers) -> ResolvedReward:
     key = f"reward.functions.{name}"
-    reference, provided_by, offer = _find(key, config.fn, loaded, offers)
-    scope = Scope(config.scope) if config.scope != "declared" else (offer.scope if offer else Scope.SAMPLE)
+    reference, provided_by, offer = _find(f"{key}.fn", config.fn, loaded, offers)
+    function = offer.value if offer else None
+    scope = Scope(config.scope) if config.scope != "declared" else (function.scope if function else Scope.SAMPLE)
     deadline = config.deadline_s
-    if offer and offer.deadline_s is not None and loaded.origins.get(f"{key}.deadline_s", "default") == "default":
-        deadline = offer.deadline_s
+    if function and function.deadline_s is not None and loaded.origins.get(f"{key}.deadline_s", "default") == "default":
+        deadline = function.deadline_s
     if deadline <= 0:
         raise PluginError(f"{provided_by}: '{config.fn}' has a deadline of {deadline:g} s; needs more than 0")
-    return ResolvedReward(name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs))
+    after = ""
+    if config.post_process:
+        after, _, _ = _find(f"{key}.post_process", config.post_process, loaded, offers)
+        if scope is not Scope.SAMPLE:
+            raise ConfigError(f"{key}.post_process: scope={scope} sees the whole group already; needs scope=sample")
+    settings = section_of(loaded.config, offers, offer.provider) if offer else None
+    return ResolvedReward(
+        name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs), settings, after
+    )
 
 
-def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str, str, RewardFunction | None]:
+def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str, str, Offer[RewardFunction] | None]:
     """The function's reference, who provides it, and its offer if it has one."""
     where, colon, attribute = fn.rpartition(":")
     if not colon:
         offer = _offered(key, fn, offers)
-        return offer.value.reference, str(offer.provider), offer.value
+        return offer.value.reference, str(offer.provider), offer
     if not attribute.isidentifier():
-        raise ConfigError(f"{key}.fn={fn}: '{attribute}' is no name; needs file.py:name or module:name")
+        raise ConfigError(f"{key}={fn}: '{attribute}' is no name; needs file.py:name or module:name")
     if where.endswith(".py"):
         path = _file(key, where, loaded)
         _check_defines(key, path, attribute)
         return f"{path}:{attribute}", f"file {path}", None
     if not all(part.isidentifier() for part in where.split(".")):
         raise ConfigError(
-            f"{key}.fn={fn}: '{where}' is neither a .py file nor a module; needs file.py:name or module:name"
+            f"{key}={fn}: '{where}' is neither a .py file nor a module; needs file.py:name or module:name"
         )
     return fn, f"module {where}", None
 
@@ -55,33 +65,33 @@ def _offered(key: str, name: str, offers: Offers) -> Offer[RewardFunction]:
     found = [offer for offer in offered if offer.value.name == name]
     if len(found) > 1:
         raise PluginError(
-            f"{key}.fn={name}: offered by {said([str(offer.provider) for offer in found])}; "
+            f"{key}={name}: offered by {said([str(offer.provider) for offer in found])}; "
             f"one name needs one offer, so name the function as module:name instead"
         )
     if not found:
         choices = sorted({offer.value.name for offer in offered})
         hint = "; a function in a file is named file.py:name" if name.endswith(".py") else ""
-        raise ConfigError(f"{key}.fn: nobody offers a reward function '{name}'; {nearest(name, choices)}{hint}")
+        raise ConfigError(f"{key}: nobody offers a reward function '{name}'; {nearest(name, choices)}{hint}")
     return found[0]
 
 
 def _file(key: str, where: str, loaded: LoadedConfig) -> Path:
     """The file as an absolute path: a relative one is looked for beside the config file that names it, then here."""
-    origin = Path(loaded.origins.get(f"{key}.fn", ""))
+    origin = Path(loaded.origins.get(f"{key}", ""))
     beside = [origin.resolve().parent / where] if origin.suffix in (".yaml", ".yml") and origin.is_file() else []
     places = [*beside, Path.cwd() / where]
     for place in places:
         if place.is_file():
             return place.resolve()
-    raise ConfigError(f"{key}.fn: no file '{where}'; looked for {', '.join(str(place) for place in places)}")
+    raise ConfigError(f"{key}: no file '{where}'; looked for {', '.join(str(place) for place in places)}")
 
 
 def _check_defines(key: str, path: Path, attribute: str) -> None:
-    """ConfigError unless the file, only parsed here, defines the name at its top level and can be imported by itself."""
+    """ConfigError unless the file, only parsed here, defines the name at its top level and can be imported alone."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except (SyntaxError, ValueError) as cause:
-        raise ConfigError(f"{key}.fn: {path} is no Python file: {cause}") from cause
+        raise ConfigError(f"{key}: {path} is no Python file: {cause}") from cause
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -92,11 +102,11 @@ def _check_defines(key: str, path: Path, attribute: str) -> None:
             names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
     if "*" not in names and attribute not in names:
         defined = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
-        raise ConfigError(f"{key}.fn: {path} defines no '{attribute}'; {nearest(attribute, defined)}")
+        raise ConfigError(f"{key}: {path} defines no '{attribute}'; {nearest(attribute, defined)}")
     for statement in tree.body:
         if isinstance(statement, ast.ImportFrom) and statement.level:
-            raise ConfigError(f"{key}.fn: {no_relative_imports(path)}")
+            raise ConfigError(f"{key}: {no_relative_imports(path)}")
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         is_named = any(isinstance(each, ast.Name) and each.id == attribute for each in targets)
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda) and is_named:
-            raise ConfigError(f"{key}.fn: {path}: {attribute} is a lambda; needs a function or class with a name")
+            raise ConfigError(f"{key}: {path}: {attribute} is a lambda; needs a function or class with a name")
