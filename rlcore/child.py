@@ -12,6 +12,7 @@ also while some C code holds the interpreter lock; and PR_SET_PDEATHSIG.
 
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import hashlib
 import importlib
@@ -241,7 +242,13 @@ def main(arguments: list[str]) -> None:
     calls: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
     threading.Thread(target=read_calls, args=(pipe, calls), name="read_calls", daemon=True).start()
     served: list[Any] = []
-    if answered(pipe, SETUP, lambda: served.append(load_reference(start["reference"])(*pickle.loads(start["args"])))):
+    if start.get("stack_s"):  # also while C code holds the interpreter lock
+        faulthandler.dump_traceback_later(start["stack_s"])
+    is_ready = answered(
+        pipe, SETUP, lambda: served.append(load_reference(start["reference"])(*pickle.loads(start["args"])))
+    )
+    faulthandler.cancel_dump_traceback_later()
+    if is_ready:
         threads = start["threads"]
         serve_calls = getattr(served[0], "serve_calls", None)
         if callable(serve_calls):

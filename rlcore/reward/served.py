@@ -149,7 +149,7 @@ class ServedReward:
 
     def _made(self, factory: Any) -> Any:
         """What a call of the factory returned; PluginError unless that can be called."""
-        called = f"{factory.__name__}({', '.join(f'{key}={value!r}' for key, value in self.spec.kwargs.items())})"
+        called = f"{factory.__name__}({', '.join(f'{key}=...' for key in self._own)})"  # their values may be secrets
         if inspect.iscoroutinefunction(factory):
             raise PluginError(
                 f"{self.spec}: is async and takes nothing of a sample; what returns the reward function must be plain"
