@@ -364,15 +364,3 @@ def test_a_file_is_loaded_once_and_sees_its_neighbours(tmp_path: Path) -> None:
         assert load_reference(f"{tmp_path / 'scorer.py'}:A") is load_reference(f"{tmp_path / 'scorer.py'}:A")
     finally:
         sys.path[:] = path
-
-
-def test_a_file_that_imports_relatively_is_refused_with_its_module_form(tmp_path: Path) -> None:
-    package = tmp_path / "outer_rel" / "inner"
-    package.mkdir(parents=True)
-    for directory in (package, package.parent):
-        (directory / "__init__.py").write_text("")
-    (package / "mine.py").write_text("from .helpers import x\n")
-    with pytest.raises(
-        PluginError, match=rf"mine.py: imports relatively.* name it as outer_rel\.inner\.mine:name, with {tmp_path}"
-    ):
-        load_reference(f"{package / 'mine.py'}:x")

@@ -1,11 +1,12 @@
 """`reward.functions`: each name matched with a file, a module, an entry point or a plugin's offer."""
 
 import ast
+import pickle
 from pathlib import Path
 
 from rlcore.child import no_relative_imports
 from rlcore.config import LoadedConfig, RewardFunctionConfig
-from rlcore.errors import ConfigError, PluginError, nearest
+from rlcore.errors import ConfigError, PluginError, boundary, nearest
 from rlcore.plan.choose import section_of
 from rlcore.plan.offers import Offers, said
 from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, Scope
@@ -36,6 +37,8 @@ def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offe
         if scope is not Scope.SAMPLE:
             raise ConfigError(f"{key}.post_process: scope={scope} sees the whole group already; needs scope=sample")
     settings = section_of(loaded.config, offers, offer.provider) if offer else None
+    with boundary(f"{provided_by}: its settings section cannot be sent to the process of '{config.fn}'", PluginError):
+        pickle.dumps(settings)
     return ResolvedReward(
         name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs), settings, after
     )

@@ -16,7 +16,7 @@ from rlcore.reward.manager import RewardManager
 from rlcore.reward.metrics import bound_by
 from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
 from rlcore.reward.seats import Stopwatch
-from rlcore.reward.spec import FunctionSpec
+from rlcore.reward.spec import FunctionSpec, sent
 from rlcore.reward.stream import RewardStream, Scorer, rows
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.types import Lane, Metrics, Reward, RewardStatus, Scored, Trajectory
@@ -126,7 +126,7 @@ def function_spec(
     config = context.config
     sources = {**config.eval.sources, **config.data.sources}
     answer_columns = {source: each.answer_column for source, each in sources.items() if each.answer_column}
-    return FunctionSpec(name, reference, dict(kwargs), scope, answer_columns, config.train.max_steps, settings)
+    return FunctionSpec(name, reference, dict(kwargs), scope, answer_columns, config.train.max_steps, sent(settings))
 
 
 def group_function(

@@ -26,7 +26,7 @@ from rlcore.reward.signature import (
     read_signature,
     with_settings,
 )
-from rlcore.reward.spec import FunctionSpec
+from rlcore.reward.spec import FunctionSpec, received
 from rlcore.types import Trajectory
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class ServedReward:
         with boundary(str(spec), PluginError):
             target = _load(spec)
         who = f"reward function '{spec.name}'"
-        self._own: dict[str, Any] = with_settings(who, target, spec.kwargs, spec.settings)
+        self._own: dict[str, Any] = with_settings(who, target, spec.kwargs, received(spec.settings))
         is_made = is_factory(target, self._own)
         if is_made:
             target, self._own = self._made(target), {}
