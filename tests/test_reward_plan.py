@@ -1,6 +1,7 @@
 """What the plan says of reward functions, and which it refuses before any process starts."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlcore.child import load_reference
+from rlcore.cli.plan import show
 from rlcore.cluster.child import ChildProcesses
 from rlcore.errors import ConfigError, PluginError, RlcoreError
-from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.reward import FunctionRewards
 from rlcore.testing.null import SETTINGS
@@ -187,3 +189,31 @@ def test_a_function_for_groups_is_found_like_any_and_not_beside_a_wider_scope(he
     assert "reward.functions.letters.post_process: " in said
     assert "did you mean 'centred'" in said
     assert "needs scope=sample" in refused(ConfigError, *settings, "reward.functions.letters.scope=group")
+
+
+FACTORY = """
+def make(max_len, *, cache):
+    return lambda completion_ids, **kwargs: [1.0 for _ in completion_ids]
+def passes(trajectory): ...
+"""
+
+
+def test_a_call_that_returns_the_function_is_said_in_the_plan(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = site / "factories"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("if True:\n    from .inner import make\n")
+    (package / "inner.py").write_text(FACTORY)
+    kwargs = ("reward.functions.letters.kwargs.max_len=3", "reward.functions.letters.kwargs.cache=1")
+    made = plan(f"{FN}=factories:make", *kwargs)
+    assert made.rewards[0].is_factory
+    assert plan_to_json(made)["rewards"]["letters"]["is_factory"] is True
+    monkeypatch.setenv("COLUMNS", "300")
+    show(made, origins=False)
+    assert "what factories:make(cache, max_len) returns" in capsys.readouterr().out
+    assert not plan(f"{FN}=factories.inner:passes").rewards[0].is_factory
+    said = refused(ConfigError, f"{FN}=factories:make", kwargs[0])
+    assert "has the signature (max_len, *, cache), which takes nothing of a sample" in said
+    assert said.endswith("kwargs for cache")
+    assert "factories" not in sys.modules

@@ -9,7 +9,8 @@ import pytest
 
 from rlcore.errors import RewardError
 from rlcore.plan import ResolvedReward, Scope
-from rlcore.reward.provenance import copy_reward_files, reward_provenance, source_file
+from rlcore.plan.sources import source_file
+from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.reward.scorers import (
     boxed,
     exact_match,

@@ -3,13 +3,16 @@
 import ast
 import pickle
 from pathlib import Path
+from typing import Any
 
 from rlcore.child import no_relative_imports
 from rlcore.config import LoadedConfig, RewardFunctionConfig
 from rlcore.errors import ConfigError, PluginError, boundary, nearest
 from rlcore.plan.choose import section_of
 from rlcore.plan.offers import Offers, said
+from rlcore.plan.sources import function_node
 from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, Scope
+from rlcore.types import SAMPLE_NAMES
 
 
 def resolve_rewards(loaded: LoadedConfig, offers: Offers) -> tuple[ResolvedReward, ...]:
@@ -39,9 +42,32 @@ def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offe
     settings = section_of(loaded.config, offers, offer.provider) if offer else None
     with boundary(f"{provided_by}: its settings section cannot be sent to the process of '{config.fn}'", PluginError):
         pickle.dumps(settings)
+    is_factory = _takes_nothing_of_a_sample(f"{key}.fn", reference, config, settings)
     return ResolvedReward(
-        name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs), settings, after
+        name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs), settings, is_factory, after
     )
+
+
+def _takes_nothing_of_a_sample(key: str, reference: str, config: RewardFunctionConfig, settings: Any) -> bool:
+    """Whether the function's source says that a call of it returns the function; ConfigError if that lacks `kwargs`."""
+    node = function_node(reference)
+    if node is None or node.args.vararg or node.args.kwarg:
+        return False
+    positional = [*node.args.posonlyargs, *node.args.args]
+    named = {each.arg for each in (*positional, *node.args.kwonlyargs)}
+    if not named.isdisjoint(SAMPLE_NAMES):
+        return False
+    required = {each.arg for each in positional[: len(positional) - len(node.args.defaults)]}
+    pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    required |= {each.arg for each, default in pairs if default is None}
+    missing = sorted(required - set(config.kwargs) - ({"settings"} if settings is not None else set()))
+    if missing:
+        raise ConfigError(
+            f"{key}: {reference} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample; needs "
+            "a signature of docs/rewards.md, or, where a call of it returns the function, kwargs for "
+            f"{', '.join(missing)}"
+        )
+    return True
 
 
 def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str, str, Offer[RewardFunction] | None]:

@@ -266,5 +266,7 @@ class ResolvedReward:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     settings: Any = None
     """The settings section of the plugin that offers it, for a function that takes `settings`; None without one."""
+    is_factory: bool = False
+    """As its source says, a call of it with `kwargs` returns the function; False also where that is not known yet."""
     post_process: str = ""
     """Where to import the function from that looks at a group's scores; empty: none."""

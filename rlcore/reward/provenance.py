@@ -1,14 +1,13 @@
 """Which code judged: the file of every reward function with its hash, kept with the run."""
 
 import hashlib
-import importlib.machinery
 import shutil
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlcore.plan import ResolvedReward
+from rlcore.plan.sources import source_file
 
 
 def reward_provenance(rewards: Iterable[ResolvedReward]) -> dict[str, dict[str, Any]]:
@@ -41,28 +40,3 @@ def copy_reward_files(rewards: Iterable[ResolvedReward], directory: Path) -> Map
             copies[reward.name] = directory / f"{reward.name}_{where.name}"
             shutil.copyfile(where, copies[reward.name])
     return copies
-
-
-def source_file(reference: str) -> Path | None:
-    """The file that a reference 'module:attr' or 'file.py:attr' will be loaded from, found without importing it."""
-    where = reference.rpartition(":")[0]
-    if where.endswith(".py"):
-        path = Path(where)
-        return path if path.is_file() else None
-    parts = where.split(".")
-    search: list[str] | None = None
-    for part in parts[:-1]:
-        package = importlib.machinery.PathFinder.find_spec(part, search)
-        if package is None or package.submodule_search_locations is None:
-            return None
-        # A namespace package computes its places from its parent in sys.modules, which is not imported here.
-        search = _namespace(part, search) if package.origin is None else list(package.submodule_search_locations)
-    spec = importlib.machinery.PathFinder.find_spec(parts[-1], search)
-    origin = Path(spec.origin) if spec is not None and spec.origin else None
-    return origin if origin is not None and origin.is_file() else None
-
-
-def _namespace(name: str, search: list[str] | None) -> list[str]:
-    """The directories of a package without __init__.py."""
-    places = [Path(each) / name for each in (sys.path if search is None else search)]
-    return [str(each) for each in places if each.is_dir()]

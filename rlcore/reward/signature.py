@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, cast
 
 from rlcore.errors import ConfigError, PluginError, nearest
+from rlcore.types import SAMPLE_NAMES
 
 
 class Style(StrEnum):
@@ -206,9 +207,8 @@ def _without(name: str, parameters: list[inspect.Parameter], kwargs: Mapping[str
 
 
 def _takes_nothing_of_a_sample(parameters: list[inspect.Parameter]) -> bool:
-    of_a_sample = {*TRL_NAMES, *COMPUTE_SCORE_NAMES, "environments", "trajectory", "trajectories"}
     is_open = any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in parameters)
-    return not is_open and of_a_sample.isdisjoint(each.name for each in parameters)
+    return not is_open and SAMPLE_NAMES.isdisjoint(each.name for each in parameters)
 
 
 def _classify(who: str, parameters: list[inspect.Parameter], method: str, is_async: bool) -> Signature:
