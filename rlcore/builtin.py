@@ -34,7 +34,7 @@ from rlcore.rollout import ROLLOUT, RolloutWorker
 
 PROVIDER = Provider(CORE, "rlcore", __version__)
 MAIN_POOL = WorkerRequest.pool
-SCORERS = ("exact_match", "boxed", "math_verify", "reasoning_gym", "format_match", "length_penalty")
+SCORERS = ("exact_match", "boxed", "gsm8k", "math_verify", "reasoning_gym", "format_match", "length_penalty")
 
 
 def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:

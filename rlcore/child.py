@@ -12,6 +12,7 @@ also while some C code holds the interpreter lock; and PR_SET_PDEATHSIG.
 
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import hashlib
 import importlib
@@ -86,10 +87,26 @@ def _load_file(path: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
         loaded = True
+    except ImportError as cause:
+        if str(cause) == "attempted relative import with no known parent package":
+            raise PluginError(no_relative_imports(full)) from cause
+        raise
     finally:
         if not loaded:
             del sys.modules[name]
     return module
+
+
+def no_relative_imports(path: Path) -> str:
+    """The error about a file that is named by its path and imports relatively: it names the module form."""
+    package = path.parent
+    while (package.parent / "__init__.py").is_file():
+        package = package.parent
+    module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+    return (
+        f"{path}: imports relatively (from . import ...), which a file that is named by its path cannot; name it as "
+        f"{module}:name, with {package.parent} on PYTHONPATH or the package installed"
+    )
 
 
 class Pipe:
@@ -225,7 +242,13 @@ def main(arguments: list[str]) -> None:
     calls: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
     threading.Thread(target=read_calls, args=(pipe, calls), name="read_calls", daemon=True).start()
     served: list[Any] = []
-    if answered(pipe, SETUP, lambda: served.append(load_reference(start["reference"])(*pickle.loads(start["args"])))):
+    if start.get("stack_s"):  # also while C code holds the interpreter lock
+        faulthandler.dump_traceback_later(start["stack_s"])
+    is_ready = answered(
+        pipe, SETUP, lambda: served.append(load_reference(start["reference"])(*pickle.loads(start["args"])))
+    )
+    faulthandler.cancel_dump_traceback_later()
+    if is_ready:
         threads = start["threads"]
         serve_calls = getattr(served[0], "serve_calls", None)
         if callable(serve_calls):

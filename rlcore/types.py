@@ -24,6 +24,16 @@ Bools = npt.NDArray[np.bool_]
 Metrics = dict[str, float]
 Message = Mapping[str, Any]
 
+SAMPLE_NAMES = frozenset(
+    (
+        *("trajectory", "trajectories"),
+        *("data_source", "solution_str", "ground_truth", "extra_info"),
+        *("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"),
+    )
+)
+"""Names by which reward functions are given samples: rlcore's, verl's and TRL's. A function that takes none of them is
+one that a call of it returns."""
+
 K = TypeVar("K")
 V = TypeVar("V")
 R = TypeVar("R")

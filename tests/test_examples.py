@@ -1,5 +1,6 @@
 """Examples run, and what the documents show is what is in the tree."""
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,8 @@ import pytest
 
 from rlcore.data import load_prompts, refuse_overlap
 from rlcore.launch import plan_run
+from rlcore.reward.scorers import gsm8k
+from rlcore.testing.rewards import make_trajectory
 
 ROOT = Path(__file__).parent.parent
 ARITHMETIC = ROOT / "examples" / "arithmetic"
@@ -171,3 +174,32 @@ def test_the_arithmetic_example_trains_the_real_model_for_two_steps(tmp_path: Pa
     )
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoints" / "step_2" / "model")
     assert sum(each.numel() for each in model.parameters()) > 130_000_000
+
+
+GSM8K = ROOT / "examples" / "gsm8k"
+
+
+def test_the_problems_of_the_gsm8k_example_are_as_on_the_hub_and_their_own_answers_score(tmp_path: Path) -> None:
+    shutil.copy(GSM8K / "make_problems.py", tmp_path)
+    subprocess.run([sys.executable, str(tmp_path / "make_problems.py")], check=True, timeout=60)
+    plan = plan_run([GSM8K / "config.yaml"], [], [])
+    assert [each.reference for each in plan.rewards] == ["rlcore.reward.scorers:gsm8k"]
+    for name, sources in (("problems", plan.config.data.sources), ("heldout", plan.config.eval.sources)):
+        assert (tmp_path / f"{name}.jsonl").read_text() == (GSM8K / f"{name}.jsonl").read_text()
+        for prompts in load_prompts(sources, plan.config.data).values():
+            for prompt in prompts:
+                assert gsm8k(make_trajectory(prompt, text=str(prompt.answer))).score == 1.0
+                assert gsm8k(make_trajectory(prompt, text="The answer is 123456789.")).score == 0.0
+
+
+@pytest.mark.real
+@pytest.mark.timeout(900)
+def test_the_gsm8k_example_trains_the_real_model_for_two_steps(tmp_path: Path) -> None:
+    rlcore(
+        f"train examples/gsm8k/config.yaml train.dir={tmp_path} train.name=run train.max_steps=2 "
+        "train.prompts_per_step=2 rollout.samples_per_prompt=4 eval.sources.heldout.limit=2 eval.every_steps=0",
+        ROOT,
+    )
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [each["reward/failed"] for each in steps if "reward/failed" in each] == [0.0, 0.0]
+    assert (tmp_path / "run" / "checkpoints" / "step_2").is_dir()

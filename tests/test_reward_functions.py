@@ -35,6 +35,8 @@ from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, Trajectory
 
 function = partial(RewardFunctionConfig, children=1)
 """A reward function in one child, unless a test says more: each takes a fifth of a second to start."""
+LOGS = ("log_extra", "log_metric")
+"""What TRL's trainer gives to functions with **kwargs beside the columns."""
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_list_style_functions_get_columns_ids_and_state_by_name(rewards: str) ->
     trajectory = make_trajectory(make_prompt(3, level=7, other="o"), text="hi", versions=((0, 5),))
     seen = one(rewards, "trl_seen", trajectory).info["seen"]
     assert seen == repr(
-        [["question 3"], ["hi"], [[104, 105]], 5, [7], ["answer", "ground_truth", "other", "solution", "source"]]
+        [["question 3"], ["hi"], [[104, 105]], 5, [7], ["answer", "ground_truth", *LOGS, "other", "solution", "source"]]
     )
 
 

@@ -9,12 +9,14 @@ import pytest
 
 from rlcore.errors import RewardError
 from rlcore.plan import ResolvedReward, Scope
-from rlcore.reward.provenance import copy_reward_files, reward_provenance, source_file
+from rlcore.plan.sources import source_file
+from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.reward.scorers import (
     boxed,
     exact_match,
     extract,
     format_match,
+    gsm8k,
     last_boxed,
     length_penalty,
     math_verify,
@@ -124,3 +126,54 @@ def test_looking_for_a_source_imports_nothing() -> None:
     found = source_file("wsgiref.handlers:x")
     assert found is not None
     assert set(sys.modules) <= before | {"importlib.machinery"}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("She sold 48 / 2 = 24, so 72.", "72"),
+        ("It costs $1,234.50.", "1234.5"),
+        ("a loss of -$5", "-5"),
+        ("a loss of \N{MINUS SIGN}5", "-5"),
+        ("50%", "50"),
+        ("between 10-15", "15"),
+        ("12,345,678 eggs", "12345678"),
+        ("either 10,20", "20"),
+        (".5", "0.5"),
+        ("72.00", "72"),
+        (r"\boxed{\$1,000}, which is more than 900", "1000"),
+        (r"\boxed{x} is 7", "7"),
+        ("#### 72 of all 100", "72"),
+        ("#### ? So 5", "5"),
+        ("<answer>7</answer> and 8", "7"),
+        ("no idea", None),
+        ("9" * 400, "9" * 400),
+    ],
+)
+def test_the_number_of_a_gsm8k_response_is_found(text: str, number: str | None) -> None:
+    found = gsm8k(said(text, "They did.\n#### 72")).info.get("answer")
+    assert found == number
+
+
+@pytest.mark.parametrize("answer", ["48/2 = 24\n48+24 = <<48+24=72>>72\n#### 72", "#### 72.00", 72, "72", "#### $72"])
+def test_gsm8k_reads_the_answer_as_the_data_has_it(answer: Any) -> None:
+    assert gsm8k(said("The answer is 72.", answer)).score == 1.0
+    assert gsm8k(said("The answer is 7.", answer)).score == 0.0
+    assert gsm8k(said("I cannot say.", answer)).score == 0.0
+
+
+def test_gsm8k_fails_by_name_where_the_data_has_no_number() -> None:
+    with pytest.raises(RewardError, match=r"gsm8k reads the number after '####'.* prompt 'test/0' is '#### none'"):
+        gsm8k(said("72", "#### none"))
+
+
+def test_the_source_of_a_function_in_namespace_packages_is_found_without_an_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "space_aa" / "bb" / "cc").mkdir(parents=True)
+    (tmp_path / "space_aa" / "bb" / "cc" / "mod.py").write_text("def f(trajectory):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert source_file("space_aa.bb.cc.mod:f") == tmp_path / "space_aa" / "bb" / "cc" / "mod.py"
+    assert source_file("space_aa.bb.none:f") is None
+    assert source_file("space_aa.bb:f") is None
+    assert not any(name.startswith("space_aa") for name in sys.modules)

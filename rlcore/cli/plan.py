@@ -96,7 +96,12 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
 
 def _rewards(plan: "RunPlan") -> "Iterator[tuple[str, ...]]":
     for each in plan.rewards:
-        yield each.name, f"{each.weight:g}", each.scope, f"{each.deadline_s:g} s", each.reference, each.provided_by
+        scored_by = (
+            f"what {each.reference}({', '.join(sorted(each.kwargs))}) returns" if each.is_factory else each.reference
+        )
+        if each.post_process:
+            scored_by += f", then by group {each.post_process}"
+        yield each.name, f"{each.weight:g}", each.scope, f"{each.deadline_s:g} s", scored_by, each.provided_by
     manager = plan.components["reward"].provided_by
     for part in plan.reward_parts:
         scored_by = f"{part.kind}: {plan.served_where(part)}"

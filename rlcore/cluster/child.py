@@ -17,6 +17,7 @@ from typing import IO, Any
 import rlcore.errors
 from rlcore.child import CLOSE_GRACE_S, FRAME, OK, OURS, SETUP
 from rlcore.cluster.printed import MAX_LINE, Printed
+from rlcore.cluster.stack import StackDump
 from rlcore.errors import ChildError, WorkerError, boundary
 from rlcore.workers import Child
 
@@ -25,6 +26,8 @@ MAX_MESSAGE_BYTES = 1 << 26
 TOGETHER_FRAC = 0.05
 """A call whose deadline is nearer than this share of it has passed it too, when another call's deadline kills both."""
 POLL_S = 0.005
+STACK_BEFORE_S, STACK_FRAC = 0.5, 0.2
+"""A child that is not ready prints where it is, so long before the deadline, or after that share of a short one."""
 
 
 @dataclass
@@ -50,6 +53,7 @@ class ChildProcess(Child):
         self._calls: dict[int, PendingCall] = {}
         self._numbers = itertools.count(SETUP)
         self._printed = Printed(name)
+        self._stack = StackDump()
         self._reason = ""
         self._alive = True
 
@@ -120,7 +124,7 @@ class ChildProcess(Child):
         try:
             await self._exchange(pickle.dumps(start), deadline_s)
         except TimeoutError as cause:
-            raise WorkerError(f"child '{self.name}': not ready within {deadline_s:g} s") from cause
+            raise WorkerError(f"child '{self.name}': not ready within {deadline_s:g} s{self._stack.where}") from cause
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         """See `rlcore.workers.Child.call`. The clock runs from when the child has a thread for the call."""
@@ -282,7 +286,9 @@ class ChildProcess(Child):
             *lines, rest = (rest + chunk).split(b"\n")
             rest = rest[-MAX_LINE:]
             for line in lines:
-                self._printed.add(line[:MAX_LINE].decode(errors="replace"))
+                text = line[:MAX_LINE].decode(errors="replace")
+                self._stack.add(text)
+                self._printed.add(text)
         if rest:
             self._printed.add(rest.decode(errors="replace"))
 
@@ -325,7 +331,9 @@ class ChildProcesses:
         self._children = {each for each in self._children if not each.ended} | {child}
         ready = False
         try:
-            await child.setup(start_message(name, reference, args, threads, self._max_bytes), deadline_s)
+            start = start_message(name, reference, args, threads, self._max_bytes)
+            stack_s = max(deadline_s - STACK_BEFORE_S, STACK_FRAC * deadline_s)
+            await child.setup({**start, "stack_s": stack_s}, deadline_s)
             ready = True
         finally:
             if not ready:

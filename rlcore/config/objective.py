@@ -18,7 +18,7 @@ class RewardFunctionConfig:
     weight: float = 1.0
     """Factor of its score in the sum."""
     kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the function, or of the class's constructor."""
+    """Further arguments of the function, of the class's constructor, or of a call that returns the function."""
     scope: Literal["declared", "sample", "group", "batch"] = "declared"
     """What a call sees; declared: what its offer says, sample for anything else."""
     isolation: Literal["main", "threads"] = "main"
@@ -31,6 +31,14 @@ class RewardFunctionConfig:
     """Calls of an async function at a time: it runs on the run's own loop, without children or threads."""
     deadline_s: float = option(60.0, above=0)
     """Seconds a call may take, its retries included."""
+    start_s: float = option(120.0, above=0)
+    """Seconds that importing the function and setting it up may take."""
+    memory_gib: float = option(0.0, at_least=0)
+    """Private memory that a child may hold; 0: any. A call beyond it is a failed sample. Not of async functions."""
+    post_process: str = ""
+    """A function, named as `fn`, that turns the scores of a group into others; empty: none."""
+    log_calls: bool = False
+    """Keep every call in the run directory, in reward_calls.jsonl: query, response, score, latency."""
     on_failure: Literal["retry", "drop_sample", "drop_group", "value", "abort"] = "drop_sample"
     """What follows when there is no score: docs/rewards.md."""
     tries: int = option(3, used_when="on_failure == 'retry'", at_least=1)

@@ -1,16 +1,22 @@
 """`reward.functions`: each name matched with a file, a module, an entry point or a plugin's offer."""
 
 import ast
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from rlcore.child import no_relative_imports
 from rlcore.config import LoadedConfig, RewardFunctionConfig, RunConfig
 from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
 from rlcore.plan.checked import listed
+from rlcore.plan.choose import section_of
 from rlcore.plan.decided import ComponentPlan
 from rlcore.plan.limits import limited
 from rlcore.plan.offers import Offers, said
+from rlcore.plan.sources import function_node
 from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, RewardPart, Scope
+from rlcore.types import SAMPLE_NAMES
 
 
 def resolve_rewards(loaded: LoadedConfig, offers: Offers) -> tuple[ResolvedReward, ...]:
@@ -42,29 +48,63 @@ def check_manager(rewards: Sequence[ResolvedReward], manager: ComponentPlan) -> 
 
 def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offers: Offers) -> ResolvedReward:
     key = f"reward.functions.{name}"
-    reference, provided_by, offer = _find(key, config.fn, loaded, offers)
-    scope = Scope(config.scope) if config.scope != "declared" else (offer.scope if offer else Scope.SAMPLE)
+    reference, provided_by, offer = _find(f"{key}.fn", config.fn, loaded, offers)
+    function = offer.value if offer else None
+    scope = Scope(config.scope) if config.scope != "declared" else (function.scope if function else Scope.SAMPLE)
     deadline = config.deadline_s
-    if offer and offer.deadline_s is not None and loaded.origins.get(f"{key}.deadline_s", "default") == "default":
-        deadline = offer.deadline_s
-    return ResolvedReward(name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs))
+    if function and function.deadline_s is not None and loaded.origins.get(f"{key}.deadline_s", "default") == "default":
+        deadline = function.deadline_s
+    after = ""
+    if config.post_process:
+        after, _, _ = _find(f"{key}.post_process", config.post_process, loaded, offers)
+        if scope is not Scope.SAMPLE:
+            raise ConfigError(f"{key}.post_process: scope={scope} sees the whole group already; needs scope=sample")
+    settings = section_of(loaded.config, offers, offer.provider) if offer else None
+    with boundary(f"{provided_by}: its settings section cannot be sent to the process of '{config.fn}'", PluginError):
+        pickle.dumps(settings)
+    is_factory = _takes_nothing_of_a_sample(f"{key}.fn", reference, config, settings)
+    return ResolvedReward(
+        name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs), settings, is_factory, after
+    )
 
 
-def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str, str, RewardFunction | None]:
+def _takes_nothing_of_a_sample(key: str, reference: str, config: RewardFunctionConfig, settings: Any) -> bool:
+    """Whether the function's source says that a call of it returns the function; ConfigError if that lacks `kwargs`."""
+    node = function_node(reference)
+    if node is None or node.args.vararg or node.args.kwarg:
+        return False
+    positional = [*node.args.posonlyargs, *node.args.args]
+    named = {each.arg for each in (*positional, *node.args.kwonlyargs)}
+    if not named.isdisjoint(SAMPLE_NAMES):
+        return False
+    required = {each.arg for each in positional[: len(positional) - len(node.args.defaults)]}
+    pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    required |= {each.arg for each, default in pairs if default is None}
+    missing = sorted(required - set(config.kwargs) - ({"settings"} if settings is not None else set()))
+    if missing:
+        raise ConfigError(
+            f"{key}: {reference} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample; needs "
+            "a signature of docs/rewards.md, or, where a call of it returns the function, kwargs for "
+            f"{', '.join(missing)}"
+        )
+    return True
+
+
+def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str, str, Offer[RewardFunction] | None]:
     """The function's reference, who provides it, and its offer if it has one."""
     where, colon, attribute = fn.rpartition(":")
     if not colon:
         offer = _offered(key, fn, offers)
-        return offer.value.reference, str(offer.provider), offer.value
+        return offer.value.reference, str(offer.provider), offer
     if not attribute.isidentifier():
-        raise ConfigError(f"{key}.fn={fn}: '{attribute}' is no name; needs file.py:name or module:name")
+        raise ConfigError(f"{key}={fn}: '{attribute}' is no name; needs file.py:name or module:name")
     if where.endswith(".py"):
         path = _file(key, where, loaded)
         _check_defines(key, path, attribute)
         return f"{path}:{attribute}", f"file {path}", None
     if not all(part.isidentifier() for part in where.split(".")):
         raise ConfigError(
-            f"{key}.fn={fn}: '{where}' is neither a .py file nor a module; needs file.py:name or module:name"
+            f"{key}={fn}: '{where}' is neither a .py file nor a module; needs file.py:name or module:name"
         )
     return fn, f"module {where}", None
 
@@ -74,33 +114,33 @@ def _offered(key: str, name: str, offers: Offers) -> Offer[RewardFunction]:
     found = [offer for offer in offered if offer.value.name == name]
     if len(found) > 1:
         raise PluginError(
-            f"{key}.fn={name}: offered by {said([str(offer.provider) for offer in found])}; "
+            f"{key}={name}: offered by {said([str(offer.provider) for offer in found])}; "
             f"one name needs one offer, so name the function as module:name instead"
         )
     if not found:
         choices = sorted({offer.value.name for offer in offered})
         hint = "; a function in a file is named file.py:name" if name.endswith(".py") else ""
-        raise ConfigError(f"{key}.fn: nobody offers a reward function '{name}'; {nearest(name, choices)}{hint}")
+        raise ConfigError(f"{key}: nobody offers a reward function '{name}'; {nearest(name, choices)}{hint}")
     return found[0]
 
 
 def _file(key: str, where: str, loaded: LoadedConfig) -> Path:
     """The file as an absolute path: a relative one is looked for beside the config file that names it, then here."""
-    origin = Path(loaded.origins.get(f"{key}.fn", ""))
+    origin = Path(loaded.origins.get(f"{key}", ""))
     beside = [origin.resolve().parent / where] if origin.suffix in (".yaml", ".yml") and origin.is_file() else []
     places = [*beside, Path.cwd() / where]
     for place in places:
         if place.is_file():
             return place.resolve()
-    raise ConfigError(f"{key}.fn: no file '{where}'; looked for {', '.join(str(place) for place in places)}")
+    raise ConfigError(f"{key}: no file '{where}'; looked for {', '.join(str(place) for place in places)}")
 
 
 def _check_defines(key: str, path: Path, attribute: str) -> None:
-    """ConfigError unless the file, which is only parsed, defines the name at its top level."""
+    """ConfigError unless the file, only parsed here, defines the name at its top level and can be imported alone."""
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except (SyntaxError, ValueError) as cause:
-        raise ConfigError(f"{key}.fn: {path} is no Python file: {cause}") from cause
+        raise ConfigError(f"{key}: {path} is no Python file: {cause}") from cause
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -111,4 +151,11 @@ def _check_defines(key: str, path: Path, attribute: str) -> None:
             names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
     if "*" not in names and attribute not in names:
         defined = [n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
-        raise ConfigError(f"{key}.fn: {path} defines no '{attribute}'; {nearest(attribute, defined)}")
+        raise ConfigError(f"{key}: {path} defines no '{attribute}'; {nearest(attribute, defined)}")
+    for statement in tree.body:
+        if isinstance(statement, ast.ImportFrom) and statement.level:
+            raise ConfigError(f"{key}: {no_relative_imports(path)}")
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        is_named = any(isinstance(each, ast.Name) and each.id == attribute for each in targets)
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda) and is_named:
+            raise ConfigError(f"{key}: {path}: {attribute} is a lambda; needs a function or class with a name")

@@ -31,6 +31,8 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
                 "scope": each.scope.value,
                 "deadline_s": each.deadline_s,
                 "kwargs": (functions.get(each.name) or {}).get("kwargs") or {},
+                "is_factory": each.is_factory,
+                "post_process": each.post_process,
             }
             for each in plan.rewards
         }

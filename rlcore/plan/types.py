@@ -232,7 +232,10 @@ class Component(Generic[T_co]):
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """An offer of a reward function, by reference; `reward.functions.<x>.fn` names it."""
+    """An offer of a reward function, by reference; `reward.functions.<x>.fn` names it.
+
+    A function, class or factory with a parameter `settings` gets the plugin's section of the configuration.
+    """
 
     name: str
     reference: str
@@ -351,3 +354,9 @@ class ResolvedReward:
     scope: Scope
     deadline_s: float
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    settings: Any = None
+    """The settings section of the plugin that offers it, for a function that takes `settings`; None without one."""
+    is_factory: bool = False
+    """As its source says, a call of it with `kwargs` returns the function; False also where that is not known yet."""
+    post_process: str = ""
+    """Where to import the function from that looks at a group's scores; empty: none."""

@@ -4,138 +4,49 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
 
 from rlcore.config import RewardFunctionConfig
-from rlcore.errors import ChildError, PluginError, RlcoreError, WorkerError
-from rlcore.reward.loop_calls import Allowance, BegunCall, LoopCaller
+from rlcore.errors import ChildError, ConfigError, PluginError, WorkerError
+from rlcore.reward.arguments import prompt_of
+from rlcore.reward.call_log import CallLog
+from rlcore.reward.child_calls import Caller, ChildCaller, all_or_none
+from rlcore.reward.group_scores import after_the_group, scored_indices, with_score
+from rlcore.reward.loop_calls import Allowance, BegunCall, LoopCaller, Scores
 from rlcore.reward.outcome import Outcome, failed
-from rlcore.reward.seats import Place, Seats, Stopwatch
-from rlcore.reward.served import FunctionSpec
+from rlcore.reward.seats import Stopwatch
+from rlcore.reward.spec import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.types import Lane, RewardStatus, Trajectory
-from rlcore.workers import Child, Children
+from rlcore.workers import Children
 
 logger = logging.getLogger(__name__)
 
-SERVED = "rlcore.reward.served:ServedReward"
-PRELOAD_S = 120.0
-"""How long importing and setting up a function may take, outside of any call's deadline."""
 FIRST_RETRY_S = 0.1
 LOGGED_TRACES = 3
 JITTER = random.Random()
 """A generator of its own: how long a retry waits must not move anybody else's random numbers."""
 
 
-class Caller(Protocol):
-    """Runs one call."""
-
-    async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
-        """An outcome for each trajectory.
-
-        Raises TimeoutError at the end of the allowance, ChildError when the function raised, WorkerError when its
-        process died.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Let go of everything."""
-        ...
-
-
-class ChildCaller:
-    """A sync function in killable children."""
-
-    def __init__(self, spec: FunctionSpec, children: Children, num_children: int, threads: int, queued: Stopwatch):
-        self._spec, self._children, self._threads = spec, children, threads
-        self._seats = Seats([Place(threads) for _ in range(num_children)], queued)
-        self.num_restarts = 0
-        self._closed = False
-
-    async def start_first(self) -> Child:
-        """The first child, in which the function can be inspected; PluginError or ConfigError if it is no good."""
-        return await self._renew(self._seats.places[0])
-
-    async def start_others(self) -> None:
-        """Make the other children ready."""
-        await all_or_none([self._renew(place) for place in self._seats.places[1:]])
-
-    async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
-        """See `Caller`. A call that was merely in the same child as a bad one is made once more."""
-        try:
-            return await self._call(trajectories, lane, allowance)
-        except WorkerError:
-            if self._threads == 1:
-                raise
-        return await self._call(trajectories, lane, allowance)
-
-    async def _call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
-        place = await self._seats.take(lane)
-        try:
-            child = await self._living(place)
-            began = time.monotonic()
-            try:
-                outcomes: list[Outcome] = await child.call("score", trajectories, deadline_s=allowance.left_s)
-            except WorkerError:
-                raise  # the child died: an innocent call gets its whole allowance again
-            except (TimeoutError, ChildError):
-                allowance.left_s -= time.monotonic() - began
-                raise
-            allowance.left_s -= time.monotonic() - began
-            return outcomes
-        finally:
-            self._seats.give_back(place)
-
-    async def _living(self, place: Place) -> Child:
-        async with place.renewal:
-            if self._closed:
-                raise WorkerError(f"{self._spec}: was called after it was closed")
-            if place.child is not None and place.child.alive:
-                return place.child
-            self.num_restarts += 1
-            try:
-                return await self._renew(place)
-            except RlcoreError as cause:
-                raise WorkerError(f"its process ended and cannot be started again: {cause}") from cause
-
-    async def _renew(self, place: Place) -> Child:
-        if place.child is not None:
-            await place.child.close()
-        place.child = await start_child(self._spec, self._children, self._threads)
-        return place.child
-
-    async def close(self) -> None:
-        self._closed = True
-        await asyncio.gather(*(place.child.close() for place in self._seats.places if place.child is not None))
-
-
-async def all_or_none(starts: Sequence[Coroutine[Any, Any, object]]) -> None:
-    """Wait for all; when one fails, cancel the others, wait until they have ended, and raise its error as it is."""
-    tasks = [asyncio.create_task(each) for each in starts]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def start_child(spec: FunctionSpec, children: Children, threads: int) -> Child:
-    """A child in which the function is ready; what the function's own code did wrong is a PluginError."""
-    try:
-        return await children.start(SERVED, spec, name=f"reward {spec.name}", threads=threads, deadline_s=PRELOAD_S)
-    except ChildError as cause:
-        raise PluginError(f"{spec}: {cause}") from cause
-
-
 class FunctionCalls:
     """A configured function: its calls, with deadline and retries, always end in outcomes."""
 
-    def __init__(self, spec: FunctionSpec, config: RewardFunctionConfig, weight: float, deadline_s: float) -> None:
+    def __init__(
+        self,
+        spec: FunctionSpec,
+        config: RewardFunctionConfig,
+        weight: float,
+        deadline_s: float,
+        after: "FunctionCalls | None" = None,
+        log: CallLog | None = None,
+    ) -> None:
+        """`after`: the function that turns a group's scores into others. `log`: where calls are written."""
         self.spec, self.config, self.weight, self.deadline_s = spec, config, weight, deadline_s
+        self._after, self._call_log = after, log
         self._caller: Caller | None = None
+        self._looks_at_groups = False
+        """A class that has `post_process_scores`; known after `start`."""
         self._num_traces = 0
 
     @property
@@ -155,8 +66,8 @@ class FunctionCalls:
 
     @property
     def post_processes(self) -> bool:
-        """A function that looks at a group has the scope of one."""
-        return False
+        """Whether a group's scores are looked at together; of a class, known after `start`."""
+        return self._after is not None or self._looks_at_groups
 
     @property
     def is_async(self) -> bool:
@@ -170,31 +81,69 @@ class FunctionCalls:
 
     async def start(self, children: Children, watch: LoopWatch, queued: Stopwatch) -> None:
         """Look at the function in a child, and get ready where it belongs: there, or on this loop."""
-        threads = self.config.threads if self.config.isolation == "threads" else 1
-        in_children = ChildCaller(self.spec, children, self.config.children, threads, queued)
+        starts = [self._start(children, watch, queued)]
+        if self._after is not None:
+            starts.append(self._after.start(children, watch, Stopwatch()))
+        await all_or_none(starts)
+
+    async def _start(self, children: Children, watch: LoopWatch, queued: Stopwatch) -> None:
+        in_children = ChildCaller(self.spec, children, self.config, queued)
         self._caller = in_children
         first = await in_children.start_first()
-        if not await first.call("is_async", deadline_s=PRELOAD_S):
+        is_async, self._looks_at_groups = await first.call("kind", deadline_s=self.config.start_s)
+        if self._looks_at_groups and self._after is not None:
+            raise PluginError(
+                f"{self.spec}: has post_process_scores, and reward.functions.{self.name}.post_process names another "
+                "function; needs one of them"
+            )
+        if not is_async:
             await in_children.start_others()
             return
+        if self.config.memory_gib:
+            raise ConfigError(
+                f"reward.functions.{self.name}.memory_gib: {self.spec} is async, so it runs in the process of the run, "
+                "which has no limit; make it a plain function, or leave this out"
+            )
         await in_children.close()
         on_loop = LoopCaller(self.spec, watch, queued, self.config.concurrency)
         self._caller = on_loop
-        await on_loop.start()
+        await on_loop.start(self.config.start_s)
 
     async def close(self) -> None:
         """Let go of everything; also when `start` failed."""
+        if self._after is not None:
+            await self._after.close()
         if self._caller is not None:
             await self._caller.close()
 
     async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
         """An outcome for each trajectory; tried again, under on_failure=retry, while the deadline allows."""
+        began = time.monotonic()
+        outcomes = await self._ask(trajectories, lane)
+        self._record(trajectories, outcomes, lane, began)
+        return outcomes
+
+    async def post_process(
+        self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
+    ) -> list[Outcome]:
+        """The outcomes after the group's scores were looked at together; failed samples are left out of that."""
+        good = scored_indices(outcomes)
+        if not good:
+            return list(outcomes)
+        scores = [outcomes[index].score for index in good]
+        judged = [trajectories[index] for index in good]
+        if self._after is None:
+            return after_the_group(outcomes, good, await self._ask(judged, lane, scores))
+        scored = [with_score(each, score) for each, score in zip(judged, scores, strict=True)]
+        return after_the_group(outcomes, good, await self._after.score(scored, lane))
+
+    async def _ask(self, trajectories: Sequence[Trajectory], lane: Lane, scores: Scores = None) -> list[Outcome]:
         allowance = Allowance(self.deadline_s)
         tries = self.config.tries if self.config.on_failure == "retry" else 1
         pause = FIRST_RETRY_S
         while True:
             tries -= 1
-            outcomes = await self._try(trajectories, lane, allowance)
+            outcomes = await self._try(trajectories, lane, allowance, scores)
             good = all(each.status is not RewardStatus.FAILED for each in outcomes)
             wait = pause * JITTER.uniform(0.5, 1.5)
             if good or tries <= 0 or allowance.left_s <= wait:
@@ -203,28 +152,48 @@ class FunctionCalls:
             allowance.left_s -= wait
             pause *= 2
 
-    async def post_process(
-        self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
+    async def _try(
+        self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance, scores: Scores
     ) -> list[Outcome]:
-        """The outcomes as they are."""
-        return list(outcomes)
-
-    async def _try(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
         if self._caller is None:
             raise WorkerError(f"{self.spec}: was called before it was started")
         try:
-            return await self._caller.call(trajectories, lane, allowance)
+            return await self._caller.call(trajectories, lane, allowance, scores)
         except (TimeoutError, ChildError, WorkerError) as cause:
             return [self._failed(cause, allowance)] * len(trajectories)
 
     def begin(self, trajectory: Trajectory, told: "Callable[[BegunCall, Outcome], None]") -> BegunCall | None:
         """`score` of one sample without a task that waits: `told` is told its outcome, unless the call is stopped.
 
-        None, and nothing was begun, where only `score` will do: in children, with further tries, and when it queues.
+        None, and nothing was begun, where only `score` will do: in children, with further tries or a log of calls, and
+        when it queues.
         """
-        if not isinstance(self._caller, LoopCaller) or self.config.on_failure == "retry":
+        if not isinstance(self._caller, LoopCaller) or self.config.on_failure == "retry" or self._call_log is not None:
             return None
         return self._caller.begin([trajectory], Allowance(self.deadline_s), partial(self._ended, told))
+
+    def _record(
+        self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane, began: float
+    ) -> None:
+        """A line per sample of the call; the latency is that of the call, waiting and tries included."""
+        if self._call_log is None:
+            return
+        latency_s = time.monotonic() - began
+        for trajectory, outcome in zip(trajectories, outcomes, strict=True):
+            sample = trajectory.id
+            more = {"error": outcome.error} if outcome.error else {}
+            self._call_log.record(
+                reward=self.name,
+                id=f"{sample.prompt}/{sample.epoch}/{sample.sample}",
+                target=self.spec.reference,
+                query=prompt_of(trajectory.prompt),
+                response=trajectory.text(),
+                status=outcome.status.value,
+                score=outcome.score if outcome.status is RewardStatus.OK else None,
+                latency_s=round(latency_s, 6),
+                lane=lane.value,
+                **more,
+            )
 
     def _ended(self, told: "Callable[[BegunCall, Outcome], None]", call: BegunCall) -> None:
         try:

@@ -3,17 +3,20 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
-from rlcore.config import RewardConfig
+from rlcore.config import RewardConfig, RewardFunctionConfig
 from rlcore.errors import RewardError
 from rlcore.plan import BuildContext, Scope
-from rlcore.reward.calls import FunctionCalls, all_or_none
+from rlcore.reward.call_log import CHARACTERS, CallLog
+from rlcore.reward.calls import FunctionCalls
+from rlcore.reward.child_calls import all_or_none
 from rlcore.reward.manager import RewardManager
 from rlcore.reward.metrics import bound_by
 from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
 from rlcore.reward.seats import Stopwatch
-from rlcore.reward.served import FunctionSpec
+from rlcore.reward.spec import FunctionSpec, sent
 from rlcore.reward.stream import RewardStream, Scorer, rows
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.types import Lane, Metrics, Reward, RewardStatus, Scored, Trajectory
@@ -34,7 +37,8 @@ class FunctionRewards(RewardManager):
     def __init__(self, context: BuildContext, others: Sequence[Scorer] = ()) -> None:
         self._context = context
         self._config: RewardConfig = context.config.reward
-        self._functions = _calls(context)
+        self._log = CallLog(context.run_dir, "all", CHARACTERS)
+        self._functions = _calls(context, self._log)
         self._scorers: list[Scorer] = [*self._functions, *others]
         if not self._scorers:
             raise RewardError(
@@ -61,6 +65,7 @@ class FunctionRewards(RewardManager):
             await asyncio.gather(*(each.close() for each in self._functions))
         finally:
             self._watch.close()
+            self._log.close()
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
         """See `RewardManager.score`. RewardError as soon as a training step's error budget is certainly spent."""
@@ -99,6 +104,7 @@ class FunctionRewards(RewardManager):
         were killed; perf/loop_blocked_s is the longest time for which an async function kept the event loop, where
         there is such a function.
         """
+        self._log.flush()
         waits = {_places(each): self._queued[each.name].take() for each in self._functions}
         total = sum(each.num_restarts for each in self._functions)
         restarts, self._restarts_told = total - self._restarts_told, total
@@ -114,22 +120,34 @@ def _places(function: FunctionCalls) -> str:
 
 
 def function_spec(
-    context: BuildContext, name: str, reference: str, scope: str, kwargs: Mapping[str, Any]
+    context: BuildContext, name: str, reference: str, scope: str, kwargs: Mapping[str, Any], settings: Any = None
 ) -> FunctionSpec:
     """What a child of this run is told to load and call a function."""
     config = context.config
     sources = {**config.eval.sources, **config.data.sources}
     answer_columns = {source: each.answer_column for source, each in sources.items() if each.answer_column}
-    return FunctionSpec(name, reference, dict(kwargs), scope, answer_columns, config.train.max_steps)
+    return FunctionSpec(name, reference, dict(kwargs), scope, answer_columns, config.train.max_steps, sent(settings))
 
 
-def _calls(context: BuildContext) -> list[FunctionCalls]:
-    return [
-        FunctionCalls(
-            function_spec(context, name, each.reference, each.scope.value, each.kwargs),
-            context.config.reward.functions[name],
-            each.weight,
-            each.deadline_s,
-        )
-        for name, each in context.reward_functions.items()
-    ]
+def group_function(
+    context: BuildContext, name: str, reference: str, deadline_s: float, config: RewardFunctionConfig | None = None
+) -> FunctionCalls:
+    """The function `reference` that looks at a group's scores, called like a reward function of scope 'group'.
+
+    `config` is that of the function whose scores they are.
+    """
+    spec = function_spec(context, f"{name}.post_process", reference, "group", {})
+    settings = replace(config or RewardFunctionConfig(), fn=reference, scope="group", deadline_s=deadline_s)
+    return FunctionCalls(spec, replace(settings, post_process="", log_calls=False), 1.0, deadline_s)
+
+
+def _calls(context: BuildContext, log: CallLog) -> list[FunctionCalls]:
+    calls = []
+    for name, each in context.reward_functions.items():
+        config, after = context.config.reward.functions[name], None
+        if each.post_process:
+            after = group_function(context, name, each.post_process, each.deadline_s, config)
+        spec = function_spec(context, name, each.reference, each.scope.value, each.kwargs, each.settings)
+        kept = log if config.log_calls else None
+        calls.append(FunctionCalls(spec, config, each.weight, each.deadline_s, after, kept))
+    return calls

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from rlcore.errors import ChildError, RlcoreError, boundary, describe
+from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, describe
 from rlcore.reward.copies import private_copy
 from rlcore.reward.outcome import Outcome
 from rlcore.reward.seats import Place, Seats, Stopwatch
-from rlcore.reward.served import FunctionSpec, ServedReward
+from rlcore.reward.served import ServedReward
+from rlcore.reward.spec import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.timers import SharedTasks, Timers
 from rlcore.types import Lane, Trajectory
@@ -19,6 +20,8 @@ from rlcore.types import Lane, Trajectory
 logger = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
+Scores = Sequence[float] | None
+"""Of a group, for `post_process_scores` of a class; None for a call that scores."""
 
 
 @dataclass
@@ -39,12 +42,21 @@ class LoopCaller:
         self._shared = SharedTasks(self._spawn)
         self._timers = Timers()
 
-    async def start(self) -> None:
-        """Make the function ready."""
-        await self._served.setup_here()
+    async def start(self, start_s: float) -> None:
+        """Make the function ready. PluginError when that takes longer."""
         self._watch.start()
+        try:
+            async with asyncio.timeout(start_s):
+                await self._watch.watched(self._spec.name, self._served.setup_here())
+        except TimeoutError as cause:
+            raise PluginError(
+                f"{self._spec}: setup has not ended within {start_s:g} s; put its cause right, or raise "
+                f"reward.functions.{self._spec.name}.start_s"
+            ) from cause
 
-    async def call(self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance) -> list[Outcome]:
+    async def call(
+        self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance, scores: Scores = None
+    ) -> list[Outcome]:
         """See `Caller`. The function gets copies: what it changes, nobody else sees."""
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -52,7 +64,7 @@ class LoopCaller:
             if not over.done():
                 over.set_result(None)
 
-        call = self._begin(trajectories, await self._seats.take(lane), allowance, told)
+        call = self._begin(trajectories, await self._seats.take(lane), allowance, told, scores)
         try:
             await over
         finally:
@@ -72,9 +84,10 @@ class LoopCaller:
         place: Place,
         allowance: Allowance,
         told: "Callable[[BegunCall], None]",
+        scores: Scores = None,
     ) -> "BegunCall":
         call = BegunCall(self, place, allowance, told)
-        self._shared.begin(call.run(trajectories))
+        self._shared.begin(call.run(trajectories, scores))
         self._timers.set_if_it_lasts(call, call.due, call.end)
         return call
 
@@ -88,9 +101,11 @@ class LoopCaller:
         if not task.cancelled():
             task.exception()
 
-    def ask(self, trajectories: Sequence[Trajectory]) -> Awaitable[list[Outcome]]:
+    def ask(self, trajectories: Sequence[Trajectory], scores: Scores) -> Awaitable[list[Outcome]]:
         """What the function says of copies: what it changes, nobody else sees."""
         copies = [private_copy(each) for each in trajectories]
+        if scores is not None:
+            return self._watch.watched(self._spec.name, self._served.post_process_here(copies, scores))
         return self._watch.watched(self._spec.name, self._served.score_here(copies))
 
     def let_go(self, call: "BegunCall", place: Place) -> None:
@@ -133,13 +148,13 @@ class BegunCall:
         """When its time is up, on the loop's clock."""
         return self._began + self.allowance.left_s
 
-    async def run(self, trajectories: Sequence[Trajectory]) -> None:
+    async def run(self, trajectories: Sequence[Trajectory], scores: Scores = None) -> None:
         """Ask the function; in a task that is this call's alone from when it waits for something."""
         if self.over:
             return
         self._task = task = asyncio.current_task()
         with self, boundary("", ChildError):
-            outcomes = await self._caller.ask(trajectories)
+            outcomes = await self._caller.ask(trajectories, scores)
             if task is not None and task.cancelling() and not self.over:
                 raise asyncio.CancelledError  # by itself: whoever has the task after it is not to suffer for that
             self._outcomes = outcomes

@@ -4,13 +4,15 @@ import inspect
 import math
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from rlcore.types import Float32s, Reward, RewardStatus
 
+ANSWERS = ("answer", "pred")
+"""Entries beside the score that are what was extracted, and no measure, also where that is a number."""
 LARGEST = float(np.finfo(np.float32).max)
 SHOWN = (bool, int, float, complex, str, list, tuple, dict)
 """Types of which an error may show a short repr; that of others may be slow, huge, or somebody's own code."""
@@ -40,13 +42,13 @@ def failed(error: str) -> Outcome:
 def number(value: Any) -> float | str:
     """The value as a finite float, or what is wrong with it. bool counts as 0 or 1; numpy and torch scalars pass."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
-        return f"returned {_shown(value)}; a number is needed"
+        return f"returned {shown(value)}; a number is needed"
     if getattr(value, "ndim", 0):
         return f"returned an array of shape {tuple(value.shape)}; a number is needed"
     try:
         converted = float(value)
     except (TypeError, ValueError, OverflowError) as cause:
-        return f"returned {_shown(value)}, which is no number: {cause}"
+        return f"returned {shown(value)}, which is no number: {cause}"
     if not math.isfinite(converted):
         return f"returned {converted}; a finite number is needed"
     return converted if abs(converted) <= LARGEST else f"returned {converted}, which no float32 can hold"
@@ -69,6 +71,26 @@ def outcome_of_one(value: Any, num_tokens: int, may_skip: bool) -> Outcome:
     return failed(score) if isinstance(score, str) else Outcome(RewardStatus.OK, score)
 
 
+def outcome_of_score(value: Any, num_tokens: int) -> Outcome:
+    """`outcome_of_one` of verl's compute_score, which may also return a tuple that begins with the score.
+
+    What follows is in info: the entries of a dict, the rest as the list `details`.
+    """
+    if not isinstance(value, tuple):
+        return outcome_of_one(value, num_tokens, may_skip=False)
+    if not value:
+        return failed("returned an empty tuple; a number, or a tuple that begins with one, is needed")
+    if isinstance(value[0], (Mapping, Reward)):
+        return failed(f"returned a tuple that begins with a {type(value[0]).__name__}; a number is needed there")
+    outcome = outcome_of_one(value[0], num_tokens, may_skip=False)
+    if outcome.status is RewardStatus.FAILED:
+        return failed(f"the first of the tuple: {outcome.error}")
+    extra = {key: each for more in value[1:] if isinstance(more, Mapping) for key, each in more.items()}
+    details = [plain(each) for each in value[1:] if not isinstance(each, Mapping)]
+    with_extra = _outcome_of_mapping({**extra, "score": outcome.score})
+    return replace(with_extra, info={**with_extra.info, "details": details}) if details else with_extra
+
+
 def outcomes_of_many(value: Any, num_tokens: list[int], may_skip: bool = True) -> list[Outcome]:
     """What a list signature returned for one call, an Outcome for each sample; a list of another length fails all."""
     wrong = _wrong_list(value, len(num_tokens))
@@ -81,14 +103,14 @@ def outcomes_of_many(value: Any, num_tokens: list[int], may_skip: bool = True) -
 def _wrong_list(value: Any, wanted: int) -> str:
     is_vector = hasattr(value, "tolist") and getattr(value, "ndim", None) == 1
     if not is_vector and not isinstance(value, (list, tuple)):
-        return f"returned {_shown(value)}; a list of {wanted} numbers is needed"
+        return f"returned {shown(value)}; a list of {wanted} numbers is needed"
     return "" if len(value) == wanted else f"returned a list of {len(value)} for {wanted} samples"
 
 
 def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
     if value.status is RewardStatus.SKIPPED:
         return SKIPPED
-    info = {str(key): _plain(each) for key, each in value.info.items()}
+    info = {str(key): plain(each) for key, each in value.info.items()}
     if value.status is RewardStatus.FAILED:
         return failed(str(info.get("error") or "returned a Reward with status FAILED and no info['error']"))
     score = number(value.score)
@@ -115,26 +137,32 @@ def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
     score = number(value["score"])
     if isinstance(score, str):
         return failed(f"'score': {score}")
-    info = {str(key): _plain(each) for key, each in value.items() if key != "score"}
+    info = {str(key): plain(each) for key, each in value.items() if key != "score"}
+    parts = {key: float(each) for key, each in info.items() if key not in ANSWERS and _is_measure(each)}
     if "answer" not in info and "pred" in info:
         info["answer"] = info["pred"]
-    return Outcome(RewardStatus.OK, score, info=info)
+    return Outcome(RewardStatus.OK, score, parts=parts, info=info)
 
 
-def _plain(value: Any) -> Any:
+def _is_measure(value: Any) -> bool:
+    """Whether an entry beside the score is a number that can be averaged over samples, as verl's `acc`."""
+    return isinstance(value, (bool, int, float)) and not isinstance(number(value), str)
+
+
+def plain(value: Any) -> Any:
     """A value that pickles without its library and can be logged: scalars as they are, arrays as lists."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return str(value)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value in an error: its type, and itself when it is short."""
     if inspect.iscoroutine(value):
         value.close()

@@ -1,13 +1,13 @@
 """Which code judged: the file of every reward function with its hash, kept with the run."""
 
 import hashlib
-import importlib.machinery
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlcore.plan import ResolvedReward
+from rlcore.plan.sources import source_file
 
 
 def reward_provenance(rewards: Iterable[ResolvedReward]) -> dict[str, dict[str, Any]]:
@@ -40,22 +40,3 @@ def copy_reward_files(rewards: Iterable[ResolvedReward], directory: Path) -> Map
             copies[reward.name] = directory / f"{reward.name}_{where.name}"
             shutil.copyfile(where, copies[reward.name])
     return copies
-
-
-def source_file(reference: str) -> Path | None:
-    """The file that a reference 'module:attr' or 'file.py:attr' will be loaded from, found without importing it."""
-    where = reference.rpartition(":")[0]
-    if where.endswith(".py"):
-        path = Path(where)
-        return path if path.is_file() else None
-    search: Any = None
-    spec = None
-    name = ""
-    for part in where.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = importlib.machinery.PathFinder.find_spec(name, search)
-        if spec is None:
-            return None
-        search = spec.submodule_search_locations
-    origin = Path(spec.origin) if spec is not None and spec.origin else None
-    return origin if origin is not None and origin.is_file() else None

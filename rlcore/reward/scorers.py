@@ -1,11 +1,12 @@
 r"""Ready-made reward functions, which the core offers by their names: `reward.functions.x.fn=boxed`.
 
-The first four extract an answer from the response and compare it with the prompt's. The answer goes into
+The first five extract an answer from the response and compare it with the prompt's. The answer goes into
 `info['answer']`, from which the evaluation takes majority votes. The others look at the response alone.
 """
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from rlcore.errors import RewardError
@@ -14,6 +15,11 @@ from rlcore.types import FrozenDict, Reward, Trajectory
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 THINK_ANSWER = r"<think>.*</think>\s*<answer>.*</answer>"
 ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+GSM8K_MARK = "####"
+QUANTITY = re.compile(
+    r"((?<![\w.)])[-\u2212])?(?:\$\s?([-\u2212])?)?(\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\d)\.\d+)"
+)
+r"""A number as people write it: -3, $1,234.50, -$5, .5. A hyphen after a digit or a word joins: 10-15 ends in 15."""
 
 
 def last_boxed(text: str) -> str | None:
@@ -60,6 +66,54 @@ def boxed(trajectory: Trajectory) -> Reward:
     r"""1 when the last \boxed{} holds the prompt's answer, else 0; a response without one scores 0."""
     found = last_boxed(trajectory.text())
     return Reward(0.0) if found is None else _judged(found.strip(), trajectory)
+
+
+def gsm8k(trajectory: Trajectory) -> Reward:
+    r"""1 when the response ends in the number of an answer as GSM8K has it ('... #### 72'), else 0.
+
+    The number of the response is the last in its last \boxed{}, else the first after its last '####', else the last in
+    its last <answer> tag, else its last. Commas between thousands, $, % and dots at the end do not count. RewardError
+    when the data's answer has no number.
+    """
+    wanted = _last_quantity(_wanted(trajectory).rpartition(GSM8K_MARK)[2])
+    if wanted is None:
+        raise RewardError(
+            f"gsm8k reads the number after '{GSM8K_MARK}' of the data's answer; that of prompt "
+            f"'{trajectory.prompt.id}' is {_wanted(trajectory)[-60:]!r}"
+        )
+    found = gsm8k_number(trajectory.text())
+    if found is None:
+        return Reward(0.0)
+    return Reward(float(found == wanted), info=FrozenDict({"answer": _plainly(found)}))
+
+
+def gsm8k_number(text: str) -> Decimal | None:
+    """The number that a response gives as its answer, as `gsm8k` looks for it; None when there is no number."""
+    if (found := _last_quantity(last_boxed(text) or "")) is not None:
+        return found
+    marked = text.rpartition(GSM8K_MARK)
+    if marked[1] and (match := QUANTITY.search(marked[2])) is not None:
+        return _quantity(match)
+    tags = ANSWER_TAG.findall(text)
+    if tags and (found := _last_quantity(tags[-1])) is not None:
+        return found
+    return _last_quantity(text)
+
+
+def _last_quantity(text: str) -> Decimal | None:
+    matches = list(QUANTITY.finditer(text))
+    return _quantity(matches[-1]) if matches else None
+
+
+def _quantity(match: "re.Match[str]") -> Decimal:
+    number = Decimal(match[3].replace(",", ""))
+    return -number if match[1] or match[2] else number
+
+
+def _plainly(number: Decimal) -> str:
+    """Without zeros at the end, so that 72 and 72.00 are one answer in a vote."""
+    text = f"{number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def math_verify(trajectory: Trajectory) -> Reward:

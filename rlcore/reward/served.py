@@ -5,35 +5,31 @@ imported here.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlcore.child import load_reference
 from rlcore.errors import PluginError, RewardError, boundary
-from rlcore.reward.outcome import Outcome, outcome_of_one, outcomes_of_many
-from rlcore.reward.signature import Style, read_signature
-from rlcore.types import Message, Prompt, Trajectory
+from rlcore.reward.arguments import column_arguments, group_arguments, log_arguments, no_columns, score_arguments
+from rlcore.reward.limits import limit_memory
+from rlcore.reward.notes import CallNotes
+from rlcore.reward.outcome import Outcome, outcome_of_one, outcome_of_score, outcomes_of_many, shown
+from rlcore.reward.signature import (
+    ACCEPTED,
+    Style,
+    check_hooks,
+    is_factory,
+    logs,
+    read_signature,
+    with_settings,
+)
+from rlcore.reward.spec import FunctionSpec, received
+from rlcore.types import Trajectory
 
-NO_COLUMNS = ("prompt", "prompts", "completion", "completions", "completion_ids", "trainer_state")
-"""Names that mean something else in a call."""
-
-
-@dataclass(frozen=True)
-class FunctionSpec:
-    """What is needed to load and call a function; picklable."""
-
-    name: str
-    reference: str
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    scope: str = "sample"
-    answer_columns: Mapping[str, str] = field(default_factory=dict)
-    """By source, what the user calls the answer's column."""
-    max_steps: int = 0
-
-    def __str__(self) -> str:
-        return f"reward function '{self.name}' ({self.reference})"
+logger = logging.getLogger(__name__)
 
 
 def _load(spec: FunctionSpec) -> Any:
@@ -44,30 +40,67 @@ def _load(spec: FunctionSpec) -> Any:
         raise PluginError(f"reward function '{spec.name}': {error}") from error
 
 
+def serve_in_child(spec: FunctionSpec, memory_gib: float) -> "ServedReward":
+    """The function in a child process of its own, which may hold so much memory (0: any)."""
+    if memory_gib:
+        limit_memory(spec.name, memory_gib)
+    return ServedReward(spec)
+
+
 class ServedReward:
     """One loaded function. In a child, making the object also makes the function ready."""
 
     def __init__(self, spec: FunctionSpec) -> None:
         self.spec = spec
         with boundary(str(spec), PluginError):
-            self._target = _load(spec)
-        self.signature = read_signature(spec.name, self._target, spec.kwargs, spec.scope)
+            target = _load(spec)
+        who = f"reward function '{spec.name}'"
+        self._own: dict[str, Any] = with_settings(who, target, spec.kwargs, received(spec.settings))
+        is_made = is_factory(target, self._own)
+        if is_made:
+            target, self._own = self._made(target), {}
+        self.signature = read_signature(spec.name, target, self._own, spec.scope, is_made)
+        if self.signature.method:
+            check_hooks(who, target, self.signature, spec.scope)
+        self._target, self._call = target, target
         self._object: Any = None
-        self._call = self._target
+        self._log_failed = False
         if not self.signature.is_async:
             self._construct()
+            self._refuse_async("post_process_scores", "log")
             pending = self._life_cycle("setup")
             if inspect.isawaitable(pending):
                 raise PluginError(f"{spec}: setup is async and score is not; make both one kind")
 
-    def is_async(self) -> bool:
-        """Whether the function runs on the run's loop; nothing has been set up then."""
-        return self.signature.is_async
+    def kind(self) -> tuple[bool, bool]:
+        """Whether it is async, and so runs on the run's loop, and whether it looks at a group's scores afterwards.
+
+        Nothing of an async function has been set up then.
+        """
+        has_more = bool(self.signature.method) and hasattr(self._target, "post_process_scores")
+        return self.signature.is_async, has_more
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
         """An outcome for each trajectory, from one call; what the function raises passes."""
-        args, kwargs = self._arguments(trajectories)
-        return self._outcomes(self._call(*args, **kwargs), trajectories)
+        args, kwargs, notes = self._arguments(trajectories)
+        began = time.monotonic()
+        value = self._call(*args, **kwargs)
+        latency_s = time.monotonic() - began
+        outcomes = self._outcomes(value, trajectories, notes)
+        if not logs(self._object, self.signature):
+            return outcomes
+        try:
+            with boundary("log", RewardError):
+                self._object.log(**log_arguments(self._object.log, trajectories[0], outcomes[0], latency_s))
+        except RewardError as error:
+            return self._unlogged(outcomes, error)
+        return outcomes
+
+    def post_process(self, trajectories: Sequence[Trajectory], scores: Sequence[float]) -> list[Outcome]:
+        """The outcomes of a group that the class makes of its scores."""
+        call = self._object.post_process_scores
+        value = call(list(scores), **group_arguments(call, trajectories, self.spec))
+        return outcomes_of_many(value, [0] * len(trajectories), may_skip=False)
 
     async def setup_here(self) -> None:
         """Make an async function ready."""
@@ -79,8 +112,29 @@ class ServedReward:
 
     async def score_here(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
         """`score` of an async function."""
-        args, kwargs = self._arguments(trajectories)
-        return self._outcomes(await self._call(*args, **kwargs), trajectories)
+        args, kwargs, notes = self._arguments(trajectories)
+        began = time.monotonic()
+        value = await self._call(*args, **kwargs)
+        latency_s = time.monotonic() - began
+        outcomes = self._outcomes(value, trajectories, notes)
+        if not logs(self._object, self.signature):
+            return outcomes
+        try:
+            with boundary("log", RewardError):
+                pending = self._object.log(**log_arguments(self._object.log, trajectories[0], outcomes[0], latency_s))
+                if inspect.isawaitable(pending):
+                    await pending
+        except RewardError as error:
+            return self._unlogged(outcomes, error)
+        return outcomes
+
+    async def post_process_here(self, trajectories: Sequence[Trajectory], scores: Sequence[float]) -> list[Outcome]:
+        """`post_process` of an async function."""
+        call = self._object.post_process_scores
+        value = call(list(scores), **group_arguments(call, trajectories, self.spec))
+        if inspect.isawaitable(value):
+            value = await value
+        return outcomes_of_many(value, [0] * len(trajectories), may_skip=False)
 
     async def close_here(self) -> None:
         """`close` of an async function."""
@@ -93,103 +147,74 @@ class ServedReward:
         """Let a class let go of what it holds."""
         self._life_cycle("close")
 
+    def _made(self, factory: Any) -> Any:
+        """What a call of the factory returned; PluginError unless that can be called."""
+        called = f"{factory.__name__}({', '.join(f'{key}=...' for key in self._own)})"  # their values may be secrets
+        if inspect.iscoroutinefunction(factory):
+            raise PluginError(
+                f"{self.spec}: is async and takes nothing of a sample; what returns the reward function must be plain"
+            )
+        with boundary(f"{self.spec}: the call {called}", PluginError):
+            made = factory(**self._own)
+        if callable(made):
+            return made
+        raise PluginError(
+            f"{self.spec}: takes nothing of a sample, so it was called to return the reward function, and {called} "
+            f"returned {shown(made)}; {ACCEPTED}"
+        )
+
     def _construct(self) -> None:
-        if self.signature.is_class:
+        if self.signature.method:
             with boundary(f"{self.spec}: its constructor", PluginError):
-                self._object = self._target(**self.spec.kwargs)
-            self._call = self._object.score
+                self._object = self._target(**self._own)
+            self._call = getattr(self._object, self.signature.method)
+
+    def _refuse_async(self, *methods: str) -> None:
+        for method in methods:
+            counts = method != "log" or logs(self._object, self.signature)
+            if counts and inspect.iscoroutinefunction(getattr(self._object, method, None)):
+                raise PluginError(
+                    f"{self.spec}: {method} is async and {self.signature.method} is not; make both one kind"
+                )
 
     def _life_cycle(self, method: str) -> Any:
-        """Call `setup` or `close` of a class that has it."""
         call = getattr(self._object, method, None)
         if not callable(call):
             return None
         with boundary(f"{self.spec}: {method}", PluginError):
             return call()
 
-    def _arguments(self, trajectories: Sequence[Trajectory]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        own = {} if self.signature.is_class else dict(self.spec.kwargs)
+    def _arguments(
+        self, trajectories: Sequence[Trajectory]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], CallNotes | None]:
+        own = {} if self.signature.method else self._own
         if self.signature.style is Style.TRAJECTORY:
-            return (trajectories[0],), own
+            return (trajectories[0],), own, None
         if self.signature.style is Style.TRAJECTORIES:
-            return (list(trajectories),), own
+            return (list(trajectories),), own, None
         if self.signature.style is Style.COMPUTE_SCORE:
             named = score_arguments(trajectories[0])
-            return (), {key: value for key, value in named.items() if key in self.signature.names} | own
+            return (), {key: value for key, value in named.items() if key in self.signature.names} | own, None
         named = column_arguments(trajectories, self.spec)
+        notes = CallNotes(len(trajectories))
+        named |= {"log_extra": notes.log_extra, "log_metric": notes.log_metric}
         missing = sorted(self.signature.required - named.keys() - own.keys())
         if missing:
-            sources = sorted({each.prompt.source for each in trajectories})
-            columns = sorted(named.keys() - set(NO_COLUMNS))
-            raise RewardError(
-                f"needs the columns {', '.join(missing)}, which source {', '.join(sources)} does not have; "
-                f"it has: {', '.join(columns)}"
-            )
-        return (), {key: value for key, value in named.items() if self.signature.takes(key)} | own
+            raise RewardError(no_columns(missing, named, trajectories))
+        return (), {key: value for key, value in named.items() if self.signature.takes(key)} | own, notes
 
-    def _outcomes(self, value: Any, trajectories: Sequence[Trajectory]) -> list[Outcome]:
+    def _outcomes(self, value: Any, trajectories: Sequence[Trajectory], notes: CallNotes | None) -> list[Outcome]:
         lengths = [len(each.token_ids) for each in trajectories]
         if self.signature.takes_many:
-            return outcomes_of_many(value, lengths)
+            outcomes = outcomes_of_many(value, lengths)
+            return outcomes if notes is None else notes.on(outcomes)
+        if self.signature.style is Style.COMPUTE_SCORE:
+            return [outcome_of_score(value, lengths[0])]
         return [outcome_of_one(value, lengths[0], may_skip=False)]
 
-
-def column_arguments(trajectories: Sequence[Trajectory], spec: FunctionSpec) -> dict[str, Any]:
-    """Arguments in the style of TRL: a list for each column, None where a row's source has no such column."""
-    rows = [_columns(each.prompt, spec.answer_columns) for each in trajectories]
-    names = dict.fromkeys(name for row in rows for name in row)
-    named: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names if name not in NO_COLUMNS}
-    named["prompts"] = [_prompt(each.prompt) for each in trajectories]
-    named["completions"] = [_completion(each) for each in trajectories]
-    named["completion_ids"] = [each.token_ids[each.prompt_length :].tolist() for each in trajectories]
-    latest = max((version for each in trajectories for _, version in each.versions), default=0)
-    named["trainer_state"] = SimpleNamespace(
-        global_step=latest, epoch=trajectories[0].id.epoch, max_steps=spec.max_steps
-    )
-    return named
-
-
-def score_arguments(trajectory: Trajectory) -> dict[str, Any]:
-    """Arguments in the style of verl's compute_score."""
-    prompt = trajectory.prompt
-    model = prompt.columns.get("reward_model")
-    truth = prompt.answer
-    if truth is None and isinstance(model, Mapping):
-        truth = model.get("ground_truth")
-    extra = prompt.columns.get("extra_info")
-    return {
-        "data_source": prompt.columns.get("data_source", prompt.source),
-        "solution_str": trajectory.text(),
-        "ground_truth": truth,
-        "extra_info": dict(extra) if isinstance(extra, Mapping) else _columns(prompt, {}),
-    }
-
-
-def _columns(prompt: Prompt, answer_columns: Mapping[str, str]) -> dict[str, Any]:
-    """The row's columns; the answer goes by each of its usual names, and by the user's."""
-    row = dict(prompt.columns)
-    row.setdefault("source", prompt.source)
-    for name in ("answer", "solution", "ground_truth", answer_columns.get(prompt.source, "")):
-        if name:
-            row.setdefault(name, prompt.answer)
-    return row
-
-
-def _prompt(prompt: Prompt) -> str | list[dict[str, Any]]:
-    """The prompt as the row had it: messages, or the string that became the last of them."""
-    if prompt.conversational or not prompt.messages:
-        return _thawed(prompt.messages)
-    return str(prompt.messages[-1].get("content", ""))
-
-
-def _completion(trajectory: Trajectory) -> str | list[dict[str, Any]]:
-    """The completion: messages of an agent or a conversational row, else a string."""
-    if not isinstance(trajectory.completion, str):
-        return _thawed(trajectory.completion)
-    if trajectory.prompt.conversational:
-        return [{"role": "assistant", "content": trajectory.completion}]
-    return trajectory.completion
-
-
-def _thawed(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    return [dict(message) for message in messages]
+    def _unlogged(self, outcomes: Sequence[Outcome], error: RewardError) -> list[Outcome]:
+        """A `log` that fails takes no score away: it is said in the log, once, and in each sample's info."""
+        if not self._log_failed:
+            self._log_failed = True
+            logger.warning("%s: %s; scores stand", self.spec, error)
+        return [replace(each, info={**each.info, "log_error": str(error)}) for each in outcomes]

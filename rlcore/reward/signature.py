@@ -7,19 +7,28 @@ from enum import StrEnum
 from typing import Any, cast
 
 from rlcore.errors import ConfigError, PluginError, nearest
+from rlcore.types import SAMPLE_NAMES
 
 
 class Style(StrEnum):
     """How a function wants to be called."""
 
     COLUMNS = "f(prompts, completions, **columns) -> list[float | None]"
-    COMPUTE_SCORE = "compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict"
+    COMPUTE_SCORE = "compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | tuple | dict"
     TRAJECTORY = "f(trajectory) -> float | Reward"
     TRAJECTORIES = "f(trajectories) -> list[float | Reward | None]"
 
 
+TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What TRL's trainer gives every function beside the dataset's columns. One of them makes a function TRL's."""
 COMPUTE_SCORE_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
+LOG_NAMES = (*COMPUTE_SCORE_NAMES, "query", "response", "score", "latency", "details")
+"""What the method `log` of a class is given, by the names that it takes."""
+METHODS = ("score", "compute_score")
 ACCEPTED = "accepted are " + "; ".join(Style)
+SETTINGS = "settings"
+"""The parameter that gets the settings section of the plugin which offers the function."""
+FEW_TRL = "any of " + ", ".join(TRL_NAMES)
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,8 @@ class Signature:
     """What is known of a function's parameters, those bound by `kwargs` left out."""
 
     style: Style
-    is_class: bool
+    method: str
+    """Of a class: the method that scores; empty for a function."""
     is_async: bool
     names: frozenset[str]
     """Parameters that can be given by name."""
@@ -45,22 +55,39 @@ class Signature:
         return self.open or name in self.names
 
 
-def read_signature(name: str, target: Any, kwargs: Mapping[str, Any], scope: str) -> Signature:
-    """The signature of a function, or of a class's `score`.
+def is_factory(target: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of `target` with `kwargs` is to return the reward function, as TRL's `get_...` functions do.
+
+    It is a function that takes nothing of a sample and no further names, and `kwargs` are all that it needs.
+    """
+    if not inspect.isroutine(target) or _unnamed(target):
+        return False
+    try:
+        signature = inspect.signature(target)
+        signature.bind(**kwargs)
+    except (TypeError, ValueError):
+        return False
+    return _takes_nothing_of_a_sample(list(signature.parameters.values()))
+
+
+def read_signature(name: str, target: Any, kwargs: Mapping[str, Any], scope: str, made: bool = False) -> Signature:
+    """The signature of a function, or of a class's `score` or `compute_score`.
 
     PluginError naming the accepted signatures for anything else, a lambda, a nested function and a signature that
-    cannot serve `scope`; ConfigError for `kwargs` that it does not take.
+    cannot serve `scope`; ConfigError for `kwargs` that it does not take. `made`: a factory returned it, so it may be
+    nested.
     """
     who = f"reward function '{name}'"
-    is_class = isinstance(target, type)
-    call = _callable(who, target)
+    method = _method(who, target)
+    call = _callable(who, target, method, made)
     parameters = _parameters(who, call)
-    if is_class:
-        parameters = parameters[1:]
+    if method:
+        if not isinstance(inspect.getattr_static(target, method), (staticmethod, classmethod)):
+            parameters = parameters[1:]
         _check_constructor(name, target, kwargs)
     else:
         parameters = _without(name, parameters, kwargs)
-    signature = _classify(who, parameters, is_class, _is_async(call))
+    signature = _classify(who, parameters, method, _is_async(call))
     if scope != "sample" and not signature.takes_many:
         raise PluginError(
             f"{who}: scope={scope} scores several samples in a call, and {signature.style} takes one; "
@@ -69,18 +96,80 @@ def read_signature(name: str, target: Any, kwargs: Mapping[str, Any], scope: str
     return signature
 
 
-def _callable(who: str, target: Any) -> Callable[..., Any]:
-    if isinstance(target, type):
-        score: Callable[..., Any] | None = getattr(target, "score", None)
-        if not callable(score):
+def with_settings(who: str, target: Any, kwargs: Mapping[str, Any], settings: Any) -> dict[str, Any]:
+    """The `kwargs` with the plugin's settings section, for a function, factory or constructor that takes `settings`.
+
+    PluginError when it needs them and there is no section.
+    """
+    try:
+        parameter = inspect.signature(target).parameters.get(SETTINGS)
+    except (TypeError, ValueError):
+        parameter = None
+    if parameter is None or SETTINGS in kwargs:
+        return dict(kwargs)
+    if settings is not None:
+        return {**kwargs, SETTINGS: settings}
+    if parameter.default is parameter.empty:
+        raise PluginError(
+            f"{who}: takes settings, and there are none: needs a plugin that offers it by the hook "
+            "rlcore_reward_functions and declares its section by rlcore_config_sections; or kwargs.settings"
+        )
+    return dict(kwargs)
+
+
+def check_hooks(who: str, target: type, signature: Signature, scope: str) -> None:
+    """PluginError for a class whose `post_process_scores` or `log` cannot be called as docs/rewards.md says."""
+    after: Any = getattr(target, "post_process_scores", None)
+    if after is not None:
+        if not callable(after) or len(_of_method(who, target, "post_process_scores")) < 1:
+            raise PluginError(f"{who}: post_process_scores takes no scores; needs post_process_scores(self, scores)")
+        if scope != "sample" or signature.takes_many:
             raise PluginError(
-                f"{who}: the class {target.__name__} has no method score; {ACCEPTED}, as its method score"
+                f"{who}: has post_process_scores, for which scope=sample and a call of one sample are due"
             )
-        return score
+    if not logs(target, signature):
+        return
+    for each in _of_method(who, target, "log"):
+        needed = each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        if needed and each.name not in LOG_NAMES:
+            raise PluginError(f"{who}: log needs '{each.name}'; it is given {', '.join(LOG_NAMES)}, by these names")
+
+
+def logs(target: Any, signature: Signature) -> bool:
+    """Whether calls are told to the method `log`: only of classes with `compute_score`, where it means that."""
+    return signature.method == "compute_score" and callable(getattr(target, "log", None))
+
+
+def _of_method(who: str, target: type, method: str) -> list[inspect.Parameter]:
+    parameters = _parameters(who, getattr(target, method))
+    is_bound = isinstance(inspect.getattr_static(target, method), (staticmethod, classmethod))
+    return parameters if is_bound else parameters[1:]
+
+
+def _method(who: str, target: Any) -> str:
+    """The method of a class that scores; empty for what is no class."""
+    if not isinstance(target, type):
+        return ""
+    for method in METHODS:
+        if callable(getattr(target, method, None)):
+            return method
+    raise PluginError(
+        f"{who}: the class {target.__name__} has no method score and no compute_score; {ACCEPTED}, as its method score"
+    )
+
+
+def _unnamed(target: Any) -> bool:
+    qualified = getattr(target, "__qualname__", "")
+    return "<lambda>" in qualified or "<locals>" in qualified
+
+
+def _callable(who: str, target: Any, method: str, made: bool) -> Callable[..., Any]:
+    if method:
+        return cast(Callable[..., Any], getattr(target, method))
     if not callable(target):
         raise PluginError(f"{who}: is no function and no class, found {type(target).__name__}; {ACCEPTED}")
-    qualified = getattr(target, "__qualname__", "")
-    if "<lambda>" in qualified or "<locals>" in qualified:
+    if _unnamed(target) and not made:
+        qualified = target.__qualname__
         kind = "a lambda" if qualified.endswith("<lambda>") else f"a nested function ({qualified})"
         raise PluginError(f"{who}: is {kind}; needs a function or class at the top level of its module")
     return cast(Callable[..., Any], target)
@@ -117,13 +206,18 @@ def _without(name: str, parameters: list[inspect.Parameter], kwargs: Mapping[str
     return [each for each in parameters if each.name not in kwargs]
 
 
-def _classify(who: str, parameters: list[inspect.Parameter], is_class: bool, is_async: bool) -> Signature:
+def _takes_nothing_of_a_sample(parameters: list[inspect.Parameter]) -> bool:
+    is_open = any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in parameters)
+    return not is_open and SAMPLE_NAMES.isdisjoint(each.name for each in parameters)
+
+
+def _classify(who: str, parameters: list[inspect.Parameter], method: str, is_async: bool) -> Signature:
     named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     names = frozenset(each.name for each in named)
     required = frozenset(each.name for each in named if each.default is each.empty)
     is_open = any(each.kind is each.VAR_KEYWORD for each in parameters)
     style = None
-    if "completions" in names:
+    if not names.isdisjoint(TRL_NAMES):
         style = Style.COLUMNS
     elif {"solution_str", "ground_truth"} <= names and required <= set(COMPUTE_SCORE_NAMES):
         style = Style.COMPUTE_SCORE
@@ -133,5 +227,10 @@ def _classify(who: str, parameters: list[inspect.Parameter], is_class: bool, is_
         style = Style.TRAJECTORIES
     if style is None:
         found = ", ".join(str(each) for each in parameters)
-        raise PluginError(f"{who}: has the signature ({found}); {ACCEPTED}")
-    return Signature(style, is_class, is_async, names, required, is_open)
+        way_out = ""
+        if required and not method and _takes_nothing_of_a_sample(parameters):
+            way_out = f"; or kwargs for {', '.join(sorted(required))}, with which a call of it returns such a function"
+        raise PluginError(f"{who}: has the signature ({found}); {ACCEPTED}, with {FEW_TRL}{way_out}")
+    if "environments" in required:
+        raise PluginError(f"{who}: takes environments, which only TRL's trainer has; needs a default for it")
+    return Signature(style, method, is_async, names, required, is_open)

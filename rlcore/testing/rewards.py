@@ -97,7 +97,16 @@ def reward_context(
 
 def _resolved(name: str, function: RewardFunctionConfig) -> ResolvedReward:
     scope = Scope.SAMPLE if function.scope == "declared" else Scope(function.scope)
-    return ResolvedReward(name, function.fn, "the test", function.weight, scope, function.deadline_s, function.kwargs)
+    return ResolvedReward(
+        name,
+        function.fn,
+        "the test",
+        function.weight,
+        scope,
+        function.deadline_s,
+        function.kwargs,
+        post_process=function.post_process,
+    )
 
 
 async def stream_of(trajectories: Sequence[Trajectory]) -> AsyncIterator[Trajectory]:

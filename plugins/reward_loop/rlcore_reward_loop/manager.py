@@ -6,14 +6,14 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scope, Scored, Trajectory
-from rlcore.config import RewardFunctionConfig
 from rlcore.reward import FunctionRewards, RewardReplica
-from rlcore.reward.calls import FunctionCalls, all_or_none
-from rlcore.reward.functions import function_spec
+from rlcore.reward.call_log import CallLog
+from rlcore.reward.calls import FunctionCalls
+from rlcore.reward.child_calls import all_or_none
+from rlcore.reward.functions import group_function
 from rlcore.reward.metrics import bound_by
 from rlcore.reward.seats import Stopwatch
 from rlcore.reward.watchdog import LoopWatch
-from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.checks import WHERE, template_of
 from rlcore_reward_loop.client import allow_connections
 from rlcore_reward_loop.expose import Exposure
@@ -31,7 +31,7 @@ class RewardLoop(RewardManager):
         settings: RewardLoopSettings = context.section
         self._context = context
         self._asked = Stopwatch()
-        self._audit = AuditLog(context.run_dir, settings.audit, settings.audit_characters)
+        self._audit = CallLog(context.run_dir, settings.audit, settings.audit_characters)
         self._services = {
             name: Service(name, each, self._audit, self._asked) for name, each in settings.services.items()
         }
@@ -162,6 +162,4 @@ def _post_processing(context: BuildContext, name: str, settings: RewardSettings)
     """The group's function, called like a reward function of scope 'group'."""
     if not settings.post_process:
         return None
-    spec = function_spec(context, f"{name}.post_process", settings.post_process, "group", {})
-    config = RewardFunctionConfig(fn=settings.post_process, scope="group", deadline_s=settings.post_process_s)
-    return FunctionCalls(spec, config, 1.0, settings.post_process_s)
+    return group_function(context, name, settings.post_process, settings.post_process_s)

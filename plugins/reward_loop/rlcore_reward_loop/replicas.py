@@ -17,8 +17,8 @@ from rlcore import (
     WorkerGroup,
     WorkerRequest,
 )
+from rlcore.reward.call_log import CallLog
 from rlcore.reward.seats import Stopwatch
-from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client import NoAnswer
 from rlcore_reward_loop.gate import Gate
@@ -40,7 +40,7 @@ class Replicas:
         name: str,
         settings: ModelSettings,
         group: WorkerGroup[RewardReplica],
-        audit: AuditLog,
+        audit: CallLog,
         asked: Stopwatch,
     ) -> None:
         """`asked` runs while a request is under way or waits."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlcore import FrozenDict, Lane, RewardStatus, Scope, ScoreRequest, Trajectory
 from rlcore.reward.calls import FunctionCalls
+from rlcore.reward.group_scores import after_the_group, scored_indices, with_score
 from rlcore.reward.outcome import Outcome, failed, number
 from rlcore_reward_loop.client import NoAnswer
 from rlcore_reward_loop.judge import answer_tokens, chat, engine_options, messages, response_text, said, score_of
@@ -18,8 +19,6 @@ from rlcore_reward_loop.running import RunningStatistics
 from rlcore_reward_loop.service import Call, Service
 from rlcore_reward_loop.settings import JudgeSettings, RewardSettings
 
-SCORE_COLUMN = "score"
-"""The column in which a post-processing function finds what was said of each sample."""
 CHAT_PATH = "/chat/completions"
 
 
@@ -151,19 +150,11 @@ class RemoteReward:
         self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
     ) -> list[Outcome]:
         """The outcomes with the scores that the function gives for those of the group that did not fail."""
-        good = [index for index, each in enumerate(outcomes) if each.status is RewardStatus.OK]
+        good = scored_indices(outcomes)
         if self.post_processing is None or not good:
             return list(outcomes)
-        scored = [_with_score(trajectories[index], outcomes[index].score) for index in good]
-        changed = list(outcomes)
-        for index, outcome in zip(good, await self.post_processing.score(scored, lane), strict=True):
-            before = outcomes[index]
-            if outcome.status is RewardStatus.FAILED:
-                changed[index] = failed(f"post_process: {outcome.error}")
-            elif outcome.status is RewardStatus.OK:
-                info = {**before.info, **outcome.info, "raw_score": before.score}
-                changed[index] = replace(before, score=outcome.score, info=info)
-        return changed
+        scored = [with_score(trajectories[index], outcomes[index].score) for index in good]
+        return after_the_group(outcomes, good, await self.post_processing.score(scored, lane))
 
     def take_latencies(self) -> dict[str, float]:
         """latency_p50 and latency_p95 in seconds, waiting included, of the calls since the last time."""
@@ -223,9 +214,3 @@ def _normalised(statistics: RunningStatistics, trajectory: Trajectory, outcome: 
     if score is None:
         return outcome
     return replace(outcome, score=normalised, info={**outcome.info, "raw_score": score})
-
-
-def _with_score(trajectory: Trajectory, score: float) -> Trajectory:
-    prompt = trajectory.prompt
-    columns = FrozenDict({**prompt.columns, SCORE_COLUMN: score})
-    return replace(trajectory, prompt=replace(prompt, columns=columns))

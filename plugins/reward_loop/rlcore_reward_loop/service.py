@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore import Lane
+from rlcore.reward.call_log import CallLog
 from rlcore.reward.seats import Stopwatch
 from rlcore.timers import Timers
-from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client import ENCODER, Client, NoAnswer, Unavailable, plain
 from rlcore_reward_loop.gate import Gate, Pace, Turns
@@ -58,7 +58,7 @@ class _Asking:
 class Service:
     """An entry of `services`, started."""
 
-    def __init__(self, name: str, settings: ServiceSettings, audit: AuditLog, asked: Stopwatch):
+    def __init__(self, name: str, settings: ServiceSettings, audit: CallLog, asked: Stopwatch):
         """`asked` runs while a call is under way or waits."""
         self.name, self.settings, self.audit = name, settings, audit
         self._asked, self._for_slot = asked, Stopwatch()

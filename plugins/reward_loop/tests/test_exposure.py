@@ -11,7 +11,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.expose import Exposure
 from rlcore_reward_loop.replicas import Replicas
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, ServiceSettings
@@ -19,6 +18,7 @@ from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, Servi
 from rlcore.config import RewardFunctionConfig
 from rlcore.redaction import redact
 from rlcore.reward import RawScore, ScoreRequest
+from rlcore.reward.call_log import CallLog
 from rlcore.reward.seats import Stopwatch
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import chat_answer, serving
@@ -114,7 +114,7 @@ class Replica:
 @contextmanager
 def exposed(tmp_path: Path, use: Callable[[Exposure, Replicas, aiohttp.ClientSession], Awaitable[None]]) -> Any:
     """An entry `grader` of `models`, exposed, until `use` has used it; its one replica."""
-    audit, replica = AuditLog(tmp_path, "all", 1000), Replica()
+    audit, replica = CallLog(tmp_path, "all", 1000), Replica()
     group: Any = SimpleNamespace(replicas=[replica])
 
     async def main() -> None:

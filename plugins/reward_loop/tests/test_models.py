@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.client import NoAnswer
 from rlcore_reward_loop.replicas import Replicas
 from rlcore_reward_loop.settings import ModelSettings
@@ -19,6 +18,7 @@ from rlcore.launch import plan_run
 from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.reward import RawScore, RewardReplica, ScoreRequest
+from rlcore.reward.call_log import CallLog
 from rlcore.reward.seats import Stopwatch
 from rlcore.testing.service import ScriptedService, chat_answer, serving
 from rlcore.testing.tiny import write_tiny_classifier
@@ -155,7 +155,7 @@ def request(index: int) -> ScoreRequest:
 
 @contextmanager
 def replicas_of(group: Group, tmp_path: Path, **settings: Any) -> Iterator[Replicas]:
-    audit = AuditLog(tmp_path, "all", 1000)
+    audit = CallLog(tmp_path, "all", 1000)
     model = ModelSettings(**{"path": "p", "health_s": 0.01, **settings})
     try:
         yield Replicas("reward", model, group, audit, Stopwatch())  # type: ignore[arg-type]

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlcore_reward_loop.audit import AuditLog
 from rlcore_reward_loop.client import NoAnswer
 from rlcore_reward_loop.service import Call, Service
 from rlcore_reward_loop.settings import RewardLoopSettings, ServiceSettings
 
 from rlcore.plan import OldLogprobs, SchedulePlan
+from rlcore.reward.call_log import CallLog
 from rlcore.reward.metrics import BOUND_BY
 from rlcore.reward.seats import Stopwatch
 from rlcore.schedule.advice import advice
@@ -26,7 +26,7 @@ WHERE = "plugins.reward_loop.services.scorer"
 @contextmanager
 def service_at(url: str, tmp_path: Path, **settings: Any) -> Iterator[Callable[..., Any]]:
     """Runs a coroutine function with the started service."""
-    audit = AuditLog(tmp_path, "none", 1)
+    audit = CallLog(tmp_path, "none", 1)
 
     def run(use: Callable[[Service], Awaitable[None]]) -> None:
         async def main() -> None:

@@ -1,8 +1,8 @@
-"""The audit log: what was asked of whom, what came back and when, one JSON line a call."""
+"""The log of calls: what was asked of whom, what came back and when, one line of JSON per call."""
 
 import json
 import time
-from io import TextIOWrapper
+from io import FileIO
 from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,21 @@ from typing import Any
 from rlcore.redaction import redact
 
 FILE = "reward_calls.jsonl"
+CHARACTERS = 20_000
+"""Longer queries and responses are cut there."""
+HELD_BYTES = 1 << 14
 ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
-class AuditLog:
+class CallLog:
     """Appends to `reward_calls.jsonl`; secrets that the configuration read are written as the variables' names."""
 
     def __init__(self, run_dir: Path, which: str, characters: int) -> None:
         self._path, self._which, self._characters = run_dir / FILE, which, characters
-        self._file: TextIOWrapper | None = None
+        self._file: FileIO | None = None
+        self._lines: list[bytes] = []
+        self._held = 0
+        """Bytes of the lines that are not written yet."""
 
     def wants(self, status: str) -> bool:
         """Whether a call that ended like this is kept."""
@@ -28,9 +34,6 @@ class AuditLog:
         """One call; `query` and `response` are kept up to so many characters of their JSON."""
         if not self.wants(status):
             return
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a", encoding="utf-8")
         # A line a call: put together by hand, which takes a fifth of the time of encoding a dict.
         line = (
             f'{{"time": {time.time():.3f}, "reward": {encode_basestring(reward)}, "id": {encode_basestring(id)}, '
@@ -39,15 +42,25 @@ class AuditLog:
         )
         for name, value in more.items():
             line += f', "{name}": {value if type(value) is int else ENCODER.encode(value)}'
-        self._file.write(redact(line + "}\n"))
+        self._lines.append(redact(line + "}\n").encode("utf-8", "replace"))
+        self._held += len(self._lines[-1])
+        if self._held >= HELD_BYTES:
+            self.flush()
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
-        if self._file is not None:
-            self._file.flush()
+        """Hand everything to the operating system, in whole lines: another log may append to the same file."""
+        if not self._lines:
+            return
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = FileIO(self._path, "a")
+        lines, self._lines, self._held = memoryview(b"".join(self._lines)), [], 0
+        while lines:
+            lines = lines[self._file.write(lines) :]
 
     def close(self) -> None:
         """End the file; also more than once."""
+        self.flush()
         file, self._file = self._file, None
         if file is not None:
             file.close()

@@ -1,0 +1,87 @@
+"""Source code that a reference names, found and read without importing it."""
+
+import ast
+import importlib.machinery
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MAX_HOPS = 5
+"""Modules that hand a name on to each other, at most."""
+
+
+def source_file(reference: str) -> Path | None:
+    """The file that a reference 'module:attr' or 'file.py:attr' will be loaded from, found without importing it."""
+    where = reference.rpartition(":")[0]
+    if where.endswith(".py"):
+        path = Path(where)
+        return path if path.is_file() else None
+    parts = where.split(".")
+    search: list[str] | None = None
+    for part in parts[:-1]:
+        package = importlib.machinery.PathFinder.find_spec(part, search)
+        if package is None or package.submodule_search_locations is None:
+            return None
+        # A namespace package computes its places from its parent in sys.modules, which is not imported here.
+        search = _namespace(part, search) if package.origin is None else list(package.submodule_search_locations)
+    spec = importlib.machinery.PathFinder.find_spec(parts[-1], search)
+    origin = Path(spec.origin) if spec is not None and spec.origin else None
+    return origin if origin is not None and origin.is_file() else None
+
+
+def _namespace(name: str, search: list[str] | None) -> list[str]:
+    """The directories of a package without __init__.py."""
+    places = [Path(each) / name for each in (sys.path if search is None else search)]
+    return [str(each) for each in places if each.is_dir()]
+
+
+def function_node(reference: str) -> ast.FunctionDef | None:
+    """The plain function that a reference names, as a file defines it at its top level, also where modules hand it on.
+
+    None for anything else, for a function with decorators, which may have another signature, and without a source.
+    """
+    where, _, attribute = reference.rpartition(":")
+    path = source_file(f"{where}:{attribute}")
+    for _ in range(MAX_HOPS):
+        if path is None or path.suffix != ".py":
+            return None
+        try:
+            tree = ast.parse(path.read_text("utf-8"), str(path))
+        except (OSError, SyntaxError, ValueError):
+            return None
+        found = next((node for node in _top_level(tree.body) if attribute in _names(node)), None)
+        if isinstance(found, ast.FunctionDef):
+            return None if found.decorator_list else found
+        if not isinstance(found, ast.ImportFrom):
+            return None
+        attribute = next(each.name for each in found.names if (each.asname or each.name) == attribute)
+        path = _imported_from(found, path)
+    return None
+
+
+def _top_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements, and those in the branches of `if`, as for type checkers."""
+    for each in statements:
+        yield each
+        if isinstance(each, ast.If):
+            yield from _top_level([*each.body, *each.orelse])
+
+
+def _names(node: ast.stmt) -> tuple[str, ...]:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return (node.name,)
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return tuple(each.asname or each.name for each in node.names)
+    targets: list[Any] = node.targets if isinstance(node, ast.Assign) else []
+    return tuple(each.id for each in targets if isinstance(each, ast.Name))
+
+
+def _imported_from(node: ast.ImportFrom, path: Path) -> Path | None:
+    if not node.level:
+        return source_file(f"{node.module}:name")
+    directory = path.parents[node.level - 1]
+    for part in (node.module or "").split("."):
+        directory = directory / part if part else directory
+    places = (directory.with_suffix(".py"), directory / "__init__.py")
+    return next((each for each in places if each.is_file()), None)

@@ -1,0 +1,121 @@
+"""What reward functions are given: a sample as columns in TRL's style, or by the names of verl's compute_score."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from rlcore.errors import RewardError
+from rlcore.reward.outcome import Outcome
+from rlcore.reward.signature import SETTINGS, TRL_NAMES
+from rlcore.reward.spec import FunctionSpec
+from rlcore.types import Message, Prompt, RewardStatus, Trajectory
+
+NO_COLUMNS = ("prompt", "completion", "environments", SETTINGS, *TRL_NAMES)
+"""Names that mean something else in a call."""
+
+
+def group_arguments(call: Callable[..., Any], trajectories: Sequence[Trajectory], spec: FunctionSpec) -> dict[str, Any]:
+    """What `post_process_scores` takes by name beside the scores, its first parameter: columns, as a list signature.
+
+    RewardError for a column that the data does not have.
+    """
+    [_, *others] = inspect.signature(call).parameters.values()
+    named = column_arguments(trajectories, spec)
+    needed = [each for each in others if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    missing = sorted(each.name for each in needed if each.name not in named)
+    if missing:
+        raise RewardError(f"post_process_scores {no_columns(missing, named, trajectories)}")
+    return _taken(others, named)
+
+
+def log_arguments(
+    call: Callable[..., Any], trajectory: Trajectory, outcome: Outcome, latency_s: float
+) -> dict[str, Any]:
+    """What `log` takes of `LOG_NAMES`. `latency` is in seconds; `score` is None for a call that gave none."""
+    known = {
+        **score_arguments(trajectory),
+        "query": prompt_of(trajectory.prompt),
+        "response": trajectory.text(),
+        "score": outcome.score if outcome.status is RewardStatus.OK else None,
+        "latency": latency_s,
+        "details": outcome.info.get("details", []),
+    }
+    return _taken(list(inspect.signature(call).parameters.values()), known)
+
+
+def _taken(parameters: Sequence[inspect.Parameter], named: Mapping[str, Any]) -> dict[str, Any]:
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return dict(named)
+    return {each.name: named[each.name] for each in parameters if each.name in named}
+
+
+def no_columns(missing: Sequence[str], named: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> str:
+    """The error about columns that a function needs and the data does not have."""
+    sources = sorted({each.prompt.source for each in trajectories})
+    columns = sorted(named.keys() - set(NO_COLUMNS))
+    return (
+        f"needs the columns {', '.join(missing)}, which source {', '.join(sources)} does not have; "
+        f"it has: {', '.join(columns)}"
+    )
+
+
+def column_arguments(trajectories: Sequence[Trajectory], spec: FunctionSpec) -> dict[str, Any]:
+    """Arguments in the style of TRL: a list for each column, None where a row's source has no such column."""
+    rows = [_columns(each.prompt, spec.answer_columns) for each in trajectories]
+    names = dict.fromkeys(name for row in rows for name in row)
+    named: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names if name not in NO_COLUMNS}
+    named["prompts"] = [prompt_of(each.prompt) for each in trajectories]
+    named["completions"] = [_completion(each) for each in trajectories]
+    named["completion_ids"] = [each.token_ids[each.prompt_length :].tolist() for each in trajectories]
+    latest = max((version for each in trajectories for _, version in each.versions), default=0)
+    named["trainer_state"] = SimpleNamespace(
+        global_step=latest, epoch=trajectories[0].id.epoch, max_steps=spec.max_steps
+    )
+    return named
+
+
+def score_arguments(trajectory: Trajectory) -> dict[str, Any]:
+    """Arguments in the style of verl's compute_score."""
+    prompt = trajectory.prompt
+    model = prompt.columns.get("reward_model")
+    truth = prompt.answer
+    if truth is None and isinstance(model, Mapping):
+        truth = model.get("ground_truth")
+    extra = prompt.columns.get("extra_info")
+    return {
+        "data_source": prompt.columns.get("data_source", prompt.source),
+        "solution_str": trajectory.text(),
+        "ground_truth": truth,
+        "extra_info": dict(extra) if isinstance(extra, Mapping) else _columns(prompt, {}),
+    }
+
+
+def _columns(prompt: Prompt, answer_columns: Mapping[str, str]) -> dict[str, Any]:
+    """The row's columns; the answer goes by each of its usual names, and by the user's."""
+    row = dict(prompt.columns)
+    row.setdefault("source", prompt.source)
+    for name in ("answer", "solution", "ground_truth", answer_columns.get(prompt.source, "")):
+        if name:
+            row.setdefault(name, prompt.answer)
+    return row
+
+
+def prompt_of(prompt: Prompt) -> str | list[dict[str, Any]]:
+    """The prompt as the row had it: messages, or the string that became the last of them."""
+    if prompt.conversational or not prompt.messages:
+        return _thawed(prompt.messages)
+    return str(prompt.messages[-1].get("content", ""))
+
+
+def _completion(trajectory: Trajectory) -> str | list[dict[str, Any]]:
+    """The completion: messages of an agent or a conversational row, else a string."""
+    if not isinstance(trajectory.completion, str):
+        return _thawed(trajectory.completion)
+    if trajectory.prompt.conversational:
+        return [{"role": "assistant", "content": trajectory.completion}]
+    return trajectory.completion
+
+
+def _thawed(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [dict(message) for message in messages]

@@ -1,0 +1,48 @@
+"""What a function in TRL's style notes beside its scores: `log_extra` and `log_metric`."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlcore.errors import RewardError
+from rlcore.reward.outcome import Outcome, number, plain
+
+
+class CallNotes:
+    """The notes of one call. A call that notes something wrong fails."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._num_samples = num_samples
+        self._extra: dict[str, list[Any]] = {}
+        self._metrics: defaultdict[str, list[float]] = defaultdict(list)
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """A value for each sample of the call, for its `info`."""
+        if isinstance(values, str) or len(values) != self._num_samples:
+            found = f"{len(values)} values" if not isinstance(values, str) else "a text"
+            raise RewardError(
+                f"log_extra('{column}', ...): {found} for {self._num_samples} samples; needs a list of as many"
+            )
+        self._extra[str(column)] = [plain(each) for each in values]
+
+    def log_metric(self, name: str, value: Any) -> None:
+        """A number of this call, which becomes a metric: its mean over the samples."""
+        checked = number(value)
+        if isinstance(checked, str):
+            raise RewardError(f"log_metric('{name}', ...): {checked.replace('returned', 'found', 1)}")
+        self._metrics[str(name)].append(checked)
+
+    def on(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes with what was noted of them."""
+        if not self._extra and not self._metrics:
+            return list(outcomes)
+        means = {name: sum(each) / len(each) for name, each in self._metrics.items()}
+        return [
+            replace(
+                each,
+                parts={**each.parts, **means},
+                info={**each.info, **{column: values[index] for column, values in self._extra.items()}},
+            )
+            for index, each in enumerate(outcomes)
+        ]

@@ -1,0 +1,60 @@
+"""What a process is told about the reward function that it serves."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from rlcore.child import load_reference
+
+FILE_PLUGIN = "rlcore_file_"
+"""Begins the names of modules that are plugins in plain files."""
+
+
+@dataclass(frozen=True)
+class FunctionSpec:
+    """What is needed to load and call a function; picklable."""
+
+    name: str
+    reference: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    scope: str = "sample"
+    answer_columns: Mapping[str, str] = field(default_factory=dict)
+    """By source, what the user calls the answer's column."""
+    max_steps: int = 0
+    settings: Any = None
+    """The settings section of the plugin that offers the function."""
+
+    def __str__(self) -> str:
+        return f"reward function '{self.name}' ({self.reference})"
+
+
+@dataclass(frozen=True)
+class SentSection:
+    """A settings section whose class is in a plain file, which another process can import by its path only."""
+
+    reference: str
+    values: Mapping[str, Any]
+
+
+def sent(section: Any) -> Any:
+    """The section as another process can unpickle it."""
+    if isinstance(section, dict):
+        return {key: sent(value) for key, value in section.items()}
+    if not is_dataclass(section) or isinstance(section, type):
+        return section
+    kind = type(section)
+    module = sys.modules[kind.__module__]
+    if not module.__name__.startswith(FILE_PLUGIN):
+        return section
+    values = {each.name: sent(getattr(section, each.name)) for each in fields(section)}
+    return SentSection(f"{module.__file__}:{kind.__qualname__}", values)
+
+
+def received(section: Any) -> Any:
+    """What `sent` was given, of the class that the function's own file defines."""
+    if isinstance(section, dict):
+        return {key: received(value) for key, value in section.items()}
+    if not isinstance(section, SentSection):
+        return section
+    return load_reference(section.reference)(**{name: received(value) for name, value in section.values.items()})

@@ -1,0 +1,219 @@
+"""What the plan says of reward functions, and which it refuses before any process starts."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlcore.child import load_reference
+from rlcore.cli.plan import show
+from rlcore.cluster.child import ChildProcesses
+from rlcore.errors import ConfigError, PluginError, RlcoreError
+from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
+from rlcore.plugins import configure
+from rlcore.reward import FunctionRewards
+from rlcore.testing.null import SETTINGS
+from rlcore.testing.packages import importable, write_package
+from rlcore.testing.rewards import make_trajectory, reward_context, score_all
+from rlcore.types import Reward
+
+FN = "reward.functions.letters.fn"
+
+
+def plan(*overrides: str, plugins: tuple[str, ...] = ()) -> RunPlan:
+    """The plan of the run of the plugin null with these overrides."""
+    hooks, loaded = configure([], [*SETTINGS, *overrides], ["null", *plugins])
+    return make_plan(loaded, hooks, Facts())
+
+
+def refused(kind: type[RlcoreError], *overrides: str, plugins: tuple[str, ...] = ()) -> str:
+    """The one line with which the plan is refused."""
+    with pytest.raises(kind) as caught:
+        plan(*overrides, plugins=plugins)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the test."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_file_with_relative_imports_is_refused_with_its_module_form(here: Path) -> None:
+    (here / "pack").mkdir()
+    (here / "pack" / "__init__.py").write_text("")
+    (here / "pack" / "mine.py").write_text("from .helpers import x\ndef score(trajectory):\n    return x\n")
+    assert f"name it as pack.mine:name, with {here} on PYTHONPATH" in refused(ConfigError, f"{FN}=pack/mine.py:score")
+
+
+def test_a_relative_import_with_a_way_out_is_not_refused(here: Path) -> None:
+    (here / "mine.py").write_text(
+        "try:\n    from .a import x\nexcept ImportError:\n    x = 1\ndef score(trajectory): ...\n"
+    )
+    assert plan(f"{FN}=mine.py:score").rewards[0].reference.endswith("mine.py:score")
+
+
+def test_a_lambda_in_a_file_is_refused_by_its_name(here: Path) -> None:
+    (here / "mine.py").write_text("score = lambda trajectory: 1.0\n")
+    assert "mine.py: score is a lambda" in refused(ConfigError, f"{FN}=mine.py:score")
+
+
+def test_a_file_that_imports_relatively_is_refused_with_its_module_form(tmp_path: Path) -> None:
+    package = tmp_path / "outer_rel" / "inner"
+    package.mkdir(parents=True)
+    for directory in (package, package.parent):
+        (directory / "__init__.py").write_text("")
+    (package / "mine.py").write_text("from .helpers import x\n")
+    with pytest.raises(
+        PluginError, match=rf"mine.py: imports relatively.* name it as outer_rel\.inner\.mine:name, with {tmp_path}"
+    ):
+        load_reference(f"{package / 'mine.py'}:x")
+
+
+def judged(made: RunPlan, directory: Path) -> Reward:
+    """What the plan's reward functions, in their children, say of one sample."""
+
+    async def main() -> Reward:
+        children = ChildProcesses()
+        context = reward_context({}, directory, children)
+        config = replace(context.config, reward=replace(context.config.reward, functions=made.config.reward.functions))
+        functions = {each.name: each for each in made.rewards}
+        manager = FunctionRewards(replace(context, config=config, reward_functions=functions))
+        try:
+            await manager.start()
+            [scored] = await score_all(manager, [make_trajectory(text="abc")])
+            return scored.reward
+        finally:
+            await manager.close()
+            await children.close()
+
+    return asyncio.run(main())
+
+
+SECTION = """
+from dataclasses import dataclass, field
+from rlcore.hookspecs import hookimpl
+from rlcore.plan import ConfigSection, RewardFunction
+
+RLCORE_API = "1"
+
+@dataclass(frozen=True)
+class Deep:
+    power: float = 2.0
+
+@dataclass(frozen=True)
+class Mine:
+    factor: float = 1.0
+    deep: Deep = field(default_factory=Deep)
+
+@hookimpl
+def rlcore_config_sections():
+    return [ConfigSection("NAME", Mine)]
+
+@hookimpl
+def rlcore_reward_functions():
+    return [RewardFunction("scaled", REFERENCE), RewardFunction("asynchronous", REFERENCE + "_async")]
+
+def scaled(trajectory, settings):
+    if not isinstance(settings, Mine):
+        raise TypeError(type(settings))
+    return settings.factor * len(trajectory.text()) ** settings.deep.power
+
+async def scaled_async(trajectory, settings):
+    return scaled(trajectory, settings)
+"""
+HALF = "plugins.{}.factor=0.5"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A directory of packages that are installed for the test."""
+    with importable(tmp_path / "site") as place:
+        yield place
+
+
+@pytest.mark.parametrize("fn", ["scaled", "asynchronous"])
+def test_the_settings_of_a_plugin_reach_its_reward_functions_in_their_processes(site: Path, fn: str) -> None:
+    name = f"settled_{fn}"
+    write_package(site, name, SECTION.replace("NAME", name).replace("REFERENCE", f'"{name}:scaled"'))
+    made = plan(f"{FN}={fn}", HALF.format(name), plugins=(name,))
+    assert made.rewards[0].settings.factor == 0.5
+    assert judged(made, site).score == 0.5 * 3**2
+
+
+def test_the_settings_of_a_plugin_in_a_plain_file_reach_its_reward_functions(here: Path) -> None:
+    path = here / "settled_file.py"
+    path.write_text(SECTION.replace("NAME", "settled_file").replace("REFERENCE", '__file__ + ":scaled"'))
+    made = plan(f"{FN}=scaled", HALF.format("settled_file"), plugins=(str(path),))
+    assert judged(made, here).score == 0.5 * 3**2
+
+
+def test_functions_of_plugins_without_a_section_and_of_entry_points_get_no_settings(site: Path) -> None:
+    source = """
+    from rlcore.hookspecs import hookimpl
+    from rlcore.plan import RewardFunction
+
+    @hookimpl
+    def rlcore_reward_functions():
+        return [RewardFunction("unsettled", "no_section:score")]
+
+    def score(trajectory, settings): ...
+    """
+    write_package(
+        site,
+        "no_section",
+        source,
+        entry_points={"rlcore": {"no_section": "no_section"}, "rlcore.rewards": {"entered": "no_section:score"}},
+    )
+    for fn, plugins in (("unsettled", ("no_section",)), ("entered", ())):
+        with pytest.raises(PluginError, match="reward function 'letters': takes settings, and there are none"):
+            judged(plan(f"{FN}={fn}", plugins=plugins), site)
+
+
+def test_a_function_of_namespace_packages_judges(site: Path) -> None:
+    (site / "space_one" / "two").mkdir(parents=True)
+    (site / "space_one" / "two" / "mod.py").write_text("def f(trajectory):\n    return 1.0\n")
+    assert judged(plan(f"{FN}=space_one.two.mod:f"), site).score == 1.0
+
+
+def test_a_function_for_groups_is_found_like_any_and_not_beside_a_wider_scope(here: Path) -> None:
+    (here / "mine.py").write_text("def centred(completions, score):\n    return score\n")
+    settings = (f"{FN}=count_letter", "reward.functions.letters.post_process=mine.py:centred")
+    assert plan(*settings).rewards[0].post_process == f"{here / 'mine.py'}:centred"
+    said = refused(ConfigError, *settings[:1], "reward.functions.letters.post_process=mine.py:centered")
+    assert "reward.functions.letters.post_process: " in said
+    assert "did you mean 'centred'" in said
+    assert "needs scope=sample" in refused(ConfigError, *settings, "reward.functions.letters.scope=group")
+
+
+FACTORY = """
+def make(max_len, *, cache):
+    return lambda completion_ids, **kwargs: [1.0 for _ in completion_ids]
+def passes(trajectory): ...
+"""
+
+
+def test_a_call_that_returns_the_function_is_said_in_the_plan(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = site / "factories"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("if True:\n    from .inner import make\n")
+    (package / "inner.py").write_text(FACTORY)
+    kwargs = ("reward.functions.letters.kwargs.max_len=3", "reward.functions.letters.kwargs.cache=1")
+    made = plan(f"{FN}=factories:make", *kwargs)
+    assert made.rewards[0].is_factory
+    assert plan_to_json(made)["rewards"]["letters"]["is_factory"] is True
+    monkeypatch.setenv("COLUMNS", "300")
+    show(made, origins=False)
+    assert "what factories:make(cache, max_len) returns" in capsys.readouterr().out
+    assert not plan(f"{FN}=factories.inner:passes").rewards[0].is_factory
+    said = refused(ConfigError, f"{FN}=factories:make", kwargs[0])
+    assert "has the signature (max_len, *, cache), which takes nothing of a sample" in said
+    assert said.endswith("kwargs for cache")
+    assert "factories" not in sys.modules
