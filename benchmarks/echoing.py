@@ -72,4 +72,7 @@ def rlcore_agent_loops() -> Sequence[Component[Any]]:
 
 @hookimpl
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
-    return [WorkerClass(Echo, "echo", Echo), WorkerClass(RolloutWorker, "reader", Reader, isolated=True)]
+    return [
+        WorkerClass(Echo, "echo", Echo),
+        WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=frozenset({"files", "link"})),
+    ]

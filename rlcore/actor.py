@@ -29,10 +29,11 @@ class ActorWorker(Worker):
         """Name the current weights: what the rollout samples from now on carries this version."""
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
-        """Write the current weights, named `version`, into the new `directory`, an adapter merged unless asked alone.
+        """Write the current weights, named `version`, into the new `directory`, in the form that
+        `WorkerContext.weights_kind` names: an adapter is merged unless it is 'adapter'.
 
-        For rollout replicas that hold a copy of their own; of several ranks one writes. With `rollout.weights=link`
-        they are copied instead, for whoever asks this process for them until the next call.
+        For rollout replicas that hold a copy of their own; of several ranks one writes. With 'link' the weights are
+        copied in memory, and this process sends them to each replica that asks for them until the next call.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} cannot hand its weights to another process; choose a rollout that "

@@ -1,7 +1,7 @@
 """The core's own offers, through the same hooks as anybody's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, get_type_hints
 
 from rlcore import __version__
@@ -10,7 +10,9 @@ from rlcore.agents import AgentLoop
 from rlcore.agents.single_turn import build_single_turn
 from rlcore.algo.offers import OFFERS
 from rlcore.backends.hf import HfActor, HfReference, HfRollout
+from rlcore.backends.hf.resources import complete_embedded
 from rlcore.backends.vllm import VllmRollout
+from rlcore.backends.vllm.resources import complete_rollout
 from rlcore.config import RunConfig
 from rlcore.critic import CriticEngine, NoCritic
 from rlcore.hookspecs import hookimpl
@@ -27,7 +29,7 @@ from rlcore.plan import (
     WorkerClass,
     WorkerRequest,
 )
-from rlcore.plan.memory import BYTES, packed_bytes_per_parameter, training_bytes_per_parameter
+from rlcore.plan.memory import BYTES, training_bytes_per_parameter
 from rlcore.reference import REFERENCE, ReferenceWorker
 from rlcore.reward import RewardManager, build_function_rewards
 from rlcore.rollout import ROLLOUT, RolloutWorker
@@ -57,7 +59,13 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
             pool=pool,
             **common,
         ),
-        _rollout_request(config, common),
+        WorkerRequest(
+            ROLLOUT,
+            config.rollout.backend,
+            config.rollout.pool or MAIN_POOL,
+            replicas=config.rollout.replicas,
+            **common,
+        ),
     ]
     if config.algo.kl.placement != "none":
         same = config.reference.path in ("", config.model.path)
@@ -74,28 +82,6 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
             )
         )
     return requests
-
-
-def _rollout_request(config: RunConfig, common: Mapping[str, Any]) -> WorkerRequest:
-    """Of vLLM a pool and a size of its own: an engine reserves its device's memory for as long as it is awake."""
-    is_vllm = config.rollout.backend == "vllm"
-    pool = config.rollout.pool or (ROLLOUT.name if is_vllm else MAIN_POOL)
-    request = WorkerRequest(ROLLOUT, config.rollout.backend, pool, replicas=config.rollout.replicas, **common)
-    if not is_vllm:
-        packed = packed_bytes_per_parameter(config) if config.rollout.backend == "hf" else 0.0
-        return replace(request, cached_tokens=_cached_tokens(config), bytes_per_parameter=packed)
-    vllm = config.rollout.vllm
-    reserved = vllm.gpu_memory_frac if request.gpus else 0.0
-    return replace(request, gpus=request.gpus * vllm.tensor_parallel, device_frac=reserved)
-
-
-def _cached_tokens(config: RunConfig) -> int:
-    """What the embedded rollout holds at most: each row's own tokens, and each prompt once for its rows."""
-    kinds = [(config.rollout.samples_per_prompt, config.rollout.max_tokens)]
-    if config.eval.sources:
-        kinds.append((config.eval.samples_per_prompt, config.eval.max_tokens or config.rollout.max_tokens))
-    rows, prompt = config.rollout.max_rows, config.data.max_prompt_tokens
-    return max(rows * response + (-(-rows // samples) + 1) * prompt for samples, response in kinds)
 
 
 @hookimpl
@@ -134,9 +120,11 @@ def rlcore_algorithms() -> Sequence[Algorithm]:
 
 @hookimpl
 def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
-    """The main pool, and that of rollout replicas; sizes are what they need, unless `cluster.pools` says."""
+    """The main pool, and those of rollout replicas: `rollout`, or what `rollout.pool` says. Sizes are what they need,
+    unless `cluster.pools` says; a pool that another offer states for its class is offered beside that."""
+    ours = {MAIN_POOL, ROLLOUT.name, config.rollout.pool}
     pools = {request.pool for request in requests if request.pool == MAIN_POOL or request.role == ROLLOUT}
-    return [PoolSpec(pool) for pool in sorted(pools)]
+    return [PoolSpec(pool) for pool in sorted(pools & ours)]
 
 
 @hookimpl
@@ -144,6 +132,13 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(ActorWorker, "hf", HfActor),
         WorkerClass(ReferenceWorker, "hf", HfReference, every_rank=True),
-        WorkerClass(RolloutWorker, "hf", HfRollout, inside=ACTOR, every_rank=True),
-        WorkerClass(RolloutWorker, "vllm", VllmRollout, isolated=True),
+        WorkerClass(RolloutWorker, "hf", HfRollout, inside=ACTOR, every_rank=True, complete=complete_embedded),
+        WorkerClass(
+            RolloutWorker,
+            "vllm",
+            VllmRollout,
+            isolated=True,
+            complete=complete_rollout,
+            weight_sync=frozenset({"files", "link"}),
+        ),
     ]

@@ -44,6 +44,8 @@ class WorkerContext:
     """The worker this one is served `inside` of, set up already."""
     rendezvous: str = ""
     """Where the ranks of this replica meet: `init_method` of torch.distributed; empty with one rank."""
+    weights_kind: str = ""
+    """How an actor hands its weights to the rollout, a `WeightsHandle.kind`; '' where that samples from its own."""
     address: str = "127.0.0.1"
     """Of this node, as the run's other nodes reach it."""
 

@@ -126,22 +126,32 @@ def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
 def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
     request = worker.request
     inside = f"inside {request.inside.name}" if request.inside else request.pool
-    memory = plan.memory_bytes.get(request.role.name)
     return (
         request.role.name,
         worker.cls.__qualname__,
         worker.provided_by,
         worker.asked_by,
         inside,
-        f"{request.replicas} x {request.ranks}",
-        "-" if request.inside else "unknown" if memory is None else f"about {memory / 2**30:.1f} GiB",
+        f"{request.replicas} x {request.ranks}" + (f" x {request.gpus:g} GPUs" if request.gpus > 1 else ""),
+        "-" if request.inside else _memory(plan, worker),
     )
+
+
+def _memory(plan: "RunPlan", worker: "WorkerPlan") -> str:
+    if worker.request.device_frac:
+        return f"{worker.request.device_frac:.0%} of a device"
+    memory = plan.memory_bytes.get(worker.request.role.name)
+    return "unknown" if memory is None else f"about {memory / 2**30:.1f} GiB"
 
 
 def _pool(plan: "RunPlan", pool: "PoolPlan") -> tuple[str, ...]:
     gpus = pool.gpus_per_node * pool.nodes
     devices = f"{pool.nodes} x {pool.gpus_per_node} GPUs" if gpus else f"{plan.facts.cpus} CPUs"
     union = f" (union of {', '.join(pool.union_of)})" if pool.union_of else ""
+    where = [pool.placement] if pool.placement != "pack" else []
+    where += [f"{key}: {value}" for key, value in pool.labels.items()]
+    where += [f"{amount:g} {name} a bundle" for name, amount in pool.resources.items()]
+    devices += f" ({', '.join(where)})" if where else ""
     phases = plan.device_bytes.get(pool.name, {})
     memory = ", ".join(f"{phase}: about {size / 2**30:.1f} GiB" for phase, size in phases.items())
     return (pool.name + union, devices, memory or "-", ", ".join(pool.roles), pool.provided_by)

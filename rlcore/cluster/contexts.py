@@ -51,4 +51,5 @@ def context_of(
         host=host,
         rendezvous=rendezvous,
         shared_prefix=plan.shared_prefix,
+        weights_kind=run.weights_kind,
     )

@@ -26,8 +26,6 @@ class VllmConfig:
     lora: Literal["merged", "adapter"] = option("merged", used_when="actor.lora.enabled == True")
     """What a LoRA actor hands over. merged: all weights, its adapter added to them; adapter: the adapter alone, a few
     per cent of the bytes, whose part vLLM computes beside each layer, at some cost for each token."""
-    warn_logprob_diff: float = option(0.05, above=0)
-    """Warn when log-probs of vLLM and of the actor, computed with the same weights, differ by more in a step's mean."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs."""
 
@@ -43,7 +41,7 @@ class RolloutConfig:
     replicas: int = option(1, at_least=1)
     """Engines that generate side by side; of one that is embedded in the actor there are as many as of the actor."""
     pool: str = ""
-    """Pool of engines that are not embedded in the actor; empty: `rollout` for vllm, else `main`."""
+    """Pool of engines that are not embedded in the actor; empty: as the backend says (vllm: `rollout`), else `main`."""
     samples_per_prompt: int = option(8, at_least=1)
     """Size of a group."""
     temperature: float = option(1.0, above=0)
@@ -70,6 +68,8 @@ class RolloutConfig:
     link: from a copy in the memory of the actor's process, over TCP."""
     weights_dir: str = option("", used_when="weights == 'files'")
     """Where the actor writes weights for replicas that hold a copy: seen by all of them; empty: the run directory."""
+    warn_logprob_diff: float = option(0.05, above=0)
+    """Warn when log-probs of the actor and of a rollout with a copy of its weights differ by more in a step's mean."""
     vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"used_when": "backend == 'vllm'"})
     """The engine of rollout.backend=vllm."""
 

@@ -118,9 +118,19 @@ class PoolConfig:
     gpus_per_node: int = option(0, at_least=0)
     """0: as many as its roles ask for."""
     nodes: int = option(1, at_least=1)
-    """Machines that the pool spans."""
+    """Above 1: nodes of Ray over which the ranks of each role are laid out, evenly and in order; see `placement`."""
     union_of: tuple[str, ...] = ()
     """Pools whose devices this one has: servers there sleep while its roles train. Its size is then theirs."""
+    placement: Literal["pack", "spread", "strict_spread", "one_node"] = option(
+        "pack", used_when="cluster.backend == 'ray'"
+    )
+    """Where ranks go with nodes=1. pack: on as few nodes as Ray can; spread: on as many; strict_spread: each on a node
+    that no other rank has; one_node: all on one."""
+    labels: dict[str, str] = field(default_factory=dict, metadata={"used_when": "cluster.backend == 'ray'"})
+    """Labels of the nodes that Ray may take, such as {ray.io/accelerator-type: H100}; or '!H100', 'in(H100, H200)'."""
+    resources: dict[str, float] = field(default_factory=dict, metadata={"used_when": "cluster.backend == 'ray'"})
+    """Custom resources of Ray that the place of each rank (with `nodes` above 1: of each node) reserves, such as
+    {fast_network: 1}."""
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,6 @@ def remedy(key: str, name: str | None = None) -> str:
     return ""
 
 
-def serves_sharded() -> tuple[str, ...]:
-    """Rollout backends that can serve an actor of several ranks."""
-    return tuple(name for package in _packages() for name in package.get("serves_sharded", []))
-
-
 def install_hint(plugin: str) -> str:
     """How to install a first-party plugin; '' if it is none."""
     return next((f"`{each['install']}`" for each in _packages() if plugin and each["plugin"] == plugin), "")

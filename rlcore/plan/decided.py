@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.plan.facts import Facts
@@ -26,6 +26,10 @@ class PoolPlan:
     union_of: tuple[str, ...] = ()
     gpus: tuple[int, ...] = ()
     """Indices of its devices, counted over all nodes of the run; a union holds those of its members."""
+    placement: str = "pack"
+    """As in `PoolSpec`, like the two that follow."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class WorkerPlan:
     """The settings section of the plugin that offered the class, or None."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """How the prompt of a group is computed once for its samples."""
+    weight_sync: frozenset[str] = frozenset()
+    """As in `WorkerClass`."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,10 @@ class AlgorithmPlan:
 
     algorithm: Algorithm
     provided_by: str
+
+
+WeightsKind = Literal["", "directory", "adapter", "link"]
+"""A `WeightsHandle.kind`; '' where the rollout samples from the actor's own weights."""
 
 
 class OldLogprobs(StrEnum):
@@ -112,6 +122,8 @@ class RunPlan:
     pools: tuple[PoolPlan, ...]
     sleepers: tuple[str, ...]
     """Roles that serve on devices which the actor's pool shares with them: they sleep while it trains."""
+    weights_kind: WeightsKind
+    """How the actor hands its weights to the rollout."""
     algorithms: Mapping[str, AlgorithmPlan]
     """By purpose: 'advantage', 'policy_loss'."""
     rewards: tuple[ResolvedReward, ...]

@@ -10,7 +10,7 @@ from rlcore.plan.decided import RunPlan, WorkerPlan
 from rlcore.plan.facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.offers import Offers
-from rlcore.plan.places import check_link, check_places
+from rlcore.plan.places import check_places, plan_weights
 from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.ranks import check_ranks
@@ -43,8 +43,8 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)
     sleepers, on_devices = plan_turns(pools, workers, schedule), dict[str, dict[str, int]]()
-    check_places(config, pools, workers, sleepers)
-    check_link(config, workers)
+    check_places(config, pools, workers)
+    weights_kind = plan_weights(config, workers)
     if not config.cluster.address:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(config, pools, workers, sleepers, memory, facts)
@@ -66,6 +66,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         workers=workers,
         pools=pools,
         sleepers=sleepers,
+        weights_kind=weights_kind,
         algorithms=algorithms,
         rewards=rewards,
         reward_parts=brought_rewards(config, components["reward"]),
@@ -107,7 +108,9 @@ def _unknown(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
         notes.append("unknown: the number of parameters of model.path, so memory is not estimated")
     else:
         unstated = [
-            w.request.role.name for w in workers if w.request.inside is None and not w.request.bytes_per_parameter
+            w.request.role.name
+            for w in workers
+            if w.request.inside is None and not (w.request.bytes_per_parameter or w.request.device_frac)
         ]
         if unstated:
             notes.append(f"unknown: the memory of {', '.join(sorted(unstated))}")

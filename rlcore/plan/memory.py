@@ -43,11 +43,6 @@ def training_bytes_per_parameter(engine: EngineConfig) -> float:
     return everything / engine.ranks + BYTES[engine.dtype]
 
 
-def packed_bytes_per_parameter(config: RunConfig) -> float:
-    """Of the embedded rollout: the copy of float32 weights that a CPU multiplies few rows with, while it generates."""
-    return float(BYTES["float32"]) if config.cluster.device == "cpu" and config.actor.dtype == "float32" else 0.0
-
-
 def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank, as counted in `training_bytes_per_parameter`."""
     if engine.lora.enabled:
@@ -97,7 +92,9 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> in
         return num_tokens * activation_bytes(shape, engine) + copies + LOGIT_BYTES
     if not cached:
         return 0
-    copied = plan.request.bytes_per_parameter - _gradient_bytes_per_parameter(config.actor)
+    # An embedded rollout has its copy where the actor's gradients are otherwise; that of another is counted as held.
+    embedded = plan.request.inside is not None
+    copied = plan.request.bytes_per_parameter - _gradient_bytes_per_parameter(config.actor) if embedded else 0.0
     logits = SAMPLED_LOGITS * config.rollout.max_rows * shape.vocabulary * BYTES["float32"]
     keys_and_values = cached * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]
     # Of a layer's feed-forward, whose values are the most that is there at a time; rows whose weights have changed are

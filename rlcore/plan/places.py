@@ -1,82 +1,123 @@
 """Where each rank goes on a cluster that places pools by bundles, and what such a cluster cannot place."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import NamedTuple
 
 from rlcore.config import RunConfig
 from rlcore.errors import PlanError
-from rlcore.plan.decided import PoolPlan, WorkerPlan
+from rlcore.plan.decided import PoolPlan, WeightsKind, WorkerPlan
 
-Place = tuple[WorkerPlan, str, int]
-"""A rank's role, its leaf pool, and the bundle there."""
+
+class Place(NamedTuple):
+    """Where a rank goes."""
+
+    plan: WorkerPlan
+    """Its role."""
+    pool: str
+    """A leaf pool."""
+    spot: int
+    """Ranks of different roles at one spot of a pool share its devices."""
+    bundle: int
+    """What is reserved on one node: of a pool that says how many nodes a node's part of it, else the spot."""
 
 
 def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[str, list[Place]]:
     """The place of each rank, by role that has processes of its own.
 
-    A union's ranks go through the bundles of its members in order.
+    The ranks of a role are laid out evenly over the nodes of its pool, in order. A union's ranks go through the spots
+    of its members in order.
     """
     by_name = {pool.name: pool for pool in pools}
     members = {member for pool in pools for member in pool.union_of}
-    sizes = {pool.name: _num_bundles(pool, workers, pool.name in members) for pool in pools if not pool.union_of}
+    spots_a_node = {
+        pool.name: ceil(_num_spots(pool, workers, pool.name in members) / pool.nodes)
+        for pool in pools
+        if not pool.union_of
+    }
     places: dict[str, list[Place]] = {}
     for plan in _own_processes(workers):
         pool = by_name[plan.request.pool]
-        spots = [(leaf, bundle) for leaf in (pool.union_of or (pool.name,)) for bundle in range(sizes[leaf])]
         num = plan.request.replicas * plan.request.ranks
-        places[plan.request.role.name] = [(plan, *spots[index % len(spots)]) for index in range(num)]
+        spots = _spots(pool, num, by_name, spots_a_node)
+        places[plan.request.role.name] = [
+            Place(plan, leaf, spot, spot // spots_a_node[leaf] if by_name[leaf].nodes > 1 else spot)
+            for leaf, spot in (spots[index % len(spots)] for index in range(num))
+        ]
     return places
 
 
+def _spots(
+    pool: PoolPlan, num: int, by_name: Mapping[str, PoolPlan], spots_a_node: Mapping[str, int]
+) -> list[tuple[str, int]]:
+    """(leaf pool, spot) of each of a role's `num` ranks; of a union all that there are."""
+    if pool.union_of:
+        return [(leaf, spot) for leaf in pool.union_of for spot in range(spots_a_node[leaf] * by_name[leaf].nodes)]
+    on_a_node = ceil(num / pool.nodes)
+    return [(pool.name, rank // on_a_node * spots_a_node[pool.name] + rank % on_a_node) for rank in range(num)]
+
+
 def meeting_in(places: dict[str, list[Place]]) -> dict[tuple[str, int], list[WorkerPlan]]:
-    """Who shares each bundle."""
+    """Who shares each spot, by leaf pool and spot."""
     meeting: dict[tuple[str, int], list[WorkerPlan]] = {}
     for ranks in places.values():
-        for plan, leaf, bundle in ranks:
-            meeting.setdefault((leaf, bundle), []).append(plan)
+        for place in ranks:
+            meeting.setdefault((place.pool, place.spot), []).append(place.plan)
     return meeting
 
 
-def check_places(
-    config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], sleepers: Sequence[str]
-) -> None:
+def check_places(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> None:
     """PlanError when Ray cannot place the plan: of several devices in one process it gives away no parts."""
-    if config.cluster.backend != "ray" or not sleepers:
+    if config.cluster.backend != "ray":
         return
-    for present in meeting_in(places_of(pools, workers)).values():
-        trainers = [plan for plan in present if plan.request.gpus and plan.request.pool == config.cluster.train_pool]
-        for plan in present:
-            request = plan.request
-            if trainers and request.gpus > 1:
+    for (pool, _), present in meeting_in(places_of(pools, workers)).items():
+        using = [plan for plan in present if plan.request.gpus]
+        for plan in using:
+            others = [each.request.role.name for each in using if each is not plan]
+            if plan.request.gpus > 1 and others:
                 raise PlanError(
-                    f"cluster.backend=ray: role '{request.role.name}' has {request.gpus:g} GPUs in one process, and "
-                    f"Ray cannot share them with '{trainers[0].request.role.name}' of pool "
-                    f"'{config.cluster.train_pool}'; give it one (rollout.vllm.tensor_parallel=1), or a pool outside "
-                    "of the union, or set cluster.backend=local"
+                    f"cluster.backend=ray: role '{plan.request.role.name}' has {plan.request.gpus:g} GPUs in one "
+                    f"process, and Ray cannot share them with '{others[0]}' in pool '{pool}'; give it one (its class "
+                    f"is {plan.cls.__qualname__} of {plan.provided_by}), or a pool without the other, or set "
+                    "cluster.backend=local"
                 )
 
 
-def check_link(config: RunConfig, workers: Sequence[WorkerPlan]) -> None:
-    """PlanError when weights are to travel over a link, and cannot."""
-    if config.rollout.weights != "link":
-        return
-    rollout = next(plan.request for plan in workers if plan.request.role.name == "rollout")
-    if rollout.inside is not None:
+def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan]) -> WeightsKind:
+    """How the actor hands its weights to the rollout; '' when the rollout samples from the actor's own.
+
+    PlanError when they are to travel in a way that the rollout cannot take.
+    """
+    rollout = next(plan for plan in workers if plan.request.role.name == "rollout")
+    by, inside = config.rollout.weights, rollout.request.inside
+    who = f"{rollout.cls.__qualname__} of {rollout.provided_by}"
+    if inside is not None:
+        if by == "link":
+            raise PlanError(
+                f"rollout.weights=link: the rollout is served inside '{inside.name}' and has no copy of the "
+                "weights; leave it out, or choose a rollout.backend that has one"
+            )
+        return ""
+    if by not in rollout.weight_sync:
         raise PlanError(
-            f"rollout.weights=link: the rollout is served inside '{rollout.inside.name}' and has no copy of the "
-            "weights; leave it out, or choose a rollout.backend that has one, such as vllm"
+            f"rollout.weights={by}: {who} does not take weights that way (its offer's weight_sync); choose from: "
+            f"{', '.join(sorted(rollout.weight_sync)) or 'another rollout.backend'}"
         )
-    if config.actor.lora.enabled and config.rollout.vllm.lora == "adapter":
+    if rollout.request.takes_adapter and by == "link":
         raise PlanError(
-            "rollout.weights=link sends whole weights, and rollout.vllm.lora=adapter wants an adapter, which is "
-            "handed over as files; choose weights=files, or lora=merged"
+            f"rollout.weights=link sends whole weights, and {who} takes an adapter alone, which is handed over as "
+            "files; choose rollout.weights=files, or another rollout.backend"
         )
+    if rollout.request.takes_adapter:
+        return "adapter"
+    return "link" if by == "link" else "directory"
 
 
 def _own_processes(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
     return [plan for plan in workers if plan.request.inside is None]
 
 
-def _num_bundles(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) -> int:
+def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) -> int:
     """As many as the largest role of the pool has ranks; a union also uses devices that nobody else does."""
     ranks = [
         plan.request.replicas * plan.request.ranks for plan in _own_processes(workers) if plan.request.pool == pool.name

@@ -6,11 +6,12 @@ from difflib import get_close_matches
 from math import ceil
 
 from rlcore.config import RunConfig
-from rlcore.errors import PlanError, nearest
+from rlcore.errors import ConfigError, PlanError, nearest
 from rlcore.plan.decided import PoolPlan, WorkerPlan
 from rlcore.plan.facts import Facts
-from rlcore.plan.offers import Offers, said
-from rlcore.plan.types import PoolSpec
+from rlcore.plan.offers import CORE, Offers, said
+from rlcore.plan.placement import placement_problem
+from rlcore.plan.types import PoolSpec, WorkerRequest
 
 CONFIG = "config (cluster.pools)"
 """Who provides a pool that the user declared."""
@@ -54,24 +55,65 @@ def pool_notes(pools: Sequence[PoolPlan]) -> list[str]:
 def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) -> dict[str, _Declared]:
     requests = tuple(sorted((plan.request for plan in workers), key=lambda request: request.role.name))
     offered: dict[str, _Declared] = {}
-    for offer in offers.resource_pools(config, requests):
+    every_offer = offers.resource_pools(config, requests)
+    of_plugins = {offer.value.name for offer in every_offer if offer.provider.plugin != CORE}
+    for offer in every_offer:
         name = offer.value.name
-        if name in offered:
+        if offer.provider.plugin == CORE and name in of_plugins and name != WorkerRequest.pool:
+            continue  # for a rollout whose pool a plugin offers, the plugin says what it is
+        if name in offered and name not in config.cluster.pools:
             raise PlanError(
                 f"pool '{name}' is offered twice, by {said([offered[name].by, str(offer.provider)])}; "
                 f"one of them has to use a name of its own, or cluster.pools.{name} decides"
             )
         offered[name] = _Declared(offer.value, str(offer.provider))
     for name, pool in config.cluster.pools.items():
-        union = pool.union_of or (offered[name].spec.union_of if name in offered else ())
-        offered[name] = _Declared(PoolSpec(name, pool.gpus_per_node, pool.nodes, union), CONFIG)
-    for name, each in offered.items():
-        if each.spec.nodes > 1 and not config.cluster.address:
-            raise PlanError(
-                f"pool '{name}' of {each.by}: {each.spec.nodes} nodes; cluster.backend={config.cluster.backend} has "
-                "one; more are reached with cluster.backend=ray and cluster.address"
-            )
+        problem = placement_problem(pool.placement, pool.labels, pool.resources)
+        if problem:
+            raise ConfigError(f"cluster.pools.{name}: {problem}")
+        before = offered[name].spec if name in offered else PoolSpec(name)
+        spec = PoolSpec(
+            name,
+            pool.gpus_per_node,
+            pool.nodes,
+            pool.union_of or before.union_of,
+            before.placement if pool.placement == "pack" and pool.nodes == 1 else pool.placement,
+            pool.labels or before.labels,
+            pool.resources or before.resources,
+        )
+        offered[name] = _Declared(spec, CONFIG)
+    for each in offered.values():
+        _check_nodes(config, each)
     return dict(sorted(offered.items()))
+
+
+def _check_nodes(config: RunConfig, each: _Declared) -> None:
+    """PlanError for nodes that the cluster does not have, and for placements that it cannot obey."""
+    spec, cluster = each.spec, config.cluster
+    who = f"pool '{spec.name}' of {each.by}"
+    if spec.nodes > 1 and not cluster.address:
+        raise PlanError(
+            f"{who}: {spec.nodes} nodes; cluster.backend={cluster.backend} has "
+            "one; more are reached with cluster.backend=ray and cluster.address"
+        )
+    asked = [name for name in ("labels", "resources") if getattr(spec, name)]
+    asked += ["placement=strict_spread"] if spec.placement == "strict_spread" else []
+    if asked and not cluster.address:
+        raise PlanError(
+            f"{who}: asks for {', '.join(asked)}; cluster.backend={cluster.backend} without cluster.address has one "
+            "node with nothing of the kind; needs cluster.backend=ray and cluster.address, or a pool that asks for less"
+        )
+    asked += [f"placement={spec.placement}"] if spec.placement not in ("pack", "strict_spread") else []
+    if asked and spec.union_of:
+        raise PlanError(
+            f"{who}: asks for {', '.join(asked)}, but a union has the places of its members; say it of "
+            f"{', '.join(spec.union_of)}"
+        )
+    if spec.nodes > 1 and spec.placement != "pack":
+        raise PlanError(
+            f"{who}: nodes={spec.nodes} says where its ranks go, and so does placement={spec.placement}; needs one of "
+            "the two"
+        )
 
 
 def _roles(declared: Mapping[str, _Declared], workers: Sequence[WorkerPlan]) -> dict[str, tuple[str, ...]]:
@@ -121,13 +163,16 @@ def _gpus_per_node(each: _Declared, workers: Sequence[WorkerPlan], declared: Map
         if request.pool != spec.name or request.inside is not None:
             continue
         wanted = ceil(request.replicas * request.ranks * request.gpus)
-        if given and wanted > given * spec.nodes:
+        on_a_node = ceil(ceil(request.replicas * request.ranks / spec.nodes) * request.gpus)
+        if given and (wanted > given * spec.nodes or on_a_node > given):
+            total = given * spec.nodes
+            has = f"{total}" if spec.nodes == 1 else f"{total} on {spec.nodes} nodes, each of which needs {on_a_node}"
             raise PlanError(
                 f"pool '{spec.name}' of {each.by} is too small: role '{request.role.name}' of {plan.asked_by} needs "
                 f"{wanted} GPUs ({request.replicas} replicas x {request.ranks} ranks x {request.gpus:g}), "
-                f"the pool has {given * spec.nodes}"
+                f"the pool has {has}; its class is {plan.cls.__qualname__} of {plan.provided_by}"
             )
-        needed = max(needed, ceil(wanted / spec.nodes))
+        needed = max(needed, on_a_node)
     return given or needed
 
 
@@ -160,5 +205,6 @@ def _place(
     for name, each in declared.items():
         spec = each.spec
         gpus = devices.get(name) or tuple(gpu for member in spec.union_of for gpu in devices[member])
-        plans.append(PoolPlan(name, sizes[name], spec.nodes, roles[name], each.by, spec.union_of, gpus))
+        where = (spec.placement, dict(spec.labels), dict(spec.resources))
+        plans.append(PoolPlan(name, sizes[name], spec.nodes, roles[name], each.by, spec.union_of, gpus, *where))
     return plans

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcore.config import RunConfig
-from rlcore.errors import CALLED, PlanError, PluginError, boundary, nearest
-from rlcore.plan.catalog import remedy, serves_sharded
+from rlcore.errors import CALLED, PlanError, PluginError, boundary, nearest, shown
+from rlcore.plan.catalog import remedy
 from rlcore.plan.checked import listed
 from rlcore.plan.choose import section_of
 from rlcore.plan.decided import ComponentPlan, WorkerPlan
@@ -62,12 +62,16 @@ def _check_references(asked: Asked) -> None:
             raise PluginError(f"{role}: its reference for '{purpose}', '{reference}': {problem}")
 
 
+FIXED = ("role", "backend", "references", "inside", "isolated")
+"""Fields of a request that the class which fills it cannot change."""
+
+
 def choose_classes(config: RunConfig, offers: Offers, asked: Sequence[Asked]) -> tuple[WorkerPlan, ...]:
     """A class for each request, in start order: by role name, a worker served inside another after its host."""
     plans = {each.request.role.name: _fill(config, offers, each) for each in asked}
     everywhere = {each.request.role.name for each in asked if _only_class(offers, each).value.every_rank}
     for name in sorted(plans):
-        plans[name] = _beside_host(plans[name], plans, everywhere)
+        plans[name] = _beside_host(plans[name], plans, everywhere, offers)
     inside = [name for name in sorted(plans) if plans[name].request.inside is not None]
     return tuple(plans[name] for name in sorted(set(plans) - set(inside)) + inside)
 
@@ -87,7 +91,36 @@ def _fill(config: RunConfig, offers: Offers, asked: Asked) -> WorkerPlan:
     elif offer.value.isolated:
         request = replace(request, isolated=True)
     section = section_of(config, offers, offer.provider)
-    return WorkerPlan(request, offer.value.cls, asked.by, str(offer.provider), section)
+    request = _completed(config, section, offer, Asked(request, asked.by))
+    syncs = offer.value.weight_sync
+    return WorkerPlan(request, offer.value.cls, asked.by, str(offer.provider), section, weight_sync=syncs)
+
+
+def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], asked: Asked) -> WorkerRequest:
+    """The request as the offer completes it.
+
+    PluginError for a `complete` that fails or returns what is not this request; PlanError for another pool than was
+    asked for.
+    """
+    before = asked.request
+    who = f"{offer.provider}: complete() of {_class(offer)} for role '{before.role.name}'"
+    with boundary(who, PluginError, CALLED), limited(who):
+        request = offer.value.complete(config, section, before)
+    if not isinstance(request, WorkerRequest):
+        raise PluginError(f"{who}: returned {shown(request)}; needs the WorkerRequest that it was given, completed")
+    for name in FIXED:
+        if getattr(request, name) != getattr(before, name):
+            raise PluginError(
+                f"{who}: changed {name} from {shown(getattr(before, name))} to {shown(getattr(request, name))}; it may "
+                "state resources only"
+            )
+    if before.pool not in (WorkerRequest.pool, request.pool):
+        raise PlanError(
+            f"role '{before.role.name}' of {asked.by} asks for pool '{before.pool}', but {_class(offer)} of "
+            f"{offer.provider} states pool '{request.pool}'; needs one pool: leave it out where it is asked for, or "
+            "choose another backend"
+        )
+    return request
 
 
 def _only_class(offers: Offers, asked: Asked) -> Offer[WorkerClass]:
@@ -121,6 +154,8 @@ def check_class(offer: Offer[WorkerClass]) -> None:
     found = list(breaches(offered.cls, offered.interface))
     if not found and (problem := refuses(offered.cls, ["context"])):
         found.append(f"__init__() {problem}")
+    if problem := refuses(offered.complete, ["config", "section", "request"]):
+        found.append(f"its complete() {problem}")
     if found:
         raise PluginError(
             f"{offer.provider}: offers {_class(offer)} as {offered.interface.__name__} for backend "
@@ -146,7 +181,7 @@ def _has_processes(plan: WorkerPlan, config: RunConfig) -> bool:
     return cluster.backend != "local" or request.ranks > 1 or (request.isolated and not cluster.in_process)
 
 
-def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str]) -> WorkerPlan:
+def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str], offers: Offers) -> WorkerPlan:
     """The plan with the host's pool, when it is served inside another role; in each of its ranks, if it can be."""
     request = plan.request
     if request.inside is None:
@@ -169,10 +204,9 @@ def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: 
     if request.role.name in everywhere and request.ranks == 1:
         request = replace(request, ranks=host.request.ranks)
     elif host.request.ranks > 1:
-        choices = ", ".join(f"{request.role.name}.backend={name}" for name in serves_sharded())
         raise PlanError(
             f"{who}: backend '{request.backend}' is served inside '{served_in}', which is sharded over "
-            f"{host.request.ranks} ranks; it needs one rank; choose from: {choices}"
+            f"{host.request.ranks} ranks; it needs one rank{_instead(plan, host.request.role, offers)}"
         )
     if request.isolated or request.replicas != host.request.replicas or request.ranks != host.request.ranks:
         raise PlanError(
@@ -183,6 +217,15 @@ def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: 
     if request.pool not in (pool, host.request.pool):
         raise PlanError(f"{who} asks for pool '{request.pool}', but its host is in pool '{host.request.pool}'")
     return replace(plan, request=replace(request, pool=host.request.pool))
+
+
+def _instead(plan: WorkerPlan, host: Role[Any], offers: Offers) -> str:
+    """The backends of the role that go with a host of several ranks, as the end of an error."""
+    role = plan.request.role
+    fits = [each.value for each in offers.worker_classes() if each.value.interface is role.interface]
+    names = sorted(each.backend for each in fits if each.inside is None or each.every_rank)
+    choices = ", ".join(f"{plan.request.settings or role.name}.backend={name}" for name in names)
+    return f"; choose from: {choices}" if names else f"; set {host.name}.ranks=1"
 
 
 def _who(asked: Asked) -> str:

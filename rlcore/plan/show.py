@@ -90,6 +90,9 @@ def _pool(plan: PoolPlan) -> dict[str, Any]:
         "roles": list(plan.roles),
         "union_of": list(plan.union_of),
         "gpus": list(plan.gpus),
+        "placement": plan.placement,
+        "labels": dict(plan.labels),
+        "resources": dict(plan.resources),
         "provided_by": plan.provided_by,
     }
 
@@ -108,6 +111,7 @@ def _worker(plan: WorkerPlan) -> dict[str, Any]:
         "shared_prefix": plan.shared_prefix.value,
         "gpus": request.gpus,
         "cpus": request.cpus,
+        "device_frac": request.device_frac,
         "threads": request.threads,
         "inside": request.inside.name if request.inside else None,
         "isolated": request.isolated,

@@ -9,35 +9,40 @@ from rlcore.plan.decided import PoolPlan, SchedulePlan, WorkerPlan
 from rlcore.plan.facts import Facts
 from rlcore.plan.memory import BYTES
 
-ACTOR = "actor"
+ACTOR, ROLLOUT = "actor", "rollout"
 SERVING, TRAINING = "serving", "training"
 """The phases of a step."""
 
 
 def plan_turns(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], schedule: SchedulePlan) -> tuple[str, ...]:
-    """The roles that sleep while the actor trains: those in the pools of which the actor's pool is a union.
+    """The roles that sleep while the actor trains: those that serve on its devices.
 
-    PlanError for one that cannot sleep, and for a schedule that would sample or score while the actor trains.
+    These are the roles in the pools of which the actor's pool is a union, and those in its own pool that have GPUs;
+    without GPUs there is no device to share. Roles that compute in the passes of a step (reference, critic) take their
+    turn there, awake. PlanError for one that cannot sleep, and for a schedule that would sample or score in the pools
+    of a union while the actor trains; in its own pool roles are awake then, and have to fit beside it.
     """
-    union = _shared_pool(pools, workers)
-    if union is None:
-        return ()
+    pool = actor_pool(pools, workers)
     found = []
     for plan in workers:
-        request = plan.request
-        if request.pool not in union.union_of or request.inside is not None:
+        if not _shares(plan, pool, workers):
             continue
-        interface = request.role.interface
-        if getattr(plan.cls, "sleep", None) is getattr(interface, "sleep", None):
+        if not _can_sleep(plan):
+            request = plan.request
+            where = f"union '{pool.name}' of {pool.provided_by}" if pool.union_of else "its own pool"
             raise PlanError(
                 f"role '{request.role.name}' of {plan.asked_by} is in pool '{request.pool}', on whose devices the "
-                f"actor trains (union '{union.name}' of {union.provided_by}), but {plan.cls.__qualname__} of "
-                f"{plan.provided_by} has no sleep(); choose another backend, or a pool outside of the union"
+                f"actor trains ({where}), but {plan.cls.__qualname__} of "
+                f"{plan.provided_by} has no sleep() and wake(); choose another backend, or a pool "
+                f"{'outside of the union' if pool.union_of else 'beside the actor'}"
             )
-        found.append(request.role.name)
-    if found and (schedule.stream or schedule.max_staleness):
+        found.append(plan.request.role.name)
+    overlaps = schedule.stream or schedule.max_staleness
+    if not pool.union_of:
+        return () if overlaps else tuple(sorted(found))
+    if found and overlaps:
         raise PlanError(
-            f"pool '{union.name}' of {union.provided_by} is a union with {', '.join(union.union_of)}: while the actor "
+            f"pool '{pool.name}' of {pool.provided_by} is a union with {', '.join(pool.union_of)}: while the actor "
             f"trains {', '.join(sorted(found))} sleep, so nothing is sampled or scored meanwhile; needs "
             f"schedule.max_staleness=0 and schedule.stream_minibatches=false (found {schedule.max_staleness} and "
             f"{str(schedule.stream).lower()}), or pools of their own"
@@ -45,10 +50,30 @@ def plan_turns(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], schedul
     return tuple(sorted(found))
 
 
-def _shared_pool(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> PoolPlan | None:
-    """The actor's pool, if it is a union."""
+def actor_pool(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> PoolPlan:
+    """The pool that the actor trains in."""
     name = next(plan.request.pool for plan in workers if plan.request.role.name == ACTOR)
-    return next((pool for pool in pools if pool.name == name and pool.union_of), None)
+    return next(pool for pool in pools if pool.name == name)
+
+
+def _shares(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> bool:
+    """Whether a role serves, while samples are made and scored, on devices that the actor trains on."""
+    request = plan.request
+    if request.inside is not None or request.role.name == ACTOR:
+        return False
+    if request.pool in pool.union_of:
+        return True
+    trains_on_gpus = any(each.request.gpus for each in workers if each.request.role.name == ACTOR)
+    # Of the core's and the critic's roles only the rollout is called outside of the step's passes.
+    serves = request.role.name == ROLLOUT or plan.asked_by.startswith(("agent ", "reward "))
+    return serves and request.pool == pool.name and request.gpus > 0 and trains_on_gpus
+
+
+def _can_sleep(plan: WorkerPlan) -> bool:
+    """Whether the class has `sleep` and `wake` other than those of the interface, which refuse."""
+    interface = plan.request.role.interface
+    methods = [(getattr(plan.cls, name, None), getattr(interface, name, None)) for name in ("sleep", "wake")]
+    return all(ours and theirs and (ours is not theirs or plan.cls is interface) for ours, theirs in methods)
 
 
 def memory_of_devices(
@@ -81,7 +106,7 @@ def memory_of_devices(
                 idle = phase == SERVING and name not in sleepers
                 entry = (name, 0 if asleep else held, 0 if asleep or idle else working)
                 devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)
-    _check_devices(devices, facts.gpu_memory_bytes)
+    _check_devices(devices, facts.gpu_memory_bytes, workers)
     return {
         pool.name: {
             phase: max(_total(devices[gpu].get(phase, [])) for gpu in pool.gpus if gpu in devices) for phase in phases
@@ -119,7 +144,16 @@ def _total(entries: Sequence[tuple[str, int, int]]) -> int:
     return sum(held for _, held, _ in entries) + max((working for _, _, working in entries), default=0)
 
 
-def _check_devices(devices: Mapping[int, Mapping[str, Sequence[tuple[str, int, int]]]], size: int) -> None:
+def _lower(workers: Sequence[WorkerPlan], entries: Sequence[tuple[str, int, int]]) -> str:
+    """What lowers the shares of the device that roles reserve, as a part of an error."""
+    names = {name for name, held, _ in entries if held}
+    roles = [plan.request for plan in workers if plan.request.device_frac and plan.request.role.name in names]
+    return f", lower what {' and '.join(each.role.name for each in roles)} reserve" if roles else ""
+
+
+def _check_devices(
+    devices: Mapping[int, Mapping[str, Sequence[tuple[str, int, int]]]], size: int, workers: Sequence[WorkerPlan]
+) -> None:
     for gpu, phases in sorted(devices.items()):
         for phase, entries in phases.items():
             total = _total(entries)
@@ -127,6 +161,6 @@ def _check_devices(devices: Mapping[int, Mapping[str, Sequence[tuple[str, int, i
                 parts = ", ".join(f"{name} {(held + working) / 2**30:.1f}" for name, held, working in entries)
                 raise PlanError(
                     f"memory: device {gpu} needs about {total / 2**30:.1f} GiB while {phase} ({parts} GiB), it has "
-                    f"{size / 2**30:.1f}; give the roles pools of their own, lower rollout.vllm.gpu_memory_frac or the "
-                    "like, or set actor.offload=true"
+                    f"{size / 2**30:.1f}; give the roles pools of their own{_lower(workers, entries)}, or set "
+                    "actor.offload=true"
                 )

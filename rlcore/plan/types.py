@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlcore.config import EngineConfig, RunConfig
+from rlcore.errors import OfferError
 from rlcore.plan.checked import (
     check_above,
     check_call,
@@ -30,8 +31,10 @@ from rlcore.plan.checked import (
     check_text_choice,
     check_texts,
     check_whole,
+    refuse,
 )
 from rlcore.plan.facts import ModelFacts
+from rlcore.plan.placement import placement_problem
 from rlcore.types import SharedPrefix
 from rlcore.workers import Worker, WorkerGroup
 
@@ -120,6 +123,8 @@ class WorkerRequest:
     """How it shares the prompt of a group: 'planned' leaves that to the planner, else a value of `SharedPrefix`."""
     cached_tokens: int = 0
     """Tokens whose keys and values a rank holds at most."""
+    takes_adapter: bool = False
+    """Of a rollout with a copy of the weights: a LoRA actor hands it the adapter alone, as files."""
 
     def __post_init__(self) -> None:
         check_is(self, "role", Role)
@@ -130,12 +135,23 @@ class WorkerRequest:
         check_whole(self, 0, "threads", "cached_tokens")
         check_numbers(self, 0.0, "gpus", "cpus", "bytes_per_parameter")
         check_numbers(self, 0.0, "device_frac", most=1.0)
-        check_flags(self, "isolated")
+        check_flags(self, "isolated", "takes_adapter")
         check_references(self, "references")
         check_is(self, "model", ModelFacts, optional=True)
         check_is(self, "engine", EngineConfig, optional=True)
         check_is(self, "settings", str)
         check_text_choice(self, "shared_prefix", ["planned", *SharedPrefix])
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            refuse(self, "gpus", "a share of one device, or a whole number of them")
+
+
+def as_asked(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
+    """The `complete` of a class that needs what was asked for it, and no more."""
+    return request
+
+
+WEIGHT_SYNCS = ("files", "link")
+"""The values of `rollout.weights`."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +169,13 @@ class WorkerClass:
     """Inside a host of several ranks there is one of it in each, and each does its share (`WorkerContext.rank`)."""
     isolated: bool = False
     """It serves, and may die and be restarted: requests that it fills are `isolated`, whoever stated them."""
+    complete: Callable[[RunConfig, Any, WorkerRequest], WorkerRequest] = as_asked
+    """(config, section of the offer's plugin, request) -> the request with what the class needs: replicas, ranks, gpus,
+    cpus, threads, pool and memory (`device_frac`, `bytes_per_parameter`, `cached_tokens`, `engine`, `model`). Pure; the
+    same for every role. A pool other than `main` that was asked for stays, and so do role, backend, references,
+    `inside` and `isolated`."""
+    weight_sync: frozenset[str] = frozenset({"files"})
+    """Of a rollout that is not served inside the actor: the values of `rollout.weights` that it can take."""
 
     def __post_init__(self) -> None:
         check_subclass(self, "interface", Worker)
@@ -160,22 +183,38 @@ class WorkerClass:
         check_texts(self, "backend")
         check_is(self, "inside", Role, optional=True)
         check_flags(self, "every_rank", "isolated")
+        check_call(self, "complete", ["config", "section", "request"])
+        if not isinstance(self.weight_sync, frozenset) or not self.weight_sync <= set(WEIGHT_SYNCS):
+            refuse(self, "weight_sync", f"a frozenset of: {', '.join(WEIGHT_SYNCS)}")
 
 
 @dataclass(frozen=True)
 class PoolSpec:
-    """An offer of devices that roles share. Sizes of 0 are derived from the requests."""
+    """An offer of devices that roles share. Sizes of 0 are derived from the requests.
+
+    With `nodes` above 1 the ranks of each role are laid out over exactly that many nodes, evenly and in order.
+    """
 
     name: str
     gpus_per_node: int = 0
     nodes: int = 1
     union_of: tuple[str, ...] = ()
+    placement: str = "pack"
+    """Where Ray puts the ranks of a pool that does not say `nodes`. pack: on as few nodes as it can; spread: on as many
+    as it can; strict_spread: each on a node of its own; one_node: all on one."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the nodes that Ray may take: {'ray.io/accelerator-type': 'H100'}, '!H100' or 'in(H100, H200)'."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Custom resources of Ray that each bundle reserves: {'fast_network': 1}. A bundle is the place of one rank; of a
+    pool with `nodes` above 1, its part of a node."""
 
     def __post_init__(self) -> None:
         check_names(self, "name")
         check_whole(self, 0, "gpus_per_node")
         check_whole(self, 1, "nodes")
         check_distinct(self, "union_of")
+        if problem := placement_problem(self.placement, self.labels, self.resources):
+            raise OfferError(f"PoolSpec '{self.name}': {problem}")
 
 
 def no_requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:

@@ -162,11 +162,11 @@ class Trainer:
         rollout, difference = self.config.rollout, metrics.get("policy/rollout_logprob_diff", 0.0)
         if rollout.truncates:  # they differ by the mass that was cut off
             return
-        if rollout.backend == "vllm" and difference > rollout.vllm.warn_logprob_diff:
+        if not self.run.plan.schedule.embedded and difference > rollout.warn_logprob_diff:
             self.sinks.terminal.warn(
-                f"step {self.progress.step}: log-probs of vLLM and of the actor differ by {difference:.3g} a token in "
-                f"the mean (rollout.vllm.warn_logprob_diff={rollout.vllm.warn_logprob_diff:g}); the loss corrects for "
-                "it up to algo.importance.cap; look at rollout.vllm.dtype"
+                f"step {self.progress.step}: log-probs of rollout.backend={rollout.backend} and of the actor differ by "
+                f"{difference:.3g} per token in the mean (rollout.warn_logprob_diff={rollout.warn_logprob_diff:g}); "
+                "the loss corrects for it up to algo.importance.cap; look at the number formats of both"
             )
 
     async def written(self) -> None:

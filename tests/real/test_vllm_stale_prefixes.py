@@ -116,8 +116,8 @@ def test_either_guard_alone_keeps_prefixes_of_other_weights_out_of_what_is_sampl
 
 def test_a_sampler_that_is_not_the_actors_policy_is_told_of_in_the_step_where_it_happens(run: Path) -> None:
     said = " ".join((run.parent / "said").read_text().split())
-    told = "log-probs of vLLM and of the actor differ"
+    told = "log-probs of rollout.backend=vllm and of the actor differ"
     assert said.count(told) == 1
-    assert f"warning: step {NUM_STEPS}: {told} by {differences(run)[-1]:.3g} a token" in said
-    assert "rollout.vllm.warn_logprob_diff=0.05" in said
-    assert "look at rollout.vllm.dtype" in said
+    assert f"warning: step {NUM_STEPS}: {told} by {differences(run)[-1]:.3g} per token" in said
+    assert "rollout.warn_logprob_diff=0.05" in said
+    assert "look at the number formats of both" in said

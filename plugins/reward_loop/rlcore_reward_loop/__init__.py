@@ -19,7 +19,8 @@ from rlcore import (
 )
 from rlcore_reward_loop.checks import check
 from rlcore_reward_loop.settings import RewardLoopSettings
-from rlcore_reward_loop.vllm_replica import VllmReplica, reserved_frac
+from rlcore_reward_loop.vllm_replica import VllmReplica
+from rlcore_reward_loop.vllm_resources import complete_replica
 from rlcore_reward_loop.worker import HfReplica
 
 NAME = "reward_loop"
@@ -39,7 +40,6 @@ def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerR
             cpus=model.cpus,
             threads=model.threads or config.cluster.threads,
             isolated=True,
-            device_frac=reserved_frac(model) if config.cluster.device == "cuda" else 0.0,
         )
         for name, model in section.models.items()
     ]
@@ -83,4 +83,7 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 
 @hookimpl
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
-    return [WorkerClass(RewardReplica, "hf", HfReplica), WorkerClass(RewardReplica, "vllm", VllmReplica)]
+    return [
+        WorkerClass(RewardReplica, "hf", HfReplica),
+        WorkerClass(RewardReplica, "vllm", VllmReplica, complete=complete_replica),
+    ]

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from rlcore import ConfigError, PlanError, RunConfig
 from rlcore.errors import nearest
 from rlcore_reward_loop.settings import JudgeSettings, RewardLoopSettings, RewardSettings
+from rlcore_reward_loop.vllm_resources import check_devices
 
 WHERE = "plugins.reward_loop"
 
@@ -25,6 +26,9 @@ def check(config: RunConfig, settings: RewardLoopSettings) -> None:
         _check_service(name, settings)
     for name, reward in settings.rewards.items():
         _check_reward(name, reward, config, settings)
+    if config.cluster.device == "cuda":
+        for name, model in settings.models.items():
+            check_devices(f"{WHERE}.models.{name}", model)
     _check_used(settings)
 
 

@@ -71,7 +71,7 @@ class ModelSettings:
     replicas: int = option(1, at_least=1)
     """Processes that serve it."""
     gpus: float = option(1.0, used_when="cluster.device == 'cuda'", at_least=0)
-    """Of each replica."""
+    """Of each replica. Several: an engine of vLLM spans them, its tensor_parallel_size follows."""
     cpus: float = option(1.0, at_least=0)
     """Of each replica."""
     threads: int = option(0, at_least=0)

@@ -10,16 +10,9 @@ from rlcore import RawScore, RewardReplica, ScoreRequest, WorkerError
 from rlcore.errors import boundary
 from rlcore_reward_loop.conversations import Unreadable
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings
+from rlcore_reward_loop.vllm_resources import GPU_MEMORY_FRAC, parallel_arguments
 
 KV_CACHE_GIB = 1.0
-GPU_MEMORY_FRAC = 0.9
-
-
-def reserved_frac(settings: ModelSettings) -> float:
-    """The share of a GPU's memory that a replica reserves while it is awake; 0.0 of another backend."""
-    if settings.backend != "vllm":
-        return 0.0
-    return float(settings.options.get("gpu_memory_utilization", GPU_MEMORY_FRAC))
 
 
 class VllmReplica(RewardReplica):
@@ -44,6 +37,8 @@ class VllmReplica(RewardReplica):
             "enable_sleep_mode": device != "cpu",
             **model.arguments(),
         }
+        if device != "cpu":
+            arguments |= parallel_arguments(self.settings)
         arguments |= device_arguments(device, KV_CACHE_GIB, GPU_MEMORY_FRAC) | self.settings.options
         self.open_with(model, open_engine(arguments, str(self.context), self.context.threads))
 
@@ -109,7 +104,7 @@ class VllmReplica(RewardReplica):
         """Drain, then hand the device's memory to others; on a CPU there is nothing to hand over."""
         self._awake.clear()
         await self._idle.wait()
-        if self.context.device != "cpu":
+        if self.context.device != "cpu" and not await self._engine.is_sleeping():
             await self._engine.sleep(1)
 
     async def wake(self) -> None:

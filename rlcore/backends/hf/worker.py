@@ -88,11 +88,10 @@ class HfActor(ActorWorker):
         give_back_freed_memory()
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
-        config = self.context.config
-        if config.actor.lora.enabled and config.rollout.vllm.lora == "adapter":
+        if self.context.weights_kind == "adapter":
             self.engine.save_adapter(directory)
             return WeightsHandle(version, "adapter", str(directory))
-        if config.rollout.weights == "link":
+        if self.context.weights_kind == "link":
             return WeightsHandle(version, "link", self._offer(self.engine.copy_whole()))
         self.engine.save_whole(directory)
         return WeightsHandle(version, "directory", str(directory))

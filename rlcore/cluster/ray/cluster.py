@@ -52,7 +52,7 @@ class RayCluster:
         self._plan, self._run_dir, self._deadlines = plan, run_dir, deadlines
         self._seats: dict[str, Seat] = {}
         self._slots = slots_of(plan)
-        self._placement = Placement(run_dir.name)
+        self._placement = Placement(run_dir.name, plan.pools)
         self._thread: WorkerThread | None = None
         """The one that connects and leaves; None where Ray was there already."""
         self._guard: Guard | None = None
@@ -71,7 +71,7 @@ class RayCluster:
             self._thread = WorkerThread("ray")
             with _own_signals():
                 await self._thread.run(self._connect, "cluster: connecting to Ray", CONNECT_S)
-        await self._placement.place(bundles_of(self._slots), config.placement_s)
+        await self._placement.place(bundles_of(self._slots, self._plan.pools), config.placement_s)
 
     def _connect(self) -> None:
         config, facts = self._plan.config.cluster, self._plan.facts
@@ -87,7 +87,7 @@ class RayCluster:
                 with self._output.beginning():
                     ray.init(config.address, **quiet)
                 return
-            asked = sum(bundle["CPU"] for pool in bundles_of(self._slots).values() for bundle in pool)
+            asked = sum(bundle["CPU"] for pool in bundles_of(self._slots, self._plan.pools).values() for bundle in pool)
             mark = uuid.uuid4().hex
             self._guard = Guard(mark)
             os.environ[VARIABLE] = mark

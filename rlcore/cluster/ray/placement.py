@@ -11,8 +11,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from rlcore.errors import WorkerError
-from rlcore.plan import RunPlan, WorkerPlan
+from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
 from rlcore.plan.places import meeting_in, places_of
+from rlcore.plan.turns import actor_pool
 
 NAME = "rlcore"
 """Every placement group of ours is named 'rlcore RUN POOL', so that another run can say who holds the cluster."""
@@ -39,21 +40,31 @@ def slots_of(run: RunPlan) -> dict[str, list[Slot]]:
     """
     places = places_of(run.pools, run.workers)
     meeting = meeting_in(places)
-    union = run.config.cluster.train_pool if run.sleepers else ""
     return {
         role: [
-            Slot(leaf, bundle, _cpus(plan, meeting[leaf, bundle], run, union), _gpus(plan, meeting[leaf, bundle]))
-            for plan, leaf, bundle in ranks
+            Slot(
+                place.pool,
+                place.bundle,
+                _cpus(place.plan, meeting[place.pool, place.spot], run),
+                _gpus(place.plan, meeting[place.pool, place.spot]),
+            )
+            for place in ranks
         ]
         for role, ranks in places.items()
     }
 
 
-def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: RunPlan, union: str) -> float:
-    """The CPUs that a rank reserves in a bundle where these meet."""
-    training = sum(each.request.cpus for each in present if each.request.pool == union)
-    serving = sum(each.request.cpus for each in present if each.request.role.name in run.sleepers)
-    takes_turns = plan.request.pool == union or plan.request.role.name in run.sleepers
+def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: RunPlan) -> float:
+    """The CPUs that a rank reserves at a spot where these meet."""
+    pool = actor_pool(run.pools, run.workers).name
+    servers = [each.request.cpus for each in present if each.request.role.name in run.sleepers]
+    trainers = [
+        each.request.cpus
+        for each in present
+        if each.request.pool == pool and each.request.role.name not in run.sleepers
+    ]
+    training, serving = sum(trainers), sum(servers)
+    takes_turns = plan.request.pool == pool or plan.request.role.name in run.sleepers
     if not (takes_turns and training and serving):
         return plan.request.cpus
     return floor(plan.request.cpus * max(training, serving) / (training + serving) * 1000) / 1000
@@ -66,18 +77,29 @@ def _gpus(plan: WorkerPlan, present: Sequence[WorkerPlan]) -> float:
     return gpus if gpus > 1 else floor(gpus / max(sharing, 1) * 1000) / 1000
 
 
-def bundles_of(slots: Mapping[str, Sequence[Slot]]) -> dict[str, list[dict[str, float]]]:
-    """The bundles of each leaf pool: the sum of what is taken of them, devices rounded up."""
+def bundles_of(
+    slots: Mapping[str, Sequence[Slot]], pools: Sequence[PoolPlan] = ()
+) -> dict[str, list[dict[str, float]]]:
+    """The bundles of each leaf pool: the sum of what is taken of them, devices rounded up, and its custom resources.
+
+    A pool that says how many nodes has a bundle for each of them, with all of the pool's devices there.
+    """
     sums: dict[str, dict[int, list[float]]] = {}
     for ranks in slots.values():
         for slot in ranks:
             both = sums.setdefault(slot.pool, {}).setdefault(slot.bundle, [0.0, 0.0])
             both[0] += slot.cpus
             both[1] += slot.gpus
-    return {
-        pool: [_bundle(*bundles.get(index, (0.0, 0.0))) for index in range(max(bundles) + 1)]
-        for pool, bundles in sums.items()
-    }
+    by_name = {pool.name: pool for pool in pools}
+    return {name: _bundles(taken, by_name.get(name)) for name, taken in sums.items()}
+
+
+def _bundles(taken: Mapping[int, Sequence[float]], pool: PoolPlan | None) -> list[dict[str, float]]:
+    nodes = pool.nodes if pool is not None and pool.nodes > 1 else 0
+    of_a_node = pool.gpus_per_node if pool is not None and nodes else 0
+    resources = dict(pool.resources) if pool is not None else {}
+    bundles = [taken.get(index, (0.0, 0.0)) for index in range(max(nodes, max(taken) + 1))]
+    return [_bundle(cpus, max(gpus, of_a_node)) | resources for cpus, gpus in bundles]
 
 
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
@@ -85,11 +107,21 @@ def _bundle(cpus: float, gpus: float) -> dict[str, float]:
     return {"CPU": ceil(cpus * 100 - 1e-6) / 100 or 0.01} | ({"GPU": float(ceil(gpus - 1e-6))} if gpus else {})
 
 
+STRATEGIES = {"pack": "PACK", "spread": "SPREAD", "strict_spread": "STRICT_SPREAD", "one_node": "STRICT_PACK"}
+"""Ray's word for each value of `placement`."""
+
+
+def strategy_of(pool: PoolPlan) -> str:
+    """Ray's strategy for a leaf pool: each bundle on a node of its own where the pool says how many nodes."""
+    return "STRICT_SPREAD" if pool.nodes > 1 else STRATEGIES[pool.placement]
+
+
 class Placement:
     """The placement groups of a run."""
 
-    def __init__(self, run_name: str) -> None:
+    def __init__(self, run_name: str, pools: Sequence[PoolPlan]) -> None:
         self._run_name = run_name
+        self._pools = {pool.name: pool for pool in pools}
         self._groups: dict[str, PlacementGroup] = {}
         self._wanted: dict[str, list[dict[str, float]]] = {}
 
@@ -100,7 +132,13 @@ class Placement:
     async def place(self, bundles: Mapping[str, list[dict[str, float]]], deadline_s: float) -> None:
         """Reserve every pool; WorkerError saying what was wanted, what there is and who has it."""
         for pool, wanted in sorted(bundles.items()):
-            group = placement_group(wanted, strategy="PACK", name=f"{NAME} {self._run_name} {pool}")
+            spec = self._pools[pool]
+            group = placement_group(
+                wanted,
+                strategy=strategy_of(spec),
+                name=f"{NAME} {self._run_name} {pool}",
+                bundle_label_selector=[dict(spec.labels)] * len(wanted) if spec.labels else None,
+            )
             self._groups[pool], self._wanted[pool] = group, wanted
             try:
                 async with asyncio.timeout(deadline_s):
@@ -125,15 +163,15 @@ class Placement:
     def _too_small(self, pool: str, deadline_s: float) -> str:
         wanted = self._wanted[pool]
         has, free = ray.cluster_resources(), ray.available_resources()
-        total = {kind: sum(each.get(kind, 0.0) for each in wanted) for kind in ("CPU", "GPU")}
-        parts = [
-            f"{kind} {has.get(kind, 0.0):g}, free {free.get(kind, 0.0):g}" for kind in ("CPU", "GPU") if total[kind]
-        ]
+        kinds = sorted({kind for each in wanted for kind in each}, key=lambda kind: (kind not in ("CPU", "GPU"), kind))
+        total = {kind: sum(each.get(kind, 0.0) for each in wanted) for kind in kinds}
+        parts = [f"{kind} {has.get(kind, 0.0):g}, free {free.get(kind, 0.0):g}" for kind in kinds if total[kind]]
         needs = " and ".join(f"{amount:g} {kind}" for kind, amount in total.items() if amount)
         holders = _holders(self._groups.values())
         return (
-            f"cluster: pool '{pool}' wants {needs} in {len(wanted)} bundles ({_worded(wanted)}), which were not free "
-            f"within cluster.placement_s={deadline_s:g}; the cluster has {'; '.join(parts)}"
+            f"cluster: pool '{pool}' wants {needs} in {len(wanted)} bundles ({_worded(wanted)}"
+            f"{_where(self._pools[pool])}), which were not free within cluster.placement_s={deadline_s:g}; the cluster "
+            f"has {'; '.join(parts)}"
             + (f"; held by: {', '.join(holders)}" if holders else "")
             + "; wait, add nodes, or ask for less (replicas, ranks, cluster.pools)"
         )
@@ -146,12 +184,22 @@ class Placement:
             remove_placement_group(group)
 
 
+def _where(pool: PoolPlan) -> str:
+    """What the pool asks of its nodes, as a part of an error."""
+    ways = {
+        "STRICT_SPREAD": [f"on as many nodes (nodes={pool.nodes})" if pool.nodes > 1 else "each on a node of its own"],
+        "STRICT_PACK": ["all on one node"],
+    }.get(strategy_of(pool), [])
+    ways += [f"on nodes with {key}={value}" for key, value in pool.labels.items()]
+    return "".join(f", {way}" for way in ways)
+
+
 def _state(group: PlacementGroup) -> str:
     return str(placement_group_table(group)["state"])
 
 
 def _worded(wanted: Sequence[Mapping[str, float]]) -> str:
-    largest = max(wanted, key=lambda each: (each.get("GPU", 0.0), each["CPU"]))
+    largest = max(wanted, key=lambda bundle: (bundle.get("GPU", 0.0), bundle["CPU"]))
     return "largest: " + ", ".join(f"{kind} {amount:g}" for kind, amount in largest.items())
 
 

@@ -1,0 +1,492 @@
+"""Who offers a worker class states its resources: a stranger's engine is planned, shown and refused like ours."""
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rlcore import PlanError, PluginError, RlcoreError
+from rlcore.backends.hf import HfActor
+from rlcore.cli import console as cli_console
+from rlcore.cli.plan import show
+from rlcore.cluster.contexts import context_of
+from rlcore.plan import Facts, ModelShape, RunPlan, make_plan, plan_to_json
+from rlcore.plugins import configure
+from rlcore.testing.null import SETTINGS
+from rlcore.testing.packages import importable, write_package
+from rlcore.train.trainer import Trainer
+
+ENGINE = '''
+"""A tensor-parallel engine that samples, and a trainer that shards over four devices per rank."""
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from rlcore import (
+    ActorWorker, Batch, Completion, ConfigSection, GenerateRequest, Metrics, PoolSpec, Ref, ReferenceWorker,
+    RolloutWorker, RunConfig, WorkerClass, WorkerRequest, hookimpl,
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    devices: int = 2
+    pool: str = "engines"
+    broken: str = ""
+
+
+class Engine(RolloutWorker):
+    def setup(self) -> None: ...
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
+        for each in ():
+            yield each
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self) -> None: ...
+
+
+class Sleepless(Engine):
+    sleep = RolloutWorker.sleep
+
+
+class Unwakeable(Engine):
+    wake = RolloutWorker.wake
+
+
+class Trainer(ActorWorker):
+    def setup(self) -> None: ...
+
+    def logprobs(self, batch: Batch) -> "Ref[Any]": ...
+
+    def update(self, minibatch: Batch) -> Metrics: ...
+
+    def publish(self, version: int) -> None: ...
+
+    def save(self, directory: Path) -> None: ...
+
+    def restore(self, directory: Path) -> None: ...
+
+    def facts(self) -> "dict[str, Any]": ...
+
+
+class Frozen(ReferenceWorker):
+    def setup(self) -> None: ...
+
+    def logprobs(self, batch: Batch) -> "Ref[Any]": ...
+
+
+def samples(config: RunConfig, section: Settings, request: WorkerRequest) -> Any:
+    if section.broken == "raises":
+        return 1 // 0
+    if section.broken:
+        return eval(section.broken, {"request": request, "replace": replace, "ActorWorker": ActorWorker})
+    gpus = section.devices * request.gpus
+    return replace(request, pool=section.pool, gpus=gpus, cpus=3.0, device_frac=0.7 if gpus else 0.0, threads=5)
+
+
+def trains(config: RunConfig, section: Settings, request: WorkerRequest) -> WorkerRequest:
+    return replace(request, gpus=4 * request.gpus, bytes_per_parameter=6.0, engine=None)
+
+
+def freezes(config: RunConfig, section: Settings, request: WorkerRequest) -> WorkerRequest:
+    return replace(request, pool="frozen", replicas=2, bytes_per_parameter=1.0)
+
+
+@hookimpl
+def rlcore_config_sections() -> Sequence[ConfigSection]:
+    return [ConfigSection("sprint", Settings)]
+
+
+@hookimpl
+def rlcore_resource_pools(requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
+    used = {request.pool for request in requests}
+    return [PoolSpec(name) for name in ("engines", "frozen") if name in used]
+
+
+@hookimpl
+def rlcore_worker_classes() -> Sequence[WorkerClass]:
+    return [
+        WorkerClass(ActorWorker, "sprint", Trainer, complete=trains),
+        WorkerClass(ReferenceWorker, "sprint", Frozen, complete=freezes),
+        WorkerClass(RolloutWorker, "sprint", Engine, isolated=True, complete=samples),
+        WorkerClass(RolloutWorker, "sleepless", Sleepless, isolated=True, complete=samples),
+        WorkerClass(RolloutWorker, "unwakeable", Unwakeable, isolated=True, complete=samples),
+    ]
+'''
+STRANGER = ("rollout.backend=sprint", "plugins.sprint={}", "cluster.device=cuda")
+VLLM = ("rollout.backend=vllm",)
+WHO = "plugin 'sprint' (sprint 1.0)"
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def site(tmp_path: Path) -> Iterator[None]:
+    with importable(tmp_path / "site") as place:
+        write_package(place, "sprint", ENGINE)
+        yield
+
+
+def planned(*overrides: str, facts: Facts | None = None) -> RunPlan:
+    hooks, loaded = configure([], [*SETTINGS, *STRANGER, *overrides], ["null", "sprint"])
+    return make_plan(loaded, hooks, facts or Facts(cpus=8, gpus=8))
+
+
+def refused(kind: type[RlcoreError], *overrides: str, facts: Facts | None = None) -> str:
+    """The one line with which the plan is refused."""
+    with pytest.raises(kind) as caught:
+        planned(*overrides, facts=facts)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def shown(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `rlcore plan` prints."""
+    console = Console(file=io.StringIO(), width=400)
+    monkeypatch.setattr(cli_console, "stdout", lambda: console)
+    show(plan, origins=False)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def request_of(plan: RunPlan, role: str) -> Any:
+    return next(each.request for each in plan.workers if each.request.role.name == role)
+
+
+def test_a_tensor_parallel_engine_states_devices_memory_pool_cpus_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned("rollout.replicas=3")
+    request = request_of(plan, "rollout")
+    assert (request.gpus, request.replicas, request.pool, request.device_frac) == (2.0, 3, "engines", 0.7)
+    assert (request.cpus, request.threads, request.isolated) == (3.0, 5, True)
+    assert {pool.name: (pool.gpus, pool.provided_by) for pool in plan.pools} == {
+        "engines": ((0, 1, 2, 3, 4, 5), WHO),
+        "main": ((6,), "plugin 'core' (rlcore 0.1.0)"),
+    }
+    table = shown(plan, monkeypatch)
+    assert "3 x 1 x 2 GPUs" in table
+    assert "70% of a device" in table
+    assert plan_to_json(plan)["workers"]["rollout"]["device_frac"] == 0.7
+    assert not any("the memory of" in note and "rollout" in note for note in plan.notes)
+
+
+def test_an_actor_of_four_devices_per_rank_and_a_reference_state_theirs() -> None:
+    more = ("actor.backend=sprint", "algo.kl.placement=loss", "reference.backend=sprint", "rollout.replicas=1")
+    facts = Facts(cpus=8, gpus=8, parameters=10**9, gpu_memory_bytes=80 * GIB)
+    plan = planned(*more, "plugins.sprint.devices=1", facts=facts)
+    assert {each.request.role.name: (each.request.pool, each.request.gpus) for each in plan.workers} == {
+        "actor": ("main", 4.0),
+        "reference": ("frozen", 1.0),
+        "rollout": ("engines", 1.0),
+    }
+    assert request_of(plan, "reference").replicas == 2
+    assert plan.memory_bytes == {"actor": 6 * 10**9, "reference": 10**9}
+    assert plan.device_bytes["engines"] == {"training": int(0.7 * 80 * GIB)}
+    two = planned(*more, "plugins.sprint.devices=1", "actor.ranks=2", facts=Facts(cpus=8, gpus=11))
+    assert next(pool.gpus_per_node for pool in two.pools if pool.name == "main") == 8
+
+
+def test_what_is_stated_for_a_gpu_holds_on_a_cpu_without_one() -> None:
+    plan = planned("cluster.device=cpu", facts=Facts(cpus=2))
+    request = request_of(plan, "rollout")
+    assert (request.gpus, request.device_frac, request.pool) == (0.0, 0.0, "engines")
+
+
+def test_too_few_devices_are_refused_with_role_class_and_both_numbers() -> None:
+    line = refused(PlanError, "rollout.replicas=4")
+    assert "the pools need 9 GPUs ('engines' 8, 'main' 1), the machine has 8" in line
+    line = refused(PlanError, "rollout.replicas=2", "cluster.pools.engines.gpus_per_node=3")
+    assert "pool 'engines' of config (cluster.pools) is too small: role 'rollout' of core needs 4 GPUs" in line
+    assert line.endswith(f"the pool has 3; its class is Engine of {WHO}")
+    line = refused(PlanError, "actor.backend=sprint", "cluster.pools.main.gpus_per_node=2")
+    assert "pool 'main' of config (cluster.pools) is too small: role 'actor' of core needs 4 GPUs" in line
+    assert f"its class is Trainer of {WHO}" in line
+
+
+def test_a_pool_that_was_asked_for_is_not_replaced_by_the_class() -> None:
+    line = refused(PlanError, "rollout.pool=mine")
+    assert "role 'rollout' of core asks for pool 'mine', but sprint.Engine" in line
+    assert f"of {WHO} states pool 'engines'; needs one pool" in line
+    assert planned("rollout.pool=engines", "cluster.pools.engines.gpus_per_node=2").pools[0].roles == ("rollout",)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("raises", "ZeroDivisionError"),
+        ("None", "returned None; needs the WorkerRequest that it was given, completed"),
+        ("(request,)", "needs the WorkerRequest"),
+        ("replace(request, role=type(request.role)('actor', request.role.interface))", "changed role from"),
+        ("replace(request, role=type(request.role)('rollout', ActorWorker))", "changed role from"),
+        ("replace(request, backend='vllm')", "changed backend from 'sprint' to 'vllm'"),
+        ("replace(request, isolated=False)", "changed isolated from True to False"),
+        ("replace(request, replicas=0)", "0 replicas of 1 ranks"),
+        ("replace(request, gpus=-1.0)", "gpus"),
+        ("replace(request, gpus=1.5)", "1.5 gpus; needs a share of one device, or a whole number of them"),
+        ("replace(request, device_frac=1.5)", "device_frac"),
+        ("replace(request, cached_tokens=-1)", "cached_tokens"),
+    ],
+)
+def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, said: str) -> None:
+    line = refused(PluginError, f'plugins.sprint.broken="{broken}"')
+    assert f"{WHO}: complete() of sprint.Engine for role 'rollout'" in line
+    assert said in line
+
+
+def test_a_complete_of_another_arity_is_refused_before_it_is_called(tmp_path: Path) -> None:
+    source = """
+    from rlcore import RolloutWorker, WorkerClass, hookimpl
+    from rlcore.testing.null import NullReplica
+
+    class Mine(NullReplica): ...
+
+    @hookimpl
+    def rlcore_worker_classes():
+        return [WorkerClass(RolloutWorker, "mine", Mine, complete=lambda config, request: request)]
+    """
+    write_package(tmp_path / "site", "odd", source)
+    hooks, loaded = configure([], [*SETTINGS, "rollout.backend=mine", "plugins.odd={}"], ["null"])
+    with pytest.raises(
+        PluginError, match=r"plugin 'odd' .*: offers odd\.Mine .* its complete\(\) takes \(config, request\)"
+    ):
+        make_plan(loaded, hooks, Facts(cpus=2))
+
+
+@pytest.mark.parametrize(
+    ("offer", "said"),
+    [
+        ("complete=None", "complete is None; needs a function of config, section, request"),
+        ("weight_sync='files'", "weight_sync is 'files'; needs a frozenset of: files, link"),
+        ("weight_sync=frozenset({'nccl'})", "needs a frozenset of: files, link"),
+    ],
+)
+def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: str, said: str) -> None:
+    source = f"""
+    from rlcore import RolloutWorker, WorkerClass, hookimpl
+
+    class Mine(RolloutWorker):
+        def setup(self): ...
+
+    @hookimpl
+    def rlcore_worker_classes():
+        return [WorkerClass(RolloutWorker, "mine", Mine, {offer})]
+    """
+    write_package(tmp_path / "site", "odd", source)
+    with pytest.raises(PluginError) as caught:
+        configure([], [*SETTINGS, "plugins.odd={}"], ["null"])[0].worker_classes()
+    assert "WorkerClass for backend 'mine'" in str(caught.value)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        ("plugins.sprint.pool=main",),
+        ("cluster.train_pool=train", "cluster.pools.train.union_of=[engines]", "plugins.sprint.pool=engines"),
+    ],
+    ids=["one pool", "a union"],
+)
+def test_who_serves_on_the_actors_devices_sleeps_or_is_refused(pools: tuple[str, ...]) -> None:
+    common = (*pools, "plugins.sprint.devices=1")
+    assert planned(*common).sleepers == ("rollout",)
+    for backend, cls in (("sleepless", "Sleepless"), ("unwakeable", "Unwakeable")):
+        line = refused(PlanError, *common, f"rollout.backend={backend}")
+        assert f"but {cls} of {WHO} has no sleep() and wake(); choose another backend, or a pool " in line
+        assert "role 'rollout' of core is in pool" in line
+        assert planned(f"rollout.backend={backend}").sleepers == (), "devices beside the actor's"
+    if "main" in pools[0]:  # they fit side by side, as far as is known
+        assert planned(*common, "schedule.max_staleness=1").sleepers == ()
+        small = Facts(cpus=2, gpus=1, gpu_memory_bytes=8 * GIB, parameters=10**8)
+        assert planned(*common, "schedule.max_staleness=1", facts=small).device_bytes["main"]["training"] > 7 * GIB
+        small = replace(small, parameters=2 * 10**8)
+        line = refused(PlanError, *common, "schedule.max_staleness=1", facts=small)
+        assert "device 0 needs about" in line
+        assert "lower what rollout reserve" in line
+    else:
+        assert "while the actor trains rollout sleep" in refused(PlanError, *common, "schedule.max_staleness=1")
+
+
+def test_in_the_actors_pool_without_gpus_there_are_no_devices_to_share() -> None:
+    overrides = ("plugins.sprint.pool=main", "rollout.backend=sleepless", "cluster.device=cpu")
+    assert planned(*overrides, "schedule.max_staleness=1", facts=Facts(cpus=2)).sleepers == ()
+
+
+def test_who_computes_in_the_passes_of_a_step_shares_devices_awake() -> None:
+    kl = ("algo.kl.placement=loss", "reference.backend=null")
+    assert planned(*kl).sleepers == ()
+
+
+def test_on_ray_a_rank_of_several_devices_shares_them_with_nobody() -> None:
+    kl = ("actor.backend=sprint", "algo.kl.placement=loss", "reference.backend=null", "cluster.backend=ray")
+    line = refused(PlanError, *kl)
+    assert "role 'actor' has 4 GPUs in one process, and Ray cannot share them with 'reference' in pool 'main'" in line
+    assert f"its class is Trainer of {WHO}" in line
+
+
+def test_weights_come_in_a_way_that_the_class_takes() -> None:
+    assert planned().weights_kind == "directory"
+    line = refused(PlanError, "rollout.weights=link")
+    assert line.startswith(f"rollout.weights=link: Engine of {WHO} does not take weights that way")
+    assert line.endswith("choose from: files")
+    adapter = "replace(request, takes_adapter=True, pool='engines')"
+    assert planned(f'plugins.sprint.broken="{adapter}"').weights_kind == "adapter"
+
+
+def test_a_copy_of_weights_that_is_not_embedded_is_counted_once() -> None:
+    shape = ModelShape("llama", 2, 8, 16, 4, 100, full_attention=True)
+    facts = Facts(cpus=8, gpus=8, parameters=10**9, gpu_memory_bytes=80 * GIB, shape=shape)
+    stated = "replace(request, pool='engines', bytes_per_parameter=2.0, cached_tokens=1)"
+    held = planned(f'plugins.sprint.broken="{stated}"', facts=facts).memory_bytes["rollout"]
+    assert 2 * 10**9 <= held < 2.1 * 10**9
+
+
+def test_vllm_states_its_devices_by_the_same_hook() -> None:
+    more = ("rollout.vllm.tensor_parallel=2", "rollout.vllm.gpu_memory_frac=0.5")
+
+    def made(*overrides: str) -> RunPlan:
+        hooks, loaded = configure([], [*SETTINGS, *VLLM, *more, "cluster.device=cuda", *overrides], ["null"])
+        return make_plan(loaded, hooks, Facts(cpus=8, gpus=8))
+
+    request = request_of(made("rollout.replicas=3"), "rollout")
+    assert (request.pool, request.gpus, request.device_frac) == ("rollout", 2.0, 0.5)
+    assert made().weights_kind == "directory"
+    assert made("rollout.weights=link").weights_kind == "link"
+    lora = ("actor.lora.enabled=true", "rollout.vllm.lora=adapter")
+    assert made(*lora).weights_kind == "adapter"
+    with pytest.raises(
+        RlcoreError, match=r"options\.tensor_parallel_size: found 4, but rollout\.vllm\.tensor_parallel"
+    ):
+        made("rollout.vllm.options.tensor_parallel_size=4")
+
+
+@pytest.mark.parametrize(
+    ("backend", "limit", "difference", "warned"),
+    [
+        ("null_replica", 0.05, 0.06, True),
+        ("null_replica", 0.05, 0.04, False),
+        ("null_replica", 0.5, 0.06, False),
+        ("null", 0.05, 0.06, False),
+    ],
+)
+def test_a_copy_of_the_weights_that_samples_another_policy_is_told_of_whatever_its_backend(
+    backend: str, limit: float, difference: float, warned: bool
+) -> None:
+    hooks, loaded = configure(
+        [], [*SETTINGS, f"rollout.backend={backend}", f"rollout.warn_logprob_diff={limit}"], ["null"]
+    )
+    plan, told = make_plan(loaded, hooks, Facts(cpus=2)), list[str]()
+    trainer: Any = SimpleNamespace(
+        config=plan.config,
+        run=SimpleNamespace(plan=plan),
+        progress=SimpleNamespace(step=3),
+        sinks=SimpleNamespace(terminal=SimpleNamespace(warn=told.append)),
+    )
+    Trainer._check_sampler(trainer, {"policy/rollout_logprob_diff": difference})
+    assert [
+        f"step 3: log-probs of rollout.backend={backend} and of the actor differ by 0.06 per token" in line
+        for line in told
+    ] == [True] * warned
+
+
+SERVED = """
+from rlcore import Component, CriticWorker, Role, RewardReplica, Worker, WorkerClass, WorkerRequest, hookimpl
+from rlcore.testing.null import NullCritic
+
+
+class Judge(Worker):
+    def setup(self): ...
+
+
+class Sleeper(RewardReplica):
+    def setup(self): ...
+
+    async def score(self, requests): ...
+
+    async def health(self): ...
+
+    async def sleep(self): ...
+
+    async def wake(self): ...
+
+
+def asks(role, backend):
+    return lambda config, section: [WorkerRequest(role, backend, gpus=1.0 if config.cluster.device == "cuda" else 0.0)]
+
+
+@hookimpl
+def rlcore_reward_managers():
+    return [
+        Component("restless", lambda context: None, asks(Role("judge", Judge), "mine")),
+        Component("restful", lambda context: None, asks(Role("judge", RewardReplica), "mine")),
+    ]
+
+
+@hookimpl
+def rlcore_critic_engines():
+    return [Component("valued", lambda context: None, asks(Role("critic", CriticWorker), "null"))]
+
+
+@hookimpl
+def rlcore_worker_classes():
+    return [WorkerClass(Judge, "mine", Judge), WorkerClass(RewardReplica, "mine", Sleeper)]
+"""
+
+
+def test_a_judge_on_the_actors_device_sleeps_or_is_refused_and_a_critic_takes_its_turn(tmp_path: Path) -> None:
+    write_package(tmp_path / "site", "served", SERVED)
+
+    def made(*overrides: str, device: str = "cuda") -> RunPlan:
+        hooks, loaded = configure([], [*SETTINGS, f"cluster.device={device}", *overrides], ["null", "served"])
+        return make_plan(loaded, hooks, Facts(cpus=8, gpus=8))
+
+    assert made("reward.manager=restful").sleepers == ("judge",)
+    with pytest.raises(PlanError) as caught:
+        made("reward.manager=restless")
+    line = str(caught.value)
+    assert line.startswith(
+        "role 'judge' of reward 'restless' of plugin 'served' (served 1.0) is in pool 'main', on whose"
+    )
+    assert "but Judge of plugin 'served' (served 1.0) has no sleep() and wake(); choose another backend" in line
+    assert made("reward.manager=restless", device="cpu").sleepers == ()
+    critic = ("critic.engine=valued", "algo.advantage=gae", "reward.manager=restful")
+    assert made(*critic).sleepers == ("judge",)
+
+
+def test_the_table_of_pools_shows_where_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = ("cluster.backend=ray", "cluster.address=10.0.0.1:6379")
+    pool = "cluster.pools.engines={placement: spread, labels: {tier: fast}, resources: {magic: 2}}"
+    table = shown(planned(*ray, pool, facts=Facts(cpus=2)), monkeypatch)
+    assert "1 x 2 GPUs (spread, tier: fast, 2 magic a bundle)" in table
+
+
+@pytest.mark.parametrize(
+    ("kind", "called"), [("adapter", "save_adapter"), ("link", "copy_whole"), ("directory", "save_whole")]
+)
+def test_the_actor_hands_over_what_the_plan_decided(kind: str, called: str, tmp_path: Path) -> None:
+    decided = {
+        "adapter": (*VLLM, "actor.lora.enabled=true", "rollout.vllm.lora=adapter"),
+        "link": (*VLLM, "rollout.weights=link"),
+        "directory": VLLM,
+    }[kind]
+    hooks, loaded = configure([], [*SETTINGS, "actor.backend=hf", *decided], ["null"])
+    plan = make_plan(loaded, hooks, Facts(cpus=2))
+    worker = next(each for each in plan.workers if each.request.role.name == "actor")
+    context = context_of(worker, plan, tmp_path, 0, device="cpu")
+    calls: list[str] = []
+    actor = HfActor(context)
+    names = ("save_adapter", "copy_whole", "save_whole")
+    engine: Any = SimpleNamespace(**{name: lambda *_, name=name: calls.append(name) or {} for name in names})
+    actor.engine = engine
+    try:
+        assert actor.weights(3, tmp_path / "weights").kind == kind
+    finally:
+        if actor._server is not None:
+            actor._server.close()
+    assert calls == [called]
