@@ -34,6 +34,12 @@ class ValueCritic(CriticEngine):
         await self._worker.call(CriticWorker.expect, num_updates)
         return num_updates - waits
 
+    async def begin_updates(self) -> None:
+        await self._worker.call(CriticWorker.begin_updates)
+
+    async def end_updates(self) -> None:
+        await self._worker.call(CriticWorker.end_updates)
+
     async def values(self, batch: Batch) -> Ref[Float32s]:
         """(B, T) values before the first update of a step."""
         return await self._worker.call(CriticWorker.values, batch)

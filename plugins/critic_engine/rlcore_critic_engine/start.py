@@ -65,7 +65,9 @@ def starting_model(policy: ModelConfig, settings: CriticSettings) -> ModelConfig
 
 
 def _on_trunk(context: WorkerContext, settings: CriticSettings) -> ValueModel:
-    policy = _actor(context).engine.policy
+    actor = _actor(context).engine
+    actor.stay_on_device()
+    policy = actor.policy
     value_model = TrunkValueModel(policy, settings.lora, context.seed)
     if settings.head == "saved":
         load_value_head(value_model, Path(settings.path))

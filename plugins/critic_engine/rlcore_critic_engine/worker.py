@@ -31,6 +31,12 @@ class HfCritic(CriticWorker):
     def expect(self, num_updates: int) -> None:
         self.engine.expect(num_updates)
 
+    def begin_updates(self) -> None:
+        self.engine.begin_updates()
+
+    def end_updates(self) -> None:
+        self.engine.end_updates()
+
     def values(self, batch: Batch) -> Ref[Float32s]:
         """(B, T) values, 0 outside the loss mask.
 
