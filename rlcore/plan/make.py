@@ -46,7 +46,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     check_link(config, workers)
     if not config.cluster.address:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
-        on_devices = memory_of_devices(config, pools, workers, sleepers, memory, facts)
+        on_devices = memory_of_devices(pools, workers, sleepers, memory, facts)
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
     chosen = (components.values(), algorithms.values(), workers, pools, rewards)
     used = {plan.provided_by for plans in chosen for plan in plans}
@@ -56,6 +56,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         *pool_notes(pools),
         *_unknown(facts, workers),
         *unshared,
+        *(f"{each.request.role.name}: {each.request.note}" for each in workers if each.request.note),
         *_unchecked(config),
         *schedule_notes(schedule, arithmetic),
     )

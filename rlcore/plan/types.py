@@ -120,6 +120,8 @@ class WorkerRequest:
     """How it shares the prompt of a group: 'planned' leaves that to the planner, else a value of `SharedPrefix`."""
     cached_tokens: int = 0
     """Tokens whose keys and values a rank holds at most."""
+    note: str = ""
+    """A fact about this role that `rlcore plan` shows among its notes."""
 
     def __post_init__(self) -> None:
         check_is(self, "role", Role)

@@ -49,7 +49,7 @@ class CriticSettings:
     gradient_checkpointing: bool = option(False, used_when="trunk == 'own'")
     """Compute activations again in the backward pass; on the actor's trunk `actor.gradient_checkpointing` decides."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")
-    """Keep optimizer state in host memory between updates."""
+    """Keep weights and optimizer state in host memory between the updates of one step and those of the next."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank adapters instead of all weights; on the actor's trunk beside the actor's own."""
     micro_batch_tokens: int = option(2048, at_least=1)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from rlcore.backends.hf import parts
 from rlcore.backends.hf.optimizer import MasterAdamW
-
-HOST = torch.device("cpu")
+from rlcore.backends.hf.parts import HOST
 
 
 class Offload:
@@ -62,10 +62,5 @@ class Offload:
             return
         device = self._device if here else HOST
         for tensor in (*self._model.parameters(), *self._model.buffers()):
-            tensor.data = moved(tensor.data, device)
+            tensor.data = parts.moved(tensor.data, device)
         self._weights_here = here
-
-
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device."""
-    return tensor.to(device)
