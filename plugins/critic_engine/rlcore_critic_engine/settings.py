@@ -18,8 +18,10 @@ class CriticSettings:
     """Model directory or hub name to start from; empty: `model.path`. Its tokenizer must be the policy's."""
     revision: str = option("main", used_when="path != ''")
     """Of a `path` on the hub: branch, tag or commit."""
-    head: Literal["new", "saved"] = "new"
-    """new: the value head starts at zero. saved: `path` is a saved critic, `critic/model` of a checkpoint."""
+    head: Literal["planned", "new", "saved", "classifier"] = "planned"
+    """new: the value head starts at zero. saved: `path` is a saved critic, `critic/model` of a checkpoint. classifier:
+    the head of a sequence or token classifier with one label, such as a reward model. planned: the head that the model
+    has, as `rlcore plan` says, else new."""
     trunk: Literal["own", "actor"] = "own"
     """own: a second model. actor: the policy's own weights serve, frozen, and only a head (and `lora`) is trained."""
     own_pool: bool = False
