@@ -54,9 +54,8 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     notes = (
         *_unused(offers, plugins, workers),
         *pool_notes(pools),
-        *_unknown(facts, workers),
+        *_of_workers(facts, workers),
         *unshared,
-        *(f"{each.request.role.name}: {each.request.note}" for each in workers if each.request.note),
         *_unchecked(config),
         *schedule_notes(schedule, arithmetic),
     )
@@ -102,8 +101,9 @@ def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[Worke
     return sorted(notes)
 
 
-def _unknown(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
-    notes = []
+def _of_workers(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
+    """The notes that requests carry, and what is not known of the workers."""
+    notes = [f"{each.request.role.name}: {each.request.note}" for each in workers if each.request.note]
     if facts.parameters is None:
         notes.append("unknown: the number of parameters of model.path, so memory is not estimated")
     else:

@@ -137,6 +137,7 @@ class WorkerRequest:
         check_is(self, "model", ModelFacts, optional=True)
         check_is(self, "engine", EngineConfig, optional=True)
         check_is(self, "settings", str)
+        check_is(self, "note", str)
         check_text_choice(self, "shared_prefix", ["planned", *SharedPrefix])
 
 
