@@ -20,6 +20,15 @@ class ActorWorker(Worker):
     def expect(self, num_updates: int) -> None:
         """Told once before the first update how many optimizer steps the whole run makes; schedules of lr end there."""
 
+    def begin_updates(self) -> None:
+        """Called before the first update of a step: the time to bring what an update needs to the device."""
+
+    def end_updates(self) -> None:
+        """Called after the last update of a step, and after an error: the time to free what only an update needs.
+
+        Before `publish`, so that nothing which wakes up for the new weights finds the device full.
+        """
+
     @abstractmethod
     def update(self, minibatch: Batch) -> Metrics:
         """Exactly one optimizer step; skipped, and counted in 'actor/skipped', when the gradient is not finite."""

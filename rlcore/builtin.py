@@ -10,13 +10,13 @@ from rlcore.agents import AgentLoop
 from rlcore.agents.single_turn import build_single_turn
 from rlcore.algo.offers import OFFERS
 from rlcore.backends.hf import HfActor, HfReference, HfRollout
-from rlcore.backends.hf.resources import complete_embedded
+from rlcore.backends.hf.resources import complete_embedded, complete_reference
 from rlcore.backends.vllm import VllmRollout
 from rlcore.backends.vllm.resources import complete_rollout
 from rlcore.config import RunConfig
 from rlcore.critic import CriticEngine, NoCritic
 from rlcore.hookspecs import hookimpl
-from rlcore.machine import model_directory, model_shape
+from rlcore.machine import model_directory, model_shape, num_parameters
 from rlcore.plan import (
     CORE,
     Algorithm,
@@ -68,19 +68,21 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
         ),
     ]
     if config.algo.kl.placement != "none":
-        same = config.reference.path in ("", config.model.path)
-        requests.append(
-            WorkerRequest(
-                REFERENCE,
-                config.reference.backend,
-                bytes_per_parameter=float(BYTES[config.actor.dtype]) if same else 0.0,
-                model=None if same else ModelFacts(shape=model_shape(model_directory(config.reference.path))),
-                settings=ACTOR.name,
-                shared_prefix=config.actor.shared_prefix,
-                pool=pool,
-                **common,
-            )
+        other = config.reference.path not in ("", config.model.path)
+        directory = model_directory(config.reference.path)
+        model = ModelFacts(num_parameters(directory), model_shape(directory)) if other else None
+        known = model is None or model.parameters is not None
+        reference = WorkerRequest(
+            REFERENCE,
+            config.reference.backend,
+            bytes_per_parameter=float(BYTES[config.actor.dtype]) if known else 0.0,
+            model=model,
+            settings=ACTOR.name,
+            shared_prefix=config.actor.shared_prefix,
+            pool=pool,
+            **common,
         )
+        requests.append(reference)
     return requests
 
 
@@ -131,7 +133,7 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(ActorWorker, "hf", HfActor),
-        WorkerClass(ReferenceWorker, "hf", HfReference, every_rank=True),
+        WorkerClass(ReferenceWorker, "hf", HfReference, every_rank=True, complete=complete_reference),
         WorkerClass(RolloutWorker, "hf", HfRollout, inside=ACTOR, every_rank=True, complete=complete_embedded),
         WorkerClass(
             RolloutWorker,

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -215,14 +216,41 @@ def _weights_of(directory: Path) -> list[Path]:
     return [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
 
 
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor of a model's files, of which the header is known."""
+
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+
+
+def saved_tensors(directory: Path) -> dict[str, SavedTensor]:
+    """The tensors of a local model by name, from the headers of its safetensors files; empty when a file is missing.
+
+    OSError, ValueError, KeyError or TypeError for files that are damaged.
+    """
+    files = _weights_of(directory)
+    return {
+        name: SavedTensor(file, name, tuple(int(size) for size in each["shape"]))
+        for file in files
+        for name, each in _header(file).items()
+    }
+
+
 def _count(path: Path) -> int:
-    """Numbers in a safetensors file, by its header: eight bytes of length, then JSON."""
+    """Numbers in a safetensors file."""
+    return sum(math.prod(each["shape"]) for each in _header(path).values())
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """What a safetensors file says of each tensor: eight bytes of length, then JSON."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > path.stat().st_size:
             raise ValueError(f"{path} is no safetensors file")
         header = json.loads(file.read(size))
-    return sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
+    return {name: each for name, each in header.items() if name != "__metadata__"}
 
 
 def _reckon(config: dict[str, Any]) -> int:

@@ -197,7 +197,7 @@ def _caught(whose: str, error: type[RlcoreError]) -> Iterator[list[RlcoreError]]
 def _accelerate_state() -> Iterator[None]:
     """The process state that accelerate's trackers ask for; when nobody has made it, only while they run.
 
-    Left behind, it would decide the device of an Accelerator that an engine makes later.
+    Left behind, it would decide the device of an Accelerator that a plugin or a reward function makes later.
     """
     from accelerate import PartialState
 

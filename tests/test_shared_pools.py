@@ -239,6 +239,38 @@ def test_memory_is_reckoned_for_each_device_and_phase(overrides: list[str]) -> N
     assert plan.device_bytes["rollout"] == {"serving": weights, "training": weights}
 
 
+def test_an_offloaded_actor_holds_nothing_while_servers_serve_and_everything_while_it_trains(
+    overrides: list[str],
+) -> None:
+    plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
+    facts = Facts(cpus=2, gpus=2, gpu_memory_bytes=100 * 2**30, parameters=100_000_000)
+
+    def on_devices(*more: str) -> dict[str, dict[str, int]]:
+        settings = [*overrides, "cluster.device=cuda", "actor.ranks=2", *more]
+        hooks, loaded = configure([], settings, plugins)
+        return {name: dict(each) for name, each in make_plan(loaded, hooks, facts).device_bytes.items()}
+
+    training = 16 * facts.parameters
+    assert on_devices("actor.offload=true")["rollout"] == {"serving": 0, "training": training}
+    assert on_devices()["rollout"] == {"serving": training, "training": training}
+
+
+def test_a_run_that_is_too_large_to_train_is_not_told_to_offload(overrides: list[str]) -> None:
+    plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
+
+    def refused(*more: str) -> str:
+        hooks, loaded = configure([], [*overrides, "cluster.device=cuda", "algo.kl.placement=loss", *more], plugins)
+        facts = Facts(cpus=2, gpus=2, gpu_memory_bytes=10 * 2**30, parameters=550_000_000)
+        with pytest.raises(PlanError) as caught:  # 8.8 GB of the actor alone and 2.2 GB of the reference
+            make_plan(loaded, hooks, facts)
+        return str(caught.value)
+
+    assert "while serving" in (line := refused())
+    assert line.endswith("or the like, or set actor.offload=true")
+    assert "while training" in (line := refused("actor.offload=true"))
+    assert line.endswith("or the like")
+
+
 def test_a_pool_is_as_busy_as_the_busiest_of_its_roles() -> None:
     now = [0.0]
     meter = BusyMeter({"left": ("actor", "server"), "right": ("actor",)}, lambda: now[0])

@@ -120,7 +120,8 @@ class EngineConfig:
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")
-    """Keep optimizer state in host memory between updates."""
+    """Keep optimizer state, and weights that nothing inside this role uses, in host memory between the updates of one
+    step and those of the next."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank adapters (peft) instead of all weights."""
     ranks: int = option(1, at_least=1)

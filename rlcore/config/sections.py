@@ -84,7 +84,7 @@ class ReferenceConfig:
     backend: str = option("hf", used_when="algo.kl.placement != 'none'")
     """The engine that computes its log-probs."""
     path: str = option("", used_when="algo.kl.placement != 'none'")
-    """Model directory or hub name; empty: `model.path`."""
+    """Model directory or hub name; empty: `model.path`, of a LoRA actor its own weights with the adapter off."""
     micro_batch_tokens: int = option(8192, used_when="algo.kl.placement != 'none'", at_least=1)
     """Tokens, padding included, of one forward pass."""
 

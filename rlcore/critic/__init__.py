@@ -18,6 +18,16 @@ class CriticWorker(Worker):
     def expect(self, num_updates: int) -> None:
         """Told once before the first update how many the whole run makes; schedules of lr end there."""
 
+    def facts(self) -> dict[str, Any]:
+        """Facts of the loaded model: where it is said, 'head' names what its value head starts from."""
+        return {}
+
+    def begin_updates(self) -> None:
+        """Called before the first update of a step: the time to bring what an update needs to the device."""
+
+    def end_updates(self) -> None:
+        """Called after the last update of a step, and after an error: the time to free what only an update needs."""
+
     @abstractmethod
     def update(self, minibatch: Batch) -> Metrics:
         """Exactly one optimizer step."""
@@ -43,6 +53,12 @@ class CriticEngine(ABC):
     async def expect(self, num_updates: int) -> int:
         """Told once before the first update how many the whole run makes; in how many of them the actor updates too."""
         return num_updates
+
+    async def begin_updates(self) -> None:
+        """Called before the first update of a step."""
+
+    async def end_updates(self) -> None:
+        """Called after the last update of a step, and after an error."""
 
     @abstractmethod
     async def values(self, batch: Batch) -> Ref[Float32s] | None:

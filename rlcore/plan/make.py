@@ -47,14 +47,14 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     weights_kind = plan_weights(config, workers)
     if not config.cluster.address:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
-        on_devices = memory_of_devices(config, pools, workers, sleepers, memory, facts)
+        on_devices = memory_of_devices(pools, workers, sleepers, memory, facts)
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
     chosen = (*components.values(), *algorithms.values(), *workers, *pools, *rewards)
     _check_plugins_used(plugins, {each.provided_by for each in chosen}, loaded)
     notes = (
         *_unused(offers, plugins, workers),
         *pool_notes(pools),
-        *_unknown(facts, workers),
+        *_of_workers(facts, workers),
         *unshared,
         *_unchecked(config),
         *schedule_notes(schedule, arithmetic),
@@ -102,8 +102,9 @@ def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[Worke
     return sorted(notes)
 
 
-def _unknown(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
-    notes = []
+def _of_workers(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
+    """The notes that requests carry, and what is not known of the workers."""
+    notes = [f"{each.request.role.name}: {each.request.note}" for each in workers if each.request.note]
     if facts.parameters is None:
         notes.append("unknown: the number of parameters of model.path, so memory is not estimated")
     else:

@@ -37,10 +37,16 @@ def training_bytes_per_parameter(engine: EngineConfig) -> float:
 
     A rank of a sharded engine has its part of these and, while it samples, scores or writes them, all weights.
     """
-    everything = float(BYTES[engine.dtype]) if engine.lora.enabled else TRAINING_BYTES[engine.dtype]
-    if _is_whole(engine):
-        return everything
-    return everything / engine.ranks + BYTES[engine.dtype]
+    if engine.lora.enabled:
+        return frozen_bytes_per_parameter(engine)
+    everything = TRAINING_BYTES[engine.dtype]
+    return everything if _is_whole(engine) else everything / engine.ranks + BYTES[engine.dtype]
+
+
+def frozen_bytes_per_parameter(engine: EngineConfig) -> float:
+    """Of one rank: weights that are not trained, with this engine's ranks and sharding."""
+    whole = float(BYTES[engine.dtype])
+    return whole if _is_whole(engine) else whole / engine.ranks + whole
 
 
 def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:

@@ -62,7 +62,7 @@ def _check_references(asked: Asked) -> None:
             raise PluginError(f"{role}: its reference for '{purpose}', '{reference}': {problem}")
 
 
-FIXED = ("role", "backend", "references", "inside", "isolated")
+FIXED = ("role", "backend", "references", "isolated")
 """Fields of a request that the class which fills it cannot change."""
 
 
@@ -108,7 +108,8 @@ def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], asked
         request = offer.value.complete(config, section, before)
     if not isinstance(request, WorkerRequest):
         raise PluginError(f"{who}: returned {shown(request)}; needs the WorkerRequest that it was given, completed")
-    for name in FIXED:
+    fixed = FIXED if before.inside is None else (*FIXED, "inside")  # a class may choose a host where none is due
+    for name in fixed:
         if getattr(request, name) != getattr(before, name):
             raise PluginError(
                 f"{who}: changed {name} from {shown(getattr(before, name))} to {shown(getattr(request, name))}; it may "

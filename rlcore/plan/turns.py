@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from math import ceil
 
-from rlcore.config import RunConfig
 from rlcore.errors import PlanError
 from rlcore.plan.decided import PoolPlan, SchedulePlan, WorkerPlan
 from rlcore.plan.facts import Facts
@@ -77,7 +76,6 @@ def _can_sleep(plan: WorkerPlan) -> bool:
 
 
 def memory_of_devices(
-    config: RunConfig,
     pools: Sequence[PoolPlan],
     workers: Sequence[WorkerPlan],
     sleepers: Sequence[str],
@@ -87,8 +85,9 @@ def memory_of_devices(
     """Bytes that the fullest device of each pool holds in each phase; empty without GPUs of known size.
 
     Of every role on a device its weights and optimizer state, or the share that it reserves, and of one role at a time
-    its activations; a role that sleeps holds nothing there. PlanError when that is more than a device has. Roles of
-    which nothing is known are left out, as in `memory_estimate`.
+    its activations; a role that sleeps holds nothing there, and one with `offload` little while servers serve.
+    PlanError when that is more than a device has. Roles of which nothing is known are left out, as in
+    `memory_estimate`.
     """
     if facts.gpu_memory_bytes is None:
         return {}
@@ -99,12 +98,14 @@ def memory_of_devices(
         if plan.request.inside is not None or not plan.request.gpus:
             continue
         name = plan.request.role.name
-        held, working = _bytes_of(config, plan, memory, facts, facts.gpu_memory_bytes)
+        held, working = _bytes_of(plan, memory, facts, facts.gpu_memory_bytes)
+        resting = _resting_bytes(plan, workers, held, facts)
         for gpu in _devices(plan, by_name[plan.request.pool]):
             for phase in phases:
                 asleep = name in sleepers and phase == TRAINING
                 idle = phase == SERVING and name not in sleepers
-                entry = (name, 0 if asleep else held, 0 if asleep or idle else working)
+                kept = 0 if asleep else resting if idle else held
+                entry = (name, kept, 0 if asleep or idle else working)
                 devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)
     _check_devices(devices, facts.gpu_memory_bytes, workers)
     return {
@@ -124,20 +125,26 @@ def _devices(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
     return [pool.gpus[index % len(pool.gpus)] for index in range(num)]
 
 
-def _bytes_of(
-    config: RunConfig, plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int
-) -> tuple[int, int]:
-    """What a rank holds all the time, and what it needs more while it works."""
+def _bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int) -> tuple[int, int]:
+    """What a rank holds while its phase lasts, and what it needs more while it works."""
     request = plan.request
     if request.device_frac:
         return int(request.device_frac * of_device), 0
     whole = memory.get(request.role.name, 0)
-    engine = request.engine
-    per_parameter = request.bytes_per_parameter
-    if engine is not None and engine.offload:
-        per_parameter = min(per_parameter, float(BYTES[engine.dtype]))
-    held = min(whole, int(per_parameter * (facts.model_of(request).parameters or 0)))
+    held = min(whole, int(request.bytes_per_parameter * (facts.model_of(request).parameters or 0)))
     return held, whole - held
+
+
+def _resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, facts: Facts) -> int:
+    """What a training rank holds while servers serve; with `offload` nothing, or weights for a role inside it.
+
+    Those of several roles come to the device around the updates of a step, so in that phase all of them count.
+    """
+    request, engine = plan.request, plan.request.engine
+    if engine is None or not engine.offload:
+        return held
+    hosts = any(each.request.inside == request.role for each in workers)
+    return min(held, BYTES[engine.dtype] * (facts.model_of(request).parameters or 0)) if hosts else 0
 
 
 def _total(entries: Sequence[tuple[str, int, int]]) -> int:
@@ -159,8 +166,8 @@ def _check_devices(
             total = _total(entries)
             if total > size and len(entries) > 1:  # a role alone is `check_memory`'s
                 parts = ", ".join(f"{name} {(held + working) / 2**30:.1f}" for name, held, working in entries)
+                rests = ", or set actor.offload=true" if phase == SERVING else ""
                 raise PlanError(
                     f"memory: device {gpu} needs about {total / 2**30:.1f} GiB while {phase} ({parts} GiB), it has "
-                    f"{size / 2**30:.1f}; give the roles pools of their own{_lower(workers, entries)}, or set "
-                    "actor.offload=true"
+                    f"{size / 2**30:.1f}; give the roles pools of their own{_lower(workers, entries)}{rests}"
                 )

@@ -125,6 +125,8 @@ class WorkerRequest:
     """Tokens whose keys and values a rank holds at most."""
     takes_adapter: bool = False
     """Of a rollout with a copy of the weights: a LoRA actor hands it the adapter alone, as files."""
+    note: str = ""
+    """A fact about this role that `rlcore plan` shows among its notes."""
 
     def __post_init__(self) -> None:
         check_is(self, "role", Role)
@@ -140,6 +142,7 @@ class WorkerRequest:
         check_is(self, "model", ModelFacts, optional=True)
         check_is(self, "engine", EngineConfig, optional=True)
         check_is(self, "settings", str)
+        check_is(self, "note", str)
         check_text_choice(self, "shared_prefix", ["planned", *SharedPrefix])
         if self.gpus > 1 and self.gpus != int(self.gpus):
             refuse(self, "gpus", "a share of one device, or a whole number of them")
@@ -172,8 +175,8 @@ class WorkerClass:
     complete: Callable[[RunConfig, Any, WorkerRequest], WorkerRequest] = as_asked
     """(config, section of the offer's plugin, request) -> the request with what the class needs: replicas, ranks, gpus,
     cpus, threads, pool and memory (`device_frac`, `bytes_per_parameter`, `cached_tokens`, `engine`, `model`). Pure; the
-    same for every role. A pool other than `main` that was asked for stays, and so do role, backend, references,
-    `inside` and `isolated`."""
+    same for every role. A pool other than `main` that was asked for stays, and so do role, backend, references and
+    `isolated`; `inside` may be set where it is None."""
     weight_sync: frozenset[str] = frozenset({"files"})
     """Of a rollout that is not served inside the actor: the values of `rollout.weights` that it can take."""
 

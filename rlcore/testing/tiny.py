@@ -6,7 +6,7 @@ Meant for `model.tokenizer=bytes`: the vocabulary is large enough for `ByteToken
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -54,9 +54,14 @@ def write_tiny_model(directory: Path, architecture: str = "Llama", seed: int = 0
 
 
 def write_tiny_classifier(
-    directory: Path, architecture: str = "Llama", labels: int = 1, seed: int = 0, num_heads: int = 4
+    directory: Path,
+    architecture: str = "Llama",
+    labels: int = 1,
+    seed: int = 0,
+    num_heads: int = 4,
+    of: Literal["Sequence", "Token"] = "Sequence",
 ) -> Path:
-    """Write a random float32 sequence classifier for byte tokens; the directory. One label is a scalar head.
+    """Write a random float32 classifier of sequences or tokens for byte tokens; the directory. One label is a scalar.
 
     Of hidden size 32, so that with one attention head vLLM's attention for CPUs can compute it.
     """
@@ -80,7 +85,7 @@ def write_tiny_classifier(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = classes.AutoModelForSequenceClassification.from_config(config)
+        model = getattr(classes, f"AutoModelFor{of}Classification").from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(4.0 if parameter.ndim > 1 else 1.0)

@@ -12,10 +12,8 @@ from typing import Any
 from rlcore.actor import ActorWorker
 from rlcore.agents import AgentLoop
 from rlcore.algo.kl import FixedKl
-from rlcore.arrival.arrays import checked_metrics
 from rlcore.critic import CriticEngine
 from rlcore.data import PromptOrder
-from rlcore.errors import WorkerError
 from rlcore.evaluate import evaluate
 from rlcore.launch import Run
 from rlcore.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
@@ -25,6 +23,7 @@ from rlcore.schedule.timing import Timeline
 from rlcore.schedule.work import StepWork
 from rlcore.terminal import Terminal
 from rlcore.track import Trackers
+from rlcore.train.updates import Updates
 from rlcore.types import Batch, Lane, Metrics, Prompt, Scored
 
 logger = logging.getLogger(__name__)
@@ -94,24 +93,19 @@ class Trainer:
         async with aclosing(work), aclosing(work.minibatches()) as minibatches:
             await work.sampled()  # each trajectory goes to its reward the moment it is finished
             work.prepare()  # log-probs and values, while rewards are pending
-            updated = average([await self.update(minibatch, work.timeline) async for minibatch in minibatches])
+            async with Updates(self.run) as updates:
+                updated = average([await self.update(each, updates, work.timeline) async for each in minibatches])
             measured = await self.publish(work)
         await self.record(work, measured | updated | self.run.take_metrics())
 
-    async def update(self, minibatch: Batch, timeline: Timeline) -> Metrics:
+    async def update(self, minibatch: Batch, updates: Updates, timeline: Timeline) -> Metrics:
         """One optimizer step, of actor and critic alike."""
         if not self.updating:
             await asyncio.sleep(0)  # a signal that has come ends the run while its weights are whole
             logger.info("step %d: updating on %d rows first", self.progress.step + 1, len(minibatch))
         self.updating = True
         with timeline.updating():
-            metrics = await self.run.critic.update(minibatch)
-            with self.run.within("critic", "actor_may_update()"):
-                actor_too = self.run.critic.actor_may_update()
-            if actor_too:
-                updated = await self.actor.call(ActorWorker.update, minibatch)
-                metrics |= checked_metrics(f"{self.actor.name}.update()", updated, WorkerError)
-        return metrics
+            return await updates.update(minibatch)
 
     async def publish(self, work: StepWork) -> Metrics:
         """Name the new weights: from here on the step has been taken. Returns the metrics of what was sampled."""

@@ -10,6 +10,7 @@ from rlcore.hookspecs import hookimpl
 from rlcore.machine import model_directory, model_shape, num_parameters
 from rlcore.plan import BuildContext, Component, ConfigSection, ModelFacts, PoolSpec, WorkerClass, WorkerRequest
 from rlcore_critic_engine.critic import CRITIC, ValueCritic
+from rlcore_critic_engine.heads import starting_head
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.worker import HfCritic
 
@@ -27,6 +28,7 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
     on_actor = section.trunk == "actor"
     model = None if on_actor or section.path in ("", config.model.path) else _model(section)
     is_known = model is None or model.parameters is not None
+    head = starting_head(config.model, section)
     return [
         WorkerRequest(
             CRITIC,
@@ -41,6 +43,7 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
             model=model,
             settings=SECTION,
             shared_prefix=section.shared_prefix,
+            note=f"the value head starts from: {head.text}",
             bytes_per_parameter=table[section.dtype] if is_known and not on_actor else 0.0,
         )
     ]
@@ -69,9 +72,14 @@ def _check(config: RunConfig, section: CriticSettings) -> None:
             "policy's weights, and the critic reads whole ones; set trunk=own (with ranks and sharding of its own) or "
             "actor.sharding=none"
         )
-    if section.trunk == "actor" and section.path and section.head == "new":
+    if section.trunk == "actor" and section.head == "classifier":
         raise ConfigError(
-            f"plugins.critic_engine.path='{section.path}' has no effect: with trunk=actor and head=new nothing is "
+            "plugins.critic_engine.head=classifier: the critic lives inside the actor (trunk=actor), and a head reads "
+            "the hidden states of its own classifier; set trunk=own, or head=new"
+        )
+    if section.trunk == "actor" and section.path and starting_head(config.model, section).kind == "new":
+        raise ConfigError(
+            f"plugins.critic_engine.path='{section.path}' has no effect: with trunk=actor and a new head nothing is "
             "read from it; leave it out, or set head=saved or trunk=own"
         )
     checkpoints = section.engine(config.actor).gradient_checkpointing

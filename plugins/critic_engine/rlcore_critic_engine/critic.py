@@ -1,5 +1,6 @@
 """The critic engine: what the training loop asks, sent to the critic's worker."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from rlcore.plan import Role
 from rlcore.types import Batch, Float32s, Metrics, Ref
 from rlcore.workers import WorkerGroup
 from rlcore_critic_engine.settings import SECTION, CriticSettings
+
+logger = logging.getLogger(__name__)
 
 CRITIC = Role("critic", CriticWorker)
 
@@ -21,6 +24,12 @@ class ValueCritic(CriticEngine):
         self._settings = settings
         self._updates = 0
 
+    async def start(self) -> None:
+        """Say in the log what was loaded."""
+        facts = await self._worker.call(CriticWorker.facts)
+        if "head" in facts:
+            logger.info("critic: the value head starts from: %s", facts["head"])
+
     async def expect(self, num_updates: int) -> int:
         """Updates that are left to the actor; ConfigError when it would wait for all of the run's."""
         waits = self._settings.actor_waits_updates
@@ -31,6 +40,12 @@ class ValueCritic(CriticEngine):
             )
         await self._worker.call(CriticWorker.expect, num_updates)
         return num_updates - waits
+
+    async def begin_updates(self) -> None:
+        await self._worker.call(CriticWorker.begin_updates)
+
+    async def end_updates(self) -> None:
+        await self._worker.call(CriticWorker.end_updates)
 
     async def values(self, batch: Batch) -> Ref[Float32s]:
         """(B, T) values before the first update of a step."""

@@ -18,8 +18,10 @@ class CriticSettings:
     """Model directory or hub name to start from; empty: `model.path`. Its tokenizer must be the policy's."""
     revision: str = option("main", used_when="path != ''")
     """Of a `path` on the hub: branch, tag or commit."""
-    head: Literal["new", "saved"] = "new"
-    """new: the value head starts at zero. saved: `path` is a saved critic, `critic/model` of a checkpoint."""
+    head: Literal["planned", "new", "saved", "classifier"] = "planned"
+    """new: the value head starts at zero. saved: `path` is a saved critic, `critic/model` of a checkpoint. classifier:
+    the head of a sequence or token classifier with one label, such as a reward model. planned: the head that the model
+    has, as `rlcore plan` says, else new."""
     trunk: Literal["own", "actor"] = "own"
     """own: a second model. actor: the policy's own weights serve, frozen, and only a head (and `lora`) is trained."""
     own_pool: bool = False
@@ -49,7 +51,7 @@ class CriticSettings:
     gradient_checkpointing: bool = option(False, used_when="trunk == 'own'")
     """Compute activations again in the backward pass; on the actor's trunk `actor.gradient_checkpointing` decides."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")
-    """Keep optimizer state in host memory between updates."""
+    """Keep weights and optimizer state in host memory between the updates of one step and those of the next."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank adapters instead of all weights; on the actor's trunk beside the actor's own."""
     micro_batch_tokens: int = option(2048, at_least=1)

@@ -5,6 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
+
 from rlcore.algo.registry import resolve
 from rlcore.backends.hf import (
     VALUE_HEAD_FILE,
@@ -18,7 +21,9 @@ from rlcore.backends.hf import (
 )
 from rlcore.config import ModelConfig
 from rlcore.errors import CheckpointError, ConfigError, WorkerError, boundary
+from rlcore.machine import model_directory
 from rlcore.workers import WorkerContext
+from rlcore_critic_engine.heads import StartingHead, starting_head
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.trunk import TrunkValueModel
 
@@ -26,15 +31,19 @@ MODEL_DIR = "model"
 """Where a checkpoint of a training engine holds the model."""
 
 
-def start_engine(context: WorkerContext) -> TrainEngine:
-    """The critic's training engine; CheckpointError or ConfigError when what it is to start from does not serve."""
+def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
+    """The critic's training engine, and in words what its value head starts from.
+
+    CheckpointError or ConfigError when what it is to start from does not serve.
+    """
     settings: CriticSettings = context.section
     model: ModelConfig = context.config.model
-    if settings.head == "saved":
-        _check_saved(Path(settings.path), settings)
+    head = starting_head(model, settings)
+    if head.kind == "saved":
+        _check_saved(Path(settings.path or model.path), settings)
     start: ModelConfig | ValueModel
     if settings.trunk == "actor":
-        start = _on_trunk(context, settings)
+        start = _on_trunk(context, settings, head)
     else:
         use_threads(context)
         seed_process(context.seed)
@@ -54,9 +63,42 @@ def start_engine(context: WorkerContext) -> TrainEngine:
         peak_tflops=context.config.cluster.peak_tflops,
         shared_prefix=context.shared_prefix,
     )
+    if head.kind == "unknown":  # now that its files are here
+        head = starting_head(model, settings)
+        if head.kind == "saved":
+            load_value_head(_value_model(engine), _directory(model, settings))
+    if head.weight is not None:
+        _take_head(_value_model(engine), head)
     # A process is in one group of ranks: a critic inside an actor is in the actor's.
     engine.join(_actor(context).engine.ranks if settings.trunk == "actor" else ranks_of(context))
-    return engine
+    return engine, head.text
+
+
+def _value_model(engine: TrainEngine) -> ValueModel:
+    if not isinstance(engine.model, ValueModel):
+        raise TypeError(f"a critic's model is a {type(engine.model).__name__}")
+    return engine.model
+
+
+def _directory(policy: ModelConfig, settings: CriticSettings) -> Path:
+    start = starting_model(policy, settings)
+    return model_directory(start.path, start.revision)
+
+
+@torch.no_grad()
+def _take_head(model: ValueModel, head: StartingHead) -> None:
+    """Copy a classifier's head, whatever its number format; one without a bias has 0."""
+    for target, saved in ((model.value_head.weight, head.weight), (model.value_head.bias, head.bias)):
+        if saved is None:
+            target.zero_()
+            continue
+        where = f"{SECTION}.path: tensor '{saved.name}' of '{saved.file}'"
+        with boundary(where, ConfigError), safe_open(saved.file, framework="pt") as opened:
+            target.copy_(opened.get_tensor(saved.name))
+        if not bool(target.isfinite().all()):
+            raise ConfigError(
+                f"{where} has numbers that are not finite; needs a head that was trained, or {SECTION}.head=new"
+            )
 
 
 def starting_model(policy: ModelConfig, settings: CriticSettings) -> ModelConfig:
@@ -64,10 +106,12 @@ def starting_model(policy: ModelConfig, settings: CriticSettings) -> ModelConfig
     return replace(policy, path=settings.path, revision=settings.revision) if settings.path else policy
 
 
-def _on_trunk(context: WorkerContext, settings: CriticSettings) -> ValueModel:
-    policy = _actor(context).engine.policy
+def _on_trunk(context: WorkerContext, settings: CriticSettings, head: StartingHead) -> ValueModel:
+    actor = _actor(context).engine
+    actor.stay_on_device()
+    policy = actor.policy
     value_model = TrunkValueModel(policy, settings.lora, context.seed)
-    if settings.head == "saved":
+    if head.kind == "saved":
         load_value_head(value_model, Path(settings.path))
     return value_model
 

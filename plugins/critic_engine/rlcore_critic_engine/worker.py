@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcore.critic import CriticWorker
 from rlcore.errors import ConfigError, WorkerError
@@ -17,19 +17,30 @@ class HfCritic(CriticWorker):
     """A transformers model with one output, trained by a `TrainEngine` of kind value."""
 
     engine: TrainEngine
+    head: str
+    """What the value head starts from, in words."""
 
     def setup(self) -> None:
         from rlcore_critic_engine.start import start_engine
 
-        self.engine = start_engine(self.context)
+        self.engine, self.head = start_engine(self.context)
 
     def close(self) -> None:
         engine = getattr(self, "engine", None)
         if engine is not None and engine.ranks is not None and self.context.host is None:  # else the actor's
             engine.ranks.close()
 
+    def facts(self) -> dict[str, Any]:
+        return self.engine.facts() | {"head": self.head}
+
     def expect(self, num_updates: int) -> None:
         self.engine.expect(num_updates)
+
+    def begin_updates(self) -> None:
+        self.engine.begin_updates()
+
+    def end_updates(self) -> None:
+        self.engine.end_updates()
 
     def values(self, batch: Batch) -> Ref[Float32s]:
         """(B, T) values, 0 outside the loss mask.

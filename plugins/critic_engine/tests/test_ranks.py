@@ -20,7 +20,7 @@ from rlcore.critic import CriticWorker
 from rlcore.launch import Cluster
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
-from rlcore.testing.tiny import random_batch, write_tiny_model
+from rlcore.testing.tiny import random_batch, write_tiny_classifier, write_tiny_model
 from rlcore.types import Batch, Metrics, Ref
 
 KINDS = {
@@ -125,6 +125,18 @@ def test_two_ranks_make_the_update_of_one(model: Path, tmp_path: Path, kind: str
         asyncio.run(asked(planned(model, *_with_ranks(KINDS[kind], ranks)), tmp_path / str(ranks))) for ranks in (1, 2)
     )
     check_same(one, two, in_parts="shared out" in kind)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(300)
+def test_two_ranks_share_out_a_classifier_with_its_head(model: Path, tmp_path: Path) -> None:
+    path = write_tiny_classifier(tmp_path / "classifier", of="Token")
+    start = (f"plugins.critic_engine.path={path}", "plugins.critic_engine.head=classifier")
+    kind = KINDS["whole, shared out"]
+    one, two = (
+        asyncio.run(asked(planned(model, *start, *_with_ranks(kind, ranks)), tmp_path / str(ranks))) for ranks in (1, 2)
+    )
+    check_same(one, two, in_parts=True)
 
 
 @pytest.mark.real

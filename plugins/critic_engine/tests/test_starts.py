@@ -103,9 +103,11 @@ def test_a_value_model_that_was_saved_without_its_head_is_refused(models: Path, 
 
 
 def test_a_head_that_would_be_left_out_is_refused(models: Path, tmp_path: Path) -> None:
-    saved(models, tmp_path)
-    said = refused(ConfigError, lambda: critic(models, path=str(tmp_path / "model")))
+    worker = saved(models, tmp_path)
+    said = refused(ConfigError, lambda: critic(models, path=str(tmp_path / "model"), head="new"))
     assert "head=saved" in said
+    planned = critic(models, path=str(tmp_path / "model"))
+    assert np.array_equal(planned.values(ready()).get(), worker.values(ready()).get())
 
 
 def test_the_head_of_another_model_is_refused(models: Path, tmp_path: Path) -> None:

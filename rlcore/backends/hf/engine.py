@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rlcore.algo.aggregation import weighted_sum
 from rlcore.backends.hf.flops import update_flops
 from rlcore.backends.hf.microbatch import Loss, MetricSums, MicroBatch, Predictions, score, split
 from rlcore.backends.hf.model import ModelKind, PolicyModel, ValueModel, load_model
+from rlcore.backends.hf.offload import Offload
 from rlcore.backends.hf.optimizer import MasterAdamW, check_schedule, learning_rate
 from rlcore.backends.hf.probe import check_shared_prefix
 from rlcore.backends.hf.ranks import Ranks
@@ -36,14 +37,6 @@ from rlcore.batch import select
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Float32s, Metrics, SharedPrefix
-
-
-@lru_cache(maxsize=1)
-def process_accelerator(cpu: bool) -> Any:
-    """The one accelerator of this process. Precision and accumulation of gradients are ours, so its own are off."""
-    from accelerate import Accelerator  # type: ignore[import-untyped]
-
-    return Accelerator(cpu=cpu, mixed_precision="no", gradient_accumulation_steps=1)
 
 
 class TrainEngine:
@@ -93,14 +86,14 @@ class TrainEngine:
         self.ranks: Ranks | None = None
         """The processes that train this model together; None: this one alone."""
         self._shards: Shards | None = None
-        self._accelerator = process_accelerator(self.device.type == "cpu")
         self._seed = seed
         with self._seeded():
             self.model = model if not isinstance(model, ModelConfig) else self._load(model, path_key)
-        self._forward = self._accelerator.prepare_model(self.model, device_placement=False)
         self._optimizer = MasterAdamW(self.model, config)
         self.shared_prefix = shared_prefix
         check_shared_prefix(self.model, shared_prefix, self._section)
+        self._offload = Offload(self.model, self._optimizer, self.device, config.offload)
+        self._offload.end()
 
     def _load(self, model: ModelConfig, path_key: str) -> PolicyModel | ValueModel:
         return load_model(
@@ -131,6 +124,7 @@ class TrainEngine:
         if ranks is not None and self.config.sharding == "fsdp2":
             self._shards = Shards(self.model, ranks)
             self._optimizer = MasterAdamW(self.model, self.config)
+            self._offload = Offload(self.model, self._optimizer, self.device, self.config.offload)
 
     def whole(self) -> AbstractContextManager[None]:
         """All weights are here inside; every rank has to come here. Nothing may be updated inside."""
@@ -143,15 +137,37 @@ class TrainEngine:
             with self._shards.whole():
                 pass
 
+    def stay_on_device(self) -> None:
+        """Keep the weights on the device between updates, also with `offload`: something here computes with them."""
+        self._offload.stay()
+
+    def begin_updates(self) -> None:
+        """Bring what `offload` keeps in host memory to the device, until `end_updates`; a second call does nothing.
+
+        An update outside of the two brings it and takes it back by itself.
+        """
+        self._offload.begin()
+
+    def end_updates(self) -> None:
+        """Move optimizer state, and weights that nothing here samples from, to host memory, with `offload`."""
+        self._offload.end()
+
     def logprobs(self, batch: Batch) -> Float32s:
         """(B, T) log-probs of the loss tokens under softmax(logits / temperature), 0 elsewhere."""
-        return self._score(self.policy, batch)
+        return self._score(self.policy, batch, self.config.micro_batch_tokens)
+
+    def base_logprobs(self, batch: Batch, micro_batch_tokens: int) -> Float32s:
+        """(B, T) as `logprobs`, of the model that the LoRA adapter was added to; ConfigError without an adapter."""
+        if self.model.adapter is None:
+            raise ConfigError(f"{self.name}: it has no LoRA adapter, so there is no base to compare with")
+        with self.policy.without_adapter():
+            return self._score(self.policy, batch, micro_batch_tokens)
 
     def values(self, batch: Batch) -> Float32s:
         """(B, T) values before each loss token is sampled, 0 elsewhere; ConfigError unless the kind is value."""
         if not isinstance(self.model, ValueModel):
             raise ConfigError(f"{self.name}: a model of kind {self.kind} has no values")
-        return self._score(self.model, batch)
+        return self._score(self.model, batch, self.config.micro_batch_tokens)
 
     def update(self, minibatch: Batch) -> Metrics:
         """One optimizer step on the mini-batch, whose `weights_B` hold the denominators.
@@ -166,15 +182,14 @@ class TrainEngine:
         if minibatch.weights_B is not None and not minibatch.weights_B.any():
             return {f"{self.name}/skipped": 1.0}
         began = time.perf_counter()
-        if self.config.offload:
-            self._optimizer.to(self.device)
+        alone = self._offload.begin()
         try:
             loss, sums = self._accumulate(minibatch)
             metrics = {self._loss_name: loss, **sums.result(), **self._step(loss)}
         finally:
             self._optimizer.clear_gradients()
-            if self.config.offload:
-                self._optimizer.to(torch.device("cpu"))
+            if alone:
+                self._offload.end()
         if self._shards is not None and self._shards.stay_whole:
             self.stay_whole()
         metrics |= self._performance(minibatch, time.perf_counter() - began)
@@ -224,6 +239,7 @@ class TrainEngine:
         counters = load_training_state(directory, self._optimizer, *self._part())
         if self._shards is not None and self._shards.stay_whole:
             self.stay_whole()
+        self._offload.end()
         self.updates_done = counters["updates_done"]
         self._skipped_in_a_row = counters["skipped_in_a_row"]
 
@@ -236,21 +252,19 @@ class TrainEngine:
             "vocabulary": getattr(self.model.transformer.config.get_text_config(), "vocab_size", None),
         }
 
-    def _score(self, model: PolicyModel | ValueModel, batch: Batch) -> Float32s:
-        with self.whole():
-            if self.ranks is not None:
-                return self.ranks.scored(batch, self.shared_prefix, partial(self._score_here, model))
-            return self._score_here(model, batch)
-
-    def _score_here(self, model: PolicyModel | ValueModel, batch: Batch) -> Float32s:
-        return score(
+    def _score(self, model: PolicyModel | ValueModel, batch: Batch, micro_batch_tokens: int) -> Float32s:
+        score_here = partial(
+            score,
             model,
-            batch,
-            max_tokens=self.config.micro_batch_tokens,
+            max_tokens=micro_batch_tokens,
             temperature=self.temperature,
             device=self.device,
             shared_prefix=self.shared_prefix,
         )
+        with self._offload.weights(), self.whole():
+            if self.ranks is not None:
+                return self.ranks.scored(batch, self.shared_prefix, score_here)
+            return score_here(batch)
 
     def _accumulate(self, minibatch: Batch) -> tuple[float, MetricSums]:
         """Gradients of the whole mini-batch in the masters, and its loss."""
@@ -263,10 +277,10 @@ class TrainEngine:
         with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded(), self._adding():
             for index, part in enumerate(own + others):
                 micro = MicroBatch(part, self.device, self.shared_prefix)
-                scores_N, entropy_N = self._forward(micro, self.temperature, True)
+                scores_N, entropy_N = self.model(micro, self.temperature, True)
                 terms = self._loss(micro, Predictions(micro.spread(scores_N), micro.spread(entropy_N)))
                 partial = self._weighted(terms.loss_BT, micro)
-                self._accelerator.backward(partial * self._accelerator.num_processes)
+                partial.backward()  # type: ignore[no-untyped-call]
                 self._optimizer.collect_gradients()
                 if index < len(own):
                     loss += float(partial.detach())
@@ -279,9 +293,8 @@ class TrainEngine:
         return loss, sums
 
     def _adding(self) -> AbstractContextManager[None]:
-        """Where gradients are added to their sums at once; not where what wraps the model needs to see each of them."""
-        alone = self._shards is None and self._forward is self.model
-        return self.model.adding_gradients() if alone else nullcontext()
+        """Where gradients are added to their sums at once; not where FSDP needs to see each of them."""
+        return self.model.adding_gradients() if self._shards is None else nullcontext()
 
     def _micro_batches(self, minibatch: Batch) -> tuple[list[Batch], list[Batch]]:
         """This rank's micro-batches, and those it computes with weight 0 while the others are at theirs."""

@@ -225,16 +225,31 @@ def load_model(
 def open_transformer(
     kind: ModelKind, path: str, revision: str, *, attention: str, dtype: str, path_key: str = "model.path"
 ) -> Any:
-    """The transformers model of a directory or hub name: of a value model the backbone, else with its output layer."""
+    """The transformers model of a directory or hub name: of a value model the backbone, else with its output layer.
+
+    ConfigError when its files lack weights, which transformers would fill with random numbers.
+    """
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the trainer's
     opener: Any = AutoModel if kind == ModelKind.VALUE else AutoModelForCausalLM
     with boundary(f"{path_key}='{path}'", ConfigError):
-        return opener.from_pretrained(
-            path, revision=revision, dtype=DTYPES[dtype], attn_implementation=attention, trust_remote_code=False
+        model, loaded = opener.from_pretrained(
+            path,
+            revision=revision,
+            dtype=DTYPES[dtype],
+            attn_implementation=attention,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        raise ConfigError(
+            f"{path_key}='{path}': its files lack {len(missing)} of the weights of a {type(model).__name__}, "
+            f"{missing[0]} among them; needs a model that was saved whole"
+        )
+    return model
 
 
 def _checkpoint_gradients(transformer: Any) -> None:

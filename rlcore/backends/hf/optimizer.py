@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rlcore.backends.hf import parts
 from rlcore.backends.hf.parts import like, own
 from rlcore.config import EngineConfig
 from rlcore.errors import ConfigError
@@ -98,9 +99,9 @@ class MasterAdamW:
         for state in self._adamw.state.values():
             for name, value in state.items():
                 if isinstance(value, Tensor) and name != "step":
-                    state[name] = value.to(device)
+                    state[name] = parts.moved(value, device)
         for master in self._copies():
-            master.data = master.data.to(device)
+            master.data = parts.moved(master.data, device)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors by name, of sharded ones this rank's part, and plain values: what a checkpoint keeps."""

@@ -1,4 +1,7 @@
-"""Tensors of which each rank has a part: rows, as FSDP2 deals them out, in memory and in the files of a checkpoint."""
+"""Tensors and where they are: on a device or in host memory, whole or in parts by rank.
+
+Parts are rows, as FSDP2 deals them out, in memory and in the files of a checkpoint.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -9,6 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+HOST = torch.device("cpu")
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; itself where it is there already."""
+    return tensor.to(device)
 
 
 def rows_of(num_rows: int, part: int, num_parts: int) -> slice:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from rlcore.backends.hf import parts
 from rlcore.backends.hf.model import Model, ValueModel, load_value_head, save_value_head
 from rlcore.backends.hf.optimizer import MasterAdamW
-from rlcore.backends.hf.parts import SavedTensors, put
+from rlcore.backends.hf.parts import HOST, SavedTensors, put
 from rlcore.errors import CheckpointError, boundary
 
 MODEL_DIR = "model"
@@ -76,7 +77,10 @@ def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _merged(transformer: Any) -> dict[str, torch.Tensor]:
-    """The tensors of a model with adapters in it, under the names that they have without."""
+    """The tensors of a model with adapters in it, under the names that they have without.
+
+    A merged weight goes to host memory before the next one is made: the device never holds a second model.
+    """
     from peft.tuners.lora import LoraLayer
 
     merged = {
@@ -89,7 +93,7 @@ def _merged(transformer: Any) -> dict[str, torch.Tensor]:
             base: Any = module.get_base_layer()
             layer: Any = module
             added = sum(layer.get_delta_weight(each) for each in layer.active_adapters)
-            merged[f"{name}.weight"] = base.weight + added
+            merged[f"{name}.weight"] = parts.moved((base.weight + added).detach(), HOST)
     return merged
 
 

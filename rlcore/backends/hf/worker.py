@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from rlcore.actor import ActorWorker
+from rlcore.config import EngineConfig
 from rlcore.errors import WorkerError
 from rlcore.machine import give_back_freed_memory
 from rlcore.reference import ReferenceWorker
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlcore.backends.hf.engine import TrainEngine
-    from rlcore.backends.hf.model import PolicyModel
     from rlcore.backends.hf.rollout import EmbeddedSampler
     from rlcore.backends.link import WeightsServer
     from rlcore.workers import WorkerContext
@@ -83,6 +83,12 @@ class HfActor(ActorWorker):
     def expect(self, num_updates: int) -> None:
         self.engine.expect(num_updates)
 
+    def begin_updates(self) -> None:
+        self.engine.begin_updates()
+
+    def end_updates(self) -> None:
+        self.engine.end_updates()
+
     def publish(self, version: int) -> None:
         self.version, self.is_published = version, True
         give_back_freed_memory()
@@ -121,54 +127,69 @@ class HfActor(ActorWorker):
 
 
 class HfReference(ReferenceWorker):
-    """The frozen policy: a model of its own, or the actor's with its adapter off when it is served inside the actor."""
+    """The frozen policy: inside an actor with LoRA that actor with its adapter off, else a second model.
 
-    _model: PolicyModel
+    A second model has the actor's ranks and sharding.
+    """
+
+    engine: TrainEngine
 
     def setup(self) -> None:
-        from dataclasses import replace
+        if self.context.host is None:
+            self.engine = self._second_model()
+            return
+        self.engine = _host(self.context).engine
+        if self.engine.model.adapter is None:
+            raise WorkerError(
+                f"{self.context}: it is served inside an actor without a LoRA adapter, whose weights change; give the "
+                "reference a process of its own or set actor.lora.enabled=true"
+            )
 
-        from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
+    def _second_model(self) -> TrainEngine:
+        from rlcore.backends.hf.engine import TrainEngine
+        from rlcore.backends.hf.model import ModelKind, load_model
+        from rlcore.backends.hf.ranks import ranks_of
 
         context, config = self.context, self.context.config
         use_threads(context)
-        if context.host is not None:
-            engine = _host_engine(context)
-            if engine.model.adapter is None:
-                raise WorkerError(
-                    f"{context}: it is served inside an actor without a LoRA adapter, whose weights change; give the "
-                    "reference a process of its own or set actor.lora.enabled=true"
-                )
-            self._model = engine.policy
-            return
-        source = replace(config.model, path=config.reference.path or config.model.path)
-        model = load_model(ModelKind.CAUSAL_LM, source, dtype=config.actor.dtype, device=context.device)
-        if not isinstance(model, PolicyModel):
-            raise WorkerError(f"{context}: '{source.path}' is no causal language model")
-        self._model = model.requires_grad_(False)
+        path = config.reference.path
+        other = path not in ("", config.model.path)  # whose revisions are not the policy's
+        model = load_model(
+            ModelKind.CAUSAL_LM,
+            replace(config.model, path=path, revision="main") if other else config.model,
+            dtype=config.actor.dtype,
+            device=context.device,
+            path_key="reference.path" if path else "model.path",
+        )
+        scoring = EngineConfig(
+            dtype=config.actor.dtype,
+            ranks=context.num_ranks,
+            sharding=config.actor.sharding,
+            micro_batch_tokens=config.reference.micro_batch_tokens,
+        )
+        engine = TrainEngine(
+            ModelKind.CAUSAL_LM,
+            model.requires_grad_(False),
+            scoring,
+            None,
+            name=context.role,
+            temperature=config.rollout.temperature,
+            device=context.device,
+            section="actor",
+            shared_prefix=context.shared_prefix,
+        )
+        engine.join(ranks_of(context))
+        return engine
+
+    def close(self) -> None:
+        engine = getattr(self, "engine", None)
+        if engine is not None and engine.ranks is not None and self.context.host is None:  # else the actor's
+            engine.ranks.close()
 
     def logprobs(self, batch: Batch) -> Ref[Float32s]:
-        import torch
-
-        from rlcore.backends.hf.microbatch import score
-
-        config = self.context.config
-        shared_prefix = self.context.shared_prefix
-        score_here = partial(
-            score,
-            self._model,
-            max_tokens=config.reference.micro_batch_tokens,
-            temperature=config.rollout.temperature,
-            device=torch.device(self.context.device),
-            shared_prefix=shared_prefix,
-        )
         if self.context.host is None:
-            return Ref(score_here(batch))
-        engine = _host_engine(self.context)
-        with engine.whole(), self._model.without_adapter():
-            if engine.ranks is None:
-                return Ref(score_here(batch))
-            return Ref(engine.ranks.scored(batch, shared_prefix, score_here))
+            return Ref(self.engine.logprobs(batch))
+        return Ref(self.engine.base_logprobs(batch, self.context.config.reference.micro_batch_tokens))
 
 
 class HfRollout(RolloutWorker):
@@ -188,6 +209,7 @@ class HfRollout(RolloutWorker):
         # of one version each, and what they hold is computed anew once a step and not after each update.
         waits = schedule.max_staleness > 1 and not schedule.stream_minibatches
         actor.engine.stay_whole()
+        actor.engine.stay_on_device()
         self._sampler = EmbeddedSampler(
             actor.engine.policy,
             load_tokens(config.model, config.data.system_prompt),
@@ -248,7 +270,3 @@ def _host(context: WorkerContext) -> HfActor:
         found = type(context.host).__name__ if context.host is not None else "nothing"
         raise WorkerError(f"{context}: it must be served inside the actor of backend 'hf', and is inside {found}")
     return context.host
-
-
-def _host_engine(context: WorkerContext) -> TrainEngine:
-    return _host(context).engine

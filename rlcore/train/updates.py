@@ -1,0 +1,74 @@
+"""The updates of one step: actor and critic are told before their first and after their last."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from types import TracebackType
+
+from rlcore.actor import ActorWorker
+from rlcore.arrival.arrays import checked_metrics
+from rlcore.errors import RlcoreError, WorkerError
+from rlcore.launch import Run
+from rlcore.types import Batch, Metrics
+
+logger = logging.getLogger(__name__)
+
+Told = Callable[[], Awaitable[None]]
+
+
+class Updates:
+    """Updates actor and critic on mini-batches; as a context manager it stands around all updates of a step.
+
+    Each is told to begin before its first update of the step, so an actor that waits for its critic loads nothing, and
+    to end after the step's last update or an error. A cancelled step tells neither: a signal waits for no update.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._critic, self._actor = run, run.critic, run.actor.replicas[0]
+        self._begun: dict[str, Told] = {}
+        """How to end what has begun, by who it is."""
+
+    async def __aenter__(self) -> "Updates":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, Exception):
+            return
+        begun, self._begun = self._begun, {}
+        failed: list[RlcoreError] = []
+        for who, end in begun.items():
+            try:
+                await end()
+            except RlcoreError as problem:
+                failed.append(problem)
+                logger.warning("%s: end_updates: %s", who, problem)
+        if failed and error is None:
+            raise failed[0]
+
+    async def update(self, minibatch: Batch) -> Metrics:
+        """One optimizer step of the critic and, unless the critic warms up, of the actor."""
+        await self._begin("critic", self._begin_critic, self._end_critic)
+        metrics = await self._critic.update(minibatch)
+        with self._run.within("critic", "actor_may_update()"):
+            actor_too = self._critic.actor_may_update()
+        if actor_too:
+            call = self._actor.call
+            await self._begin("actor", partial(call, ActorWorker.begin_updates), partial(call, ActorWorker.end_updates))
+            updated = await call(ActorWorker.update, minibatch)
+            metrics |= checked_metrics(f"{self._actor.name}.update()", updated, WorkerError)
+        return metrics
+
+    async def _begin(self, who: str, begin: Told, end: Told) -> None:
+        if who not in self._begun:
+            self._begun[who] = end  # also of one that fails halfway
+            await begin()
+
+    async def _begin_critic(self) -> None:
+        with self._run.within("critic", "begin_updates()"):
+            await self._critic.begin_updates()
+
+    async def _end_critic(self) -> None:
+        with self._run.within("critic", "end_updates()"):
+            await self._critic.end_updates()

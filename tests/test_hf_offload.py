@@ -1,0 +1,192 @@
+"""What `offload` moves, when, and that no result depends on it.
+
+The device is cpu:0 and host memory is cpu, so torch computes with both; a move is seen by its target.
+"""
+
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from weakref import ref
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rlcore.algo.loss import clip
+from rlcore.backends.hf import TrainEngine, parts
+from rlcore.backends.hf.policy_loss import PolicyLoss
+from rlcore.backends.hf.state import whole_tensors
+from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
+from rlcore.testing.tiny import random_batch, write_tiny_model
+from rlcore.types import Ref
+
+torch.set_num_threads(1)
+
+BATCHES = [random_batch(seed=seed) for seed in range(4)]
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+
+
+class HostMemory:
+    """Holds what is moved to the host; the engine is left with tensors of NaN, which no result survives."""
+
+    def __init__(self) -> None:
+        self.moves: list[str] = []
+        self._held: dict[int, Tensor] = {}
+
+    def moved(self, tensor: Tensor, device: torch.device) -> Tensor:
+        to_host = device.index is None
+        self.moves.append("host" if to_host else "device")
+        if not to_host:
+            return self._held.pop(tensor.data_ptr(), tensor)
+        if tensor.data_ptr() in self._held:
+            return tensor
+        hidden = torch.full_like(tensor, float("nan"))
+        self._held[hidden.data_ptr()] = tensor
+        return hidden
+
+    def order(self) -> list[str]:
+        """The moves since the last call; those in a row to one place are one."""
+        moves, self.moves = self.moves, []
+        return [each for each, _ in groupby(moves)]
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> HostMemory:
+    memory = HostMemory()
+    monkeypatch.setattr(parts, "moved", memory.moved)
+    return memory
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "llama", num_key_value_heads=2)
+
+
+def engine_of(path: Path, offload: bool, **settings: Any) -> TrainEngine:
+    config = EngineConfig(lr=1e-3, offload=offload, **settings)
+    return TrainEngine("causal_lm", ModelConfig(path=str(path)), config, PolicyLoss(clip, AlgoConfig()), device="cpu:0")
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "bfloat16": {"dtype": "bfloat16"},
+    "lora": {"lora": LoraConfig(enabled=True, rank=2)},
+}
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("stays", [False, True], ids=["weights leave", "weights stay"])
+def test_no_result_depends_on_offload(llama: Path, host: HostMemory, settings: dict[str, Any], stays: bool) -> None:
+    """Two steps of two updates, with a pass before each: log-probs and metrics bit for bit."""
+    found = []
+    for offload in (False, True):
+        engine, seen = engine_of(llama, offload, **settings), []
+        if stays:
+            engine.stay_on_device()
+        for step in range(2):
+            before_BT = engine.logprobs(BATCHES[step])
+            engine.begin_updates()
+            rows = [engine.update(replace(each, old_logprobs=Ref(engine.logprobs(each)))) for each in BATCHES[2:]]
+            engine.end_updates()
+            timeless = [{name: row[name] for name in row if not name.startswith("perf/")} for row in rows]
+            seen.append((before_BT.tolist(), timeless))
+        found.append(seen)
+        assert bool(host.moves) is offload
+    assert np.isfinite(found[0][1][0]).all()
+    assert found[0] == found[1]
+
+
+def test_weights_and_optimizer_state_are_moved_once_around_the_updates_of_a_step(llama: Path, host: HostMemory) -> None:
+    engine = engine_of(llama, True)
+    assert host.order() == ["host"], "it rests from the start"
+    engine.begin_updates()
+    engine.begin_updates()
+    for batch in BATCHES:
+        engine.update(batch)
+        engine.logprobs(batch)
+    assert host.order() == ["device"]
+    num_weights = len(list(engine.model.parameters())) + len(list(engine.model.buffers()))
+    engine.end_updates()
+    moments = 2 * len(engine._optimizer.parameters)
+    assert len(host.moves) == num_weights + moments
+    assert host.order() == ["host"]
+    engine.logprobs(BATCHES[0])
+    assert host.order() == ["device", "host"], "a pass needs the weights"
+    engine.update(BATCHES[0])
+    assert host.order() == ["device", "host"], "an update outside of a step takes back what it brought"
+
+
+def test_an_update_that_fails_leaves_the_state_where_the_step_wants_it(llama: Path, host: HostMemory) -> None:
+    engine = engine_of(llama, True)
+    engine.begin_updates()
+    host.order()
+    with pytest.raises(ValueError, match="weights_B"):
+        engine.update(replace(BATCHES[0], weights_B=None))
+    assert host.order() == []
+    engine.end_updates()
+    assert host.order() == ["host"]
+
+
+def test_without_offload_nothing_moves(llama: Path, host: HostMemory) -> None:
+    engine = engine_of(llama, False)
+    engine.begin_updates()
+    engine.update(BATCHES[0])
+    engine.end_updates()
+    assert host.moves == []
+
+
+def test_weights_that_are_sampled_from_stay_and_the_optimizers_state_does_not(llama: Path, host: HostMemory) -> None:
+    engine = engine_of(llama, True)
+    engine.stay_on_device()
+    host.order()
+    engine.begin_updates()
+    engine.update(BATCHES[0])
+    assert host.order() == []
+    engine.end_updates()
+    assert len(host.moves) == 2 * len(engine._optimizer.parameters)
+    assert all(each.isfinite().all() for each in engine.model.parameters())
+
+
+def test_a_checkpoint_goes_on_at_rest_as_it_would_on_the_device(llama: Path, tmp_path: Path) -> None:
+    ends = []
+    for offload in (False, True):
+        engine = engine_of(llama, offload, dtype="bfloat16")
+        engine.update(BATCHES[0])
+        engine.save(tmp_path / str(offload))
+        engine.update(BATCHES[1])
+        engine.restore(tmp_path / str(offload))
+        engine.update(BATCHES[2])
+        ends.append([each.detach().clone() for each in engine.model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
+    files = [sorted((tmp_path / str(each)).rglob("*.safetensors")) for each in (False, True)]
+    assert [each.read_bytes() for each in files[0]] == [each.read_bytes() for each in files[1]]
+
+
+def test_a_restored_engine_rests(llama: Path, tmp_path: Path, host: HostMemory) -> None:
+    trained = engine_of(llama, False)
+    trained.update(BATCHES[0])
+    trained.save(tmp_path)
+    engine = engine_of(llama, True)
+    host.order()
+    engine.restore(tmp_path)
+    assert host.order() == ["host"]
+
+
+def test_merged_weights_are_made_one_by_one(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the device there is one merged weight at a time: the one before is in host memory by then."""
+    engine = engine_of(llama, False, lora=LoraConfig(enabled=True, rank=2))
+    engine.update(BATCHES[0])
+    made: list[Any] = []
+
+    def moved(tensor: Tensor, device: torch.device) -> Tensor:
+        assert device.type == "cpu"
+        assert not [each for each in made if each() is not None], "an earlier merged weight is still there"
+        made.append(ref(tensor))
+        return tensor.clone()
+
+    monkeypatch.setattr(parts, "moved", moved)
+    tensors = whole_tensors(engine.model)
+    assert len(made) == 2 * 7, "every linear layer of both layers"
+    assert len(tensors) > len(made)

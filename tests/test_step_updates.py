@@ -1,0 +1,200 @@
+"""Actor and critic are told when the updates of a step begin and end, once each, however the step ends."""
+
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.errors import WorkerError
+from rlcore.launch import plan_run
+from rlcore.testing import write_prompts
+from rlcore.train import run_training
+from rlcore.train.signals import Stopped
+
+PLUGIN = '''
+"""An actor and a critic that say what they are told, in order."""
+import os
+import signal
+
+from rlcore.actor import ACTOR, ActorWorker
+from rlcore.critic import CriticEngine, CriticWorker
+from rlcore.hookspecs import hookimpl
+from rlcore.plan import Component, Role, WorkerClass, WorkerRequest
+from rlcore.rollout import RolloutWorker
+from rlcore.testing.null import NullActor, NullRollout
+from rlcore.testing.null_critic import NullCritic
+
+RLCORE_API = "1"
+EVENTS, FAULTS = [], set()
+CRITIC = Role("critic", CriticWorker)
+
+
+def say(what):
+    EVENTS.append(what)
+    if what in FAULTS:
+        raise RuntimeError(f"{what} fails")
+    if f"signal at {what}" in FAULTS:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+class Actor(NullActor):
+    def begin_updates(self):
+        say("actor begins")
+
+    def end_updates(self):
+        say("actor ends")
+
+    def update(self, minibatch):
+        say("actor updates")
+        return super().update(minibatch)
+
+    def publish(self, version):
+        say("publish")
+        super().publish(version)
+
+
+class Critic(NullCritic):
+    def begin_updates(self):
+        say("critic begins")
+
+    def end_updates(self):
+        say("critic ends")
+
+    def update(self, minibatch):
+        say("critic updates")
+        return super().update(minibatch)
+
+
+class Engine(CriticEngine):
+    """The actor waits for as many of the critic's updates as the seed says."""
+
+    def __init__(self, context):
+        self.worker, self.waits, self.updates = context.workers(CRITIC).replicas[0], context.seed, 0
+
+    async def values(self, batch):
+        return await self.worker.call(CriticWorker.values, batch)
+
+    async def begin_updates(self):
+        await self.worker.call(CriticWorker.begin_updates)
+
+    async def end_updates(self):
+        await self.worker.call(CriticWorker.end_updates)
+
+    async def update(self, minibatch):
+        self.updates += 1
+        return await self.worker.call(CriticWorker.update, minibatch)
+
+    def actor_may_update(self):
+        return self.updates > self.waits
+
+
+def letters(completions, **columns):
+    return [float(len(each)) for each in completions]
+
+
+@hookimpl
+def rlcore_critic_engines():
+    return [Component("told", Engine, lambda config, section: [WorkerRequest(CRITIC, "told")])]
+
+
+@hookimpl
+def rlcore_worker_classes():
+    return [
+        WorkerClass(ActorWorker, "told", Actor),
+        WorkerClass(RolloutWorker, "told", NullRollout, inside=ACTOR),
+        WorkerClass(CriticWorker, "told", Critic),
+    ]
+'''
+UPDATE = ["critic updates", "actor updates"]
+ENDS = ["critic ends", "actor ends", "publish"]
+WHOLE = ["critic begins", "critic updates", "actor begins", "actor updates", *UPDATE, *ENDS]
+"""A step of two mini-batches."""
+
+
+@pytest.fixture
+def overrides(tmp_path: Path) -> list[str]:
+    (tmp_path / "told.py").write_text(PLUGIN)
+    return [
+        "model.path=none",
+        "model.tokenizer=bytes",
+        f"data.sources.all.path={write_prompts(tmp_path / 'prompts.jsonl', 8)}",
+        "actor.backend=told",
+        "actor.minibatch_prompts=2",
+        "rollout.backend=told",
+        "rollout.samples_per_prompt=2",
+        "rollout.max_tokens=4",
+        f"reward.functions.letters.fn={tmp_path / 'told.py'}:letters",
+        "reward.functions.letters.children=1",
+        "algo.advantage=gae",
+        "critic.engine=told",
+        "cluster.in_process=true",
+        "train.prompts_per_step=4",
+        "train.max_steps=2",
+        "train.seed=0",
+        "train.name=run",
+        "checkpoint.at_end=false",
+        f"train.dir={tmp_path / 'runs'}",
+    ]
+
+
+def happened(overrides: list[str], *faults: str, error: type[BaseException] | None = None) -> tuple[list[str], str]:
+    """What actor and critic were told in a run with these faults, and the error that ended it."""
+    directory = Path(overrides[-1].partition("=")[2]).parent
+    plugins = [str(directory / "told.py")]
+    plan = plan_run([], overrides, plugins)
+    module: Any = sys.modules["rlcore_file_told"]
+    module.FAULTS.update(faults)
+    if error is None:
+        run_training(plan)
+        return module.EVENTS, ""
+    with pytest.raises(error) as caught:
+        run_training(plan)
+    return module.EVENTS, str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", [(), ("schedule.stream_minibatches=true", "algo.whiten_advantages=false")])
+def test_each_is_told_once_around_all_updates_of_a_step(overrides: list[str], schedule: tuple[str, ...]) -> None:
+    events, _ = happened([*schedule, *overrides])
+    assert events == WHOLE * 2
+
+
+def test_every_epoch_is_inside(overrides: list[str]) -> None:
+    events, _ = happened(["actor.epochs=2", *overrides])
+    assert [each for each in events if "begins" in each or "ends" in each] == [
+        *("critic begins", "actor begins", "critic ends", "actor ends"),
+    ] * 2
+    assert events.count("actor updates") == 2 * 4
+
+
+def test_an_actor_that_waits_for_its_critic_is_not_told_before_it_updates(overrides: list[str]) -> None:
+    events, _ = happened([each if each != "train.seed=0" else "train.seed=3" for each in overrides])
+    warming = ["critic begins", "critic updates", "critic updates", "critic ends", "publish"]
+    half = ["critic begins", "critic updates", "critic updates", "actor begins", "actor updates", *ENDS]
+    assert events == warming + half
+
+
+@pytest.mark.parametrize("fault", ["critic updates", "actor updates", "actor begins"])
+def test_what_has_begun_ends_after_an_error_too(overrides: list[str], fault: str) -> None:
+    events, said = happened(overrides, fault, error=WorkerError)
+    assert f"{fault} fails" in said
+    begun = [each.split()[0] for each in events if each.endswith("begins")]
+    assert events[-len(begun) :] == [f"{who} ends" for who in begun]
+    assert "publish" not in events
+
+
+def test_an_end_that_fails_ends_the_run_and_hides_no_earlier_error(overrides: list[str]) -> None:
+    events, said = happened(overrides, "critic ends", error=WorkerError)
+    assert "critic ends fails" in said
+    assert events[-2:] == ["critic ends", "actor ends"], "the other one is told nevertheless"
+
+
+def test_the_error_of_an_update_stands_before_that_of_its_end(overrides: list[str]) -> None:
+    _, said = happened(overrides, "actor updates", "actor ends", error=WorkerError)
+    assert "actor updates fails" in said
+
+
+def test_a_signal_waits_for_no_end(overrides: list[str]) -> None:
+    events, _ = happened(overrides, "signal at critic updates", error=Stopped)
+    assert not [each for each, _ in groupby(events) if each.endswith("ends")]
