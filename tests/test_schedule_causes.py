@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlcore import metrics
@@ -12,6 +13,7 @@ from rlcore.schedule.prepare import one_ahead
 from rlcore.testing.causes import Event, Events, Script, play
 from rlcore.testing.runs import run_settings
 from rlcore.testing.tiny import random_batch, write_tiny_model
+from rlcore.types import Batch
 
 PROMPTS, SAMPLES = 3, 2
 NUM = PROMPTS * SAMPLES
@@ -29,6 +31,7 @@ def played(
     directory: Path, script: Script, steps: int, *settings: dict[str, Any], last_step: int | None = None
 ) -> Events:
     """A run on the null model, unless the settings say otherwise, with mini-batches of one prompt."""
+    directory.mkdir(exist_ok=True)
     more: dict[str, Any] = {
         "rollout.samples_per_prompt": SAMPLES,
         "train.prompts_per_step": PROMPTS,
@@ -225,6 +228,8 @@ def test_forward_passes_that_need_no_reward_are_done_while_rewards_are_pending(
         ((ONE_OFF,), 1),
         ((ONE_OFF, {"actor.minibatch_prompts": 0}), 0),
         ((ONE_OFF, {"schedule.old_logprobs": "behaviour"}), 0),
+        ((REFERENCE,), 0),
+        ((REFERENCE, ONE_OFF), 1),
         ((REPLICA,), 1),
         (({"actor.epochs": 2, "actor.minibatch_prompts": 0},), 0),
     ],
@@ -235,6 +240,45 @@ def test_old_logprobs_take_a_pass_only_where_they_are_not_at_hand(settings: Any,
     assert [events.count("logprobs", step) for step in (1, 2)] == [passes] * 2
     for step in (1, 2)[: 2 * passes]:
         assert events.places("logprobs done", step)[0] < min(events.places("updating", step))
+
+
+def old_logprobs_by_token(minibatches: list[Batch]) -> dict[int, set[float]]:
+    """What pi_old says of each token that was sampled; the null policy says the same at every position."""
+    found: dict[int, set[float]] = {}
+    for each in minibatches:
+        assert each.old_logprobs is not None
+        tokens, old_BT = each.tokens.get(), each.old_logprobs.get()
+        for token, logprob in zip(tokens.token_ids_BT[tokens.loss_mask_BT], old_BT[tokens.loss_mask_BT], strict=True):
+            found.setdefault(int(token), set()).add(float(logprob))
+    return found
+
+
+FAST = {"actor.lr": 0.5, "rollout.max_tokens": 64}
+
+
+@pytest.mark.parametrize("schedule", [{}, STREAM, ONE_OFF, ONE_OFF | STREAM], ids=str)
+def test_every_update_of_a_step_is_compared_with_the_policy_at_its_start(
+    schedule: dict[str, Any], tmp_path: Path
+) -> None:
+    minibatches = played(tmp_path, Script(), 2, FAST, schedule).minibatches[PROMPTS:]
+    assert all(len(each) == 1 for each in old_logprobs_by_token(minibatches).values())
+    recorded = [
+        bool(np.array_equal(each.old_logprobs.get(), each.tokens.get().rollout_logprobs_BT))
+        for each in minibatches
+        if each.old_logprobs is not None
+    ]
+    assert recorded == [schedule in ({}, STREAM)] * PROMPTS, "one step off another policy sampled"
+
+
+def test_with_one_update_per_step_the_policy_is_compared_with_itself_and_behaviour_is_as_recorded(
+    tmp_path: Path,
+) -> None:
+    single = {"actor.minibatch_prompts": 0}
+    for each in played(tmp_path / "a", Script(), 2, FAST, ONE_OFF, single).minibatches:
+        assert each.old_logprobs is None
+    for each in played(tmp_path / "b", Script(), 2, FAST, ONE_OFF, {"schedule.old_logprobs": "behaviour"}).minibatches:
+        assert each.old_logprobs is not None
+        assert np.array_equal(each.old_logprobs.get(), each.tokens.get().rollout_logprobs_BT)
 
 
 def test_under_dynamic_sampling_forward_passes_are_made_of_what_is_trained_on_alone(tmp_path: Path) -> None:
