@@ -148,14 +148,19 @@ def test_scores_per_token_and_parts_within_a_function_are_kept(rewards: str) -> 
     np.testing.assert_array_equal(reward.token_scores, expected.astype(np.float32))
 
 
-def test_a_sample_is_scored_when_it_finishes_and_not_when_the_stream_ends(rewards: str) -> None:
+@pytest.mark.parametrize(("scope", "together"), [("sample", 1), ("group", 4)])
+def test_a_sample_is_scored_when_it_or_its_group_is_finished_and_not_when_the_stream_ends(
+    scope: Any, together: int, rewards: str
+) -> None:
     async def use(manager: FunctionRewards) -> float:
         first_scored = asyncio.Event()
 
         async def stream() -> AsyncIterator[Trajectory]:
-            yield make_trajectory(0, 0)
+            for sample in range(together):
+                yield make_trajectory(0, sample)
             await asyncio.wait_for(first_scored.wait(), 10)
-            yield make_trajectory(0, 1)
+            for sample in range(together):
+                yield make_trajectory(1, sample)
 
         num = 0
         async with aclosing(manager.score(stream(), Lane.TRAIN)) as results:  # type: ignore[type-var]
@@ -164,7 +169,7 @@ def test_a_sample_is_scored_when_it_finishes_and_not_when_the_stream_ends(reward
                 first_scored.set()
         return num
 
-    assert use_rewards({"f": function(f"{rewards}:length")}, use) == 2
+    assert use_rewards({"f": function(f"{rewards}:batch_size", scope=scope)}, use) == 2 * together
 
 
 def test_one_exception_fails_one_sample_and_names_its_cause(rewards: str) -> None:

@@ -1,15 +1,18 @@
 """Claims of each schedule about what begins before what, by causes: samples and rewards are held back."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rlcore import metrics
+from rlcore.config import RunConfig, TrainConfig
 from rlcore.launch import plan_run
-from rlcore.schedule.prepare import one_ahead
+from rlcore.schedule.prepare import epoch_minibatches, later_epoch, one_ahead
 from rlcore.testing.causes import Event, Events, Script, play
 from rlcore.testing.runs import run_settings
 from rlcore.testing.tiny import random_batch, write_tiny_model
@@ -327,6 +330,25 @@ def test_an_evaluation_ends_while_rewards_of_training_are_pending(tmp_path: Path
     settings = {"eval.sources.heldout.path": str(heldout)}
     events = played(tmp_path, Script(reward=hold, evaluate_after=1), 2, ONE_OFF, settings)
     assert events.places("evaluated")[0] < min(events.places("scored", 2))
+
+
+def test_the_order_of_minibatches_is_a_function_of_seed_step_and_epoch() -> None:
+    batch = random_batch(num_groups=12)
+
+    def order(seed: int, step: int, epoch: int) -> tuple[list[int], list[int]]:
+        config = RunConfig(train=TrainConfig(seed=seed))
+        config = replace(config, actor=replace(config.actor, minibatch_prompts=1))
+        run: Any = SimpleNamespace(plan=SimpleNamespace(config=config), selection=None)
+        parts = epoch_minibatches(run, batch, step, epoch)
+        again = later_epoch([batch] * 3 + parts, seed, step, epoch)
+        return [int(each.lengths_B.sum()) for each in parts], [len(each) for each in again]
+
+    names = [(seed, step, epoch) for seed in (0, 1) for step in (0, 1) for epoch in (0, 1)]
+    orders = [order(*each) for each in names]
+    assert orders == [order(*each) for each in names]
+    for which in (0, 1):
+        assert len({tuple(each[which]) for each in orders}) == len(names), "none is that of another"
+        assert len({tuple(sorted(each[which])) for each in orders}) == 1, "each has every mini-batch"
 
 
 def test_the_next_minibatch_is_made_while_one_is_trained_on() -> None:
