@@ -172,6 +172,40 @@ def test_a_sample_is_scored_when_it_or_its_group_is_finished_and_not_when_the_st
     assert use_rewards({"f": function(f"{rewards}:batch_size", scope=scope)}, use) == 2 * together
 
 
+@pytest.mark.parametrize(
+    ("settings", "num_failures", "lane", "ends"),
+    [({}, 4, Lane.TRAIN, True), ({}, 3, Lane.TRAIN, False), ({}, 4, Lane.EVAL, False)]
+    + [({"on_failure": "abort"}, 1, lane, True) for lane in Lane],
+)
+def test_a_spent_budget_or_abort_ends_a_step_while_others_are_still_sampled(
+    settings: dict[str, Any], num_failures: int, lane: Lane, ends: bool, rewards: str
+) -> None:
+    """A tenth of the 32 samples of a step may fail in training."""
+
+    async def use(manager: FunctionRewards) -> int:
+        last_seen = asyncio.Event()
+
+        async def stream() -> AsyncIterator[Trajectory]:
+            for prompt in range(num_failures):
+                yield make_trajectory(prompt, 0, "bad")
+            await asyncio.wait_for(last_seen.wait(), 10)
+
+        num = 0
+        async with aclosing(manager.score(stream(), lane)) as results:  # type: ignore[type-var]
+            async for _ in results:
+                num += 1
+                if num == num_failures:
+                    last_seen.set()
+        return num
+
+    functions = {"acc": function(f"{rewards}:raises_on_bad", **settings)}
+    if not ends:
+        assert use_rewards(functions, use) == num_failures
+        return
+    with pytest.raises(RewardError, match="on_failure=abort" if settings else "error_budget_frac"):
+        use_rewards(functions, use)
+
+
 def test_one_exception_fails_one_sample_and_names_its_cause(rewards: str) -> None:
     trajectories = [make_trajectory(0, sample, "bad" if sample == 2 else "good") for sample in range(4)]
     found = score_rewards({"acc": function(f"{rewards}:raises_on_bad")}, trajectories)
