@@ -11,16 +11,11 @@ import pytest
 
 from rlcore import metrics
 from rlcore.config import RunConfig, TrainConfig
-from rlcore.launch import plan_run
 from rlcore.schedule.prepare import epoch_minibatches, later_epoch, one_ahead
-from rlcore.testing.causes import Event, Events, Script, play
-from rlcore.testing.runs import run_settings
+from rlcore.testing.causes import NUM, PROMPTS, SAMPLES, Event, Events, Script, played
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch
 
-PROMPTS, SAMPLES = 3, 2
-NUM = PROMPTS * SAMPLES
-"""Samples of a step."""
 STREAM = {"schedule.stream_minibatches": "true"}
 ONE_OFF = {"schedule.max_staleness": 1}
 THREE_OFF = {"schedule.max_staleness": 3}
@@ -28,24 +23,6 @@ REPLICA = {"rollout.backend": "null_replica", "cluster.in_process": "true"}
 """The rollout has weights of its own, so that it can sample during updates."""
 PPO = {"algo.preset": "ppo", "critic.engine": "critic_engine", "plugins.critic_engine.backend": "'null'"}
 REFERENCE = {"algo.kl.placement": "loss", "reference.backend": "'null'"}
-
-
-def played(
-    directory: Path, script: Script, steps: int, *settings: dict[str, Any], last_step: int | None = None
-) -> Events:
-    """A run on the null model, unless the settings say otherwise, with mini-batches of one prompt."""
-    directory.mkdir(exist_ok=True)
-    more: dict[str, Any] = {
-        "rollout.samples_per_prompt": SAMPLES,
-        "train.prompts_per_step": PROMPTS,
-        "actor.minibatch_prompts": 1,
-        "train.log_completions_every": 0,
-    }
-    for each in settings:
-        more |= each
-    overrides = [f"{key}={value}" for key, value in run_settings(directory, 30, **more).items()]
-    plugins = ["null", *(["critic_engine"] if "critic.engine" in more else [])]
-    return asyncio.run(play(plan_run([], overrides, plugins), directory, script, steps, last_step))
 
 
 def tiny(directory: Path) -> dict[str, Any]:

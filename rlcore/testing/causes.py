@@ -19,16 +19,20 @@ from rlcore.algo.kl import kl_controller
 from rlcore.config import TrackConfig
 from rlcore.critic import CriticEngine
 from rlcore.data import PromptOrder
-from rlcore.launch import Run, launch
+from rlcore.launch import Run, launch, plan_run
 from rlcore.metrics import MetricsLog, TrajectoryLog
 from rlcore.plan import RunPlan, Scope
 from rlcore.reward import RewardManager
 from rlcore.terminal import Terminal
+from rlcore.testing.runs import run_settings
 from rlcore.track import Trackers
 from rlcore.train.session import load_data
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.types import Batch, Float32s, Lane, Metrics, Prompt, Ref, Reward, Sampling, Scored, Trajectory
 
+PROMPTS, SAMPLES = 3, 2
+NUM = PROMPTS * SAMPLES
+"""Samples of a step."""
 LIMIT_S = 15.0
 """A run that takes longer has come to a halt."""
 QUIET_S = 0.15
@@ -145,6 +149,24 @@ async def play(plan: RunPlan, directory: Path, script: Script, steps: int, last_
             finally:
                 await trainer.close()
     return events
+
+
+def played(
+    directory: Path, script: Script, steps: int, *settings: dict[str, Any], last_step: int | None = None
+) -> Events:
+    """`play` on the null model, unless the settings say otherwise, with mini-batches of one prompt."""
+    directory.mkdir(exist_ok=True)
+    more: dict[str, Any] = {
+        "rollout.samples_per_prompt": SAMPLES,
+        "train.prompts_per_step": PROMPTS,
+        "actor.minibatch_prompts": 1,
+        "train.log_completions_every": 0,
+    }
+    for each in settings:
+        more |= each
+    overrides = [f"{key}={value}" for key, value in run_settings(directory, 30, **more).items()]
+    plugins = ["null", *(["critic_engine"] if "critic.engine" in more else [])]
+    return asyncio.run(play(plan_run([], overrides, plugins), directory, script, steps, last_step))
 
 
 def _watched(run: Run, events: Events, script: Script) -> Run:
