@@ -81,3 +81,37 @@ def test_what_ends_forward_passes_is_raised_while_rewards_are_pending() -> None:
 
     with pytest.raises(WorkerError, match=r"reference\[0\]: its actor ended"):
         asyncio.run(wait())
+
+
+def restored(saved_version: int, bought: int) -> Flight:
+    """At version 3, a prompt of an earlier checkpoint, due at step 5, of which so many rewards were kept."""
+    ledger = flight(Ones())
+    prompt = make_prompt(0)
+    rows = [Scored(make_trajectory(prompt, sample), Reward(1.0)) for sample in range(bought)]
+    saved = {"prompt": prompt.id, "epoch": 0, "due": 5, "version": saved_version}
+    ledger.restore(3, [saved], rows)
+    return ledger
+
+
+@pytest.mark.parametrize(("saved_version", "kept"), [(2, 2), (1, 0)])
+def test_rewards_of_a_checkpoint_are_kept_unless_their_rows_are_too_old_to_be_trained_on(
+    saved_version: int, kept: int
+) -> None:
+    async def scored() -> int:
+        return len(restored(saved_version, 2).scored())
+
+    assert asyncio.run(scored()) == kept
+
+
+def test_a_prompt_of_a_checkpoint_that_is_sampled_again_as_a_whole_is_as_old_as_the_weights_now() -> None:
+    async def resumed() -> tuple[int, list[int]]:
+        ledger = restored(2, 0)
+        ledger.refill(4, 4)
+        await asyncio.wait_for(ledger.sampled(), DEADLINE_S)
+        await asyncio.sleep(0.01)
+        ledger.published(4, [])
+        left = [each["version"] for each in ledger.state()]
+        await ledger.close()
+        return ledger.num_given_up, left
+
+    assert asyncio.run(resumed()) == (0, [3])

@@ -150,14 +150,19 @@ def test_scores_per_token_and_parts_within_a_function_are_kept(rewards: str) -> 
     np.testing.assert_array_equal(reward.token_scores, expected.astype(np.float32))
 
 
-def test_a_sample_is_scored_when_it_finishes_and_not_when_the_stream_ends(rewards: str) -> None:
+@pytest.mark.parametrize(("scope", "together"), [("sample", 1), ("group", 4)])
+def test_a_sample_is_scored_when_it_or_its_group_is_finished_and_not_when_the_stream_ends(
+    scope: Any, together: int, rewards: str
+) -> None:
     async def use(manager: FunctionRewards) -> float:
         first_scored = asyncio.Event()
 
         async def stream() -> AsyncIterator[Trajectory]:
-            yield make_trajectory(0, 0)
+            for sample in range(together):
+                yield make_trajectory(0, sample)
             await asyncio.wait_for(first_scored.wait(), 10)
-            yield make_trajectory(0, 1)
+            for sample in range(together):
+                yield make_trajectory(1, sample)
 
         num = 0
         async with aclosing(manager.score(stream(), Lane.TRAIN)) as results:  # type: ignore[type-var]
@@ -166,7 +171,41 @@ def test_a_sample_is_scored_when_it_finishes_and_not_when_the_stream_ends(reward
                 first_scored.set()
         return num
 
-    assert use_rewards({"f": function(f"{rewards}:length")}, use) == 2
+    assert use_rewards({"f": function(f"{rewards}:batch_size", scope=scope)}, use) == 2 * together
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_failures", "lane", "ends"),
+    [({}, 4, Lane.TRAIN, True), ({}, 3, Lane.TRAIN, False), ({}, 4, Lane.EVAL, False)]
+    + [({"on_failure": "abort"}, 1, lane, True) for lane in Lane],
+)
+def test_a_spent_budget_or_abort_ends_a_step_while_others_are_still_sampled(
+    settings: dict[str, Any], num_failures: int, lane: Lane, ends: bool, rewards: str
+) -> None:
+    """A tenth of the 32 samples of a step may fail in training."""
+
+    async def use(manager: FunctionRewards) -> int:
+        last_seen = asyncio.Event()
+
+        async def stream() -> AsyncIterator[Trajectory]:
+            for prompt in range(num_failures):
+                yield make_trajectory(prompt, 0, "bad")
+            await asyncio.wait_for(last_seen.wait(), 10)
+
+        num = 0
+        async with aclosing(manager.score(stream(), lane)) as results:  # type: ignore[type-var]
+            async for _ in results:
+                num += 1
+                if num == num_failures:
+                    last_seen.set()
+        return num
+
+    functions = {"acc": function(f"{rewards}:raises_on_bad", **settings)}
+    if not ends:
+        assert use_rewards(functions, use) == num_failures
+        return
+    with pytest.raises(RewardError, match="on_failure=abort" if settings else "error_budget_frac"):
+        use_rewards(functions, use)
 
 
 def test_one_exception_fails_one_sample_and_names_its_cause(rewards: str) -> None:

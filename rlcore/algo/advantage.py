@@ -183,8 +183,9 @@ def gae(inputs: AdvantageInputs) -> Tensor:
 def whitened(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """(B, T) advantages less their mean, over their standard deviation plus 1e-6; 0 outside the mask.
 
-    Both are over the masked tokens of the whole batch, the latter with denominator N. Exactly 0 when all are equal, NaN
-    when one is not finite. The critic's targets are made of the advantages as they were before.
+    Both are over the masked tokens of the batch that is given (the step's, or a streamed mini-batch's), the latter with
+    denominator N. Exactly 0 when all are equal, NaN when one is not finite. The critic's targets are made of the
+    advantages as they were before.
     """
     on_cpu_BT, mask_on_cpu_BT = advantages_BT.cpu().numpy(), mask_BT.cpu().numpy()
     chosen_N = on_cpu_BT[mask_on_cpu_BT].astype(np.float64)

@@ -152,7 +152,7 @@ class AlgoConfig:
     lam: float = option(1.0, used_when=f"advantage not in {(*UNDISCOUNTED, 'reinforce_pp')}", at_least=0, at_most=1)
     """GAE's lambda, for estimators that use values."""
     whiten_advantages: bool = option(False, used_when="critic.engine != 'none'")
-    """Shift and scale a step's token advantages to mean 0 and standard deviation 1; the critic's targets stay."""
+    """Shift and scale a step's (streamed: a mini-batch's) token advantages to mean 0, deviation 1; not the targets."""
     pass_k: int = option(4, used_when="advantage == 'pass_at_k'", at_least=1)
     """k of the estimator pass_at_k, less than `rollout.samples_per_prompt`."""
     kl: KlConfig = field(default_factory=KlConfig)

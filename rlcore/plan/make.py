@@ -57,7 +57,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         *_of_workers(facts, workers),
         *unshared,
         *_unchecked(config),
-        *schedule_notes(schedule, arithmetic),
+        *schedule_notes(config, schedule, arithmetic),
     )
     return RunPlan(
         loaded=loaded,

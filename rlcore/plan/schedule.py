@@ -43,10 +43,17 @@ def plan_schedule(
     )
 
 
-def schedule_notes(schedule: SchedulePlan, arithmetic: Mapping[str, int]) -> list[str]:
-    """What a user should know of it."""
-    if schedule.stream and arithmetic["minibatches"] == 1:
+def schedule_notes(config: RunConfig, schedule: SchedulePlan, arithmetic: Mapping[str, int]) -> list[str]:
+    """The notes of a plan about its schedule."""
+    if not schedule.stream:
+        return []
+    if arithmetic["minibatches"] == 1:
         return ["a step is one mini-batch, so there is nothing to stream: set actor.minibatch_prompts"]
+    if config.algo.whiten_advantages:
+        return [
+            "schedule.stream_minibatches=true: advantages are whitened over each mini-batch, not over the step; a "
+            "larger actor.minibatch_prompts gives steadier statistics"
+        ]
     return []
 
 
@@ -95,8 +102,6 @@ def _check_streaming(
                 f"{what}, but reward '{reward.name}' of {reward.provided_by} scores the whole batch at once; set "
                 f"reward.functions.{reward.name}.scope=sample or group, or schedule.stream_minibatches=false"
             )
-    if config.algo.whiten_advantages:
-        raise PlanError(f"{what}, but algo.whiten_advantages=true needs those of the whole step; choose one of the two")
     if config.algo.dynamic_sampling:
         raise PlanError(
             f"{what}, but algo.dynamic_sampling=true chooses by all of them which prompts to replace; choose one of "

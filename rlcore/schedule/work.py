@@ -42,7 +42,8 @@ class StepWork:
         self.taken: list[Issued] = []
         """Prompts that this step uses up, whatever becomes of them."""
         self.everything: list[Scored] = []
-        """Every scored trajectory of theirs, also failed and replaced ones."""
+        """Every scored trajectory of theirs, also failed and replaced ones, in the order in which prompts were issued;
+        empty until all are scored."""
         self.advantages: dict[TrajectoryId, float] = {}
         """Of the rows that are trained on."""
         self._preparing: asyncio.Task[None] | None = None
@@ -130,7 +131,8 @@ class StepWork:
 
     def _measure(self) -> None:
         if self._measured is None:
-            everything = self.everything
+            issued = sorted(self.taken, key=lambda each: each.number)
+            everything = self.everything = [row for each in issued for row in each.group()]
             self._measured = reward_metrics(everything) | completion_metrics(everything) | self._staleness()
 
     def _num_prompts(self) -> int:
@@ -167,7 +169,7 @@ class StepWork:
         taken = sorted([await self._next() for _ in range(num)], key=lambda each: each.number)
         groups = [each.group() for each in taken]
         kept, counts = apply_failures(groups, self._config.reward)
-        self._take_note(groups, counts)
+        self._count(counts)
         if Need.GREEDY_BASELINE in self._run.advantage_algorithm.needs:
             kept = await with_greedy_baselines(self._run, [each.task for each in taken], kept, self._metrics)
         return kept
@@ -183,7 +185,7 @@ class StepWork:
             group = issued.group()
             budget.spend(group)
             kept, counts = apply_policies([group], self._config.reward)
-            self._take_note([group], counts)
+            self._count(counts)
             waiting += [(issued.number, each) for each in kept]
             if waiting and (len(waiting) == size or not left):
                 yield [each for _, each in sorted(waiting, key=lambda pair: pair[0])]
@@ -222,8 +224,7 @@ class StepWork:
         self._trained += [(index, row) for row in rows]
         return batch
 
-    def _take_note(self, groups: Sequence[Group], counts: Metrics) -> None:
-        self.everything += [row for group in groups for row in group]
+    def _count(self, counts: Metrics) -> None:
         for name, value in counts.items():
             self._metrics[name] = self._metrics.get(name, 0.0) + value
 

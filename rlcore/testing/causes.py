@@ -1,0 +1,307 @@
+"""Runs whose samples and rewards a test holds back, and a record of what happened in which order.
+
+For tests that say "this begins before that" by causes instead of timings: what must come later is held back until the
+other has been seen, so that a trainer which waits for it never ends the step and `play` raises within seconds.
+"""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from rlcore.agents import AgentLoop, RolloutTask
+from rlcore.algo.kl import kl_controller
+from rlcore.config import TrackConfig
+from rlcore.critic import CriticEngine
+from rlcore.data import PromptOrder
+from rlcore.launch import Run, launch, plan_run
+from rlcore.metrics import MetricsLog, TrajectoryLog
+from rlcore.plan import RunPlan, Scope
+from rlcore.reward import RewardManager
+from rlcore.terminal import Terminal
+from rlcore.testing.runs import run_settings
+from rlcore.track import Trackers
+from rlcore.train.session import load_data
+from rlcore.train.trainer import Progress, Sinks, Trainer
+from rlcore.types import Batch, Float32s, Lane, Metrics, Prompt, Ref, Reward, Sampling, Scored, Trajectory
+
+PROMPTS, SAMPLES = 3, 2
+NUM = PROMPTS * SAMPLES
+"""Samples of a step."""
+LIMIT_S = 15.0
+"""A run that takes longer has come to a halt."""
+QUIET_S = 0.15
+"""What could begin by itself has begun after this long without an event."""
+
+
+class Event(NamedTuple):
+    """Something that happened.
+
+    Of one sample: 'sampled' (the agent loop has it), 'asked' (the reward manager has it), 'scored'. Of a pass over
+    prompts: 'issued'. Of a step: 'reference', 'logprobs', 'values' and the same with ' done', 'updating', 'updated',
+    'published'; 'evaluated'.
+    """
+
+    what: str
+    step: int
+    """The number of the pass that issued the sample, from 1, or that of the step; 0 for evaluations."""
+    prompt: int = -1
+    """The place of the sample's prompt in its pass."""
+    sample: int = -1
+
+
+Hold = Callable[["Events", Event], Awaitable[None]]
+"""Returns when what is about to happen may happen."""
+
+
+class Events:
+    """What happened so far, in order."""
+
+    def __init__(self) -> None:
+        self.seen: list[Event] = []
+        self.minibatches: list[Batch] = []
+        """Of every update."""
+        self.where: dict[tuple[str, int], tuple[int, int]] = {}
+        """The pass of each prompt and epoch, and its place there; pass 0 for evaluations."""
+        self.trainer: Trainer
+        self._changed = asyncio.Event()
+
+    def note(self, event: Event) -> None:
+        """It has happened."""
+        self.seen.append(event)
+        self._changed.set()
+
+    def count(self, what: str, step: int | None = None) -> int:
+        """How often that has happened so far, in that step or in any."""
+        return sum(each.what == what and step in (None, each.step) for each in self.seen)
+
+    def places(self, what: str, step: int | None = None) -> list[int]:
+        """Where in the record that has happened, in that step or in any."""
+        return [at for at, each in enumerate(self.seen) if each.what == what and step in (None, each.step)]
+
+    async def until(self, what: str, step: int | None = None, count: int = 1) -> None:
+        """Wait until that has happened so often."""
+        while self.count(what, step) < count:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def quiet(self) -> None:
+        """Wait until nothing more happens by itself."""
+        known = -1
+        while known < len(self.seen):
+            known = len(self.seen)
+            await asyncio.sleep(QUIET_S)
+
+
+async def at_once(events: Events, event: Event) -> None:
+    """Nothing is held back."""
+
+
+def chance(trajectory: Trajectory) -> Reward:
+    """A score between 0 and 1 that follows from the trajectory's id."""
+    return Reward(zlib.crc32(repr(trajectory.id).encode()) / 2**32)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What is held back until when, and what the rewards are."""
+
+    sample: Hold = at_once
+    """Before the trainer gets a finished sample; those behind it in the same pass wait, too."""
+    reward: Hold = at_once
+    """Before the trainer gets a sample's reward; others go past it."""
+    score: Callable[[Trajectory], Reward] = chance
+    evaluate_after: int = 0
+    """Evaluate after this step; 0: never."""
+
+
+async def play(plan: RunPlan, directory: Path, script: Script, steps: int, last_step: int | None = None) -> Events:
+    """Take `steps` training steps of a run whose last one is `last_step`, as the script says.
+
+    TimeoutError with what happened last when the run comes to a halt.
+    """
+    events = Events()
+    async with launch(plan, directory) as run:
+        watched = _watched(run, events, script)
+        prompts, heldout = load_data(plan.config)
+        progress = Progress(
+            0, PromptOrder(prompts, {}, plan.config.train.seed, True), kl_controller(plan.config.algo.kl)
+        )
+        with (directory / "terminal").open("w") as file:
+            terminal = Terminal(Console(file=file))
+            trackers = Trackers(TrackConfig(), directory, "run", "", warn=terminal.warn)
+            sinks = Sinks(MetricsLog(directory), TrajectoryLog(directory), trackers, terminal)
+            trainer = events.trainer = _Trainer(watched, progress, last_step or steps, heldout, sinks, events)
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    while progress.step < steps:
+                        await trainer.step()
+                        if progress.step == script.evaluate_after:
+                            await trainer.evaluate()
+                            events.note(Event("evaluated", 0))
+            except TimeoutError as cause:
+                raise TimeoutError(f"the run has come to a halt after {events.seen[-12:]}") from cause
+            finally:
+                await trainer.close()
+    return events
+
+
+def played(
+    directory: Path, script: Script, steps: int, *settings: dict[str, Any], last_step: int | None = None
+) -> Events:
+    """`play` on the null model, unless the settings say otherwise, with mini-batches of one prompt."""
+    directory.mkdir(exist_ok=True)
+    more: dict[str, Any] = {
+        "rollout.samples_per_prompt": SAMPLES,
+        "train.prompts_per_step": PROMPTS,
+        "actor.minibatch_prompts": 1,
+        "train.log_completions_every": 0,
+    }
+    for each in settings:
+        more |= each
+    overrides = [f"{key}={value}" for key, value in run_settings(directory, 30, **more).items()]
+    plugins = ["null", *(["critic_engine"] if "critic.engine" in more else [])]
+    return asyncio.run(play(plan_run([], overrides, plugins), directory, script, steps, last_step))
+
+
+def _watched(run: Run, events: Events, script: Script) -> Run:
+    """The run with its agent loop and reward manager behind the script, and its models under watch."""
+    agent = _Agent(run.agent, events, script)
+    actor: Any = _Group(run.actor.replicas, events)
+    reference: Any = run.reference and _Group(run.reference.replicas, events)
+    return replace(
+        run,
+        agent=agent,
+        reward=_Rewards(agent, events, script),
+        critic=_Critic(run.critic, events),
+        actor=actor,
+        reference=reference,
+    )
+
+
+class _Trainer(Trainer):
+    def __init__(
+        self,
+        run: Run,
+        progress: Progress,
+        last: int,
+        heldout: Mapping[str, Sequence[Prompt]],
+        sinks: Sinks,
+        events: Events,
+    ) -> None:
+        super().__init__(run, progress, last, heldout, sinks)
+        self.events = events
+
+    async def update(self, minibatch: Batch, *args: Any) -> Metrics:
+        step = self.progress.step + 1
+        self.events.minibatches.append(minibatch)
+        self.events.note(Event("updating", step))
+        metrics = await super().update(minibatch, *args)
+        self.events.note(Event("updated", step))
+        return metrics
+
+    async def publish(self, *args: Any) -> Metrics:
+        metrics = await super().publish(*args)
+        self.events.note(Event("published", self.progress.step))
+        return metrics
+
+
+class _Agent(AgentLoop):
+    def __init__(self, inner: AgentLoop, events: Events, script: Script) -> None:
+        self.inner, self.events, self.script = inner, events, script
+        self.num_passes = 0
+
+    def event(self, what: str, row: Trajectory) -> Event:
+        return Event(what, *self.events.where[row.id.prompt, row.id.epoch], row.id.sample)
+
+    async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
+        number = 0
+        if lane is Lane.TRAIN:
+            self.num_passes = number = self.num_passes + 1
+        self.events.where |= {(each.prompt.id, each.epoch): (number, place) for place, each in enumerate(tasks)}
+        self.events.note(Event("issued", number))
+        async with aclosing(self.inner.rollout(tasks, sampling, lane)) as rows:  # type: ignore[type-var]
+            async for row in rows:
+                await self.script.sample(self.events, event := self.event("sampled", row))
+                self.events.note(event)
+                yield row
+
+
+class _Rewards(RewardManager):
+    def __init__(self, agent: _Agent, events: Events, script: Script) -> None:
+        self.agent, self.events, self.script = agent, events, script
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.SAMPLE
+
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+        done: asyncio.Queue[Scored | None] = asyncio.Queue()
+
+        async def judge(row: Trajectory) -> None:
+            await self.script.reward(self.events, event := self.agent.event("scored", row))
+            self.events.note(event)
+            done.put_nowait(Scored(row, self.script.score(row)))
+
+        async def read() -> None:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    async for row in stream:
+                        self.events.note(self.agent.event("asked", row))
+                        group.create_task(judge(row))
+            finally:
+                done.put_nowait(None)
+
+        reading = asyncio.create_task(read())
+        try:
+            while (scored := await done.get()) is not None:
+                yield scored
+            await reading
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+
+class _Critic(CriticEngine):
+    def __init__(self, inner: CriticEngine, events: Events) -> None:
+        self.inner, self.events = inner, events
+
+    async def values(self, batch: Batch) -> Ref[Float32s] | None:
+        step = self.events.trainer.progress.step + 1
+        self.events.note(Event("values", step))
+        found = await self.inner.values(batch)
+        self.events.note(Event("values done", step))
+        return found
+
+    async def update(self, minibatch: Batch) -> Metrics:
+        return await self.inner.update(minibatch)
+
+    def actor_may_update(self) -> bool:
+        return self.inner.actor_may_update()
+
+
+class _Group:
+    """Replicas whose forward passes are noted."""
+
+    def __init__(self, replicas: Sequence[Any], events: Events) -> None:
+        self.replicas: Any = [_Replica(each, events) for each in replicas]
+
+
+class _Replica:
+    def __init__(self, inner: Any, events: Events) -> None:
+        self.inner, self.events = inner, events
+
+    async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if method.__name__ != "logprobs":
+            return await self.inner.call(method, *args, **kwargs)
+        what = "reference" if "Reference" in method.__qualname__ else "logprobs"
+        step = self.events.trainer.progress.step + 1
+        self.events.note(Event(what, step))
+        found = await self.inner.call(method, *args, **kwargs)
+        self.events.note(Event(f"{what} done", step))
+        return found
