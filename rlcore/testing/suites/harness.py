@@ -14,8 +14,10 @@ from rlcore.child import load_reference
 from rlcore.cluster.child import ChildProcesses
 from rlcore.errors import PluginError, RlcoreError, boundary
 from rlcore.plan import BuildContext, Role
+from rlcore.plan.interfaces import breaches
 from rlcore.plugins import configure
 from rlcore.plugins.load import name_of
+from rlcore.testing.here import HereChildren
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import WAIT_S, reward_context
 from rlcore.testing.suites.bench import Bench
@@ -30,6 +32,7 @@ SETTINGS: Mapping[str, Any] = {
     "model.tokenizer": "bytes",
     "data.sources.test.path": "prompts.jsonl",
     "reward.functions.letters.fn": "rlcore.testing.letters:count_letter",
+    "reward.functions.letters.children": 1,
     "cluster.threads": 1,
 }
 """Of the configuration that everything is built with; those of a suite come on top."""
@@ -67,6 +70,8 @@ class Suite:
     """Plugins whose settings are needed, by name or path; the first one's section is what the target is built with."""
     settings: Mapping[str, Any] = {}
     """The configuration, by dotted key."""
+    defaults: Mapping[str, Any] = {}
+    """Settings of the suite itself, below `settings`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -91,7 +96,7 @@ class Suite:
     def config(self) -> Any:
         """The `RunConfig` of `settings` and `plugins`; ConfigError naming a key that is wrong."""
         nested: dict[str, Any] = {}
-        for key, value in {**SETTINGS, **self.settings}.items():
+        for key, value in {**SETTINGS, **self.defaults, **self.settings}.items():
             *path, last = key.split(".")
             place = nested
             for part in path:
@@ -160,22 +165,23 @@ def run(work: Coroutine[Any, Any, T], limit_s: float = WAIT_S) -> T:
         return asyncio.run(limited())
 
 
-class ComponentSuite(Suite):
-    """The life cycle that all components share; `target` is the `build` of a `Component`."""
+class ContextSuite(Suite):
+    """What is built with a `BuildContext`, as components are."""
 
-    interface: type[Any]
     workers: Mapping[str, Any] = {}
     """Worker classes by role, for the roles that the component asks for."""
     references: Mapping[str, str] = {"policy_loss": "rlcore.algo.loss:clip"}
     """Functions that the workers are given."""
     host: Any = ""
     """The class of the worker that these are served inside of, if any."""
+    processes: bool = False
+    """What runs in child processes does so; else it runs in this one, which takes less time."""
 
     @asynccontextmanager
     async def context(self) -> AsyncIterator[BuildContext]:
         """What the component is built with; its workers and children end with the block."""
         config = self.config()
-        children = ChildProcesses()
+        children = ChildProcesses() if self.processes else HereChildren()
         with scratch() as run_dir:
             bench = Bench(config, run_dir, self.references)
             section = self.section(config)
@@ -191,6 +197,8 @@ class ComponentSuite(Suite):
 
                 context = reward_context(config.reward.functions, run_dir, children, config.reward, config, section)
                 yield replace(context, workers=workers, generator=self.generator())
+                left = [each.name for each in getattr(children, "started", ()) if each.alive]
+                need(not left, f"{self.who}: left the child '{left[0] if left else ''}' behind; needs to close it")
             finally:
                 await bench.close()
                 await children.close()
@@ -198,6 +206,12 @@ class ComponentSuite(Suite):
     def generator(self) -> Any:
         """The rollout service that the component gets; None unless the slot has one."""
         return None
+
+
+class ComponentSuite(ContextSuite):
+    """The life cycle that all components share; `target` is the `build` of a `Component`."""
+
+    interface: type[Any]
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[Any]:
@@ -299,7 +313,5 @@ def need_metrics(who: str, metrics: Metrics) -> None:
 
 def need_conforming(who: str, cls: type, interface: type) -> None:
     """`Breach` naming how the class departs from the interface."""
-    from rlcore.plan.interfaces import breaches
-
     found = breaches(cls, interface)
     need(not found, f"{who}: {cls.__qualname__} as {interface.__name__}: {'; '.join(found)}")
