@@ -1,17 +1,15 @@
-"""The suites of workers: on those of the null plugin and of the transformers backend, and red on broken ones."""
+"""The suites of workers: green on those of the null plugin and of the transformers backend."""
 
-import tempfile
-from functools import cache
 from pathlib import Path
+
+import pytest
 
 from rlcore.backends.hf import HfActor, HfReference, HfRollout
 from rlcore.testing.null import NullActor, NullReference, NullReplica, NullRollout
 from rlcore.testing.null_critic import NullCritic
-from rlcore.testing.suites.actor import ActorWorkerSuite
-from rlcore.testing.suites.critic import CriticWorkerSuite
-from rlcore.testing.suites.reference import ReferenceWorkerSuite
-from rlcore.testing.suites.rollout import RolloutWorkerSuite
+from rlcore.testing.suites import ActorWorkerSuite, CriticWorkerSuite, ReferenceWorkerSuite, RolloutWorkerSuite
 from rlcore.testing.tiny import write_tiny_model
+
 
 class TestNullActor(ActorWorkerSuite):
     target = NullActor
@@ -37,38 +35,39 @@ class TestNullCritic(CriticWorkerSuite):
     target = NullCritic
 
 
-@cache
-def tiny() -> str:
-    return str(write_tiny_model(Path(tempfile.mkdtemp()) / "tiny"))
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-class TestHfActor(ActorWorkerSuite):
+class OnTiny:
+    @pytest.fixture(autouse=True)
+    def _model(self, tiny: Path) -> None:
+        self.settings = {**getattr(type(self), "settings", {}), "model.path": str(tiny)}
+
+
+class TestHfActor(OnTiny, ActorWorkerSuite):
     target = HfActor
     hands_out_weights = True
 
-    @property
-    def settings(self):
-        return {"model.path": tiny()}
 
-class TestHfReference(ReferenceWorkerSuite):
+class TestHfActorWithAnAdapter(OnTiny, ActorWorkerSuite):
+    target = HfActor
+    settings = {"actor.lora.enabled": True, "actor.lr": 0.01}
+    model_directory = "adapter"
+    hands_out_weights = True
+
+
+class TestHfReference(OnTiny, ReferenceWorkerSuite):
     target = HfReference
 
-    @property
-    def settings(self):
-        return {"model.path": tiny()}
 
-class TestHfReferenceInside(ReferenceWorkerSuite):
+class TestHfReferenceInTheActor(OnTiny, ReferenceWorkerSuite):
     target = HfReference
     host = HfActor
+    settings = {"actor.lora.enabled": True}
 
-    @property
-    def settings(self):
-        return {"model.path": tiny(), "actor.lora.enabled": True}
 
-class TestHfRollout(RolloutWorkerSuite):
+class TestHfRollout(OnTiny, RolloutWorkerSuite):
     target = HfRollout
     host = HfActor
-
-    @property
-    def settings(self):
-        return {"model.path": tiny()}

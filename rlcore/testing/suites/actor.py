@@ -22,6 +22,8 @@ class ActorWorkerSuite(WorkerSuite):
 
     interface = ActorWorker
     role = ACTOR.name
+    model_directory: str = "model"
+    """Of the weights, below what `save` is given; an adapter's is 'adapter'."""
     hands_out_weights: bool = False
     """Claim: `weights` writes them for replicas that hold a copy."""
 
@@ -95,7 +97,7 @@ class ActorWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_what_was_saved_is_restored_bit_for_bit(self) -> None:
-        """Weights, and what the next update needs; `model/` holds the model."""
+        """Weights, and what the next update needs."""
 
         async def main(work: Work) -> None:
             actor, batch = await work.start(), batch_of(self.vocabulary)
@@ -105,7 +107,8 @@ class ActorWorkerSuite(WorkerSuite):
             directory.mkdir()
             saved_BT = await logprobs(actor, batch)
             await actor.call(ActorWorker.save, directory)
-            self.need((directory / "model").is_dir(), "save() wrote no directory 'model'")
+            there = (directory / self.model_directory).is_dir()
+            self.need(there, f"save() wrote no directory '{self.model_directory}'")
             other = await work.start()
             await other.call(ActorWorker.expect, 10)
             await other.call(ActorWorker.restore, directory)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from rlcore.child import load_reference
 from rlcore.cluster.child import ChildProcesses
@@ -72,12 +72,15 @@ class Suite:
     """The configuration, by dotted key."""
     defaults: Mapping[str, Any] = {}
     """Settings of the suite itself, below `settings`."""
+    _own_checks: ClassVar[Mapping[str, Any]] = {}
+    """The checks that the class itself defines, also those that nothing claims."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name, check in _all_checks(cls).items():
+        cls._own_checks = {name: each for name, each in vars(cls).items() if name.startswith("test_")}
+        for name, check in all_checks(cls).items():
             if claim := getattr(check, "claim", ""):
-                setattr(cls, name, check if getattr(cls, claim, None) else None)
+                setattr(cls, name, check if getattr(cls, claim, None) else None)  # pytest collects no None
 
     @property
     def who(self) -> str:
@@ -119,17 +122,17 @@ def loaded(target: Any, suite: Any = None) -> Any:
     return load_reference(target) if isinstance(target, str) else target
 
 
-def _all_checks(suite: type[Suite]) -> dict[str, Callable[..., None]]:
+def all_checks(suite: type[Suite]) -> dict[str, Callable[..., None]]:
     """Every check of the class and its bases, those that are not claimed included."""
-    found: dict[str, Callable[..., None]] = {}
+    found: dict[str, Any] = {}
     for base in reversed(suite.__mro__):
-        found |= {name: each for name, each in vars(base).items() if name.startswith("test_") and callable(each)}
-    return found
+        found |= vars(base).get("_own_checks", {})
+    return {name: each for name, each in found.items() if callable(each)}
 
 
 def checks(suite: type[Suite]) -> tuple[str, ...]:
     """Names of the checks that run."""
-    return tuple(name for name in _all_checks(suite) if callable(getattr(suite, name)))
+    return tuple(name for name in all_checks(suite) if callable(getattr(suite, name)))
 
 
 def failures(suite: type[Suite], only: Sequence[str] = ()) -> dict[str, str]:
