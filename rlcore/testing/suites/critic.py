@@ -139,6 +139,8 @@ class CriticEngineSuite(ComponentSuite):
                     await self.warm_up(critic)
                     saved = await critic.values(batch)
                     await critic.save(directory)
+                    if not any(directory.iterdir()):  # nothing to keep: a checkpoint has no such directory
+                        directory.rmdir()
                     await self.warm_up(critic)
                     await critic.restore(directory)
                     found = await critic.values(batch)
