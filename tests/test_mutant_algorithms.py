@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlcore.algo.advantage import dr_grpo, gae, grpo, reinforce_pp
-from rlcore.algo.loss import PolicyLossOutput, clip, cispo
+from rlcore.algo.loss import PolicyLossOutput, cispo, clip
 from rlcore.plan import Need
 from rlcore.testing.suites import AdvantageEstimatorSuite, PolicyLossSuite, failures
 from rlcore.testing.suites.harness import all_checks

@@ -200,7 +200,7 @@ class Swallows(FunctionRewards):
             try:
                 async for each in stream:
                     yield each
-            except Exception:
+            except Exception:  # noqa: BLE001
                 return
 
         async for each in super().score(quiet(), lane):

@@ -1,8 +1,9 @@
 """The suites of rewards: green on the core's scorers and manager."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import pytest
 import reasoning_gym
 
 from rlcore.plan import BuildContext
@@ -12,10 +13,11 @@ from rlcore.reward.functions import function_spec
 from rlcore.reward.seats import Stopwatch
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.testing.rewards import make_trajectory
-from rlcore.testing.suites import RewardFunctionSuite, RewardManagerSuite, ScorerSuite
+from rlcore.testing.suites import RewardFunctionSuite, RewardManagerSuite, ScorerSuite, failures
 from rlcore.types import Trajectory
 
 BROKEN = Path(__file__).parent / "broken" / "rewards.py"
+SCORERS = Path(__file__).parent / "scorers" / "scorers.py"
 TASK = reasoning_gym.create_dataset("chain_sum", size=1, seed=0)[0]
 
 
@@ -83,6 +85,24 @@ class TestFunctionsThatFail(RewardManagerSuite):
 class TestFunctionsOfGroups(RewardManagerSuite):
     target = build_function_rewards
     settings = {"reward.functions.letters.fn": f"{BROKEN}:centres", "reward.functions.letters.scope": "group"}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("length", lambda each: len(each.text())),
+        ("async_slow", lambda each: each.id.sample),
+        ("trl", lambda each: float(each.prompt.answer in each.text())),
+    ],
+)
+def test_the_manager_is_green_on_functions_in_children(name: str, expected: Callable[[Trajectory], float]) -> None:
+    settings = {"reward.functions.letters.fn": f"{SCORERS}:{name}"}
+    given = {"target": build_function_rewards, "settings": settings, "processes": True, "expected": expected}
+    only = [
+        "test_each_trajectory_comes_back_once_in_either_lane_and_any_order",
+        "test_each_trajectory_gets_its_own_score",
+    ]
+    assert failures(type("Tested", (RewardManagerSuite,), given), only) == {}
 
 
 async def function_calls(context: BuildContext) -> AsyncIterator[FunctionCalls]:

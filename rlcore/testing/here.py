@@ -1,4 +1,4 @@
-"""Child processes that are none: what children would serve runs in this process, for tests of what does not misbehave."""
+"""Stands in for child processes: what they would serve runs in this process, for tests of code that behaves."""
 
 import asyncio
 from typing import Any

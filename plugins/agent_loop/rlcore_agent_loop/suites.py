@@ -1,4 +1,4 @@
-"""For authors of tools and environments: a suite of checks for each, as `rlcore.testing.suites` has for other offers."""
+"""Conformance suites of tools and environments; those of other offers are in `rlcore.testing.suites`."""
 
 import inspect
 import json

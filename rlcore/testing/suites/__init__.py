@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlcore.testing.suites.actor import ActorWorkerSuite
-    from rlcore.testing.suites.agent_loop import AgentLoopSuite
+    from rlcore.testing.suites.agents import AgentLoopSuite
     from rlcore.testing.suites.critic import CriticEngineSuite, CriticWorkerSuite
     from rlcore.testing.suites.estimator import AdvantageEstimatorSuite
     from rlcore.testing.suites.harness import checks, failures
@@ -43,7 +43,7 @@ __all__ = [
 _MODULES = {
     "ActorWorkerSuite": "actor",
     "AdvantageEstimatorSuite": "estimator",
-    "AgentLoopSuite": "agent_loop",
+    "AgentLoopSuite": "agents",
     "CriticEngineSuite": "critic",
     "CriticWorkerSuite": "critic",
     "PolicyLossSuite": "policy_loss",

@@ -67,7 +67,9 @@ class ActorWorkerSuite(WorkerSuite):
             skipped = metrics.get(SKIPPED, 0.0)
             self.need(skipped == 0.0, f"update() counts a healthy update as skipped ({skipped:g})")
             after = await weighted(actor, batch)
-            self.need(after > before, f"log-probs of tokens with advantage 1 went from {before:g} to {after:g}; need to rise")
+            self.need(
+                after > before, f"log-probs of tokens with advantage 1 went from {before:g} to {after:g}; need to rise"
+            )
 
         self.use(main)
 
@@ -112,7 +114,9 @@ class ActorWorkerSuite(WorkerSuite):
             other = await work.start()
             await other.call(ActorWorker.expect, 10)
             await other.call(ActorWorker.restore, directory)
-            self.need(same_bits(saved_BT, await logprobs(other, batch)), "log-probs after restore() are not those saved")
+            self.need(
+                same_bits(saved_BT, await logprobs(other, batch)), "log-probs after restore() are not those saved"
+            )
             for each in (actor, other):
                 await update(each, batch_of(self.vocabulary, seed=1))
             pair = [await logprobs(each, batch) for each in (actor, other)]

@@ -59,9 +59,7 @@ class Bench:
         await thread.run(build, "setup()", DEADLINES.setup_s)
         return self._started[-1]
 
-    async def group(
-        self, cls: type[Any], role: str, section: Any, host: LocalReplica[Any] | None = None
-    ) -> Group[Any]:
+    async def group(self, cls: type[Any], role: str, section: Any, host: LocalReplica[Any] | None = None) -> Group[Any]:
         """A role with one worker."""
         return Group([await self.start(cls, role, section, host)])
 

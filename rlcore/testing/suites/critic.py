@@ -203,4 +203,6 @@ def need_closer(suite: Suite, first_BT: Float32s, last_BT: Float32s, batch: Batc
     """`Breach` unless the values came closer to the returns."""
     mask_BT = batch.tokens.get().loss_mask_BT
     before, after = (float(np.square(each[mask_BT] - RETURN).mean()) for each in (first_BT, last_BT))
-    suite.need(after < before, f"updates took the mean squared error of values from {before:g} to {after:g}; needs less")
+    suite.need(
+        after < before, f"updates took the mean squared error of values from {before:g} to {after:g}; needs less"
+    )

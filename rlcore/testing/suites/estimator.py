@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -179,7 +180,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         inputs = replace(inputs, lengths_B=lengths_B, loss_mask_BT=mask_BT)
         found = self.advantages(inputs)
         each_B = found[:, PROMPT] if self.offer().per_token else found
-        for rows in torch.arange(ROWS).split(SAMPLES):
+        for rows in torch.arange(ROWS).reshape(GROUPS, SAMPLES):
             ordered = each_B[rows][inputs.rewards_B[rows].argsort()]
             rising = bool((ordered.diff() >= -TOLERANCE).all()) and float(ordered[-1]) > float(ordered[0])
             self.need(rising, f"advantages by rising reward are {ordered.tolist()}; need to rise")
@@ -191,14 +192,14 @@ PARTED = 5
 
 def rows_of(inputs: AdvantageInputs, order_B: Tensor) -> AdvantageInputs:
     """The rows in this order."""
-    moved = {name: each[order_B] for name, each in vars(inputs).items() if isinstance(each, Tensor)}
+    moved: dict[str, Any] = {name: each[order_B] for name, each in vars(inputs).items() if isinstance(each, Tensor)}
     return replace(inputs, **moved)
 
 
 def scaled(inputs: AdvantageInputs, factor: float) -> AdvantageInputs:
     """Rewards, values and baselines, times the factor."""
     names: Sequence[str] = ("rewards_B", "values_BT", "baseline_B")
-    found = {name: each * factor for name in names if isinstance(each := getattr(inputs, name), Tensor)}
+    found: dict[str, Any] = {name: each * factor for name in names if isinstance(each := getattr(inputs, name), Tensor)}
     return replace(inputs, **found)
 
 

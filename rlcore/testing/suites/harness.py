@@ -61,7 +61,7 @@ def extra(claim: str) -> Callable[[C], C]:
 class Suite:
     """The checks of one kind of offer: subclass it as `class TestMine(...)`, set `target`, and pytest runs them.
 
-    A suite whose `target` is empty is abstract and runs nothing. Checks marked `extra` run where their attribute is set.
+    Checks marked `extra` run where their attribute is set.
     """
 
     target: Any = ""
@@ -195,7 +195,9 @@ class ContextSuite(Suite):
                     groups[role] = await bench.group(loaded(cls), role, section, host)
 
                 def workers(role: Role[Any]) -> WorkerGroup[Any]:
-                    need(role.name in groups, f"{self.who}: asked for the workers of '{role.name}'; add it to `workers`")
+                    need(
+                        role.name in groups, f"{self.who}: asked for the workers of '{role.name}'; add it to `workers`"
+                    )
                     return groups[role.name]
 
                 context = reward_context(config.reward.functions, run_dir, children, config.reward, config, section)

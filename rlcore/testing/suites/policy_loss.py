@@ -90,7 +90,7 @@ class PolicyLossSuite(AlgorithmSuite):
         inputs = self.inputs()
         clean_BT = self.gradient(inputs)
         for value in (float("-inf"), float("nan")):
-            spoilt = {
+            spoilt: dict[str, Any] = {
                 name: torch.where(inputs.mask_BT, getattr(inputs, name).detach(), value)
                 for name in ("logprobs_BT", "old_logprobs_BT", "advantages_BT")
             }
@@ -157,7 +157,7 @@ class PolicyLossSuite(AlgorithmSuite):
 
 def part_of(inputs: PolicyLossInputs, rows: list[int], length: int) -> PolicyLossInputs:
     """These rows, padded to a length."""
-    moved = {
+    moved: dict[str, Any] = {
         name: torch.nn.functional.pad(each.detach()[rows], (0, length - LENGTH))
         for name, each in vars(inputs).items()
         if isinstance(each, Tensor)

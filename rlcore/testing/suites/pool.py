@@ -69,5 +69,7 @@ class ResourcePoolSuite(Suite):
 
     def test_it_declares_the_same_whenever_it_is_asked(self) -> None:
         """And whatever the order of the requests."""
-        one, other = (sorted(self.pools(each), key=lambda pool: pool.name) for each in (self.requests, self.requests[::-1]))
+        one, other = (
+            sorted(self.pools(each), key=lambda pool: pool.name) for each in (self.requests, self.requests[::-1])
+        )
         self.need(one == other, f"offers {one}, and then {other}; needs the same")

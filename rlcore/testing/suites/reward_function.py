@@ -20,7 +20,7 @@ ODD: Mapping[str, Any] = {
     "blank": " \n\t",
     "huge": "so many words " * 5_000,
     "unicode": "\u0663 \u200b\u202e\U0001f642 \u4e03 e\u0301 \x00",
-    "template": "{answer} {} %s $1 \\boxed{ </answer> ```json {\"score\": ",
+    "template": '{answer} {} %s $1 \\boxed{ </answer> ```json {"score": ',
     "number": "1e999 -0 NaN 7/0 0x7 1_000",
 }
 """Responses that a policy gives sooner or later: they are wrong answers, and no failures."""
@@ -109,7 +109,8 @@ class RewardFunctionSuite(Suite):
         code = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
             "from rlcore.reward.served import FunctionSpec, ServedReward\n"
-            f"served = ServedReward(FunctionSpec({spec.name!r}, {spec.reference!r}, {dict(self.kwargs)!r}, {self.scope!r}))\n"
+            f"spec = FunctionSpec({spec.name!r}, {spec.reference!r}, {dict(self.kwargs)!r}, {self.scope!r})\n"
+            "served = ServedReward(spec)\n"
             "import json; print(json.dumps('torch' in sys.modules))"
         )
         done = run_fresh(code, START_S)

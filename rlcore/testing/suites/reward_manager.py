@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -16,18 +16,19 @@ from rlcore.testing.suites.harness import ComponentSuite, extra
 from rlcore.types import Lane, Reward, RewardStatus, Scored, Trajectory, TrajectoryId
 
 GROUP = 4
+DEFAULTS: Mapping[str, Any] = {
+    "rollout.samples_per_prompt": GROUP,
+    "eval.sources.held.path": "prompts.jsonl",
+    "eval.samples_per_prompt": GROUP,
+    "eval.temperature": 1.0,
+}
 
 
 class RewardManagerSuite(ComponentSuite):
     """A reward manager; `target` is its `build`."""
 
     interface = RewardManager
-    defaults = {
-        "rollout.samples_per_prompt": GROUP,
-        "eval.sources.held.path": "prompts.jsonl",
-        "eval.samples_per_prompt": GROUP,
-        "eval.temperature": 1.0,
-    }
+    defaults = DEFAULTS
     trajectories: Sequence[Trajectory] = ()
     """Whole groups of four samples; empty: two groups."""
     expected: Callable[[Trajectory], float] | None = None
@@ -124,7 +125,9 @@ class RewardManagerSuite(ComponentSuite):
             first = self.given()[0]
             group = [each for each in self.given() if each.id.prompt == first.id.prompt][1:]
             parts = [replace(first, id=replace(first.id, part=part), num_parts=2) for part in (1, 0)]
-            scored = [each for each in await score_all(manager, [*parts, *group]) if each.trajectory.id.unit() == first.id]
+            scored = [
+                each for each in await score_all(manager, [*parts, *group]) if each.trajectory.id.unit() == first.id
+            ]
             found = sorted(each.trajectory.id.part for each in scored)
             self.need(found == [0, 1], f"of a sample of two parts came back {found}; needs each part once")
             scores = {each.reward.score for each in scored}

@@ -56,7 +56,7 @@ class RolloutWorkerSuite(WorkerSuite):
         self.need(kinds == ("int32", "float32"), f"ids and log-probs are {kinds}; needs int32 and float32")
         self.need(ids_N.shape == logprobs_N.shape and ids_N.ndim == 1, "ids and log-probs differ in shape; needs (N,)")
         self.need(1 <= len(ids_N) <= MAX_TOKENS, f"{len(ids_N)} tokens; needs 1 to max_tokens={MAX_TOKENS}")
-        inside = 0 <= int(ids_N.min()) and int(ids_N.max()) <= self.largest_id
+        inside = int(ids_N.min()) >= 0 and int(ids_N.max()) <= self.largest_id
         self.need(inside, f"ids {ids_N.tolist()} are not all from 0 to {self.largest_id}")
         good = np.isfinite(logprobs_N).all() and float(logprobs_N.max()) <= TOLERANCE
         self.need(bool(good), f"log-probs {logprobs_N.tolist()}; needs finite ones of at most 0")

@@ -41,7 +41,7 @@ class Policy:
         kept = ids[: request.sampling.max_tokens]
         start = self.num_asked
         self.num_asked += len(kept)
-        logprobs_N = -(1.0 + np.arange(start, start + len(kept), dtype=np.float32)) / 65536
+        logprobs_N = (-(1.0 + np.arange(start, start + len(kept))) / 65536).astype(np.float32)
         self.drawn[float(logprobs_N[0])] = tuple(kept)
         return Completion(
             request_id=request.id,
@@ -74,9 +74,7 @@ class AgentLoopSuite(ComponentSuite):
         prompts = list(self.prompts) or [make_prompt(index) for index in range(3)]
         return [RolloutTask(each, 0, NUM_SAMPLES, seed + index) for index, each in enumerate(prompts)]
 
-    async def roll(
-        self, agent: AgentLoop, tasks: Sequence[RolloutTask], lane: Lane = Lane.TRAIN
-    ) -> list[Trajectory]:
+    async def roll(self, agent: AgentLoop, tasks: Sequence[RolloutTask], lane: Lane = Lane.TRAIN) -> list[Trajectory]:
         """Every trajectory, in the order they come."""
         async with aclosing(agent.rollout(tasks, Sampling(max_tokens=MAX_TOKENS), lane)) as found:  # type: ignore[type-var]
             return [each async for each in found]
