@@ -1,6 +1,5 @@
 """Plugins: what is found, what is imported, and what is refused by name."""
 
-import asyncio
 import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -10,11 +9,10 @@ from textwrap import dedent
 import pytest
 
 from rlcore import __version__
-from rlcore.critic import CriticEngine, NoCritic
 from rlcore.errors import PluginError
 from rlcore.plan.catalog import install_hint
 from rlcore.plugins import configure, installed, load
-from rlcore.testing import check_component, check_plugin
+from rlcore.testing import check_plugin
 from rlcore.testing.packages import importable, write_package
 
 NULL = [
@@ -267,22 +265,3 @@ def test_the_conformance_kit_names_what_is_wrong(site: Path) -> None:
     assert "no_such_function" in problems
     assert "Half as ActorWorker for backend 'a', but it is abstract: it does not define" in problems
     assert "Sibling as ActorWorker for backend 'b', but it does not inherit from ActorWorker" in problems
-
-
-async def _checked(component: object, interface: type) -> tuple[str, ...]:
-    return (await check_component(component, interface)).problems
-
-
-def test_the_conformance_kit_checks_a_component() -> None:
-    class Forgetful(NoCritic):
-        def state(self) -> dict[str, object]:
-            return {"steps": id(object()), "bad": {1, 2}}
-
-        def metrics(self) -> dict[str, float]:
-            return {"critic/loss": "high"}  # type: ignore[dict-item]
-
-    assert asyncio.run(_checked(NoCritic(), CriticEngine)) == ()
-    problems = "\n".join(asyncio.run(_checked(Forgetful(), CriticEngine)))
-    assert "critic/loss" in problems
-    assert "not JSON" in problems
-    assert asyncio.run(_checked(object(), CriticEngine)) == ("object: is no CriticEngine",)

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from rlcore.config import (
 from rlcore.errors import PluginError
 from rlcore.reward import FunctionRewards, build_function_rewards
 from rlcore.testing.rewards import (
-    check_reward_manager,
     make_trajectory,
     reward_context,
     score_all,
@@ -235,53 +234,3 @@ def test_blocking_calls_run_at_the_same_time_on_threads(rewards: str) -> None:
     took = use_rewards(functions, use)
     print(f"512 calls of one second on 2 x 256 threads: {took:.2f} s")
     assert took < 20, "one after the other they take 512 s"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("length", lambda each: len(each.text())),
-        ("async_slow", lambda each: each.id.sample),
-        ("trl", lambda each: float(each.prompt.answer in each.text())),
-    ],
-)
-def test_the_manager_keeps_the_contract_of_reward_managers(
-    rewards: str, name: str, expected: Callable[[Trajectory], float], tmp_path: Path
-) -> None:
-    functions = {"f": RewardFunctionConfig(f"{rewards}:{name}")}
-    report = check_reward_manager(build_function_rewards, reward_context(functions, tmp_path), expected=expected)
-    assert report.problems == ()
-
-
-def test_the_conformance_check_knows_failing_samples(rewards: str, tmp_path: Path) -> None:
-    functions = {"f": function(f"{rewards}:raises_on_bad")}
-    report = check_reward_manager(
-        build_function_rewards, reward_context(functions, tmp_path), failing=[make_trajectory(9, 0, "bad")]
-    )
-    assert report.problems == ()
-
-
-class Careless(FunctionRewards):
-    """A manager that breaks the contract in several ways."""
-
-    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
-        given = [each async for each in stream]
-        for each, other in zip(given, given[1:] + given[:1], strict=True):
-            yield Scored(each, Reward(float(len(other.text()))))
-
-    def metrics(self) -> dict[str, float]:
-        return {"reward/x": float("nan")}
-
-    def state(self) -> dict[str, Any]:
-        return {"when": time.monotonic()}
-
-
-def test_the_conformance_check_finds_what_is_wrong(rewards: str, tmp_path: Path) -> None:
-    functions = {"f": function(f"{rewards}:length")}
-    trajectories = [make_trajectory(0, sample, "x" * (1 + sample)) for sample in range(4)]
-    report = check_reward_manager(
-        Careless, reward_context(functions, tmp_path), trajectories, [make_trajectory(5)], lambda t: len(t.text())
-    )
-    text = " | ".join(report.problems)
-    for problem in ("another one's reward", "must be FAILED", "a finite float is needed", "not what restore()"):
-        assert problem in text

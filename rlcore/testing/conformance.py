@@ -1,6 +1,5 @@
-"""Says what breaks the contract of a plugin or of a component, without starting a run."""
+"""Says what breaks the contract of a plugin, without starting a run."""
 
-import json
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -102,57 +101,3 @@ def _check_section(offer: Offer[Any]) -> None:
     section = offer.value
     with boundary(f"{offer.provider}: {section.type.__name__}() without arguments", PluginError):
         section.type()
-
-
-async def check_component(component: Any, interface: type[Any]) -> Report:
-    """What is wrong with the life cycle of what a component's `build` returned.
-
-    Starts it, reads metrics and state, restores the state, and closes it twice.
-    """
-    who = type(component).__name__
-    if not isinstance(component, interface):
-        return Report(who, (f"{who}: is no {interface.__name__}",), ())
-    problems: list[str] = []
-    try:
-        with boundary(f"{who}.start()", PluginError):
-            await component.start()
-        problems += _wrong_metrics(who, component)
-        problems += _wrong_state(who, component)
-    except RlcoreError as error:
-        problems.append(str(error))
-    for which in ("close()", "a second close()"):
-        try:
-            with boundary(f"{who}: {which}", PluginError):
-                await component.close()
-        except RlcoreError as error:
-            problems.append(str(error))
-    return Report(who, tuple(problems), ())
-
-
-def _wrong_metrics(who: str, component: Any) -> list[str]:
-    with boundary(f"{who}.metrics()", PluginError):
-        metrics = component.metrics()
-    if not isinstance(metrics, dict):
-        return [f"{who}.metrics() returned {type(metrics).__name__}; needs a dict of str to float"]
-    return [
-        f"{who}.metrics(): {name!r} is {value!r}; needs str to float"
-        for name, value in metrics.items()
-        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, (int, float))
-    ]
-
-
-def _wrong_state(who: str, component: Any) -> list[str]:
-    """`state()` must survive JSON, and `restore` must bring it back."""
-    restore = getattr(component, "restore_state", component.restore)
-    with boundary(f"{who}.state()", PluginError):
-        state = component.state()
-        try:
-            saved = json.loads(json.dumps(state))
-        except (TypeError, ValueError) as cause:
-            return [f"{who}.state() is not JSON: {cause}"]
-    with boundary(f"{who}.restore()", PluginError):
-        restore(saved)
-        again = json.loads(json.dumps(component.state()))
-    if saved != again:
-        return [f"{who}: state() after restore(state()) differs: {saved} became {again}"]
-    return []

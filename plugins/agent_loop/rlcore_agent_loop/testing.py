@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from rlcore.agents import AgentLoop, RolloutTask
-from rlcore.child import load_reference
 from rlcore.cluster.child import ChildProcesses
-from rlcore.errors import ChildError, boundary
+from rlcore.testing.here import HereChildren
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_prompt
 from rlcore.tokens import ByteTokens, Tokens
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Metrics, Prompt, Sampling, Trajectory
-from rlcore.workers import Child, Children, ReplicaEvent, ReplicaHandle
+from rlcore.workers import Children, ReplicaEvent, ReplicaHandle
 from rlcore_agent_loop.conversation import Kit
 from rlcore_agent_loop.endpoint import Endpoint
 from rlcore_agent_loop.episode import Episode
@@ -88,38 +87,6 @@ class ScriptedPolicy:
             version=self._version_of_turn * turn,
             generate_s=0.5,
         )
-
-
-class HereChild:
-    """A child that is none: for tools that do not misbehave."""
-
-    alive = True
-
-    def __init__(self, served: Any) -> None:
-        self._served = served
-
-    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
-        """The method's result; what it raises comes as a child would send it."""
-        try:
-            with boundary("", ChildError):
-                return await asyncio.to_thread(getattr(self._served, method), *args)
-        except ChildError as error:
-            raise ChildError(str(error).removeprefix(": ")) from error
-
-    async def close(self) -> None:
-        """Nothing runs on after a call."""
-        self.alive = False
-
-
-class HereChildren:
-    """Runs what children would serve in this process."""
-
-    async def start(self, reference: str, *args: Any, name: str, threads: int = 1, deadline_s: float = 60.0) -> Child:
-        """See `rlcore.workers.Children`."""
-        return HereChild(load_reference(reference)(*args))
-
-    async def close(self) -> None:
-        """There is nothing to end."""
 
 
 class HereWorker:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from rlcore_agent_loop.loop import ToolLoop
 from rlcore_agent_loop.settings import AgentLoopSettings
-from rlcore_agent_loop.testing import HereChildren
 
 from rlcore.agents import AgentLoop
 from rlcore.agents.single_turn import SingleTurn
@@ -19,6 +18,7 @@ from rlcore.data import PromptOrder
 from rlcore.reward import build_function_rewards
 from rlcore.rollout import Generator
 from rlcore.schedule.flight import Flight, Issuing
+from rlcore.testing.here import HereChildren
 from rlcore.testing.rewards import make_prompt, reward_context
 from rlcore.tokens import ByteTokens
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling

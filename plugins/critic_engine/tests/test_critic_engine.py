@@ -19,10 +19,9 @@ from rlcore.actor import ACTOR
 from rlcore.backends.hf import MicroBatch, Predictions
 from rlcore.batch import select
 from rlcore.config import ClusterConfig, EngineConfig, LoraConfig, ModelConfig, RunConfig
-from rlcore.critic import CriticEngine, CriticWorker
+from rlcore.critic import CriticWorker
 from rlcore.errors import ConfigError
 from rlcore.plan import ModelFacts, ModelShape, PoolSpec
-from rlcore.testing import check_component
 from rlcore.testing.tiny import random_batch
 from rlcore.types import Batch, Ref
 
@@ -152,11 +151,6 @@ def test_a_checkpoint_has_the_critic_in_a_directory_of_its_own(tmp_path: Path) -
     critic, calls = engine()
     asyncio.run(both())
     assert calls == [("save", (tmp_path,)), ("restore", (tmp_path,))]
-
-
-def test_the_engine_keeps_the_contract_of_components() -> None:
-    critic, _ = engine()
-    assert asyncio.run(check_component(critic, CriticEngine)).problems == ()
 
 
 def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_models_size_is(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlcore_reward_loop import build
 from rlcore_reward_loop.client import seconds
 from rlcore_reward_loop.service import pause_s
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
@@ -15,7 +14,7 @@ from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, Serv
 from rlcore import metrics
 from rlcore.config import RewardFunctionConfig
 from rlcore.testing import write_prompts
-from rlcore.testing.rewards import check_reward_manager, make_trajectory, reward_context
+from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import NEVER, Answer, Asked, serving
 from rlcore.train import train
 from rlcore.types import FrozenDict, Lane, RewardStatus
@@ -32,23 +31,6 @@ def error_of(score: Score, settings: RewardLoopSettings) -> str:
     assert only.reward.status is RewardStatus.FAILED
     assert only.reward.score == 0.0
     return str(only.reward.info["error"])
-
-
-def test_the_manager_keeps_the_contract_of_reward_managers(
-    tmp_path: Path, samples: Samples, echo: Script, one_service: Settings
-) -> None:
-    def script(asked: Asked) -> Answer:
-        return Answer(status=400) if asked.json()["completion"] == "bad" else echo(asked)
-
-    with serving(script) as service:
-        report = check_reward_manager(
-            build,
-            reward_context({}, tmp_path, section=one_service(service.url)),
-            samples(8),
-            failing=[make_trajectory(9, text="bad")],
-            expected=lambda each: float(each.text().split()[-1]),
-        )
-    assert report.problems == ()
 
 
 def test_the_service_gets_prompt_answer_completion_and_columns_and_the_token(

@@ -1,0 +1,129 @@
+"""The suites of the plugin and of rlcore: green on what is shipped, red on what breaks a promise."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reasoning_gym
+from rlcore_agent_loop import build
+from rlcore_agent_loop.suites import EnvironmentSuite, ToolSuite
+from rlcore_agent_loop.testing import call
+from rlcore_agent_loop.worker import LoopWorker
+
+from rlcore.testing import leaks
+from rlcore.testing.rewards import make_prompt, make_trajectory
+from rlcore.testing.suites import AgentLoopSuite, RewardFunctionSuite, failures
+from rlcore.testing.suites.harness import all_checks
+from rlcore.types import FrozenDict
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+BROKEN = Path(__file__).parent / "broken"
+SUMS = (({"a": 1, "b": 2}, "3"), ({"a": 5, "b": -2}, "3"))
+COUNTED = (({"a": 1, "b": 2}, "1: 3"), ({"a": 5, "b": 2}, "2: 7"))
+TASK = reasoning_gym.create_dataset("chain_sum", size=1, seed=0)[0]
+
+
+class TestLoop(AgentLoopSuite):
+    target = build
+    plugins = ("agent_loop",)
+
+
+class TestLoopWithATool(AgentLoopSuite):
+    target = build
+    plugins = ("agent_loop",)
+    settings = {"plugins.agent_loop.tools.add.fn": f"{BROKEN}/tools.py:add"}
+    responses = (call("add", a=1, b=2), "the answer is 3", "no call at all", f"so: {call('add', a=4, b=4)}")
+
+
+class TestLoopWithAnEnvironment(AgentLoopSuite):
+    target = build
+    plugins = ("agent_loop",)
+    settings = {"plugins.agent_loop.environment.fn": f"{BROKEN}/environments.py:Guess"}
+    responses = ("7", "8", "9", "hm")
+
+
+class TestLoopInWorkers(AgentLoopSuite):
+    target = build
+    plugins = ("agent_loop",)
+    settings = {"plugins.agent_loop.workers": 1}
+    workers = {"agent": LoopWorker}
+
+
+class TestCalculator(ToolSuite):
+    target = f"{EXAMPLES}/tool_agent/calculator.py:add"
+    calls = SUMS
+
+
+class TestReasoningGym(EnvironmentSuite):
+    target = "rlcore_agent_loop.reasoning_gym:ReasoningGym"
+    prompt = make_prompt(0, TASK["answer"], task="chain_sum", question=TASK["question"], metadata=TASK["metadata"])
+    known_good = (TASK["answer"],)
+    known_bad = ("x", "y", "z")
+    ends_within = 3
+
+
+class TestRewardOfTheEnvironment(RewardFunctionSuite):
+    target = "rlcore_agent_loop.rewards:environment"
+
+    def sample(self, response: Any, index: int = 0) -> Any:
+        info = FrozenDict({"environment_reward": float(len(str(response)))})
+        return make_trajectory(make_prompt(0), index, str(response), info=info)
+
+
+@pytest.fixture(autouse=True)
+def _what_is_left_behind_is_found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "PATIENCE_S", 0.5)
+
+
+TOOLS = [
+    ("untyped", SUMS, "test_the_policy_can_be_told_of_it"),
+    ("other_name", SUMS, "test_the_policy_can_be_told_of_it"),
+    ("wrong", SUMS, "test_calls_have_their_results"),
+    ("no_text", SUMS, "test_calls_have_their_results"),
+    ("RaisesAtTheEnd", COUNTED, "test_calls_have_their_results"),
+    ("gone", SUMS, "test_it_runs_in_a_process_of_its_own"),
+    ("takes_anything", SUMS, "test_a_wrong_call_is_a_text_and_disturbs_no_other"),
+    ("Breaks", COUNTED, "test_a_wrong_call_is_a_text_and_disturbs_no_other"),
+    ("Shared", COUNTED, "test_samples_do_not_share_state"),
+]
+ENVIRONMENTS = [
+    ("Silent", "test_it_opens_answers_and_closes"),
+    ("NoStep", "test_it_opens_answers_and_closes"),
+    ("Infinite", "test_it_opens_answers_and_closes"),
+    ("Unpicklable", "test_it_runs_in_a_process_of_its_own"),
+    ("NeedsAStep", "test_it_closes_without_a_step"),
+    ("Numbers", "test_odd_turns_are_answered"),
+    ("Shared", "test_samples_do_not_share_state"),
+    ("Dice", "test_samples_do_not_share_state"),
+    ("Endless", "test_it_ends"),
+    ("Generous", "test_wrong_turns_earn_less_than_right_ones"),
+]
+GUESSES: dict[str, Any] = {"known_good": ("7",), "known_bad": ("6", "8", "9"), "ends_within": 3, "turns": ("1", "2")}
+
+
+@pytest.mark.parametrize(("name", "calls", "check"), TOOLS)
+def test_a_broken_tool_is_red(name: str, calls: Any, check: str) -> None:
+    tested = type("Tested", (ToolSuite,), {"target": f"{BROKEN}/tools.py:{name}", "calls": calls})
+    assert check in failures(tested, [check])
+
+
+@pytest.mark.parametrize(("name", "calls"), [("add", SUMS), ("Notes", COUNTED)])
+def test_a_tool_that_is_as_it_should_be_is_green(name: str, calls: Any) -> None:
+    tested = type("Tested", (ToolSuite,), {"target": f"{BROKEN}/tools.py:{name}", "calls": calls})
+    assert failures(tested) == {}
+
+
+@pytest.mark.parametrize(("name", "check"), ENVIRONMENTS)
+def test_a_broken_environment_is_red(name: str, check: str) -> None:
+    tested = type("Tested", (EnvironmentSuite,), {**GUESSES, "target": f"{BROKEN}/environments.py:{name}"})
+    assert check in failures(tested, [check])
+
+
+def test_an_environment_that_is_as_it_should_be_is_green() -> None:
+    tested = type("Tested", (EnvironmentSuite,), {**GUESSES, "target": f"{BROKEN}/environments.py:Guess"})
+    assert failures(tested) == {}
+
+
+@pytest.mark.parametrize(("suite", "rows"), [(ToolSuite, TOOLS), (EnvironmentSuite, ENVIRONMENTS)])
+def test_every_check_has_a_mutant(suite: Any, rows: Any) -> None:
+    assert set(all_checks(suite)) == {row[-1] for row in rows}

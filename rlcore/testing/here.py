@@ -1,0 +1,44 @@
+"""Stands in for child processes: what they would serve runs in this process, for tests of code that behaves."""
+
+import asyncio
+from typing import Any
+
+from rlcore.child import load_reference
+from rlcore.errors import ChildError, boundary
+from rlcore.workers import Child
+
+
+class HereChild:
+    """A child that is none: for code that does not misbehave."""
+
+    alive = True
+
+    def __init__(self, served: Any, name: str = "child") -> None:
+        self._served, self.name = served, name
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        """The method's result; what it raises comes as a child would send it."""
+        try:
+            with boundary("", ChildError):
+                return await asyncio.to_thread(getattr(self._served, method), *args)
+        except ChildError as error:
+            raise ChildError(str(error).removeprefix(": ")) from error
+
+    async def close(self) -> None:
+        """Nothing runs on after a call."""
+        self.alive = False
+
+
+class HereChildren:
+    """Runs what children would serve in this process."""
+
+    def __init__(self) -> None:
+        self.started: list[HereChild] = []
+
+    async def start(self, reference: str, *args: Any, name: str, threads: int = 1, deadline_s: float = 60.0) -> Child:
+        """See `rlcore.workers.Children`."""
+        self.started.append(HereChild(load_reference(reference)(*args), name))
+        return self.started[-1]
+
+    async def close(self) -> None:
+        """There is nothing to end."""

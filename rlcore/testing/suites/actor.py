@@ -1,0 +1,175 @@
+"""The suite of actor workers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlcore.actor import ACTOR, ActorWorker
+from rlcore.batch import select
+from rlcore.testing.suites.harness import extra, need_metrics
+from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of, need_per_token, same_bits
+from rlcore.types import Batch, Float32s, Metrics
+
+SKIPPED = "actor/skipped"
+TOLERANCE = 1e-4
+"""Log-probs of the same tokens in another batch may differ by this much."""
+
+
+class ActorWorkerSuite(WorkerSuite):
+    """An actor; `target` is its class, and `settings` what it needs, such as a tiny `model.path`."""
+
+    interface = ActorWorker
+    role = ACTOR.name
+    model_directory: str = "model"
+    """Of the weights, below what `save` is given; an adapter's is 'adapter'."""
+    hands_out_weights: bool = False
+    """Claim: `weights` writes them for replicas that hold a copy."""
+
+    def test_logprobs_are_one_number_a_token(self) -> None:
+        """(B, T) float32, finite and at most 0 where tokens were sampled, 0 at position 0."""
+
+        async def main(work: Work) -> None:
+            actor, batch = await work.start(), batch_of(self.vocabulary)
+            found_BT = await logprobs(actor, batch)
+            need_per_token(self, "log-probs", found_BT, batch)
+            mask_BT = batch.tokens.get().loss_mask_BT
+            highest = float(found_BT[mask_BT].max())
+            self.need(highest <= TOLERANCE, f"a log-prob is {highest:g}; needs at most 0")
+            self.need(not found_BT[:, 0].any(), "position 0 has a log-prob; nothing comes before it, so it needs 0")
+
+        self.use(main)
+
+    def test_logprobs_of_a_row_do_not_depend_on_the_others(self) -> None:
+        """Neither on its place nor on how much padding the longest row brings."""
+
+        async def main(work: Work) -> None:
+            actor, batch = await work.start(), batch_of(self.vocabulary)
+            whole_BT = await logprobs(actor, batch)
+            for rows in ([3], [5, 0]):
+                part = select(batch, rows)
+                mask_BT = part.tokens.get().loss_mask_BT
+                found_BT = await logprobs(actor, part)
+                off = np.abs(found_BT - whole_BT[rows, : found_BT.shape[1]])[mask_BT].max()
+                self.need(off <= TOLERANCE, f"log-probs of rows {rows} alone differ by {off:g} from those in a batch")
+
+        self.use(main)
+
+    def test_an_update_makes_what_was_good_more_likely(self) -> None:
+        """With an advantage of 1 for every token their log-probs rise; metrics are numbers, and nothing is skipped."""
+
+        async def main(work: Work) -> None:
+            actor, batch = await work.start(), batch_of(self.vocabulary, advantages=1.0)
+            before = await weighted(actor, batch)
+            metrics = await update(actor, batch)
+            need_metrics(f"{self.who}: update()", metrics)
+            skipped = metrics.get(SKIPPED, 0.0)
+            self.need(skipped == 0.0, f"update() counts a healthy update as skipped ({skipped:g})")
+            after = await weighted(actor, batch)
+            self.need(
+                after > before, f"log-probs of tokens with advantage 1 went from {before:g} to {after:g}; need to rise"
+            )
+
+        self.use(main)
+
+    def test_logprobs_change_nothing(self) -> None:
+        """Asked twice, they are the same bit for bit."""
+
+        async def main(work: Work) -> None:
+            actor, batch = await work.start(), batch_of(self.vocabulary)
+            pair = [await logprobs(actor, batch) for _ in range(2)]
+            self.need(same_bits(*pair), "log-probs differ the second time, without an update between")
+
+        self.use(main)
+
+    def test_a_gradient_that_is_not_finite_is_skipped_and_counted(self) -> None:
+        """The weights stay, bit for bit, and the next update is taken."""
+
+        async def main(work: Work) -> None:
+            actor, batch = await work.start(), batch_of(self.vocabulary)
+            before_BT = await logprobs(actor, batch)
+            metrics = await update(actor, batch_of(self.vocabulary, advantages=float("nan")))
+            count = metrics.get(SKIPPED)
+            self.need(count == 1.0, f"'{SKIPPED}' is {count} after an update that is not finite; needs 1.0")
+            self.need(same_bits(before_BT, await logprobs(actor, batch)), "an update that is not finite moved weights")
+            count = (await update(actor, batch)).get(SKIPPED, 0.0)
+            self.need(count == 0.0, "the update after a skipped one is skipped, too")
+
+        self.use(main)
+
+    def test_what_was_saved_is_restored_bit_for_bit(self) -> None:
+        """Weights, and what the next update needs."""
+
+        async def main(work: Work) -> None:
+            actor, batch = await work.start(), batch_of(self.vocabulary)
+            await actor.call(ActorWorker.expect, 10)
+            await update(actor, batch)
+            directory = work.bench.run_dir / "checkpoint"
+            directory.mkdir()
+            saved_BT = await logprobs(actor, batch)
+            await actor.call(ActorWorker.save, directory)
+            there = (directory / self.model_directory).is_dir()
+            self.need(there, f"save() wrote no directory '{self.model_directory}'")
+            other = await work.start()
+            await other.call(ActorWorker.expect, 10)
+            await other.call(ActorWorker.restore, directory)
+            self.need(
+                same_bits(saved_BT, await logprobs(other, batch)), "log-probs after restore() are not those saved"
+            )
+            for each in (actor, other):
+                await update(each, batch_of(self.vocabulary, seed=1))
+            pair = [await logprobs(each, batch) for each in (actor, other)]
+            self.need(same_bits(*pair), "an update after restore() differs: some state of the optimizer was not saved")
+
+        self.use(main)
+
+    def test_it_knows_itself_and_takes_a_version(self) -> None:
+        """`facts` gives num_parameters and context_length; `publish` returns nothing."""
+
+        async def main(work: Work) -> None:
+            actor = await work.start()
+            facts = await actor.call(ActorWorker.facts)
+            num, window = facts.get("num_parameters"), facts.get("context_length", 0)
+            self.need(isinstance(num, int) and num > 0, f"facts(): num_parameters is {num!r}; needs a positive int")
+            good = window is None or (isinstance(window, int) and window > 0)
+            self.need(good, f"facts(): context_length is {window!r}; needs a positive int or None")
+            self.need(await actor.call(ActorWorker.publish, 1) is None, "publish() returned something; needs None")
+
+        self.use(main)
+
+    @extra("hands_out_weights")
+    def test_weights_are_written_under_their_version(self) -> None:
+        """The handle names the version and a directory that is there."""
+
+        async def main(work: Work) -> None:
+            actor = await work.start()
+            await actor.call(ActorWorker.publish, 3)
+            directory = work.bench.run_dir / "weights"
+            handle = await actor.call(ActorWorker.weights, 3, directory)
+            self.need(handle.version == 3, f"weights(3) gave version {handle.version}")
+            known = handle.kind == "link" or Path(handle.path).is_dir()
+            self.need(known, f"weights(): '{handle.path}' of kind '{handle.kind}' is not there")
+
+        self.use(main)
+
+
+async def logprobs(actor: Any, batch: Batch) -> Float32s:
+    """(B, T) log-probs, fetched."""
+    found: Float32s = (await actor.call(ActorWorker.logprobs, batch)).get()
+    return found
+
+
+async def update(actor: Any, batch: Batch) -> Metrics:
+    """An update whose pi_old is the policy that recorded the log-probs, as at a step's first."""
+    current_BT = await logprobs(actor, batch)
+    mask_BT = batch.tokens.get().loss_mask_BT
+    tokens = replace(batch.tokens.get(), rollout_logprobs_BT=np.where(mask_BT, current_BT, 0.0).astype(np.float32))
+    metrics: Metrics = await actor.call(ActorWorker.update, replace(batch, tokens=type(batch.tokens)(tokens)))
+    return metrics
+
+
+async def weighted(actor: Any, batch: Batch) -> float:
+    """The sum of the sampled tokens' log-probs."""
+    found_BT = await logprobs(actor, batch)
+    return float(found_BT[batch.tokens.get().loss_mask_BT].astype(np.float64).sum())

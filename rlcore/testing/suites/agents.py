@@ -1,0 +1,194 @@
+"""The suite of agent loops, and the policy that they talk to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from rlcore.agents import AgentLoop, RolloutTask
+from rlcore.testing.rewards import make_prompt
+from rlcore.testing.suites.harness import ComponentSuite, extra
+from rlcore.tokens import ByteTokens
+from rlcore.types import Completion, Finish, GenerateRequest, Lane, Prompt, Sampling, Trajectory, TrajectoryId
+
+NUM_SAMPLES = 3
+MAX_TOKENS = 400
+
+
+class Policy:
+    """A rollout service that says one of a few texts, chosen by the seed, the sample and what was said before."""
+
+    def __init__(self, responses: Sequence[str]) -> None:
+        self._responses = responses
+        self.drawn: dict[float, tuple[int, ...]] = {}
+        """Every completion by the log-prob of its first token; no two log-probs are the same."""
+        self.num_asked = 0
+
+    async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
+        """See `rlcore.rollout.Generator`."""
+        for request in requests:
+            for sample in range(request.n):
+                await asyncio.sleep(0)
+                yield self._completion(request, sample)
+
+    def _completion(self, request: GenerateRequest, sample: int) -> Completion:
+        key = f"{request.seed} {sample} {request.token_ids}"
+        text = self._responses[crc32(key.encode()) % len(self._responses)]
+        ids = [*text.encode(), ByteTokens.EOS]
+        kept = ids[: request.sampling.max_tokens]
+        start = self.num_asked
+        self.num_asked += len(kept)
+        logprobs_N = (-(1.0 + np.arange(start, start + len(kept))) / 65536).astype(np.float32)
+        self.drawn[float(logprobs_N[0])] = tuple(kept)
+        return Completion(
+            request_id=request.id,
+            sample=sample,
+            token_ids=np.array(kept, dtype=np.int32),
+            logprobs=logprobs_N,
+            finish=Finish.STOP if len(kept) == len(ids) else Finish.LENGTH,
+            version=2,
+        )
+
+
+class AgentLoopSuite(ComponentSuite):
+    """An agent loop; `target` is its `build`."""
+
+    interface = AgentLoop
+    responses: Sequence[str] = ("yes", "no, not at all", "the answer is 7", "seven or so")
+    """What the policy says; of an agent that uses tools, calls of them among it."""
+    prompts: Sequence[Prompt] = ()
+    """What it is asked; empty: three questions."""
+    repeats: bool = True
+    """Claim: the same seeds give the same tokens."""
+
+    def generator(self) -> Policy:
+        """A policy that remembers what it sampled."""
+        self.policy = Policy(self.responses)
+        return self.policy
+
+    def tasks(self, seed: int = 7) -> list[RolloutTask]:
+        """A group of three samples for each prompt."""
+        prompts = list(self.prompts) or [make_prompt(index) for index in range(3)]
+        return [RolloutTask(each, 0, NUM_SAMPLES, seed + index) for index, each in enumerate(prompts)]
+
+    async def roll(self, agent: AgentLoop, tasks: Sequence[RolloutTask], lane: Lane = Lane.TRAIN) -> list[Trajectory]:
+        """Every trajectory, in the order they come."""
+        async with aclosing(agent.rollout(tasks, Sampling(max_tokens=MAX_TOKENS), lane)) as found:  # type: ignore[type-var]
+            return [each async for each in found]
+
+    async def warm_up(self, component: Any) -> None:
+        """A step."""
+        await component.check([each.prompt for each in self.tasks()])
+        await self.roll(component, self.tasks())
+
+    def test_every_task_gets_its_samples(self) -> None:
+        """Each id once, with its own prompt, and every part of a sample; in either lane."""
+
+        async def main(agent: AgentLoop) -> None:
+            await agent.check([each.prompt for each in self.tasks()])
+            for lane in Lane:
+                self._are_complete(await self.roll(agent, self.tasks(), lane))
+
+        self.use(main)
+
+    def _are_complete(self, found: Sequence[Trajectory]) -> None:
+        for each in found:
+            self.need(isinstance(each, Trajectory), f"rollout() gave {each!r:.60}; needs a Trajectory")
+        ids = [each.id for each in found]
+        self.need(len(set(ids)) == len(ids), f"rollout() gave a trajectory twice: {sorted(ids)}")
+        wanted = {TrajectoryId(task.prompt.id, task.epoch, i) for task in self.tasks() for i in range(task.n)}
+        units = {each.unit() for each in ids}
+        self.need(units == wanted, f"rollout() gave the samples {sorted(units)}; needs {sorted(wanted)}")
+        for each in found:
+            self.need(each.prompt.id == each.id.prompt, f"{each.id}: its prompt is '{each.prompt.id}'")
+            parts = sorted(one.id.part for one in found if one.id.unit() == each.id.unit())
+            self.need(parts == list(range(len(parts))), f"{each.id}: the sample has the parts {parts}")
+            good = each.num_parts in (0, len(parts))
+            self.need(good, f"{each.id}: says num_parts={each.num_parts}, and {len(parts)} came")
+
+    def test_arrays_speak_of_the_same_tokens(self) -> None:
+        """Their dtypes and lengths; log-probs where the mask is, and 0 elsewhere; versions in order."""
+
+        async def main(agent: AgentLoop) -> None:
+            for each in await self.roll(agent, self.tasks()):
+                self._is_whole(each)
+
+        self.use(main)
+
+    def _is_whole(self, each: Trajectory) -> None:
+        who, arrays = f"{each.id}", (each.token_ids, each.loss_mask, each.logprobs)
+        kinds = tuple(str(one.dtype) for one in arrays)
+        self.need(kinds == ("int32", "bool", "float32"), f"{who}: dtypes {kinds}; needs int32, bool, float32")
+        shapes = {one.shape for one in arrays}
+        self.need(len(shapes) == 1 and each.token_ids.ndim == 1, f"{who}: shapes {sorted(shapes)}; needs one (T,)")
+        mask_T, logprobs_T = each.loss_mask, each.logprobs
+        self.need(bool(mask_T.any()) and not mask_T[0], f"{who}: needs a sampled token, and none at position 0")
+        self.need(not logprobs_T[~mask_T].any(), f"{who}: a log-prob stands where nothing was sampled; needs 0")
+        good = np.isfinite(logprobs_T).all() and float(logprobs_T.max()) <= 0
+        self.need(bool(good), f"{who}: log-probs need to be finite and at most 0")
+        budget = each.num_sampled <= MAX_TOKENS
+        self.need(budget, f"{who}: {each.num_sampled} sampled tokens; needs at most max_tokens={MAX_TOKENS}")
+        self.need(isinstance(each.finish, Finish), f"{who}: finish is {each.finish!r}; needs a Finish")
+        starts = [start for start, _ in each.versions]
+        ordered = starts == sorted(set(starts)) and all(0 <= start < len(mask_T) for start in starts)
+        self.need(bool(starts) and ordered, f"{who}: versions {each.versions}; needs starts in order")
+
+    def test_tokens_are_trained_as_they_were_sampled(self) -> None:
+        """Ids and log-probs are those of the completions: nothing was tokenised again or paired with another's."""
+
+        async def main(agent: AgentLoop) -> None:
+            for each in await self.roll(agent, self.tasks()):
+                places = np.flatnonzero(each.loss_mask)
+                at = 0
+                while at < len(places):
+                    drawn = self.policy.drawn.get(float(each.logprobs[places[at]]), ())
+                    here = places[at : at + max(1, len(drawn))]
+                    found = tuple(each.token_ids[here].tolist())
+                    same = bool(drawn) and found == drawn[: len(found)] and int(here[-1] - here[0]) == len(here) - 1
+                    self.need(same, f"{each.id}: the ids {found[:12]} at {here[0]} were not sampled so")
+                    at += len(here)
+
+        self.use(main)
+
+    @extra("repeats")
+    def test_seeds_decide_what_is_sampled(self) -> None:
+        """The same seeds repeat whatever the order of tasks; others differ."""
+
+        async def main(agent: AgentLoop) -> None:
+            one, other = [_ids(await self.roll(agent, each)) for each in (self.tasks(), self.tasks()[::-1])]
+            self.need(one == other, "the same seeds give other tokens where tasks come in another order")
+            self.need(one != _ids(await self.roll(agent, self.tasks(seed=700))), "other seeds give the same tokens")
+            samples = {ids for name, ids in one.items() if name.prompt == self.tasks()[0].prompt.id}
+            every = set(one.values())
+            self.need(len(samples) > 1 or len(every) > 1, "all samples are the same; each needs a seed of its own")
+
+        self.use(main)
+
+    def test_rollouts_side_by_side_do_not_mix(self) -> None:
+        """A step and an evaluation at a time."""
+
+        async def main(agent: AgentLoop) -> None:
+            await agent.check([each.prompt for each in self.tasks()])
+            for found in await asyncio.gather(*(self.roll(agent, self.tasks(), lane) for lane in Lane)):
+                self._are_complete(found)
+
+        self.use(main)
+
+    def test_a_rollout_that_is_closed_early_disturbs_no_other(self) -> None:
+        """The next one is complete."""
+
+        async def main(agent: AgentLoop) -> None:
+            stream = agent.rollout(self.tasks(), Sampling(max_tokens=MAX_TOKENS), Lane.TRAIN)
+            async with aclosing(stream) as found:  # type: ignore[type-var]
+                async for _ in found:
+                    break
+            self._are_complete(await self.roll(agent, self.tasks()))
+
+        self.use(main)
+
+
+def _ids(found: Sequence[Trajectory]) -> dict[TrajectoryId, tuple[int, ...]]:
+    return {each.id: tuple(each.token_ids.tolist()) for each in found}

@@ -1,0 +1,66 @@
+"""The base of the suites of algorithms: an offer, or a function with what an offer would say of it."""
+
+import inspect
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rlcore.algo.registry import resolve
+from rlcore.plan import Algorithm, AlgorithmKind, Need, Scope
+from rlcore.testing.suites.harness import Suite
+
+TOLERANCE = 1e-5
+
+
+class AlgorithmSuite(Suite):
+    """An algorithm; `target` is its offer, an `Algorithm`, or a function or the reference of one."""
+
+    kind: ClassVar[AlgorithmKind]
+    scope: str = "sample"
+    """As `Algorithm.scope`, where the target is no offer."""
+    needs: Collection[Need] = ()
+    per_token: bool = False
+    """An estimator of (B, T) advantages."""
+    selection: Any = ""
+    """A function, or the reference of one, that picks tokens for a policy loss."""
+    seed: int = 0
+    """Of the batches."""
+
+    def offer(self) -> Algorithm:
+        """What is offered, or would be."""
+        target = inspect.getattr_static(type(self), "target")
+        if isinstance(target, Algorithm):
+            return target
+        selection = self.selection if isinstance(self.selection, str) else "here:selection"
+        scope, needs = Scope(self.scope), frozenset(self.needs)
+        return Algorithm("tested", self.kind, "here:tested", scope, needs, self.per_token, selection)
+
+    @property
+    def who(self) -> str:
+        """The offer's name."""
+        target = inspect.getattr_static(type(self), "target")
+        return f"{target.kind.value} '{target.name}'" if isinstance(target, Algorithm) else super().who
+
+    def function(self) -> Any:
+        """What is called; PluginError when it cannot be imported."""
+        target = inspect.getattr_static(type(self), "target")
+        if isinstance(target, Algorithm):
+            return resolve(target.reference)
+        return resolve(target) if isinstance(target, str) else self.load()
+
+    def need_tensor(self, what: str, found: Any, shape: tuple[int, ...]) -> None:
+        """`Breach` unless it is a finite floating tensor of this shape."""
+        good = isinstance(found, Tensor)
+        self.need(good, f"{what} is {type(found).__name__}; needs a torch.Tensor")
+        given = f"{found.dtype} {tuple(found.shape)}"
+        good = tuple(found.shape) == shape and found.is_floating_point()
+        self.need(good, f"{what} is {given}; needs floating numbers of shape {shape}")
+        self.need(bool(torch.isfinite(found).all()), f"{what} is not finite")
+
+    def need_equal(self, what: str, one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> None:
+        """`Breach` unless both are the same but for rounding."""
+        off = float((one - other).abs().max()) if one.numel() else 0.0
+        scale = max(1.0, float(one.abs().max()) if one.numel() else 0.0)
+        self.need(off <= tolerance * scale, f"{what}: differs by {off:g}")

@@ -1,0 +1,76 @@
+"""Starts worker classes on threads of this process, as the local cluster does, without a plan."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcore.cluster.deadlines import Deadlines
+from rlcore.cluster.host import named
+from rlcore.cluster.local import LocalReplica
+from rlcore.cluster.replica import Group
+from rlcore.cluster.thread import WorkerThread
+from rlcore.workers import Worker, WorkerContext
+
+DEADLINES = Deadlines(setup_s=60.0, call_s=30.0, close_s=10.0)
+
+
+class Bench:
+    """Workers of one configuration; `close` ends all that were started."""
+
+    def __init__(self, config: Any, run_dir: Path, references: Mapping[str, str]) -> None:
+        self.run_dir = run_dir
+        self._config, self._references = config, references
+        self._started: list[LocalReplica[Any]] = []
+        self._threads: list[WorkerThread] = []
+
+    def context(self, role: str, section: Any, host: Worker | None = None) -> WorkerContext:
+        """The context of a worker that is its role's only one, on the CPU."""
+        return WorkerContext(
+            role=role,
+            replica=0,
+            rank=0,
+            num_ranks=1,
+            config=self._config,
+            section=section,
+            references=self._references,
+            run_dir=self.run_dir,
+            seed=self._config.train.seed,
+            threads=1,
+            device="cpu",
+            host=host,
+        )
+
+    async def start(
+        self, cls: type[Any], role: str, section: Any, host: LocalReplica[Any] | None = None
+    ) -> LocalReplica[Any]:
+        """A worker, set up on a thread, or on that of its host; WorkerError naming what failed."""
+        name = f"{role}[0]"
+        if host is None:
+            self._threads.append(WorkerThread(name))
+        thread = host.thread if host else self._threads[-1]
+        context = self.context(role, section, host.worker if host else None)
+
+        def build() -> None:
+            with named(f"{name}.setup()"):
+                worker = cls(context)
+                self._started.append(LocalReplica(worker, cls, thread, name, DEADLINES))
+                worker.setup()
+
+        await thread.run(build, "setup()", DEADLINES.setup_s)
+        return self._started[-1]
+
+    async def group(self, cls: type[Any], role: str, section: Any, host: LocalReplica[Any] | None = None) -> Group[Any]:
+        """A role with one worker."""
+        return Group([await self.start(cls, role, section, host)])
+
+    async def close(self) -> None:
+        """Close every worker, the last one first, and end the threads; WorkerError when a `close` raises."""
+        try:
+            for replica in reversed(self._started):
+                with named(f"{replica.name}.close()"):
+                    await replica.thread.run(replica.worker.close, "close()", DEADLINES.close_s)
+        finally:
+            for thread in reversed(self._threads):
+                await thread.stop(DEADLINES.close_s)
+            self._started.clear()
+            self._threads.clear()

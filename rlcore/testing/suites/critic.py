@@ -1,0 +1,208 @@
+"""The suites of the critic: the engine that fills the slot, and the worker of an engine."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlcore.batch import select
+from rlcore.critic import CriticEngine, CriticWorker
+from rlcore.testing.suites.harness import ComponentSuite, Suite, extra, need_metrics, run
+from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of, need_per_token, same_bits
+from rlcore.types import Batch, Float32s, Ref
+
+TOLERANCE = 1e-4
+RETURN = 0.5
+"""What every token is worth in the batches of these suites."""
+
+
+class CriticWorkerSuite(WorkerSuite):
+    """A critic's worker; `target` is its class."""
+
+    interface = CriticWorker
+    role = "critic"
+    updates: int = 8
+    """Updates after which values must have come closer to the returns."""
+
+    def test_values_are_one_number_a_sampled_token(self) -> None:
+        """(B, T) float32, finite, and 0 where the policy did not sample."""
+
+        async def main(work: Work) -> None:
+            critic, batch = await work.start(), batch_of(self.vocabulary)
+            need_values(self, (await critic.call(CriticWorker.values, batch)).get(), batch)
+
+        self.use(main)
+
+    def test_values_of_a_row_do_not_depend_on_the_others(self) -> None:
+        """Neither on its place nor on how much padding the longest row brings."""
+
+        async def main(work: Work) -> None:
+            critic, batch = await work.start(), batch_of(self.vocabulary)
+            await critic.call(CriticWorker.update, await targets(critic, batch))
+            whole_BT = (await critic.call(CriticWorker.values, batch)).get()
+            found_BT = (await critic.call(CriticWorker.values, select(batch, [5, 0]))).get()
+            off = float(np.abs(found_BT - whole_BT[[5, 0], : found_BT.shape[1]]).max())
+            self.need(off <= TOLERANCE, f"values of two rows alone differ by {off:g} from those in a batch")
+
+        self.use(main)
+
+    def test_updates_bring_values_to_the_returns(self) -> None:
+        """The mean squared distance falls; metrics are numbers."""
+
+        async def main(work: Work) -> None:
+            critic, batch = await work.start(), batch_of(self.vocabulary)
+            await critic.call(CriticWorker.expect, self.updates)
+            first_BT = (await critic.call(CriticWorker.values, batch)).get()
+            for _ in range(self.updates):
+                metrics = await critic.call(CriticWorker.update, await targets(critic, batch))
+                need_metrics(f"{self.who}: update()", metrics)
+            need_closer(self, first_BT, (await critic.call(CriticWorker.values, batch)).get(), batch)
+
+        self.use(main)
+
+    def test_what_was_saved_is_restored_bit_for_bit(self) -> None:
+        """Weights, and what the next update needs."""
+
+        async def main(work: Work) -> None:
+            critic, batch = await work.start(), batch_of(self.vocabulary)
+            await critic.call(CriticWorker.expect, 10)
+            await critic.call(CriticWorker.update, await targets(critic, batch))
+            directory = work.bench.run_dir / "checkpoint"
+            directory.mkdir()
+            saved_BT = (await critic.call(CriticWorker.values, batch)).get()
+            await critic.call(CriticWorker.save, directory)
+            other = await work.start()
+            await other.call(CriticWorker.expect, 10)
+            await other.call(CriticWorker.restore, directory)
+            found_BT = (await other.call(CriticWorker.values, batch)).get()
+            self.need(same_bits(saved_BT, found_BT), "values after restore() are not those saved")
+            for each in (critic, other):
+                await each.call(CriticWorker.update, await targets(each, batch_of(self.vocabulary, seed=1)))
+            pair = [(await each.call(CriticWorker.values, batch)).get() for each in (critic, other)]
+            self.need(same_bits(*pair), "an update after restore() differs: some state of the optimizer was not saved")
+
+        self.use(main)
+
+
+class CriticEngineSuite(ComponentSuite):
+    """A critic engine; `target` is its `build`, `workers` the classes of the roles it asks for."""
+
+    interface = CriticEngine
+    vocabulary: int = 256
+    """Ids of tokens are below this."""
+    updates: int = 8
+    estimates: bool = False
+    """Claim: it has values, which updates bring closer to the returns."""
+
+    async def warm_up(self, component: Any) -> None:
+        """One update."""
+        await component.update(await self._targets(component, batch_of(self.vocabulary)))
+
+    async def _targets(self, critic: CriticEngine, batch: Batch) -> Batch:
+        values = await critic.values(batch)
+        mask_BT = batch.tokens.get().loss_mask_BT
+        values_BT = np.zeros(mask_BT.shape, dtype=np.float32) if values is None else values.get()
+        return with_targets(batch, values_BT)
+
+    def test_it_says_when_the_actor_may_update(self) -> None:
+        """`actor_may_update` is a bool; `expect` leaves the actor no more updates than the run has."""
+
+        async def main(critic: CriticEngine) -> None:
+            left = await critic.expect(1000)
+            good = isinstance(left, int) and 0 <= left <= 1000
+            self.need(good, f"expect(1000) returned {left!r}; needs how many of these the actor updates in")
+            await self.warm_up(critic)
+            may = critic.actor_may_update()
+            self.need(isinstance(may, bool), f"actor_may_update() returned {may!r}; needs True or False")
+
+        self.use(main)
+
+    def test_an_update_returns_metrics(self) -> None:
+        """A dict of str to finite float."""
+
+        async def main(critic: CriticEngine) -> None:
+            metrics = await critic.update(await self._targets(critic, batch_of(self.vocabulary)))
+            need_metrics(f"{self.who}: update()", metrics)
+
+        self.use(main)
+
+    def test_it_writes_and_reads_its_own_directory(self) -> None:
+        """`save` into an empty directory, `restore` by another one, and the same values bit for bit."""
+
+        async def main() -> None:
+            async with self.context() as context:
+                critic, directory = self.load()(context), context.run_dir / "checkpoint"
+                directory.mkdir()
+                batch = batch_of(self.vocabulary)
+                await critic.start()
+                try:
+                    await self.warm_up(critic)
+                    saved = await critic.values(batch)
+                    await critic.save(directory)
+                    if not any(directory.iterdir()):  # nothing to keep: a checkpoint has no such directory
+                        directory.rmdir()
+                    await self.warm_up(critic)
+                    await critic.restore(directory)
+                    found = await critic.values(batch)
+                finally:
+                    await critic.close()
+                same = saved is None if found is None else saved is not None and same_bits(saved.get(), found.get())
+                self.need(same, "values after restore() are not those at save()")
+
+        run(main())
+
+    @extra("estimates")
+    def test_values_are_one_number_a_sampled_token(self) -> None:
+        """(B, T) float32, finite, and 0 where the policy did not sample."""
+
+        async def main(critic: CriticEngine) -> None:
+            batch = batch_of(self.vocabulary)
+            values = await critic.values(batch)
+            need_values(self, None if values is None else values.get(), batch)
+
+        self.use(main)
+
+    @extra("estimates")
+    def test_updates_bring_values_to_the_returns(self) -> None:
+        """The mean squared distance falls."""
+
+        async def main(critic: CriticEngine) -> None:
+            batch = batch_of(self.vocabulary)
+            await critic.expect(1000)
+            first = await critic.values(batch)
+            for _ in range(self.updates):
+                await critic.update(await self._targets(critic, batch))
+            last = await critic.values(batch)
+            self.need(first is not None and last is not None, "values() returned None; needs (B, T) values")
+            if first is not None and last is not None:
+                need_closer(self, first.get(), last.get(), batch)
+
+        self.use(main)
+
+
+def with_targets(batch: Batch, values_BT: Float32s) -> Batch:
+    """The batch with these values of the step's start and the same return everywhere."""
+    mask_BT = batch.tokens.get().loss_mask_BT
+    returns_BT = np.where(mask_BT, RETURN, 0.0).astype(np.float32)
+    return replace(batch, values=Ref(values_BT), returns=Ref(returns_BT))
+
+
+async def targets(critic: Any, batch: Batch) -> Batch:
+    """The batch as an update of the worker needs it."""
+    return with_targets(batch, (await critic.call(CriticWorker.values, batch)).get())
+
+
+def need_values(suite: Suite, values_BT: Any, batch: Batch) -> None:
+    """`Breach` unless these are values of the batch."""
+    need_per_token(suite, "values", values_BT, batch)
+    outside = values_BT[~batch.tokens.get().loss_mask_BT]
+    suite.need(not outside.any(), "a value stands where the policy did not sample; needs 0 there")
+
+
+def need_closer(suite: Suite, first_BT: Float32s, last_BT: Float32s, batch: Batch) -> None:
+    """`Breach` unless the values came closer to the returns."""
+    mask_BT = batch.tokens.get().loss_mask_BT
+    before, after = (float(np.square(each[mask_BT] - RETURN).mean()) for each in (first_BT, last_BT))
+    suite.need(
+        after < before, f"updates took the mean squared error of values from {before:g} to {after:g}; needs less"
+    )

@@ -1,0 +1,322 @@
+"""The ground of every suite: checks as methods that pytest collects, and what they start and look at."""
+
+import asyncio
+import inspect
+import json
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from rlcore.child import load_reference
+from rlcore.cluster.child import ChildProcesses
+from rlcore.errors import PluginError, RlcoreError, boundary
+from rlcore.plan import BuildContext, Role
+from rlcore.plan.interfaces import breaches
+from rlcore.plugins import configure
+from rlcore.plugins.load import name_of
+from rlcore.testing.here import HereChildren
+from rlcore.testing.leaks import leaks
+from rlcore.testing.rewards import WAIT_S, reward_context
+from rlcore.testing.suites.bench import Bench
+from rlcore.types import Metrics
+from rlcore.workers import WorkerGroup
+
+C = TypeVar("C", bound=Callable[..., None])
+T = TypeVar("T")
+
+SETTINGS: Mapping[str, Any] = {
+    "model.path": "none",
+    "model.tokenizer": "bytes",
+    "data.sources.test.path": "prompts.jsonl",
+    "reward.functions.letters.fn": "rlcore.testing.letters:count_letter",
+    "reward.functions.letters.children": 1,
+    "cluster.threads": 1,
+}
+"""Of the configuration that everything is built with; those of a suite come on top."""
+
+
+class Breach(AssertionError):
+    """A contract is broken; says by whom, what was found and what is needed."""
+
+
+def need(holds: bool, message: str) -> None:
+    """Raise `Breach` unless it holds."""
+    if not holds:
+        raise Breach(message)
+
+
+def extra(claim: str) -> Callable[[C], C]:
+    """Marks a check that runs only where the suite's attribute `claim` is set."""
+
+    def mark(check: C) -> C:
+        check.__dict__["claim"] = claim
+        return check
+
+    return mark
+
+
+class Suite:
+    """The checks of one kind of offer: subclass it as `class TestMine(...)`, set `target`, and pytest runs them.
+
+    Checks marked `extra` run where their attribute is set.
+    """
+
+    target: Any = ""
+    """'module:attr', '/file.py:attr', or the object itself."""
+    plugins: Sequence[str] = ()
+    """Plugins whose settings are needed, by name or path; the first one's section is what the target is built with."""
+    settings: Mapping[str, Any] = {}
+    """The configuration, by dotted key."""
+    defaults: Mapping[str, Any] = {}
+    """Settings of the suite itself, below `settings`."""
+    _own_checks: ClassVar[Mapping[str, Any]] = {}
+    """The checks that the class itself defines, also those that nothing claims."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._own_checks = {name: each for name, each in vars(cls).items() if name.startswith("test_")}
+        for name, check in all_checks(cls).items():
+            if claim := getattr(check, "claim", ""):
+                setattr(cls, name, check if getattr(cls, claim, None) else None)  # pytest collects no None
+
+    @property
+    def who(self) -> str:
+        """The target, as errors name it."""
+        target = inspect.getattr_static(type(self), "target")
+        return target if isinstance(target, str) else str(getattr(target, "__qualname__", target))
+
+    def load(self) -> Any:
+        """What `target` names; PluginError when it cannot be imported."""
+        return loaded(inspect.getattr_static(type(self), "target"), self)
+
+    def section(self, config: Any) -> Any:
+        """The settings section of the first of `plugins`, or None."""
+        return config.plugins.get(name_of(self.plugins[0])) if self.plugins else None
+
+    def config(self) -> Any:
+        """The `RunConfig` of `settings` and `plugins`; ConfigError naming a key that is wrong."""
+        nested: dict[str, Any] = {}
+        for key, value in {**SETTINGS, **self.defaults, **self.settings}.items():
+            *path, last = key.split(".")
+            place = nested
+            for part in path:
+                place = place.setdefault(part, {})
+            place[last] = value
+        _, config = configure([nested], [], list(self.plugins))
+        return config.config
+
+    def need(self, holds: bool, message: str) -> None:
+        """Raise `Breach`, which names the target, unless it holds."""
+        need(holds, f"{self.who}: {message}")
+
+
+def loaded(target: Any, suite: Any = None) -> Any:
+    """The object itself, or what its reference names."""
+    if isinstance(target, property):
+        target = target.fget(suite) if target.fget else ""
+    if isinstance(target, staticmethod):
+        target = target.__func__
+    return load_reference(target) if isinstance(target, str) else target
+
+
+def all_checks(suite: type[Suite]) -> dict[str, Callable[..., None]]:
+    """Every check of the class and its bases, those that are not claimed included."""
+    found: dict[str, Any] = {}
+    for base in reversed(suite.__mro__):
+        found |= vars(base).get("_own_checks", {})
+    return {name: each for name, each in found.items() if callable(each)}
+
+
+def checks(suite: type[Suite]) -> tuple[str, ...]:
+    """Names of the checks that run."""
+    return tuple(name for name in all_checks(suite) if callable(getattr(suite, name)))
+
+
+def failures(suite: type[Suite], only: Sequence[str] = ()) -> dict[str, str]:
+    """Runs the checks here, without pytest; what each one says that fails, by name."""
+    found = {}
+    for name in only or checks(suite):
+        try:
+            with boundary(name, PluginError):
+                getattr(suite(), name)()
+        except RlcoreError as error:
+            found[name] = str(error)
+    return found
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory for the length of a check."""
+    with tempfile.TemporaryDirectory(prefix="rlcore-suite-") as directory:
+        yield Path(directory)
+
+
+def run(work: Coroutine[Any, Any, T], limit_s: float = WAIT_S) -> T:
+    """What the coroutine returns, on a loop of its own; `Breach` when it takes too long or leaves something behind."""
+
+    async def limited() -> T:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError as cause:
+            raise Breach(f"took longer than {limit_s:g} s") from cause
+
+    with leaks():
+        return asyncio.run(limited())
+
+
+class ContextSuite(Suite):
+    """What is built with a `BuildContext`, as components are."""
+
+    workers: Mapping[str, Any] = {}
+    """Worker classes by role, for the roles that the component asks for."""
+    references: Mapping[str, str] = {"policy_loss": "rlcore.algo.loss:clip"}
+    """Functions that the workers are given."""
+    host: Any = ""
+    """The class of the worker that these are served inside of, if any."""
+    processes: bool = False
+    """What runs in child processes does so; else it runs in this one, which takes less time."""
+
+    @asynccontextmanager
+    async def context(self) -> AsyncIterator[BuildContext]:
+        """What the component is built with; its workers and children end with the block."""
+        config = self.config()
+        children = ChildProcesses() if self.processes else HereChildren()
+        with scratch() as run_dir:
+            bench = Bench(config, run_dir, self.references)
+            section = self.section(config)
+            groups = {}
+            try:
+                host = await bench.start(loaded(self.host), "actor", section) if self.host else None
+                for role, cls in self.workers.items():
+                    groups[role] = await bench.group(loaded(cls), role, section, host)
+
+                def workers(role: Role[Any]) -> WorkerGroup[Any]:
+                    need(
+                        role.name in groups, f"{self.who}: asked for the workers of '{role.name}'; add it to `workers`"
+                    )
+                    return groups[role.name]
+
+                context = reward_context(config.reward.functions, run_dir, children, config.reward, config, section)
+                yield replace(context, workers=workers, generator=self.generator())
+                left = [each.name for each in getattr(children, "started", ()) if each.alive]
+                need(not left, f"{self.who}: left the child '{left[0] if left else ''}' behind; needs to close it")
+            finally:
+                await bench.close()
+                await children.close()
+
+    def generator(self) -> Any:
+        """The rollout service that the component gets; None unless the slot has one."""
+        return None
+
+
+class ComponentSuite(ContextSuite):
+    """The life cycle that all components share; `target` is the `build` of a `Component`."""
+
+    interface: type[Any]
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[Any]:
+        """The component, built and started; closed afterwards."""
+        async with self.context() as context:
+            component = self.load()(context)
+            try:
+                await component.start()
+                yield component
+            finally:
+                await component.close()
+
+    def use(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """What `work` makes of a component that was started before, and is closed after it."""
+
+        async def main() -> T:
+            async with self.started() as component:
+                return await work(component)
+
+        return run(main())
+
+    def test_it_is_what_its_slot_calls_for(self) -> None:
+        """Inherits from the slot's interface, every method with its kind and parameters."""
+
+        async def main() -> type:
+            async with self.context() as context:
+                component = self.load()(context)
+                await component.close()
+                return type(component)
+
+        self.conforms(run(main()))
+
+    def conforms(self, cls: type) -> None:
+        """Holds the class against the interface."""
+        need_conforming(self.who, cls, self.interface)
+
+    def test_it_closes_twice_and_without_a_start(self) -> None:
+        """Nothing is left behind either."""
+
+        async def main() -> None:
+            async with self.context() as context:
+                unstarted = self.load()(context)
+                await unstarted.close()
+                component = self.load()(context)
+                await component.start()
+                await component.close()
+                await component.close()
+
+        run(main())
+
+    def test_its_state_survives_json(self) -> None:
+        """Another one that is given the state has the same."""
+
+        async def main() -> None:
+            async with self.context() as context:
+                one, other = self.load()(context), self.load()(context)
+                await one.start()
+                try:
+                    await self.warm_up(one)
+                    state = one.state()
+                    saved = as_json(f"{self.who}: state()", state)
+                    getattr(other, "restore_state", other.restore)(saved)
+                    again = as_json(f"{self.who}: state()", other.state())
+                    self.need(saved == again, f"state() after restore() is {again}; needs {saved}")
+                finally:
+                    await one.close()
+                    await other.close()
+
+        run(main())
+
+    def test_its_metrics_are_numbers(self) -> None:
+        """A dict of str to finite float."""
+
+        async def main(component: Any) -> None:
+            await self.warm_up(component)
+            need_metrics(f"{self.who}: metrics()", component.metrics())
+
+        self.use(main)
+
+    async def warm_up(self, component: Any) -> None:
+        """Use it once, so that state and metrics say something."""
+
+
+def as_json(who: str, value: Any) -> Any:
+    """The value after JSON; `Breach` when it is not JSON."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError) as cause:
+        raise Breach(f"{who} is not JSON: {cause}") from cause
+
+
+def need_metrics(who: str, metrics: Metrics) -> None:
+    """`Breach` unless these are metrics."""
+    need(isinstance(metrics, dict), f"{who} returned {type(metrics).__name__}; needs a dict of str to float")
+    for name, value in metrics.items():
+        good = isinstance(name, str) and isinstance(value, (int, float)) and not isinstance(value, bool)
+        need(good and abs(value) < float("inf"), f"{who}: {name!r} is {value!r}; needs str to a finite float")
+
+
+def need_conforming(who: str, cls: type, interface: type) -> None:
+    """`Breach` naming how the class departs from the interface."""
+    found = breaches(cls, interface)
+    need(not found, f"{who}: {cls.__qualname__} as {interface.__name__}: {'; '.join(found)}")

@@ -1,0 +1,166 @@
+"""The suite of policy losses."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.algo.covariance import SelectionInputs
+from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
+from rlcore.algo.registry import resolve
+from rlcore.config import AlgoConfig
+from rlcore.plan import AlgorithmKind
+from rlcore.testing.suites.algorithm import AlgorithmSuite
+from rlcore.testing.suites.harness import extra
+
+ROWS, LENGTH = 4, 7
+STEP = 1e-5
+"""Of a finite difference, in float64."""
+
+
+class PolicyLossSuite(AlgorithmSuite):
+    """A policy loss; `algo` are settings of the section `algo` that it reads."""
+
+    kind = AlgorithmKind.POLICY_LOSS
+    algo: Mapping[str, Any] = {}
+    is_its_own_gradient: bool = True
+    """Claim: the gradient is that of the value; set False where a factor is detached on purpose."""
+    on_policy_factor: float = 1.0
+    """The gradient on policy is this times -A; 0: it is another."""
+
+    def inputs(self, dtype: torch.dtype = torch.float64, spread: float = 0.15) -> PolicyLossInputs:
+        """Four rows, one of which has no loss token; log-ratios of about `spread`, one advantage a row."""
+        draw = torch.Generator().manual_seed(self.seed)
+        old_BT = -torch.rand(ROWS, LENGTH, generator=draw, dtype=dtype) - 0.1
+        off_BT = spread * torch.randn(ROWS, LENGTH, generator=draw, dtype=dtype)
+        mask_BT = torch.rand(ROWS, LENGTH, generator=draw) < 0.6
+        mask_BT[:, 0], mask_BT[:, 2], mask_BT[3] = False, True, False
+        advantages_BT = torch.tensor([1.5, -0.7, 0.4, 1.0], dtype=dtype)[:, None].expand(ROWS, LENGTH).clone()
+        logprobs_BT = (old_BT + off_BT).requires_grad_()
+        given = PolicyLossInputs(logprobs_BT, old_BT, advantages_BT, mask_BT, AlgoConfig(**self.algo))
+        return replace(given, selected_BT=self._selected(given))
+
+    def _selected(self, given: PolicyLossInputs) -> Tensor | None:
+        chosen = self.offer().selection
+        if not chosen:
+            return None
+        select = self.selection if callable(self.selection) else resolve(chosen)
+        seen = SelectionInputs(given.old_logprobs_BT, given.advantages_BT, given.mask_BT, 0, given.config)
+        found = select(seen)
+        good = isinstance(found, Tensor) and found.dtype is torch.bool and found.shape == given.mask_BT.shape
+        self.need(good, f"its selection returned {found!r:.60}; needs a bool tensor of shape (B, T)")
+        self.need(not bool((found & ~given.mask_BT).any()), "its selection picks tokens that have no loss")
+        selected: Tensor = found
+        return selected
+
+    def output(self, inputs: PolicyLossInputs) -> PolicyLossOutput:
+        """What the function returns, once it was looked at."""
+        found = self.function()(inputs)
+        self.need(isinstance(found, PolicyLossOutput), f"returned {type(found).__name__}; needs PolicyLossOutput")
+        self.need_tensor("loss_BT", found.loss_BT, tuple(inputs.mask_BT.shape))
+        output: PolicyLossOutput = found
+        return output
+
+    def gradient(self, inputs: PolicyLossInputs) -> Tensor:
+        """(B, T) of the sum of the losses."""
+        loss_BT = self.output(inputs).loss_BT
+        self.need(loss_BT.requires_grad, "the loss does not depend on logprobs_BT; needs a gradient")
+        (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), inputs.logprobs_BT)
+        return gradient_BT
+
+    def test_a_loss_is_one_number_a_token(self) -> None:
+        """(B, T), finite, with a gradient, and 0 outside the mask."""
+        inputs = self.inputs(torch.float32)
+        loss_BT = self.output(inputs).loss_BT
+        self.need(not bool(loss_BT[~inputs.mask_BT].any()), "a token without a loss has one; needs 0 outside the mask")
+        self.need(bool(self.gradient(inputs)[inputs.mask_BT].any()), "no token has a gradient")
+
+    def test_metrics_are_numbers_of_tokens(self) -> None:
+        """(B, T), finite, detached, 0 outside the mask."""
+        inputs = self.inputs(torch.float32)
+        for name, value_BT in self.output(inputs).metrics.items():
+            self.need_tensor(f"metric '{name}'", value_BT, tuple(inputs.mask_BT.shape))
+            self.need(not value_BT.requires_grad, f"metric '{name}' is not detached")
+            self.need(not bool(value_BT[~inputs.mask_BT].any()), f"metric '{name}' is not 0 outside the mask")
+
+    def test_masked_tokens_have_no_gradient(self) -> None:
+        """Whatever stands there: -inf and NaN, too."""
+        inputs = self.inputs()
+        clean_BT = self.gradient(inputs)
+        for value in (float("-inf"), float("nan")):
+            spoilt: dict[str, Any] = {
+                name: torch.where(inputs.mask_BT, getattr(inputs, name).detach(), value)
+                for name in ("logprobs_BT", "old_logprobs_BT", "advantages_BT")
+            }
+            spoilt["logprobs_BT"].requires_grad_()
+            found_BT = self.gradient(replace(inputs, **spoilt))
+            outside = found_BT[~inputs.mask_BT]
+            self.need(bool((outside == 0).all()), f"tokens without a loss that hold {value} have a gradient; needs 0")
+            self.need_equal(f"{value} at tokens without a loss", clean_BT, found_BT)
+
+    @extra("on_policy_factor")
+    def test_on_policy_it_is_the_policy_gradient(self) -> None:
+        """At ratio 1 the gradient is `on_policy_factor` times -A, and the metric 'ratio' is 1."""
+        inputs = self.inputs()
+        inputs = replace(inputs, old_logprobs_BT=inputs.logprobs_BT.detach())
+        if inputs.selected_BT is not None:
+            inputs = replace(inputs, selected_BT=torch.zeros_like(inputs.mask_BT))
+        due_BT = torch.where(inputs.mask_BT, -self.on_policy_factor * inputs.advantages_BT, 0.0)
+        self.need_equal("the gradient at ratio 1, against -A", due_BT, self.gradient(inputs))
+        ratio_BT = self.output(inputs).metrics.get("ratio")
+        if ratio_BT is not None:
+            self.need_equal("the metric 'ratio' at ratio 1", inputs.mask_BT.to(ratio_BT.dtype), ratio_BT)
+
+    @extra("is_its_own_gradient")
+    def test_the_gradient_is_that_of_the_value(self) -> None:
+        """Finite differences of the sum of the losses, in float64."""
+        inputs = self.inputs()
+        found_BT = self.gradient(inputs)
+        for row, place in inputs.mask_BT.nonzero().tolist():
+            sides = []
+            for sign in (1.0, -1.0):
+                moved_BT = inputs.logprobs_BT.detach().clone()
+                moved_BT[row, place] += sign * STEP
+                sides.append(float(self.function()(replace(inputs, logprobs_BT=moved_BT)).loss_BT.sum()))
+            slope, said = (sides[0] - sides[1]) / (2 * STEP), float(found_BT[row, place])
+            good = abs(slope - said) <= 1e-4 * max(1.0, abs(slope))
+            self.need(good, f"the gradient of a token is {said:g}, a finite difference {slope:g}")
+
+    def test_extremes_are_no_nan(self) -> None:
+        """Log-ratios of 30 and -30, advantages of 1000 and 0, in float32."""
+        inputs = self.inputs(torch.float32)
+        for ratio in (30.0, -30.0):
+            for size in (1000.0, 0.0):
+                logprobs_BT = torch.full((ROWS, LENGTH), -31.0 if ratio < 0 else -1.0)
+                moved = replace(
+                    inputs,
+                    logprobs_BT=logprobs_BT.requires_grad_(),
+                    old_logprobs_BT=logprobs_BT.detach() - ratio,
+                    advantages_BT=inputs.advantages_BT * size,
+                )
+                found_BT = self.gradient(moved)
+                bad = bool(torch.isnan(found_BT).any())
+                self.need(not bad, f"the gradient is NaN at log-ratio {ratio:g} and advantages times {size:g}")
+
+    def test_rows_do_not_depend_on_each_other(self) -> None:
+        """Nor on padding: any split into micro-batches gives the same losses."""
+        inputs = self.inputs()
+        whole_BT = self.output(inputs).loss_BT.detach()
+        for rows in ([2], [3, 0]):
+            found_BT = self.output(part_of(inputs, rows, LENGTH)).loss_BT.detach()
+            self.need_equal(f"rows {rows} alone", whole_BT[rows], found_BT)
+        longer = part_of(inputs, list(range(ROWS)), LENGTH + 3)
+        self.need_equal("with more padding", whole_BT, self.output(longer).loss_BT.detach()[:, :LENGTH])
+
+
+def part_of(inputs: PolicyLossInputs, rows: list[int], length: int) -> PolicyLossInputs:
+    """These rows, padded to a length."""
+    moved: dict[str, Any] = {
+        name: torch.nn.functional.pad(each.detach()[rows], (0, length - LENGTH))
+        for name, each in vars(inputs).items()
+        if isinstance(each, Tensor)
+    }
+    moved["logprobs_BT"].requires_grad_()
+    return replace(inputs, **moved)

@@ -1,0 +1,68 @@
+"""The suite of reference workers."""
+
+import numpy as np
+
+from rlcore.batch import select
+from rlcore.reference import REFERENCE, ReferenceWorker
+from rlcore.testing.suites import actor as actors
+from rlcore.testing.suites.harness import extra
+from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of, need_per_token, same_bits
+
+
+class ReferenceWorkerSuite(WorkerSuite):
+    """A reference policy; with `host` it is served inside that actor."""
+
+    interface = ReferenceWorker
+    role = REFERENCE.name
+
+    def test_logprobs_are_one_number_a_token(self) -> None:
+        """(B, T) float32, finite and at most 0 where tokens were sampled."""
+
+        async def main(work: Work) -> None:
+            reference, batch = await work.start(), batch_of(self.vocabulary)
+            found_BT = (await reference.call(ReferenceWorker.logprobs, batch)).get()
+            need_per_token(self, "log-probs", found_BT, batch)
+            highest = float(found_BT[batch.tokens.get().loss_mask_BT].max())
+            self.need(highest <= actors.TOLERANCE, f"a log-prob is {highest:g}; needs at most 0")
+
+        self.use(main)
+
+    def test_logprobs_of_a_row_do_not_depend_on_the_others(self) -> None:
+        """Neither on its place nor on how much padding the longest row brings."""
+
+        async def main(work: Work) -> None:
+            reference, batch = await work.start(), batch_of(self.vocabulary)
+            whole_BT = (await reference.call(ReferenceWorker.logprobs, batch)).get()
+            part = select(batch, [5, 0])
+            found_BT = (await reference.call(ReferenceWorker.logprobs, part)).get()
+            off_BT = np.abs(found_BT - whole_BT[[5, 0], : found_BT.shape[1]])
+            off = float(off_BT[part.tokens.get().loss_mask_BT].max())
+            self.need(off <= actors.TOLERANCE, f"log-probs of two rows alone differ by {off:g} from those in a batch")
+
+        self.use(main)
+
+    def test_its_weights_are_frozen(self) -> None:
+        """The same log-probs bit for bit whenever they are asked for, and of another worker of the class."""
+
+        async def main(work: Work) -> None:
+            batch, found = batch_of(self.vocabulary), []
+            for _ in range(2):
+                reference = await work.start()
+                for _ in range(2):
+                    found.append((await reference.call(ReferenceWorker.logprobs, batch)).get())
+            self.need(all(same_bits(found[0], each) for each in found), "log-probs of the frozen policy differ")
+
+        self.use(main)
+
+    @extra("host")
+    def test_updates_of_its_host_do_not_reach_it(self) -> None:
+        """The actor's log-probs change, the reference's stay bit for bit."""
+
+        async def main(work: Work) -> None:
+            reference, batch = await work.start(), batch_of(self.vocabulary)
+            before_BT = (await reference.call(ReferenceWorker.logprobs, batch)).get()
+            await actors.update(work.actor, batch_of(self.vocabulary, advantages=1.0))
+            after_BT = (await reference.call(ReferenceWorker.logprobs, batch)).get()
+            self.need(same_bits(before_BT, after_BT), "its log-probs changed with an update of the actor that hosts it")
+
+        self.use(main)

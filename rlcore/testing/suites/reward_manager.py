@@ -1,0 +1,193 @@
+"""The suite of reward managers."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlcore.plan import Scope
+from rlcore.reward import RewardManager
+from rlcore.testing.rewards import make_trajectory, score_all, stream_of
+from rlcore.testing.suites.harness import ComponentSuite, extra
+from rlcore.types import Lane, Reward, RewardStatus, Scored, Trajectory, TrajectoryId
+
+GROUP = 4
+DEFAULTS: Mapping[str, Any] = {
+    "rollout.samples_per_prompt": GROUP,
+    "eval.sources.held.path": "prompts.jsonl",
+    "eval.samples_per_prompt": GROUP,
+    "eval.temperature": 1.0,
+}
+
+
+class RewardManagerSuite(ComponentSuite):
+    """A reward manager; `target` is its `build`."""
+
+    interface = RewardManager
+    defaults = DEFAULTS
+    trajectories: Sequence[Trajectory] = ()
+    """Whole groups of four samples; empty: two groups."""
+    expected: Callable[[Trajectory], float] | None = None
+    """Claim: the right score of a trajectory."""
+    failing: Sequence[Trajectory] = ()
+    """Claim: samples whose reward cannot be had; they come back FAILED."""
+
+    def given(self) -> list[Trajectory]:
+        """What is scored."""
+        own = [make_trajectory(prompt, sample) for prompt in range(2) for sample in range(GROUP)]
+        return list(self.trajectories) or own
+
+    async def warm_up(self, component: Any) -> None:
+        """Score one step."""
+        await score_all(component, self.given())
+
+    def test_its_scope_is_one(self) -> None:
+        """`scope` is a `Scope`."""
+
+        async def main(manager: RewardManager) -> None:
+            self.need(isinstance(manager.scope, Scope), f"scope is {manager.scope!r}; needs a Scope")
+
+        self.use(main)
+
+    def test_each_trajectory_comes_back_once_in_either_lane_and_any_order(self) -> None:
+        """With its own tokens and a finite score."""
+
+        async def main(manager: RewardManager) -> None:
+            for lane, step in ((Lane.TRAIN, 1), (Lane.EVAL, -1)):
+                given = self.given()[::step]
+                self._are_whole(given, await score_all(manager, given, lane))
+
+        self.use(main)
+
+    def _are_whole(self, given: Sequence[Trajectory], scored: Sequence[Scored]) -> None:
+        for each in scored:
+            self.need(isinstance(each, Scored), f"score() gave {each!r:.60}; needs Scored")
+        found, wanted = sorted(each.trajectory.id for each in scored), sorted(each.id for each in given)
+        self.need(found == wanted, f"of {len(wanted)} trajectories came back {len(found)}, not each once")
+        by_id = {each.id: each for each in given}
+        for each in scored:
+            self._is_whole(each.reward, each.trajectory, by_id[each.trajectory.id])
+
+    def _is_whole(self, reward: Reward, found: Trajectory, original: Trajectory) -> None:
+        name = found.id
+        same = np.array_equal(found.token_ids, original.token_ids)
+        self.need(same, f"{name}: came back with other tokens than it went in with")
+        good = reward.status is RewardStatus.OK
+        self.need(good, f"{name}: status {reward.status}: {reward.info.get('error')}")
+        self.need(math.isfinite(reward.score), f"{name}: the score is {reward.score}; needs a finite number")
+
+    @extra("expected")
+    def test_each_trajectory_gets_its_own_score(self) -> None:
+        """And none another's."""
+        due: Any = loaded_function(type(self).expected)
+
+        async def main(manager: RewardManager) -> None:
+            for each in await score_all(manager, self.given()):
+                score, wanted = each.reward.score, due(each.trajectory)
+                good = math.isclose(score, wanted, rel_tol=1e-6)
+                self.need(good, f"{each.trajectory.id}: scored {score}, not {wanted}: another one's reward?")
+
+        self.use(main)
+
+    def test_scores_do_not_depend_on_the_order_of_arrival(self) -> None:
+        """Each trajectory keeps its own."""
+
+        async def main(manager: RewardManager) -> None:
+            given = self.given()
+            shuffled = [given[index] for index in np.random.default_rng(0).permutation(len(given))]
+            one, other = [by_id(await score_all(manager, each, Lane.EVAL)) for each in (given, shuffled)]
+            self.need(one == other, f"scores {one}, and {other} where they arrive in another order")
+
+        self.use(main)
+
+    def test_streams_side_by_side_do_not_mix(self) -> None:
+        """Two steps and an evaluation at a time."""
+
+        async def main(manager: RewardManager) -> None:
+            given = self.given()
+            # the same prompts again, as of later epochs
+            later = [replace(each, id=replace(each.id, epoch=1)) for each in given]
+            asked = ((given, Lane.TRAIN), (later, Lane.TRAIN), (given, Lane.EVAL))
+            found = await asyncio.gather(*(score_all(manager, each, lane) for each, lane in asked))
+            for (each, _), scored in zip(asked, found, strict=True):
+                self._are_whole(each, scored)
+
+        self.use(main)
+
+    def test_parts_of_a_sample_share_its_reward(self) -> None:
+        """Each part comes back once."""
+
+        async def main(manager: RewardManager) -> None:
+            first = self.given()[0]
+            group = [each for each in self.given() if each.id.prompt == first.id.prompt][1:]
+            parts = [replace(first, id=replace(first.id, part=part), num_parts=2) for part in (1, 0)]
+            scored = [
+                each for each in await score_all(manager, [*parts, *group]) if each.trajectory.id.unit() == first.id
+            ]
+            found = sorted(each.trajectory.id.part for each in scored)
+            self.need(found == [0, 1], f"of a sample of two parts came back {found}; needs each part once")
+            scores = {each.reward.score for each in scored}
+            self.need(len(scores) == 1, f"two parts of a sample have the rewards {sorted(scores)}; needs one")
+
+        self.use(main)
+
+    def test_a_stream_that_is_closed_early_disturbs_no_other(self) -> None:
+        """The next one is scored in full."""
+
+        async def main(manager: RewardManager) -> None:
+            async with aclosing(manager.score(stream_of(self.given()), Lane.TRAIN)) as results:  # type: ignore[type-var]
+                async for _ in results:
+                    break
+            self._are_whole(self.given(), await score_all(manager, self.given()))
+
+        self.use(main)
+
+    def test_what_the_stream_raises_passes(self) -> None:
+        """An error of the agent loop is not swallowed."""
+
+        async def main(manager: RewardManager) -> None:
+            async def broken() -> AsyncIterator[Trajectory]:
+                yield self.given()[0]
+                raise _UpstreamError
+
+            try:
+                async with aclosing(manager.score(broken(), Lane.TRAIN)) as results:  # type: ignore[type-var]
+                    async for _ in results:
+                        pass
+            except _UpstreamError:
+                return
+            self.need(False, "an error of the stream of trajectories is swallowed; needs to pass")
+
+        self.use(main)
+
+    @extra("failing")
+    def test_what_cannot_be_scored_is_failed(self) -> None:
+        """With score 0 and info['error']; nothing is raised."""
+
+        async def main(manager: RewardManager) -> None:
+            for each in self.failing:
+                [scored] = await score_all(manager, [each], Lane.EVAL)
+                reward = scored.reward
+                failed = reward.status is RewardStatus.FAILED and reward.score == 0.0
+                self.need(failed, f"{each.id}: must be FAILED with score 0, is {reward.status} with {reward.score}")
+                self.need(bool(reward.info.get("error")), f"{each.id}: FAILED without info['error']")
+
+        self.use(main)
+
+
+def by_id(scored: Sequence[Scored]) -> dict[TrajectoryId, float]:
+    """The scores."""
+    return {each.trajectory.id: each.reward.score for each in sorted(scored, key=lambda one: one.trajectory.id)}
+
+
+def loaded_function(value: Any) -> Any:
+    """A function that is a class attribute."""
+    return value.__func__ if isinstance(value, staticmethod) else value
+
+
+class _UpstreamError(Exception):
+    """Raised by the stream on purpose."""

@@ -1,0 +1,144 @@
+"""The suite of reward replicas, the workers that serve a reward model."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rlcore.reward import RawScore, RewardReplica, ScoreRequest
+from rlcore.testing.suites.harness import extra
+from rlcore.testing.suites.workers import Work, WorkerSuite
+from rlcore.types import FrozenDict, Message
+
+TOLERANCE = 1e-4
+
+
+class RewardReplicaSuite(WorkerSuite):
+    """A replica of a reward model; `target` is its class, `role` the name of its role in the settings."""
+
+    interface = RewardReplica
+    role = "reward"
+    conversations: Sequence[Sequence[Message]] = tuple(
+        (
+            FrozenDict({"role": "user", "content": f"question {index}"}),
+            FrozenDict({"role": "assistant", "content": "an answer " + "and more of it " * index}),
+        )
+        for index in range(5)
+    )
+    """What is judged."""
+    unreadable: Sequence[Message] = ()
+    """Claim: a conversation that has no answer, such as one that is too long."""
+    deterministic: bool = True
+    """Claim: the same conversation gets the same answer, alone and in company."""
+    sleeps: bool = False
+    """Claim: it answers nothing while it sleeps."""
+
+    def requests(self) -> list[ScoreRequest]:
+        """One for each conversation."""
+        return [ScoreRequest(f"r/{index}", tuple(each)) for index, each in enumerate(self.conversations)]
+
+    async def ask(self, replica: Any, requests: Sequence[ScoreRequest]) -> list[RawScore]:
+        """The answers, one to each request and in their order."""
+        found = await replica.call(RewardReplica.score, requests)
+        good = isinstance(found, list) and all(isinstance(each, RawScore) for each in found)
+        self.need(good, f"score() returned {found!r:.80}; needs a list of RawScore")
+        ids = [each.id for each in found]
+        self.need(ids == [each.id for each in requests], f"score() answered {ids}; needs the requests' order")
+        return list(found)
+
+    def test_each_request_is_answered_in_order(self) -> None:
+        """With a finite score or with text, and no error; none for none."""
+
+        async def main(work: Work) -> None:
+            replica = await work.start()
+            for each in await self.ask(replica, self.requests()):
+                self._is_whole(each)
+            self.need(await self.ask(replica, []) == [], "score([]) is not []")
+
+        self.use(main)
+
+    def _is_whole(self, each: RawScore) -> None:
+        self.need(each.error == "", f"'{each.id}' has the error {each.error!r}")
+        said = (each.score is not None) + bool(each.text)
+        self.need(said == 1, f"'{each.id}' has score {each.score} and text {each.text!r:.40}; needs one of them")
+        number = each.score is None or (isinstance(each.score, float) and math.isfinite(each.score))
+        self.need(number, f"'{each.id}' has the score {each.score!r}; needs a finite float")
+
+    @extra("deterministic")
+    def test_a_batch_is_answered_as_one_by_one(self) -> None:
+        """In one call, in calls of one at a time, and in many at once."""
+
+        async def main(work: Work) -> None:
+            replica = await work.start()
+            together = await self.ask(replica, self.requests())
+            alone = [(await self.ask(replica, [each]))[0] for each in self.requests()]
+            calls = await asyncio.gather(*(self.ask(replica, [each]) for each in self.requests()))
+            for found, how in ((alone, "one by one"), ([each[0] for each in calls], "in calls at the same time")):
+                for one, other in zip(together, found, strict=True):
+                    same = one.text == other.text and abs((one.score or 0.0) - (other.score or 0.0)) <= TOLERANCE
+                    self.need(same, f"'{one.id}' is {shown(one)} in a batch and {shown(other)} {how}; needs the same")
+            self.need(len({shown(each) for each in together}) > 1, "all conversations get the same answer")
+
+        self.use(main)
+
+    @extra("unreadable")
+    def test_what_is_wrong_with_a_request_is_its_own_error(self) -> None:
+        """The others are answered."""
+
+        async def main(work: Work) -> None:
+            replica = await work.start()
+            requests = self.requests()
+            requests.insert(1, ScoreRequest("bad", tuple(self.unreadable)))
+            found = {each.id: each for each in await self.ask(replica, requests)}
+            self.need(bool(found["bad"].error), f"the unreadable request has no error: {found['bad']}")
+            for name, each in found.items():
+                if name != "bad":
+                    self._is_whole(each)
+
+        self.use(main)
+
+    def test_it_says_what_it_serves(self) -> None:
+        """`health` in words, `address` a URL or None."""
+
+        async def main(work: Work) -> None:
+            replica = await work.start()
+            health = await replica.call(RewardReplica.health)
+            self.need(isinstance(health, str) and bool(health), f"health() returned {health!r}; needs words")
+            address = await replica.call(RewardReplica.address)
+            good = address is None or (isinstance(address, str) and address.startswith("http"))
+            self.need(good, f"address() returned {address!r}; needs a URL or None")
+
+        self.use(main)
+
+    def test_it_serves_again_after_it_slept(self) -> None:
+        """Waking twice changes nothing."""
+
+        async def main(work: Work) -> None:
+            replica = await work.start()
+            await replica.call(RewardReplica.sleep)
+            for _ in range(2):
+                await replica.call(RewardReplica.wake)
+            for each in await self.ask(replica, self.requests()):
+                self._is_whole(each)
+
+        self.use(main)
+
+    @extra("sleeps")
+    def test_it_answers_nothing_while_it_sleeps(self) -> None:
+        """Requests wait until it wakes."""
+
+        async def main(work: Work) -> None:
+            replica = await work.start()
+            await replica.call(RewardReplica.sleep)
+            asking = asyncio.create_task(self.ask(replica, self.requests()))
+            done, _ = await asyncio.wait({asking}, timeout=0.1)
+            await replica.call(RewardReplica.wake)
+            await asking
+            self.need(not done, "it answered while it slept")
+
+        self.use(main)
+
+
+def shown(answer: RawScore) -> str:
+    """As errors name it."""
+    return repr(answer.text) if answer.score is None else f"{answer.score:.4f}"

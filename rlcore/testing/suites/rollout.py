@@ -1,0 +1,212 @@
+"""The suite of rollout workers."""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlcore.actor import ActorWorker
+from rlcore.rollout import ROLLOUT, RolloutWorker
+from rlcore.testing.suites.harness import extra, loaded, need
+from rlcore.testing.suites.workers import Work, WorkerSuite
+from rlcore.types import Completion, Finish, GenerateRequest, Sampling
+
+MAX_TOKENS = 6
+TOLERANCE = 1e-4
+Key = tuple[str, int]
+
+
+class RolloutWorkerSuite(WorkerSuite):
+    """A rollout worker; with `host` it is served inside that actor."""
+
+    interface = RolloutWorker
+    role = ROLLOUT.name
+    actor: Any = ""
+    """Claim: it takes the weights that an actor of this class hands out."""
+    sleeps: bool = False
+    """Claim: it sleeps and wakes."""
+    repeats: bool = True
+    """Claim: the same requests give the same tokens; set False where a backend cannot."""
+
+    def test_every_sample_of_every_request_comes_once(self) -> None:
+        """Matched by request and index, none for anything else."""
+
+        async def main(work: Work) -> None:
+            found = await generate(await work.start(), requests())
+            keys = sorted((each.request_id, each.sample) for each in found)
+            wanted = sorted((each.id, sample) for each in requests() for sample in range(each.n))
+            self.need(keys == wanted, f"{len(keys)} completions for {len(wanted)} samples: {keys}; needs each once")
+
+        self.use(main)
+
+    def test_a_completion_is_whole(self) -> None:
+        """Ids of the vocabulary with their log-probs, no longer than asked for, and it says why it ended."""
+
+        async def main(work: Work) -> None:
+            for each in await generate(await work.start(), requests()):
+                self._is_whole(each)
+
+        self.use(main)
+
+    def _is_whole(self, each: Completion) -> None:
+        ids_N, logprobs_N = each.token_ids, each.logprobs
+        kinds = (str(ids_N.dtype), str(logprobs_N.dtype))
+        self.need(kinds == ("int32", "float32"), f"ids and log-probs are {kinds}; needs int32 and float32")
+        self.need(ids_N.shape == logprobs_N.shape and ids_N.ndim == 1, "ids and log-probs differ in shape; needs (N,)")
+        self.need(1 <= len(ids_N) <= MAX_TOKENS, f"{len(ids_N)} tokens; needs 1 to max_tokens={MAX_TOKENS}")
+        inside = int(ids_N.min()) >= 0 and int(ids_N.max()) <= self.largest_id
+        self.need(inside, f"ids {ids_N.tolist()} are not all from 0 to {self.largest_id}")
+        good = np.isfinite(logprobs_N).all() and float(logprobs_N.max()) <= TOLERANCE
+        self.need(bool(good), f"log-probs {logprobs_N.tolist()}; needs finite ones of at most 0")
+        self.need(isinstance(each.finish, Finish), f"finish is {each.finish!r}; needs Finish.STOP or Finish.LENGTH")
+        cut = each.finish is Finish.LENGTH
+        self.need(not cut or len(ids_N) == MAX_TOKENS, f"it says it was cut, after {len(ids_N)} of {MAX_TOKENS} tokens")
+        self.need(isinstance(each.version, int) and each.version >= 0, f"version is {each.version!r}; needs an int")
+
+    largest_id: int = 263
+    """Of the model's vocabulary."""
+
+    @extra("repeats")
+    def test_the_order_of_requests_changes_nothing(self) -> None:
+        """The same set gives the same tokens and log-probs."""
+
+        async def main(work: Work) -> None:
+            rollout = await work.start()
+            one = by_key(await generate(rollout, requests()))
+            other = by_key(await generate(rollout, requests()[::-1]))
+            self._same(one, other, "in another order")
+
+        self.use(main)
+
+    @extra("repeats")
+    def test_seeds_decide_what_is_sampled(self) -> None:
+        """The same seed repeats, in another worker too; other seeds and other samples differ."""
+
+        async def main(work: Work) -> None:
+            one = by_key(await generate(await work.start(), requests()))
+            rollout = await work.start()
+            self._same(one, by_key(await generate(rollout, requests())), "in another worker")
+            other = by_key(await generate(rollout, requests(seed=77)))
+            self.need(texts(one) != texts(other), "another seed gives the same tokens")
+            self.need(len(set(texts(one).values())) > 1, "all samples are the same; each needs a stream of its own")
+
+        self.use(main)
+
+    def _same(self, one: dict[Key, Completion], other: dict[Key, Completion], where: str) -> None:
+        self.need(texts(one) == texts(other), f"the same requests give other tokens {where}")
+        for key, each in one.items():
+            off = float(np.abs(each.logprobs - other[key].logprobs).max())
+            self.need(off <= TOLERANCE, f"log-probs differ by {off:g} {where}")
+
+    def test_greedy_samples_are_equal(self) -> None:
+        """With temperature 0."""
+
+        async def main(work: Work) -> None:
+            found = by_key(await generate(await work.start(), requests(temperature=0.0)))
+            for request in requests():
+                mine = {text for (name, _), text in texts(found).items() if name == request.id}
+                self.need(len(mine) == 1, f"greedy samples of '{request.id}' differ")
+
+        self.use(main)
+
+    def test_a_stream_that_is_closed_early_disturbs_no_other(self) -> None:
+        """What comes afterwards is complete."""
+
+        async def main(work: Work) -> None:
+            rollout = await work.start()
+            async with aclosing(rollout.stream(RolloutWorker.generate, requests())) as items:
+                async for _ in items:
+                    break
+            found = await generate(rollout, requests())
+            wanted = sum(each.n for each in requests())
+            self.need(len(found) == wanted, f"after an early close {len(found)} of {wanted} samples came")
+
+        self.use(main)
+
+    def test_it_says_what_it_serves(self) -> None:
+        """`health` in words, `context_length` a number or None."""
+
+        async def main(work: Work) -> None:
+            rollout = await work.start()
+            health = await rollout.call(RolloutWorker.health)
+            self.need(isinstance(health, str) and bool(health), f"health() returned {health!r}; needs words")
+            window = await rollout.call(RolloutWorker.context_length)
+            good = window is None or (isinstance(window, int) and window > 0)
+            self.need(good, f"context_length() returned {window!r}; needs a positive int or None")
+
+        self.use(main)
+
+    @extra("host")
+    def test_it_samples_with_the_version_that_its_host_published(self) -> None:
+        """From the next request on."""
+
+        async def main(work: Work) -> None:
+            rollout = await work.start()
+            need(work.actor is not None, f"{self.who}: no host")
+            if work.actor is not None:
+                await work.actor.call(ActorWorker.publish, 5)
+            found = {each.version for each in await generate(rollout, requests())}
+            self.need(found == {5}, f"after publish(5) completions say version {sorted(found)}; needs 5")
+
+        self.use(main)
+
+    @extra("actor")
+    def test_it_samples_with_the_weights_it_was_handed(self) -> None:
+        """`load_weights` returns their version, and completions carry it."""
+
+        async def main(work: Work) -> None:
+            rollout = await work.start()
+            actor = await work.bench.start(loaded(self.actor), "actor", work.section)
+            handle = await actor.call(ActorWorker.weights, 4, work.bench.run_dir / "weights")
+            version = await rollout.call(RolloutWorker.load_weights, handle)
+            self.need(version == 4, f"load_weights() of version 4 returned {version!r}")
+            found = {each.version for each in await generate(rollout, requests())}
+            self.need(found == {4}, f"after load_weights() of version 4 completions say {sorted(found)}")
+
+        self.use(main)
+
+    @extra("sleeps")
+    def test_it_serves_nobody_while_it_sleeps(self) -> None:
+        """Requests wait until it wakes; waking twice changes nothing."""
+
+        async def main(work: Work) -> None:
+            import asyncio
+
+            rollout = await work.start()
+            await rollout.call(RolloutWorker.sleep)
+            asking = asyncio.create_task(generate(rollout, requests()))
+            done, _ = await asyncio.wait({asking}, timeout=0.1)
+            for _ in range(2):
+                await rollout.call(RolloutWorker.wake)
+            found = await asking
+            self.need(not done, "it answered while it slept")
+            self.need(len(found) == sum(each.n for each in requests()), "not every sample came after it woke")
+
+        self.use(main)
+
+
+def requests(seed: int = 3, temperature: float = 1.0) -> list[GenerateRequest]:
+    """Three requests of three samples each."""
+    sampling = Sampling(temperature=temperature, max_tokens=MAX_TOKENS)
+    return [
+        GenerateRequest(f"p/{index}", tuple(b"say something, " + b"please" * index), sampling, n=3, seed=seed + index)
+        for index in range(3)
+    ]
+
+
+async def generate(rollout: Any, asked: Sequence[GenerateRequest]) -> list[Completion]:
+    """Every completion, in the order they come."""
+    async with aclosing(rollout.stream(RolloutWorker.generate, asked)) as items:
+        return [each async for each in items]
+
+
+def by_key(found: Sequence[Completion]) -> dict[Key, Completion]:
+    """By request and sample."""
+    return {(each.request_id, each.sample): replace(each) for each in found}
+
+
+def texts(found: dict[Key, Completion]) -> dict[Key, tuple[int, ...]]:
+    """The sampled ids."""
+    return {key: tuple(each.token_ids.tolist()) for key, each in found.items()}

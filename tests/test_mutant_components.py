@@ -1,0 +1,265 @@
+"""The suites of components and pools are red on what breaks a promise: for each check something broken."""
+
+import json
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcore.agents.single_turn import SingleTurn
+from rlcore.critic import CriticEngine
+from rlcore.plan import PoolSpec, Role, WorkerRequest
+from rlcore.reward import RewardReplica
+from rlcore.testing.suites import AgentLoopSuite, CriticEngineSuite, ResourcePoolSuite, failures
+from rlcore.testing.suites.harness import all_checks
+from rlcore.types import Ref, TrajectoryId
+
+LIFE = {
+    "test_it_is_what_its_slot_calls_for",
+    "test_it_closes_twice_and_without_a_start",
+    "test_its_state_survives_json",
+    "test_its_metrics_are_numbers",
+}
+"""Of every component; the managers' mutants show each."""
+
+
+def changed(change):
+    """An agent whose trajectories are changed, or left out."""
+
+    class Changed(SingleTurn):
+        async def rollout(self, tasks, sampling, lane):
+            async for each in super().rollout(tasks, sampling, lane):
+                for found in change(each):
+                    yield found
+
+    return Changed
+
+
+class Retokenises(SingleTurn):
+    async def rollout(self, tasks, sampling, lane):
+        async for each in super().rollout(tasks, sampling, lane):
+            ids_T = np.where(each.loss_mask, np.roll(each.token_ids, 1), each.token_ids).astype(np.int32)
+            yield replace(each, token_ids=ids_T)
+
+
+class PairsOthersLogprobs(SingleTurn):
+    async def rollout(self, tasks, sampling, lane):
+        async for each in super().rollout(tasks, sampling, lane):
+            yield replace(each, logprobs=np.where(each.loss_mask, each.logprobs[::-1] - 1, 0).astype(np.float32))
+
+
+class SeedsByPlace(SingleTurn):
+    async def rollout(self, tasks, sampling, lane):
+        moved = [replace(each, seed=each.seed + 10 * index) for index, each in enumerate(tasks)]
+        async for each in super().rollout(moved, sampling, lane):
+            yield each
+
+
+class OneSeed(SingleTurn):
+    async def rollout(self, tasks, sampling, lane):
+        async for each in super().rollout([replace(one, seed=0) for one in tasks], sampling, lane):
+            yield each
+
+
+class OneAtATime(SingleTurn):
+    busy = False
+
+    async def rollout(self, tasks, sampling, lane):
+        if self.busy:
+            return
+        self.busy = True
+        async for each in super().rollout(tasks, sampling, lane):
+            yield each
+        self.busy = False
+
+
+class StateOfNow(SingleTurn):
+    def state(self):
+        return {"now": time.monotonic()}
+
+
+class LoudMetrics(SingleTurn):
+    def metrics(self):
+        return {"agent/turns": "three"}
+
+
+COMPLETE = "test_every_task_gets_its_samples"
+WHOLE = "test_arrays_speak_of_the_same_tokens"
+SAMPLED = "test_tokens_are_trained_as_they_were_sampled"
+AGENTS = [
+    (changed(lambda each: [each] if each.id.sample else []), COMPLETE),
+    (changed(lambda each: [each, each]), COMPLETE),
+    (changed(lambda each: [None]), COMPLETE),
+    (changed(lambda each: [replace(each, id=TrajectoryId("another", 0, each.id.sample))]), COMPLETE),
+    (changed(lambda each: [replace(each, num_parts=2)]), COMPLETE),
+    (changed(lambda each: [replace(each, token_ids=each.token_ids.astype(np.int64))]), WHOLE),
+    (changed(lambda each: [replace(each, loss_mask=each.loss_mask[1:])]), WHOLE),
+    (changed(lambda each: [replace(each, logprobs=each.logprobs - 1)]), WHOLE),
+    (changed(lambda each: [replace(each, loss_mask=np.ones_like(each.loss_mask))]), WHOLE),
+    (changed(lambda each: [replace(each, versions=())]), WHOLE),
+    (Retokenises, SAMPLED),
+    (PairsOthersLogprobs, SAMPLED),
+    (SeedsByPlace, "test_seeds_decide_what_is_sampled"),
+    (OneSeed, "test_seeds_decide_what_is_sampled"),
+    (OneAtATime, "test_rollouts_side_by_side_do_not_mix"),
+    (OneAtATime, "test_a_rollout_that_is_closed_early_disturbs_no_other"),
+    (StateOfNow, "test_its_state_survives_json"),
+    (LoudMetrics, "test_its_metrics_are_numbers"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "check"), AGENTS)
+def test_a_broken_agent_is_red(mutant: type, check: str) -> None:
+    def target(context: Any) -> Any:
+        return mutant(context.generator, context.tokens)
+
+    assert check in failures(type("Tested", (AgentLoopSuite,), {"target": target}), [check])
+
+
+class Critic(CriticEngine):
+    """As it should be: one value for every token."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    async def values(self, batch):
+        return Ref(np.where(batch.tokens.get().loss_mask_BT, self.value, 0).astype(np.float32))
+
+    async def update(self, minibatch):
+        mask_BT = minibatch.tokens.get().loss_mask_BT
+        self.value += 0.5 * (float(minibatch.returns.get()[mask_BT].mean()) - self.value)
+        return {"critic/loss": self.value}
+
+    def actor_may_update(self):
+        return True
+
+    async def save(self, directory):
+        (directory / "value.json").write_text(json.dumps(self.value))
+
+    async def restore(self, directory):
+        self.value = json.loads((directory / "value.json").read_text())
+
+
+class Everywhere(Critic):
+    async def values(self, batch):
+        return Ref(np.ones(batch.tokens.get().token_ids_BT.shape, dtype=np.float32))
+
+
+class NotFinite(Critic):
+    async def values(self, batch):
+        return Ref((await super().values(batch)).get() + np.float32("nan"))
+
+
+class NoValues(Critic):
+    async def values(self, batch):
+        return None
+
+
+class NoMetrics(Critic):
+    async def update(self, minibatch):
+        await super().update(minibatch)
+
+
+class Idle(Critic):
+    async def update(self, minibatch):
+        return {}
+
+
+class SavesNothing(Critic):
+    async def save(self, directory):
+        pass
+
+    async def restore(self, directory):
+        pass
+
+
+class Undecided(Critic):
+    def actor_may_update(self):
+        return None
+
+
+class LeavesTooMuch(Critic):
+    async def expect(self, num_updates):
+        return num_updates + 1
+
+
+class ClosesOnce(Critic):
+    closed = False
+
+    async def close(self):
+        if self.closed:
+            raise RuntimeError("closed already")
+        self.closed = True
+
+
+class PlainUpdate(Critic):
+    def update(self, minibatch):
+        return {}
+
+
+VALUES = "test_values_are_one_number_a_sampled_token"
+CRITICS = [
+    (Everywhere, VALUES),
+    (NotFinite, VALUES),
+    (NoValues, VALUES),
+    (NoMetrics, "test_an_update_returns_metrics"),
+    (Idle, "test_updates_bring_values_to_the_returns"),
+    (SavesNothing, "test_it_writes_and_reads_its_own_directory"),
+    (Undecided, "test_it_says_when_the_actor_may_update"),
+    (LeavesTooMuch, "test_it_says_when_the_actor_may_update"),
+    (ClosesOnce, "test_it_closes_twice_and_without_a_start"),
+    (PlainUpdate, "test_it_is_what_its_slot_calls_for"),
+]
+
+
+def critic_suite(cls: type[Critic]) -> Any:
+    def target(context: Any) -> Critic:
+        return cls()
+
+    return type("Tested", (CriticEngineSuite,), {"target": target, "estimates": True})
+
+
+@pytest.mark.parametrize(("mutant", "check"), CRITICS)
+def test_a_broken_critic_is_red(mutant: type[Critic], check: str) -> None:
+    assert check in failures(critic_suite(mutant), [check])
+
+
+def test_a_critic_that_is_as_it_should_be_is_green() -> None:
+    assert failures(critic_suite(Critic)) == {}
+
+
+SIZES = "test_each_pool_has_a_name_and_a_size"
+CALLS: list[int] = []
+
+
+def another_each_time(requests):
+    CALLS.append(1)
+    return [PoolSpec("judge", gpus_per_node=8 + len(CALLS))] if requests else []
+
+
+POOLS = [
+    (lambda requests: None, SIZES),
+    (lambda requests: [], SIZES),
+    (lambda requests: [PoolSpec("judge"), PoolSpec("judge")], SIZES),
+    (lambda requests: [PoolSpec("other")], "test_each_pool_is_used_by_a_role"),
+    (lambda requests: [PoolSpec("judge")], "test_without_its_roles_there_are_no_pools"),
+    (lambda requests: [PoolSpec("judge", gpus_per_node=1)], "test_a_pool_is_as_large_as_its_roles_need"),
+    (lambda requests: [PoolSpec("judge", union_of=("none",))], "test_a_union_is_of_pools_that_there_are"),
+    (another_each_time, "test_it_declares_the_same_whenever_it_is_asked"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "check"), POOLS)
+def test_a_broken_pool_is_red(mutant: Any, check: str) -> None:
+    requests = (WorkerRequest(Role("judge", RewardReplica), "hf", "judge", gpus=2.0),)
+    tested = type("Tested", (ResourcePoolSuite,), {"target": staticmethod(mutant), "requests": requests})
+    assert check in failures(tested, [check])
+
+
+@pytest.mark.parametrize(
+    ("suite", "rows"), [(AgentLoopSuite, AGENTS), (CriticEngineSuite, CRITICS), (ResourcePoolSuite, POOLS)]
+)
+def test_every_check_has_a_mutant(suite: Any, rows: Any) -> None:
+    assert set(all_checks(suite)) - LIFE == {check for _, check in rows} - LIFE

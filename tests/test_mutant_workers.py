@@ -1,0 +1,316 @@
+"""The suites of workers are red on workers that break a promise: for each check one that only it is about."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlcore.testing import leaks
+from rlcore.testing.null import NullActor, NullReference, NullReplica, NullRollout
+from rlcore.testing.null_critic import NullCritic
+from rlcore.testing.suites import (
+    ActorWorkerSuite,
+    CriticWorkerSuite,
+    ReferenceWorkerSuite,
+    RolloutWorkerSuite,
+    failures,
+)
+from rlcore.testing.suites.harness import all_checks
+from rlcore.types import Ref
+
+OPEN: list[int] = []
+
+
+class Untidy(NullActor):
+    def setup(self):
+        super().setup()
+        OPEN.append(os.open("/dev/null", os.O_RDONLY))
+
+
+class NoArguments(NullActor):
+    def update(self):
+        return {}
+
+
+class ClosesEngine(NullActor):
+    def setup(self):
+        self.engine = self
+
+    def close(self):
+        self.engine.is_closed = True
+
+
+def per_token(change):
+    """An actor whose log-probs are changed."""
+
+    class Changed(NullActor):
+        def logprobs(self, batch):
+            return Ref(change(super().logprobs(batch).get()))
+
+    return Changed
+
+
+class Drifts(NullActor):
+    def logprobs(self, batch):
+        self.logits_V = self.logits_V + 1e-3 * np.arange(len(self.logits_V))
+        return super().logprobs(batch)
+
+
+class Idle(NullActor):
+    def _adam(self, gradient_V):
+        pass
+
+
+class Uphill(NullActor):
+    def _adam(self, gradient_V):
+        super()._adam(-gradient_V)
+
+
+class SaysNothing(NullActor):
+    def update(self, minibatch):
+        super().update(minibatch)
+
+
+class TakesNan(NullActor):
+    def _skip(self):
+        self.logits_V = self.logits_V + 1.0 * np.arange(len(self.logits_V))
+        return {"actor/skipped": 1.0}
+
+
+class CountsNothing(NullActor):
+    def _skip(self):
+        return {}
+
+
+class ForgetsMoments(NullActor):
+    def restore(self, directory):
+        super().restore(directory)
+        self.moment1_V = np.zeros_like(self.moment1_V)
+
+
+class ForgetsWeights(NullActor):
+    def restore(self, directory):
+        pass
+
+
+class NoFacts(NullActor):
+    def facts(self):
+        return {}
+
+
+class Publishes(NullActor):
+    def publish(self, version):
+        return version
+
+
+class OtherVersion(NullActor):
+    def weights(self, version, directory):
+        return replace(super().weights(version, directory), version=version + 1)
+
+
+class Elsewhere(NullActor):
+    def weights(self, version, directory):
+        return replace(super().weights(version, directory), path=str(directory / "elsewhere"))
+
+
+def reference(change):
+    """A reference whose log-probs are changed."""
+
+    class Changed(NullReference):
+        def logprobs(self, batch):
+            return Ref(change(super().logprobs(batch).get()))
+
+    return Changed
+
+
+class Random(NullReference):
+    def logprobs(self, batch):
+        found_BT = super().logprobs(batch).get()
+        return Ref((found_BT - np.random.default_rng().random()).astype(np.float32))
+
+
+class Follows(NullReference):
+    def logprobs(self, batch):
+        return self.context.host.logprobs(batch)
+
+
+def by_row(found_BT):
+    return found_BT - 0.01 * np.arange(len(found_BT), dtype=np.float32)[:, None]
+
+
+class ValuesEverywhere(NullCritic):
+    def values(self, batch):
+        return Ref(super().values(batch).get() + np.float32(1))
+
+
+class ValuesByRow(NullCritic):
+    def values(self, batch):
+        mask_BT = batch.tokens.get().loss_mask_BT
+        return Ref(np.where(mask_BT, by_row(super().values(batch).get()), 0).astype(np.float32))
+
+
+class NeverLearns(NullCritic):
+    def _update(self, minibatch, returns_BT):
+        return {"critic/loss": 0.0}
+
+
+class RestoresNothing(NullCritic):
+    def restore(self, directory):
+        pass
+
+
+def rollout(change, base=NullRollout):
+    """A rollout whose completions are changed, or left out."""
+
+    class Changed(base):
+        async def generate(self, requests):
+            async for each in super().generate(requests):
+                if (found := change(each)) is not None:
+                    yield found
+
+    return Changed
+
+
+class SeedsByPlace(NullRollout):
+    async def generate(self, requests):
+        moved = [replace(each, seed=each.seed + 10 * index) for index, each in enumerate(requests)]
+        async for each in super().generate(moved):
+            yield each
+
+
+class OneSeed(NullRollout):
+    async def generate(self, requests):
+        async for each in super().generate([replace(one, seed=0) for one in requests]):
+            yield each
+
+
+class NeverGreedy(NullRollout):
+    async def generate(self, requests):
+        warm = [replace(each, sampling=replace(each.sampling, temperature=1.0)) for each in requests]
+        async for each in super().generate(warm):
+            yield each
+
+
+class BreaksWhenClosed(NullRollout):
+    broken = False
+
+    async def generate(self, requests):
+        if self.broken:
+            return
+        self.broken = True
+        async for each in super().generate(requests):
+            await asyncio.sleep(0.001)
+            yield each
+        self.broken = False
+
+
+class NoWords(NullRollout):
+    async def health(self):
+        return ""
+
+
+class IgnoresWeights(NullReplica):
+    async def load_weights(self, handle):
+        return handle.version
+
+
+class NeverSleeps(NullReplica):
+    async def sleep(self):
+        pass
+
+
+HOSTED = {"host": NullActor}
+SHAPE = "test_logprobs_are_one_number_a_token"
+ROWS = "test_logprobs_of_a_row_do_not_depend_on_the_others"
+SAVED = "test_what_was_saved_is_restored_bit_for_bit"
+LEARNS = "test_an_update_makes_what_was_good_more_likely"
+SKIPS = "test_a_gradient_that_is_not_finite_is_skipped_and_counted"
+WHOLE = "test_a_completion_is_whole"
+WEIGHTS = "test_weights_are_written_under_their_version"
+ACTOR = [
+    (NoArguments, "test_it_is_what_its_role_calls_for"),
+    (ClosesEngine, "test_it_closes_also_without_a_setup"),
+    (Untidy, "test_it_starts_and_ends_without_leaving_anything"),
+    (per_token(lambda found_BT: found_BT + 9), SHAPE),
+    (per_token(lambda found_BT: found_BT.astype(np.float64)), SHAPE),
+    (per_token(lambda found_BT: found_BT[:, 1:]), SHAPE),
+    (per_token(by_row), ROWS),
+    (Idle, LEARNS),
+    (Uphill, LEARNS),
+    (SaysNothing, LEARNS),
+    (Drifts, "test_logprobs_change_nothing"),
+    (TakesNan, SKIPS),
+    (CountsNothing, SKIPS),
+    (ForgetsMoments, SAVED),
+    (ForgetsWeights, SAVED),
+    (NoFacts, "test_it_knows_itself_and_takes_a_version"),
+    (Publishes, "test_it_knows_itself_and_takes_a_version"),
+    (OtherVersion, WEIGHTS),
+    (Elsewhere, WEIGHTS),
+]
+REFERENCE = [
+    (reference(lambda found_BT: -found_BT), SHAPE),
+    (reference(by_row), ROWS),
+    (Random, "test_its_weights_are_frozen"),
+    (Follows, "test_updates_of_its_host_do_not_reach_it"),
+]
+CRITIC = [
+    (ValuesEverywhere, "test_values_are_one_number_a_sampled_token"),
+    (ValuesByRow, "test_values_of_a_row_do_not_depend_on_the_others"),
+    (NeverLearns, "test_updates_bring_values_to_the_returns"),
+    (RestoresNothing, SAVED),
+]
+ROLLOUT = [
+    (rollout(lambda each: each if each.sample else None), "test_every_sample_of_every_request_comes_once"),
+    (rollout(lambda each: replace(each, logprobs=-each.logprobs)), WHOLE),
+    (rollout(lambda each: replace(each, token_ids=each.token_ids + np.int32(9000))), WHOLE),
+    (rollout(lambda each: replace(each, logprobs=each.logprobs[1:])), WHOLE),
+    (rollout(lambda each: replace(each, finish="length")), WHOLE),
+    (SeedsByPlace, "test_the_order_of_requests_changes_nothing"),
+    (OneSeed, "test_seeds_decide_what_is_sampled"),
+    (NeverGreedy, "test_greedy_samples_are_equal"),
+    (BreaksWhenClosed, "test_a_stream_that_is_closed_early_disturbs_no_other"),
+    (NoWords, "test_it_says_what_it_serves"),
+    (rollout(lambda each: replace(each, version=0)), "test_it_samples_with_the_version_that_its_host_published"),
+]
+REPLICA = [
+    (IgnoresWeights, "test_it_samples_with_the_weights_it_was_handed"),
+    (NeverSleeps, "test_it_serves_nobody_while_it_sleeps"),
+]
+CLAIMS: dict[type, dict[str, Any]] = {
+    ActorWorkerSuite: {"hands_out_weights": True},
+    ReferenceWorkerSuite: HOSTED,
+    CriticWorkerSuite: {},
+    RolloutWorkerSuite: HOSTED,
+}
+MUTANTS = [
+    *((ActorWorkerSuite, CLAIMS[ActorWorkerSuite], *row) for row in ACTOR),
+    *((ReferenceWorkerSuite, HOSTED, *row) for row in REFERENCE),
+    *((CriticWorkerSuite, {}, *row) for row in CRITIC),
+    *((RolloutWorkerSuite, HOSTED, *row) for row in ROLLOUT),
+    *((RolloutWorkerSuite, {"actor": NullActor, "sleeps": True}, *row) for row in REPLICA),
+]
+
+
+@pytest.fixture(autouse=True)
+def _what_is_left_open_is_found_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(leaks, "PATIENCE_S", 0.1)
+    yield
+    while OPEN:
+        os.close(OPEN.pop())
+
+
+@pytest.mark.parametrize(("suite", "claims", "mutant", "check"), MUTANTS)
+def test_a_broken_worker_is_red(suite: Any, claims: dict[str, Any], mutant: type, check: str) -> None:
+    tested = type("Tested", (suite,), {"target": mutant, **claims})
+    assert check in failures(tested, [check])
+
+
+@pytest.mark.parametrize("suite", CLAIMS)
+def test_every_check_has_a_mutant(suite: Any) -> None:
+    shared = {"test_it_is_what_its_role_calls_for", *(check for _, check in ACTOR[1:3])}
+    assert set(all_checks(suite)) - shared == {check for each, _, _, check in MUTANTS if each is suite} - shared

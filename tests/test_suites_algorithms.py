@@ -1,0 +1,63 @@
+"""The suites of algorithms: green on every estimator and loss that the core offers."""
+
+from typing import Any
+
+import pytest
+
+from rlcore.algo.offers import OFFERS
+from rlcore.plan import Algorithm
+from rlcore.testing.suites import AdvantageEstimatorSuite, PolicyLossSuite, checks, failures
+
+COMPARES = {"zero_when_equal": True, "ignores_shifts": True, "prefers_reward": True}
+LAWS: dict[str, dict[str, Any]] = {
+    "grpo": {**COMPARES, "ignores_scale": True},
+    "dr_grpo": {**COMPARES, "scales": True},
+    "rloo": {**COMPARES, "scales": True},
+    "opo": {**COMPARES, "scales": True},
+    "gpg": {**COMPARES, "scales": True},
+    "pass_at_k": {**COMPARES, "ignores_scale": True},
+    "reinforce_pp": {**COMPARES, "ignores_scale": True},
+    "reinforce_pp_baseline": {**COMPARES, "ignores_scale": True},
+    "gae": {"scales": True},
+    "remax": {"scales": True},
+}
+"""What each estimator's paper says of it."""
+LOSSES: dict[str, dict[str, Any]] = {"cispo": {"is_its_own_gradient": False}}
+"""cispo detaches its weight."""
+
+
+def offers(kind: str) -> list[Any]:
+    return [pytest.param(each, id=each.name) for each in OFFERS if each.kind == kind]
+
+
+@pytest.mark.parametrize("offer", offers("advantage"))
+def test_an_estimator_of_the_core_is_green(offer: Algorithm) -> None:
+    tested = type("Tested", (AdvantageEstimatorSuite,), {"target": offer, **LAWS[offer.name]})
+    assert len(checks(tested)) >= 9
+    assert failures(tested) == {}
+
+
+@pytest.mark.parametrize("offer", offers("policy_loss"))
+def test_a_loss_of_the_core_is_green(offer: Algorithm) -> None:
+    tested = type("Tested", (PolicyLossSuite,), {"target": offer, **LOSSES.get(offer.name, {})})
+    assert len(checks(tested)) >= 6
+    assert failures(tested) == {}
+
+
+@pytest.mark.parametrize("advantage", ["kl_cov", "clip_cov"])
+def test_a_loss_with_a_selection_is_held_against_finite_differences_where_tokens_are_selected(advantage: str) -> None:
+    [offer] = [each for each in OFFERS if each.name == advantage]
+    algo = {"kl_cov_frac": 0.3, "clip_cov_frac": 0.3, "clip_cov_low": -5.0}
+    tested = type("Tested", (PolicyLossSuite,), {"target": offer, "algo": algo})
+    assert failures(tested) == {}
+
+
+class TestGrpo(AdvantageEstimatorSuite):
+    target = "rlcore.algo.advantage:grpo"
+    scope = "group"
+    zero_when_equal = True
+
+
+class TestClip(PolicyLossSuite):
+    target = "rlcore.algo.loss:clip"
+    algo = {"dual_clip": 3.0}
