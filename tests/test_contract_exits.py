@@ -66,7 +66,7 @@ def rlcore_agent_loops():
     return [Component('ends', lambda context: Agent(context.generator, context.tokens))]
 @hookimpl
 def rlcore_reward_managers():
-    return [Component('ends', lambda context: Rewards(context))]
+    return [Component('ends', lambda context: Rewards(context), uses_reward_functions=True)]
 @hookimpl
 def rlcore_critic_engines():
     return [Component('ends', lambda context: Critic())]
@@ -123,12 +123,12 @@ PLANNING = {
     ),
     "requests()": (
         "@hookimpl\ndef rlcore_reward_managers():\n"
-        "    return [Component('ends', lambda context: None, requests=lambda config, section: fail())]",
+        "    return [Component('ends', print, lambda config, section: fail(), uses_reward_functions=True)]",
         ("reward.manager=ends",),
     ),
     "reward_parts()": (
         "@hookimpl\ndef rlcore_reward_managers():\n"
-        "    return [Component('ends', lambda context: None, reward_parts=lambda config, section: fail())]",
+        "    return [Component('ends', print, reward_parts=lambda config, it: fail(), uses_reward_functions=True)]",
         ("reward.manager=ends",),
     ),
 }
@@ -215,7 +215,8 @@ def test_a_component_that_exits_with_0_ends_the_run_with_one_line(project: Proje
 
 @pytest.mark.parametrize("way", FEW)
 def test_a_component_that_cannot_be_built_is_named(project: Project, way: str) -> None:
-    project.write("@hookimpl\ndef rlcore_reward_managers(): return [Component('ends', lambda context: fail())]", way)
+    offer = "Component('ends', lambda context: fail(), uses_reward_functions=True)"
+    project.write(f"@hookimpl\ndef rlcore_reward_managers(): return [{offer}]", way)
     line = project.refused("train", "reward.manager=ends")
     assert line.startswith(f"reward 'ends' of {PLUGIN}: build(): ")
     assert WAYS[way] in line
@@ -265,7 +266,8 @@ def test_what_is_not_the_plugins_passes_a_boundary(kind: type[BaseException]) ->
 
 
 def test_the_real_command_does_not_exit_with_0(project: Project) -> None:
-    project.write("@hookimpl\ndef rlcore_reward_managers(): return [Component('ends', lambda context: sys.exit(0))]")
+    offer = "Component('ends', lambda context: sys.exit(0), uses_reward_functions=True)"
+    project.write(f"@hookimpl\ndef rlcore_reward_managers(): return [{offer}]")
     arguments = [*project.settings, "reward.manager=ends", "--plugin", "null", "--plugin", "ends_wrong"]
     command = [sys.executable, "-m", "rlcore", "train", *arguments]
     env = os.environ | {"PYTHONPATH": str(project.site)}

@@ -30,9 +30,9 @@ def wait():
 PLACES = {
     "rlcore_algorithms()": "@hookimpl\ndef rlcore_algorithms(): wait()",
     "requests()": "@hookimpl\ndef rlcore_reward_managers():\n"
-    "    return [Component('hangs', lambda context: None, requests=lambda config, section: wait())]",
+    "    return [Component('hangs', print, lambda config, section: wait(), uses_reward_functions=True)]",
     "reward_parts()": "@hookimpl\ndef rlcore_reward_managers():\n"
-    "    return [Component('hangs', lambda context: None, reward_parts=lambda config, section: wait())]",
+    "    return [Component('hangs', print, reward_parts=lambda config, section: wait(), uses_reward_functions=True)]",
 }
 
 

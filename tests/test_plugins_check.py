@@ -149,7 +149,8 @@ def test_an_algorithm_is_called_on_a_small_batch(site: Path) -> None:
     """
     write_package(site, "check_probed", HEAD + dedent(source))
     (problem,) = check_plugin("check_probed").problems
-    assert "algo.advantage=a of plugin 'check_probed' (check-probed 1.0) returned None" in problem
+    assert "algo.advantage=a of plugin 'check_probed' (check-probed 1.0): " in problem
+    assert "it returned None; needs" in problem
 
 
 def test_a_check_that_hangs_names_the_line(
