@@ -110,6 +110,7 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (Component, "build"): ("(context)", [None, "build", 3, lambda: None, lambda a, b: None, lambda a, *, b: None]),
     (Component, "requests"): ("(config, section)", [None, [], lambda: (), lambda config: (), lambda a, b, c: ()]),
     (Component, "reward_parts"): ("(config, section)", [None, [], lambda: (), lambda config: ()]),
+    (Component, "uses_reward_functions"): ("needs True or False", ["yes", 1, None]),
     (RewardFunction, "name"): (TEXT, ["", None, 3]),
     (RewardFunction, "reference"): (FORM, ["", None, "math", ":f", "a:", "a:<lambda>", len, "a b:c", "a:b-c"]),
     (RewardFunction, "scope"): (SCOPES, ["group", "step", None, 1]),
@@ -226,7 +227,7 @@ def test_a_request_of_wrong_data_is_named_with_the_component(site: Path, field: 
     source = f"""
 @hookimpl
 def rlcore_reward_managers():
-    return [Component('asking', lambda context: None, lambda config, section: [{REQUESTS[field]}])]
+    return [Component('asking', print, lambda config, section: [{REQUESTS[field]}], uses_reward_functions=True)]
 """
     line = refused(site, source, "reward.manager=asking")
     assert line.startswith("reward 'asking' of plugin 'data_wrong' (data-wrong 1.0): requests()")
@@ -263,7 +264,7 @@ def test_a_reference_of_a_request_is_looked_up(site: Path) -> None:
 @hookimpl
 def rlcore_reward_managers():
     request = WorkerRequest(Role('judge', Worker), 'x', references={'loss': 'data_absent:loss'})
-    return [Component('asking', lambda context: None, lambda config, section: [request])]
+    return [Component('asking', print, lambda config, section: [request], uses_reward_functions=True)]
 """
     line = refused(site, source, "reward.manager=asking")
     assert "role 'judge' of reward 'asking' of plugin 'data_wrong' (data-wrong 1.0): its reference for 'loss'" in line

@@ -1,6 +1,8 @@
 """`rlcore plugins`: what is installed, what is enabled, what it offers, and what is wrong with it."""
 
+import faulthandler
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from rlcore.plan import Provider
     from rlcore.plugins import Hooks
 
-_CHECK_LIMIT_S = 120.0
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,26 @@ def run(arguments: Sequence[str]) -> int:
         "plugins", "List plugins. One that is not enabled by the configuration or --plugin is not imported."
     )
     parser.add_settings()
-    parser.add_argument("--check", action="store_true", help="load every plugin, each in a process of its own")
+    parser.add_argument(
+        "--check",
+        nargs="*",
+        metavar="NAME",
+        help="load the named plugins (or .py files), or every one, each in a process of its own, and say what is wrong",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parsed = parser.parse(arguments)
+    named = parsed.check or []
+    parsed.settings += [each for each in named if _is_setting(each)]
     rows = _rows(settings_of(parsed))
-    rows = [_checked(row) for row in rows] if parsed.check else _loaded(rows)
+    if parsed.check is None:
+        rows = _loaded(rows)
+    else:
+        names = [each for each in named if not _is_setting(each)]
+        rows = [_checked(row) for row in (_selected(rows, names) if names else rows)]
     if parsed.json:
         answer(json.dumps([asdict(row) for row in rows], indent=1))
     else:
-        _show(rows, parsed.check)
+        _show(rows, parsed.check is not None)
     return 2 if any(row.problems for row in rows) else 0
 
 
@@ -71,6 +84,25 @@ def _rows(settings: Settings) -> list[Row]:
     ]
     known = {row.name for row in rows}
     return rows + [Row(name, source, "-", True, source) for name, source in sources.items() if name not in known]
+
+
+def _is_setting(argument: str) -> bool:
+    """True for a configuration file or a value among the names behind --check."""
+    return "=" in argument or argument.endswith((".yaml", ".yml"))
+
+
+def _selected(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+    """The rows of the plugins that --check names; PluginError for one that is not there."""
+    from rlcore.plugins.discover import find
+    from rlcore.plugins.load import is_path, name_of
+
+    selected: dict[Row, None] = {}
+    for each in names:
+        found = [row for row in rows if row.name == name_of(each) and not is_path(each)]
+        if not found and not is_path(each):
+            find(each)
+        selected |= dict.fromkeys(found or [Row(name_of(each), each, "-", False, each)])
+    return list(selected)
 
 
 def _source(name: str, section: Mapping[str, Any]) -> str:
@@ -113,9 +145,14 @@ def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
 def _checked(row: Row) -> Row:
     """The row with what a fresh process finds wrong with the plugin."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from rlcore.cli.plugins import report; report({row.source!r})"
-    done = run_fresh(code, _CHECK_LIMIT_S)
+    done = run_fresh(code, _hard_limit_s() + 10)
     if done is None:
-        return replace(row, problems=(f"plugin '{row.name}': checking it took more than {_CHECK_LIMIT_S:g} s",))
+        return replace(row, problems=(f"plugin '{row.name}': checking it took more than {_hard_limit_s() + 10:g} s",))
+    frames = _FRAME.findall(done.errors.partition("Timeout (")[2].rpartition("Thread ")[2])
+    if frames:
+        where = "in {2} at {0}:{1}".format(*frames[0])
+        problem = f"plugin '{row.name}': its check was not done after {_hard_limit_s():g} s, {where}"
+        return replace(row, problems=(problem,))
     if done.code != 0 or not done.output.strip():
         last = (done.errors.strip().splitlines() or ["it said nothing"])[-1]
         return replace(row, problems=(f"plugin '{row.name}': checking it ended with {done.code}: {last}",))
@@ -129,8 +166,16 @@ def _checked(row: Row) -> Row:
     )
 
 
+def _hard_limit_s() -> float:
+    """Seconds after which a check is ended that no interruption ends; nothing else in it takes as long."""
+    from rlcore.plan.limits import limit_s
+
+    return 2 * limit_s() + 1
+
+
 def report(source: str) -> None:
     """Print what is wrong with a plugin as one JSON line; runs in a process of its own, with nothing imported yet."""
+    faulthandler.dump_traceback_later(_hard_limit_s(), exit=True)
     from rlcore.plugins import load
     from rlcore.testing import check_plugin
 
@@ -169,7 +214,7 @@ def _show(rows: Sequence[Row], checked: bool) -> None:
         for text in row.problems:
             say(console, f"problem: {text}")
     if checked and not any(row.problems for row in rows):
-        say(console, f"{len(rows)} plugins checked, no problem found")
+        say(console, f"{len(rows)} plugin{'s' if len(rows) > 1 else ''} checked, no problem found")
 
 
 def _words(values: Sequence[str] | None) -> str:

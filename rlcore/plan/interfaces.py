@@ -4,11 +4,12 @@ import functools
 import inspect
 import sys
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from types import FunctionType
 from typing import Any, get_origin, get_type_hints
 
-from rlcore.errors import PluginError
+from rlcore.errors import PluginError, shown
 
 _FUNCTIONS = (FunctionType, functools.partialmethod)
 _STREAMS = (AsyncIterator, AsyncGenerator, AsyncIterable)
@@ -83,10 +84,9 @@ def product(build: Callable[..., Any]) -> type[Any] | None:
         build = build.func
     if isinstance(build, type):
         return build
-    try:
+    returns: Any = None
+    with suppress(Exception):  # an annotation that only a type checker can resolve, or only a reader
         returns = get_type_hints(build).get("return")
-    except (NameError, TypeError, AttributeError):  # an annotation that only a type checker can resolve
-        return None
     return returns if isinstance(returns, type) and returns is not type(None) else None
 
 
@@ -117,7 +117,7 @@ def _departs(found: Any, declared: Any) -> str:
     if isinstance(found, (property, functools.cached_property)):
         return " is a property; needs a method"
     if not callable(_function(found)):
-        return f" is {found!r:.40}; needs a method"
+        return f" is {shown(found)}; needs a method"
     return _wrong_kind(_function(found), _function(declared)) or _wrong_parameters(found, declared)
 
 

@@ -152,11 +152,10 @@ def _only_class(offers: Offers, asked: Asked) -> Offer[WorkerClass]:
 def check_class(offer: Offer[WorkerClass]) -> None:
     """PluginError unless the class does what its interface says, and is made of a context alone."""
     offered = offer.value
-    found = list(breaches(offered.cls, offered.interface))
-    if not found and (problem := refuses(offered.cls, ["context"])):
-        found.append(f"__init__() {problem}")
-    if problem := refuses(offered.complete, ["config", "section", "request"]):
-        found.append(f"its complete() {problem}")
+    with boundary(f"{offer.provider}: looking at {_class(offer)}", PluginError, CALLED):
+        found = list(breaches(offered.cls, offered.interface))
+        if not found and (problem := refuses(offered.cls, ["context"])):
+            found.append(f"__init__() {problem}")
     if found:
         raise PluginError(
             f"{offer.provider}: offers {_class(offer)} as {offered.interface.__name__} for backend "

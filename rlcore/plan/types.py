@@ -270,6 +270,7 @@ class Component(Generic[T_co]):
         check_call(self, "build", ["context"])
         check_call(self, "requests", ["config", "section"])
         check_call(self, "reward_parts", ["config", "section"])
+        check_flags(self, "uses_reward_functions")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -10,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from rlcore import __version__
-from rlcore.errors import PluginError, nearest
+from rlcore.errors import OfferError, PluginError, nearest
 from rlcore.plan import CORE, Offer, Provider, RewardFunction
 from rlcore.plan.catalog import install_hint
 
@@ -74,23 +76,25 @@ def _provider(entry: EntryPoint, name: str, kind: str) -> Provider:
 
 
 def entry_point_rewards() -> tuple[Offer[RewardFunction], ...]:
-    """Entry points of the group `rlcore.rewards` as offers, none of them loaded."""
-    return tuple(
-        Offer(RewardFunction(entry.name, entry.value), _provider(entry, entry.name, "entry point"))
-        for entry in sorted(_entries(REWARDS_GROUP), key=lambda each: (each.name, each.value))
-    )
+    """Entry points of the group `rlcore.rewards` as offers, none of them loaded; one that names no function is none."""
+    offers = []
+    for entry in sorted(_entries(REWARDS_GROUP), key=lambda each: (each.name, each.value)):
+        with suppress(OfferError):  # of a distribution that nobody need have asked for
+            offers.append(Offer(RewardFunction(entry.name, entry.value), _provider(entry, entry.name, "entry point")))
+    return tuple(offers)
 
 
 def find(name: str) -> InstalledPlugin:
     """The one installed plugin of that name; PluginError if there is none, or two, or it is for another rlcore."""
     everything = installed()
     found = [plugin for plugin in everything if plugin.name == canonical(name)]
+    check_not_core(canonical(name), [plugin.provider.distribution for plugin in found])
     if len(found) > 1:
         raise PluginError(
             f"plugin '{canonical(name)}': two distributions provide it, "
             f"{' and '.join(str(plugin.provider) for plugin in found)}; uninstall one of them"
         )
-    if not found or canonical(name) == CORE:
+    if not found:
         hint = install_hint(canonical(name))
         raise PluginError(
             f"plugin '{name}' is not installed; {nearest(canonical(name), [plugin.name for plugin in everything])}"
@@ -98,6 +102,16 @@ def find(name: str) -> InstalledPlugin:
         )
     check_api(found[0])
     return found[0]
+
+
+def check_not_core(name: str, places: Sequence[str]) -> None:
+    """PluginError for a plugin that has rlcore's own name; `places` are the distributions or file that have it."""
+    if name == CORE:
+        whose = f"plugin '{CORE}'{' of ' if places else ''}{' and '.join(places)}"
+        raise PluginError(
+            f"{whose}: the name belongs to rlcore itself, whose offers need no enabling; leave it out, or give the "
+            "plugin another name"
+        )
 
 
 def check_api(plugin: InstalledPlugin) -> None:

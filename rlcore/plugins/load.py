@@ -12,7 +12,7 @@ from types import ModuleType
 from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.plan import Provider
 from rlcore.plan.limits import limited
-from rlcore.plugins.discover import canonical, find
+from rlcore.plugins.discover import canonical, check_not_core, find
 
 API = "1"
 """What a plugin in a plain file states as `RLCORE_API`."""
@@ -53,6 +53,7 @@ def _load_installed(name: str) -> LoadedPlugin:
 def _load_file(path: Path) -> LoadedPlugin:
     name, path = canonical(path.stem), path.absolute()
     provider = Provider(name, str(path), f"API {API}")
+    check_not_core(name, [str(path)])
     if not path.is_file():
         raise PluginError(f"plugin '{name}': no file {path}")
     if not name.isidentifier():

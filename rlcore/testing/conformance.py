@@ -1,18 +1,26 @@
 """Says what breaks the contract of a plugin, without starting a run."""
 
+import inspect
 import sys
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.algo.registry import resolve
-from rlcore.errors import PluginError, RlcoreError, boundary
-from rlcore.plan import Algorithm, Offer
+from rlcore.child import load_reference
+from rlcore.errors import CALLED, PluginError, RlcoreError, boundary
+from rlcore.plan import Algorithm, ConfigSection, Offer, RewardFunction, WorkerClass
+from rlcore.plan.choose import algorithm_problem
+from rlcore.plan.limits import limited
 from rlcore.plan.requests import check_class
 from rlcore.plugins import Hooks, load
 from rlcore.plugins.load import name_of
+from rlcore.reward.signature import COMPUTE_SCORE_NAMES, read_signature
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "vllm", "ray")
 """What importing a plugin should not import: planning and `--help` would take seconds."""
+
+SAMPLE_NAMES = frozenset({"prompts", "completions", "trajectory", "trajectories", *COMPUTE_SCORE_NAMES})
+"""Parameters that get something of a sample; a function's others are columns of the data, or `kwargs`."""
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
@@ -77,27 +85,55 @@ def _problems(offer: Offer[Any]) -> list[str]:
     """What is wrong with one offer beyond its type."""
     value, found = offer.value, []
     try:
-        if hasattr(value, "cls"):
+        if isinstance(value, WorkerClass):
             check_class(offer)
+        if isinstance(value, RewardFunction):
+            _check_reward(offer)
         if isinstance(value, Algorithm):
-            _probe(offer)
-        elif hasattr(value, "reference"):
-            with boundary(f"{offer.provider}: '{value.name}'", PluginError):
-                resolve(value.reference)
-        if hasattr(value, "defaults"):
+            _check_algorithm(offer)
+        if isinstance(value, ConfigSection):
             _check_section(offer)
     except RlcoreError as error:
-        found.append(str(error))
+        known = str(offer.provider) in str(error)
+        found.append(str(error) if known else f"{offer.provider}: '{getattr(value, 'name', '')}': {error}")
     return found
 
 
-def _probe(offer: Offer[Algorithm]) -> None:
+def _check_reward(offer: Offer[RewardFunction]) -> None:
+    """Imports the function and reads its signature; what a configuration may give as `kwargs` is taken as given."""
+    value = offer.value
+    whose = f"{offer.provider}: reward function '{value.name}'"
+    with boundary(whose, PluginError, CALLED), limited(whose):
+        target = load_reference(value.reference)
+    required = set(_required(target))
+    by_sample = set() if isinstance(target, type) else required & SAMPLE_NAMES
+    given = required - by_sample if by_sample or isinstance(target, type) else set()
+    read_signature(value.name, target, dict.fromkeys(given), value.scope.value)
+
+
+def _required(target: Any) -> list[str]:
+    """The names that a function, or a class's constructor, cannot be called without."""
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [each.name for each in parameters if each.default is each.empty and each.kind in _NAMED]
+
+
+def _check_algorithm(offer: Offer[Algorithm]) -> None:
+    """Looks the functions up, then imports them and calls them on a small batch."""
     from rlcore.algo.probe import probe  # torch
 
-    probe(offer.value, str(offer.provider))
+    whose = f"{offer.provider}: {offer.value.kind.replace('_', ' ')} '{offer.value.name}'"
+    problem = algorithm_problem(offer.value)
+    if problem:
+        raise PluginError(f"{whose}: {problem}")
+    with boundary(whose, PluginError, CALLED), limited(whose):
+        probe(offer.value, str(offer.provider))
 
 
 def _check_section(offer: Offer[Any]) -> None:
     section = offer.value
-    with boundary(f"{offer.provider}: {section.type.__name__}() without arguments", PluginError):
+    whose = f"{offer.provider}: {section.type.__name__}() without arguments"
+    with boundary(whose, PluginError, CALLED), limited(whose):
         section.type()

@@ -1,0 +1,199 @@
+"""`rlcore plugins --check`: the named plugins and no others, with their hooks, signatures, scopes and references."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from rlcore.cli import main
+from rlcore.errors import PluginError
+from rlcore.plan.limits import LIMIT
+from rlcore.plugins import load
+from rlcore.testing import check_plugin
+from rlcore.testing.packages import importable, write_package
+
+HEAD = "from rlcore.hookspecs import hookimpl\nfrom rlcore.plan import *\n"
+FINE = HEAD + "@hookimpl\ndef rlcore_reward_functions(): return [RewardFunction('fine', 'math:sqrt')]\n"
+GOOD = """
+def score(trajectory): ...
+
+@hookimpl
+def rlcore_reward_functions():
+    return [RewardFunction('fine', 'check_fine:score')]
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """A directory of packages that are installed for the test."""
+    with importable(tmp_path / "site") as place:
+        yield place
+
+
+def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, list[str]]]:
+    """The exit code, and the problems by plugin."""
+    code = main(["plugins", "--json", "--check", *arguments])
+    return code, {row["name"]: row["problems"] for row in json.loads(capsys.readouterr().out)}
+
+
+def test_a_plugin_is_not_red_because_of_anothers_fault(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_package(site, "check_fine", HEAD + GOOD)
+    write_package(site, "check_broken", "1 / 0")
+    assert checked(capsys, "check_fine") == (0, {"check_fine": []})
+    code, problems = checked(capsys, "check-broken")
+    assert code == 2
+    assert list(problems) == ["check_broken"]
+    assert "ZeroDivisionError" in problems["check_broken"][0]
+    code, problems = checked(capsys, "check_fine", "check_broken", "check_fine")
+    assert (code, list(problems)) == (2, ["check_fine", "check_broken"])
+
+
+def test_a_file_is_checked_by_its_path_and_configurations_are_not_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "check_file.py"
+    offers = "[RewardFunction('f', f'{__file__}:f'), RewardFunction('g', f'{__file__}:g')]"
+    hook = f"@hookimpl\ndef rlcore_reward_functions(): return {offers}\n"
+    path.write_text(f"RLCORE_API = '1'\n{HEAD}def f(trajectory): ...\n{hook}")
+    config = tmp_path / "some.yaml"
+    config.write_text(f"plugins: {{check_file: {{path: {path}}}}}\n")
+    for arguments in ([str(path)], ["check_file", str(config)], ["check_file", f"plugins.check_file.path={path}"]):
+        code, problems = checked(capsys, *arguments)
+        assert code == 2
+        assert "there is no 'g'" in problems["check_file"][0]
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "--check", "nul"]) == 2
+    assert "plugin 'nul' is not installed; did you mean 'null'?" in capsys.readouterr().err
+
+
+FAULTS = {
+    "def f(one, two): ...": "reward function 'r': has the signature (one, two); accepted are",
+    "def f(*, trajectory): ...": "",
+    "def f(trajectory, threshold): ...": "",
+    "def f(completions, answer, **more): ...": "",
+    "f = lambda trajectory: 1": "is a lambda",
+    "f = 3": "is no function",
+    "class f:\n    def score(self, trajectory): ...": "",
+    "class f:\n    def __init__(self, path): ...\n    def score(self, trajectory): ...": "",
+    "class f: ...": "has no method score",
+    "": "there is no 'f'",
+    "import sys\ndef __getattr__(name): sys.exit(0)": "it called sys.exit(0)",
+}
+
+
+@pytest.mark.parametrize("source", FAULTS)
+def test_the_signature_of_a_reward_function_is_read(site: Path, source: str) -> None:
+    (site / "check_functions.py").write_text(source)
+    write_package(
+        site,
+        "check_rewards",
+        HEAD + "@hookimpl\ndef rlcore_reward_functions(): return [RewardFunction('r', 'check_functions:f')]\n",
+    )
+    problems = check_plugin("check_rewards").problems
+    assert bool(problems) is bool(FAULTS[source]), problems
+    for problem in problems:
+        assert problem.startswith("plugin 'check_rewards' (check-rewards 1.0): ")
+        assert FAULTS[source] in problem
+
+
+def test_a_scope_that_the_signature_cannot_serve_is_a_problem(site: Path) -> None:
+    source = """
+    def f(trajectory): ...
+    @hookimpl
+    def rlcore_reward_functions(): return [RewardFunction('r', 'check_scope:f', Scope.GROUP)]
+    """
+    write_package(site, "check_scope", HEAD + dedent(source))
+    (problem,) = check_plugin("check_scope").problems
+    assert "plugin 'check_scope' (check-scope 1.0)" in problem
+    assert "scope=group scores several samples in a call" in problem
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("check_absent:f", "there is no module 'check_absent'"),
+        ("check_losses:absent", "defines no 'absent'"),
+        ("check_losses:two", "takes (inputs, more); needs to take 1 argument by position"),
+        ("check_losses:later", "is async def; a plain function is needed"),
+        ("check_losses:NUMBER", "is 3; a function is needed"),
+        ("check_exits:f", "it called sys.exit(0)"),
+    ],
+)
+@pytest.mark.parametrize("field", ["reference", "selection"])
+def test_the_functions_of_an_algorithm_are_looked_at(site: Path, field: str, reference: str, said: str) -> None:
+    (site / "check_losses.py").write_text(
+        "NUMBER = 3\ndef f(inputs): ...\ndef two(inputs, more): ...\nasync def later(inputs): ..."
+    )
+    (site / "check_exits.py").write_text("import sys; sys.exit(0)\ndef f(inputs): ...")
+    given = {"reference": "check_losses:f", "selection": "", field: reference}
+    write_package(
+        site,
+        "check_algorithms",
+        HEAD + "@hookimpl\ndef rlcore_algorithms():\n"
+        f"    return [Algorithm('a', AlgorithmKind.POLICY_LOSS, scope=Scope.SAMPLE, **{given})]\n",
+    )
+    (problem,) = check_plugin("check_algorithms").problems
+    assert "plugin 'check_algorithms' (check-algorithms 1.0)" in problem
+    assert said in problem
+
+
+def test_an_algorithm_is_called_on_a_small_batch(site: Path) -> None:
+    source = """
+    def f(inputs): ...
+    @hookimpl
+    def rlcore_algorithms(): return [Algorithm('a', AlgorithmKind.ADVANTAGE, 'check_probed:f', Scope.GROUP)]
+    """
+    write_package(site, "check_probed", HEAD + dedent(source))
+    (problem,) = check_plugin("check_probed").problems
+    assert "algo.advantage=a of plugin 'check_probed' (check-probed 1.0): " in problem
+    assert "it returned None; needs" in problem
+
+
+def test_a_check_that_hangs_names_the_line(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIMIT, "1")
+    write_package(site, "check_hangs", "import time\ndef wait():\n    time.sleep(60)\nwait()\n")
+    code, problems = checked(capsys, "check_hangs")
+    assert code == 2
+    file = site / "check_hangs.py"
+    assert f"importing check_hangs: not done after 1 s, in wait at {file}:3" in problems["check_hangs"][0]
+
+
+def test_a_check_that_no_signal_reaches_names_the_line(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIMIT, "1")
+    source = "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\ntime.sleep(60)\n"
+    write_package(site, "check_deaf", source)
+    code, problems = checked(capsys, "check_deaf")
+    assert code == 2
+    expected = f"plugin 'check_deaf': its check was not done after 3 s, in <module> at {site / 'check_deaf.py'}:3"
+    assert problems["check_deaf"] == [expected]
+
+
+def test_the_name_core_belongs_to_rlcore(site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PluginError, match="plugin 'core': the name belongs to rlcore itself"):
+        load(["core"])
+    path = tmp_path / "core.py"
+    path.write_text("RLCORE_API = '1'")
+    with pytest.raises(PluginError, match=f"plugin 'core' of {path}: the name belongs to rlcore itself"):
+        load([str(path)])
+    write_package(site, "check_taken", FINE, entry_points={"rlcore": {"core": "check_taken"}})
+    with pytest.raises(PluginError, match="plugin 'core' of check-taken: the name belongs to rlcore itself"):
+        load(["core"])
+    code, problems = checked(capsys, "core")
+    assert code == 2
+    assert "give the plugin another name" in problems["core"][0]
+
+
+def test_an_entry_point_that_names_no_function_does_not_disturb_others(site: Path) -> None:
+    entry_points = {"rlcore.rewards": {"odd": "check_odd", "even": "check_odd:f"}}
+    write_package(site, "check_odd", "def f(trajectory): ...", entry_points=entry_points)
+    names = {offer.value.name for offer in load([]).entry_point_rewards()}
+    assert "even" in names
+    assert "odd" not in names
