@@ -419,8 +419,8 @@ def test_results_of_the_declared_types_pass() -> None:
     ("method", "found", "said"),
     [
         (Interface.numbers, None, "returned None; needs dict, as Interface.numbers"),
-        (Interface.version, "3", "returned str; needs Integral"),
-        (Interface.length, 2.5, "returned float; needs Integral or None"),
+        (Interface.version, "3", "returned str; needs int"),
+        (Interface.length, 2.5, "returned float; needs int or None"),
         (Interface.later, ("a",), "returned tuple; needs list"),
         (Interface.nothing, _generated(), "returned generator; needs None"),
         (Interface.nothing, _generated_async(), "returned async generator; needs None"),

@@ -105,7 +105,8 @@ class OddCritic(CriticEngine):
 
     async def update(self, minibatch):
         self.updates += 1
-        return None if self.mode == "critic update None" else {"critic/loss": 1.0}
+        odd = self.mode == "critic update None" or (self.mode == "critic late" and self.updates == 2)
+        return None if odd else {"critic/loss": 1.0}
 
     def actor_may_update(self):
         return True
@@ -219,6 +220,11 @@ def test_a_critic_has_a_directory_of_its_own_in_the_checkpoint(
     odd_run(tmp_path, "", PPO, resume=True, **{"train.max_steps": 3})
     assert "critic restored 2" in capsys.readouterr().out
     assert (run / "checkpoints" / "step_3" / "critic" / "state.json").read_text() == "3"
+
+
+def test_an_error_of_a_plugin_names_the_last_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=r"update\(\) returned None.*last checkpoint: .*step_1, go on with --resume"):
+        odd_run(tmp_path, "critic late", PPO, **{"checkpoint.every_steps": 1})
 
 
 def test_functions_that_the_reward_manager_does_not_compute_are_refused_by_the_plan(tmp_path: Path) -> None:

@@ -19,8 +19,12 @@ from rlcore.algo.advantage import (
     rloo,
     whitened,
 )
+from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
-from rlcore.errors import RewardError
+from rlcore.algo.step import with_advantages
+from rlcore.batch import collate
+from rlcore.config import AlgoConfig
+from rlcore.errors import PluginError, RewardError
 from rlcore.reward.metrics import reward_metrics
 from rlcore.types import Finish, Prompt, Reward, Scored, Trajectory, TrajectoryId
 
@@ -72,3 +76,14 @@ def test_whitening_and_the_counts_of_equal_groups_never_take_bad_numbers_for_equ
             assert reward_metrics(group)["reward/zero_std_frac"] == 0.0
         with pytest.raises(RewardError, match=f"the reward of .* is {bad}; a finite number is needed"):
             rewards_all_equal([group])
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_advantages_that_are_not_finite_are_refused_in_every_step(per_token: bool) -> None:
+    batch = collate([[scored(0, 0.0), scored(1, 1.0)]], 0)
+    shape = batch.tokens.get().loss_mask_BT.shape if per_token else (2,)
+    for number, said in ((NAN, "nan"), (INF, "inf")):
+        with pytest.raises(PluginError, match=rf"^algo\.advantage=grpo returned {said} for row 0.*finite ones"):
+            with_advantages(batch, lambda _, n=number: torch.full(shape, n), per_token, AlgoConfig(), 8, FixedKl(0.0))  # type: ignore[misc]
+    with pytest.raises(PluginError, match=r"^algo\.advantage=grpo: KeyError"):
+        with_advantages(batch, lambda _: {}["x"], per_token, AlgoConfig(), 8, FixedKl(0.0))  # type: ignore[misc]

@@ -58,7 +58,7 @@ def _num_distinct(group: Sequence[Scored]) -> int:
             if reward.token_scores is not None:
                 extra[unit] = extra.get(unit, 0.0) + float(reward.token_scores.sum(dtype=np.float64))
     rewards = {unit: score + extra.get(unit, 0.0) for unit, score in scores.items()}
-    for unit, reward in rewards.items():
-        if not math.isfinite(reward):
-            raise RewardError(f"dynamic sampling: the reward of {unit} is {reward}; a finite number is needed")
-    return len({float(np.float32(reward)) for reward in rewards.values()})
+    for unit, found in rewards.items():
+        if not math.isfinite(found):
+            raise RewardError(f"dynamic sampling: the reward of {unit} is {found}; a finite number is needed")
+    return len({float(np.float32(found)) for found in rewards.values()})

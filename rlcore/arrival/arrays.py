@@ -102,7 +102,7 @@ def _wrong_versions(versions: Any, begin: int | None, num: int) -> str:
     needed = "needs pairs (position, version) of integers, positions in ascending order"
     if not isinstance(versions, tuple):
         return f"versions is {kind(versions)}; {needed}"
-    before = -1
+    before: Any = -1
     for each in versions:
         if type(each) is not tuple or len(each) != 2 or not isinstance(each[0], _INT) or not isinstance(each[1], _INT):
             return f"versions holds {each!r:.40}; {needed}"

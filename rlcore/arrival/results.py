@@ -11,6 +11,7 @@ from rlcore.errors import PluginError, RlcoreError, WorkerError
 
 _WIDER: dict[Any, type] = {float: Real, int: Integral}
 """numpy's numbers are numbers."""
+_NAMES: dict[type, str] = {NoneType: "None", Real: "float", Integral: "int"}
 _NEVER_RAN = ("async_generator", "generator")
 """What a method with `yield` in it returns at once, without a line of it run."""
 
@@ -36,7 +37,7 @@ def checked_result(where: str, method: Callable[..., Any], result: Any) -> Any:
         return result
     if due == (NoneType,) and type(result).__name__ not in _NEVER_RAN:
         return result
-    needed = " or ".join("None" if each is NoneType else each.__name__ for each in due)
+    needed = " or ".join(_NAMES.get(each, each.__name__) for each in due)
     raise WorkerError(f"{where} returned {kind(result)}; needs {needed}, as {method.__qualname__}() declares")
 
 
@@ -58,7 +59,7 @@ def as_stream(who: str, found: Any, error: type[RlcoreError]) -> AsyncGenerator[
     """What a streaming method returned; `error` naming `who` unless it is an async generator."""
     if hasattr(found, "__aiter__") and hasattr(found, "aclose"):
         return cast(AsyncGenerator[Any, None], found)
-    raise error(f"{who} returned {kind(found)}; needs an async generator, an `async def` with `yield`")
+    raise error(f"{who}: returned {kind(found)}; needs an async generator, an `async def` with `yield`")
 
 
 @functools.cache
