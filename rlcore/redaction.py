@@ -44,6 +44,12 @@ def redact(text: str) -> str:
     return text
 
 
+def clipped(text: str, characters: int) -> str:
+    """The beginning of a text without secrets: redacted before it is cut, because half a secret is not recognised."""
+    text = redact(text)
+    return text if len(text) <= characters else text[:characters]
+
+
 def displayable(text: str) -> str:
     """Text from anywhere, as a terminal, a log or a page may show it.
 

@@ -4,7 +4,7 @@ import logging
 import re
 from collections import deque
 
-from rlcore.redaction import redact
+from rlcore.redaction import clipped
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Printed:
 
     def add(self, line: str, is_error: bool = False) -> None:
         """One line, as it came. `is_error`: of stderr, where that comes by itself and in no order with stdout."""
-        text = redact(line)[:MAX_LINE].rstrip()  # in this order: half a secret is not recognised
+        text = clipped(line, MAX_LINE).rstrip()
         self._num_lines += 1
         if text and not STACK.match(text):
             last = self._stderr if is_error else self._stdout

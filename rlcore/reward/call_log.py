@@ -67,6 +67,6 @@ class CallLog:
 
     def _cut(self, value: Any) -> str:
         text = value.decode(errors="replace") if isinstance(value, bytes) else value
-        text = text if isinstance(text, str) else ENCODER.encode(text)
+        text = redact(text if isinstance(text, str) else ENCODER.encode(text))
         left_out = len(text) - self._characters
         return text if left_out <= 0 else f"{text[: self._characters]}... ({left_out} more characters)"

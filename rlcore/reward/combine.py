@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.reward.outcome import Outcome
+from rlcore.reward.outcome import LARGEST, Outcome
 from rlcore.types import Float32s, FrozenDict, Reward, RewardStatus
 
 
@@ -43,12 +43,19 @@ def combine(
             parts[name] = each.score
             for part, value in each.parts.items():
                 parts[f"{name}/{part}"] = value
+            if not abs(score + weights[name] * each.score) <= LARGEST:
+                errors[name] = (
+                    f"its score {each.score:g} times its weight {weights[name]:g} leaves what a float32 holds"
+                )
+                continue
             score += weights[name] * each.score
             if policies and name in policies:
                 others_score += weights[name] * each.score
             if each.token_scores is not None:
                 weighted = np.float32(weights[name]) * each.token_scores
                 total = weighted if total is None else total + weighted
+                if not np.isfinite(total).all():
+                    errors[name] = f"its token scores times its weight {weights[name]:g} leave what a float32 holds"
     if skipped:
         info["skipped"] = skipped
     if not errors and parts:

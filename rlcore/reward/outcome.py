@@ -3,7 +3,7 @@
 import inspect
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from rlcore.types import Float32s, Reward, RewardStatus
 ANSWERS = ("answer", "pred")
 """Entries beside the score that are what was extracted, and no measure, also where that is a number."""
 LARGEST = float(np.finfo(np.float32).max)
+MAX_DEPTH = 32
+"""Levels of what stands beside a score; what is nested deeper would end whoever walks it by recursion."""
 SHOWN = (bool, int, float, complex, str, list, tuple, dict)
 """Types of which an error may show a short repr; that of others may be slow, huge, or somebody's own code."""
 
@@ -32,6 +34,9 @@ class Outcome:
 
 
 SKIPPED = Outcome(RewardStatus.SKIPPED)
+
+
+TOO_DEEP = f"returned what is nested more than {MAX_DEPTH} levels deep"
 
 
 def failed(error: str) -> Outcome:
@@ -110,6 +115,8 @@ def _wrong_list(value: Any, wanted: int) -> str:
 def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
     if value.status is RewardStatus.SKIPPED:
         return SKIPPED
+    if too_deep(value.info):
+        return failed(TOO_DEEP)
     info = {str(key): plain(each) for key, each in value.info.items()}
     if value.status is RewardStatus.FAILED:
         return failed(str(info.get("error") or "returned a Reward with status FAILED and no info['error']"))
@@ -137,11 +144,31 @@ def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
     score = number(value["score"])
     if isinstance(score, str):
         return failed(f"'score': {score}")
+    if too_deep(value):
+        return failed(TOO_DEEP)
     info = {str(key): plain(each) for key, each in value.items() if key != "score"}
     parts = {key: float(each) for key, each in info.items() if key not in ANSWERS and _is_measure(each)}
     if "answer" not in info and "pred" in info:
         info["answer"] = info["pred"]
     return Outcome(RewardStatus.OK, score, parts=parts, info=info)
+
+
+def too_deep(value: Any) -> bool:
+    """True where lists and mappings are nested more than MAX_DEPTH levels deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for each in level for inner in _inner(each)]
+        if not level:
+            return False
+    return True
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (list, tuple)):
+        return value
+    return list(value.flat) if isinstance(value, np.ndarray) and value.dtype.hasobject else ()
 
 
 def _is_measure(value: Any) -> bool:

@@ -11,11 +11,14 @@ from typing import Any
 import aiohttp
 
 from rlcore.errors import describe
+from rlcore.redaction import clipped
 
 logger = logging.getLogger(__name__)
 
 OTHER_FILES = 512
 """What else a run may have open: children, logs, data, a cluster."""
+LONGEST_QUOTE = 10_000
+"""Bytes of an answer that are looked at for secrets before an error quotes its beginning."""
 OVERLOADED = frozenset({429, 502, 503, 504, 529})
 
 
@@ -73,11 +76,15 @@ class Client:
         except (aiohttp.ClientError, OSError) as cause:
             raise Unavailable(f"could not be reached ({describe(cause)})") from cause
         if "json" not in kind:
-            raise NoAnswer(f"answered with {kind}, {content[:40]!r}; JSON is needed")
+            raise NoAnswer(f"answered with {kind}, {_quoted(content)}; JSON is needed")
         try:
             return json.loads(content), content
         except (ValueError, RecursionError) as cause:  # the latter for what is nested too deeply
-            raise NoAnswer(f"answered with {content[:40]!r}; JSON is needed") from cause
+            raise NoAnswer(f"answered with {_quoted(content)}; JSON is needed") from cause
+
+
+def _quoted(content: bytes) -> str:
+    return repr(clipped(content[:LONGEST_QUOTE].decode(errors="replace"), 40))
 
 
 def _refusal(response: aiohttp.ClientResponse) -> NoAnswer:
@@ -129,7 +136,7 @@ def seconds(retry_after: str) -> float | None:
         pass
     try:
         return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, OSError):  # the latter two for years that no clock has
         return None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlcore import Trajectory
+from rlcore.redaction import clipped
 from rlcore.reward.outcome import number
 from rlcore_reward_loop.client import NoAnswer
 from rlcore_reward_loop.settings import JudgeSettings
@@ -100,7 +101,7 @@ def said(answer: Any) -> str:
         choice = answer["choices"][0]
         text = choice["message"]["content"]
     except (KeyError, IndexError, TypeError) as cause:
-        raise NoAnswer(f"answered with {str(answer)[:80]!r}; choices[0].message.content is needed") from cause
+        raise NoAnswer(f"answered with {clipped(str(answer), 80)!r}; choices[0].message.content is needed") from cause
     if choice.get("finish_reason") == "length":
         raise NoAnswer("the answer was cut off; raise judge.max_tokens")
     if not isinstance(text, str) or not text.strip():
@@ -126,16 +127,16 @@ def _by_field(text: str, field: str) -> Any:
     try:
         found = json.loads(fenced.group(1) if fenced else text)
     except (ValueError, RecursionError) as cause:
-        raise NoAnswer(f"the judge said {text[:60]!r}; JSON is needed") from cause
+        raise NoAnswer(f"the judge said {clipped(text, 60)!r}; JSON is needed") from cause
     if not isinstance(found, Mapping) or field not in found:
-        raise NoAnswer(f"the judge said {text[:60]!r}; an object with '{field}' is needed")
+        raise NoAnswer(f"the judge said {clipped(text, 60)!r}; an object with '{field}' is needed")
     return found[field]
 
 
 def _by_pattern(text: str, pattern: str) -> float:
     matches = list(re.finditer(pattern, text))
     if not matches:
-        raise NoAnswer(f"the judge said {text[:60]!r}, in which pattern finds nothing")
+        raise NoAnswer(f"the judge said {clipped(text, 60)!r}, in which pattern finds nothing")
     try:
         return float(matches[-1].group(1))
     except (TypeError, ValueError) as cause:

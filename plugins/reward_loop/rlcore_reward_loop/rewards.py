@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from rlcore import FrozenDict, Lane, RewardStatus, Scope, ScoreRequest, Trajectory
+from rlcore.redaction import clipped
 from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.group_scores import after_the_group, scored_indices, with_score
-from rlcore.reward.outcome import Outcome, failed, number
+from rlcore.reward.outcome import MAX_DEPTH, Outcome, failed, number, too_deep
 from rlcore_reward_loop.client import NoAnswer
 from rlcore_reward_loop.judge import answer_tokens, chat, engine_options, messages, response_text, said, score_of
 from rlcore_reward_loop.replicas import Replicas
@@ -45,9 +46,9 @@ class ServiceSource(Source):
         answer = await self._service.ask(Call(reward, first["id"], {"samples": questions}, with_ids=True), lane)
         answers = answer.get("scores") if isinstance(answer, Mapping) else None
         if not isinstance(answers, list) or len(answers) != len(questions):
-            found = f"{len(answers)} of them" if isinstance(answers, list) else repr(answer)[:80]
+            found = f"{len(answers)} of them" if isinstance(answers, list) else clipped(repr(answer), 80)
             raise NoAnswer(f"answered with {found}; 'scores' with {len(questions)} objects is needed")
-        return [judgement(each, asked["id"]) for each, asked in zip(answers, questions, strict=True)]
+        return [_judged(each, asked["id"]) for each, asked in zip(answers, questions, strict=True)]
 
 
 class JudgeSource(Source):
@@ -67,7 +68,7 @@ class JudgeSource(Source):
             asked = tuple(FrozenDict[str, Any](each) for each in messages(trajectory, self._template, judge))
             request = ScoreRequest(identity(trajectory), asked, FrozenDict(engine_options(judge)))
             text = (await self._served_by.ask(reward, request, lane)).text
-        return [Outcome(RewardStatus.OK, score_of(text, judge), info={"said": text[:500]})]
+        return [Outcome(RewardStatus.OK, score_of(text, judge), info={"said": clipped(text, 500)})]
 
 
 class ModelSource(Source):
@@ -187,15 +188,25 @@ def question(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
+def _judged(answer: Any, asked: str) -> Outcome:
+    """Of a group's answers one that is wrong fails its own sample only."""
+    try:
+        return judgement(answer, asked)
+    except NoAnswer as cause:
+        return failed(str(cause))
+
+
 def judgement(answer: Any, asked: str) -> Outcome:
     """A service's answer about one sample; NoAnswer for anything but finite numbers, or for another sample's."""
     if not isinstance(answer, dict) or "score" not in answer:
-        raise NoAnswer(f"answered with {str(answer)[:80]!r}; an object with 'score' is needed")
+        raise NoAnswer(f"answered with {clipped(str(answer), 80)!r}; an object with 'score' is needed")
     if answer.get("id", asked) != asked:
-        raise NoAnswer(f"answered about {str(answer['id'])[:80]!r} when it was asked about '{asked}'")
+        raise NoAnswer(f"answered about {clipped(str(answer['id']), 80)!r} when it was asked about '{asked}'")
     parts, info = answer.get("parts") or {}, answer.get("info") or {}
     if not isinstance(parts, dict) or not isinstance(info, dict):
         raise NoAnswer("answered with 'parts' or 'info' that is no object")
+    if too_deep(info):
+        raise NoAnswer(f"answered with 'info' that is nested more than {MAX_DEPTH} levels deep")
     checked = {str(name): finite(str(name), part) for name, part in parts.items()}
     return Outcome(RewardStatus.OK, finite("score", answer["score"]), parts=checked, info=info)
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 LONGEST_PAUSE = 30.0
@@ -28,6 +29,8 @@ class Target:
     """Running mean of how many calls were under way with an answered one."""
     num_failures: int = 0
     """In a row."""
+    witnesses: set[object] = field(default_factory=set)
+    """Who asked in these calls."""
     last_error: str = ""
     ejected_until: float | None = None
     """When it may be tried again; None while it is in use."""
@@ -53,7 +56,9 @@ class Target:
 class Router:
     """Chooses among targets; `eject_after` failures in a row take one out of use.
 
-    With `probe`, an ejected target is asked by that until it succeeds; without, one call in earnest finds out.
+    With `probe`, an ejected target is asked by that until it succeeds. Without, one call in earnest finds out; then
+    several callers must have failed, because a single one may be what the target fails at, and the last target that is
+    in use stays in use.
     """
 
     def __init__(
@@ -86,23 +91,18 @@ class Router:
         return self._begin(self._best([each for each in usable if each is not avoid] or usable, now), now)
 
     async def take(self, due: float, avoid: Target | None = None) -> tuple[Target, int]:
-        """`take_now`, after a wait while all are ejected; NoTarget if none will be back before `due` (monotonic)."""
+        """`take_now`, after a wait while all are ejected; NoTarget if none is back before `due` (monotonic)."""
         while True:
             if taken := self.take_now(avoid):
                 return taken
-            now = time.monotonic()
-            errors = ", ".join(f"{each.name}: {each.last_error}" for each in self.targets)
-            back = min((each.ejected_until or 0.0) for each in self.targets) if self._probe is None else now
-            if max(back, now) >= due:
+            limit_s = due - time.monotonic()
+            if limit_s <= 0:
+                errors = ", ".join(f"{each.name}: {each.last_error}" for each in self.targets)
                 raise NoTarget(f"out of use until it answers again ({errors})")
             self._changed.clear()
-            trials = any(each.on_trial for each in self.targets)
-            limit_s = (due if trials or self._probe is not None else min(due, max(back, now + 0.001))) - now
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await self._changed.wait()
-            except TimeoutError:
-                continue
 
     def succeeded(self, target: Target, call: int) -> None:
         """The call was answered."""
@@ -113,12 +113,13 @@ class Router:
         target.company = float(company) if first else (1 - MEMORY) * target.company + MEMORY * company
         self._readmit(target)
 
-    def failed(self, target: Target, call: int, error: str) -> None:
-        """The call was not answered."""
+    def failed(self, target: Target, call: int, error: str, witness: object = None) -> None:
+        """The call of `witness` was not answered."""
         target.calls.pop(call)
         target.num_failures += 1
+        target.witnesses.add(witness)
         target.last_error = error
-        if target.num_failures < self._eject_after and not target.on_trial:
+        if not target.on_trial and not self._proven(target):
             return
         pause_s = self._pause_s * min(LONGEST_PAUSE, 2.0**target.num_ejections)
         if target.ejected_until is None or target.on_trial:
@@ -129,6 +130,12 @@ class Router:
             self._changed.set()
         if self._probe is not None and target not in self._probing:
             self._probing[target] = asyncio.create_task(self._until_back(target), name=f"health of {target.name}")
+
+    def _proven(self, target: Target) -> bool:
+        if target.num_failures < self._eject_after:
+            return False
+        others = any(each.ejected_until is None for each in self.targets if each is not target)
+        return self._probe is not None or (others and len(target.witnesses) > 1)
 
     def dropped(self, target: Target, call: int) -> None:
         """Nobody waits for the call any more; it says nothing about the target."""
@@ -162,6 +169,7 @@ class Router:
 
     def _readmit(self, target: Target) -> None:
         target.num_failures = target.num_ejections = 0
+        target.witnesses.clear()
         if target.ejected_until is not None:
             target.ejected_until = None
             target.on_trial = False

@@ -231,13 +231,13 @@ class _Tries:
                         target.name + self.call.path, self.body, self.settings.max_response_bytes
                     )
             except TimeoutError:
-                service.router.failed(target, number, "no answer in time")
+                service.router.failed(target, number, "no answer in time", self.call.id)
                 service.gate.overloaded()
                 raise self._no_answer(f"no answer within deadline_s={self.settings.deadline_s:g}") from None
             except Unavailable as cause:
                 if cause.overloaded:
                     service.gate.overloaded()
-                service.router.failed(target, number, str(cause))
+                service.router.failed(target, number, str(cause), self.call.id)
                 self.last, avoid = str(cause), target
                 await self._pause(due, cause.retry_after_s)
             except NoAnswer as cause:

@@ -162,8 +162,9 @@ def test_a_failing_target_is_left_alone_until_one_call_finds_it_well_again() -> 
         router = Router(["a", "b"], eject_after=2, pause_s=600)
         due = time.monotonic() + 20
         a, b = router.targets
-        for _ in range(2):
-            router.failed(*(await router.take(due, avoid=b)), "answered 503")
+        for witness in range(2):
+            assert router.num_ejected == 0
+            router.failed(*(await router.take(due, avoid=b)), "answered 503", witness)
         assert router.num_ejected == 1
         assert {(await router.take(due))[0].name for _ in range(5)} == {"b"}
         a.ejected_until = time.monotonic()  # its pause is over
@@ -178,10 +179,40 @@ def test_a_failing_target_is_left_alone_until_one_call_finds_it_well_again() -> 
 
 def test_a_call_that_finds_every_target_out_of_use_for_longer_than_it_may_wait_says_why() -> None:
     async def run() -> None:
-        router = Router(["a"], eject_after=1, pause_s=60)
-        router.failed(*(await router.take(time.monotonic() + 1)), "answered 503")
-        with pytest.raises(NoTarget, match="a: answered 503"):
-            await router.take(time.monotonic() + 5)
+        async def probe(target: object) -> bool:
+            return False
+
+        router = Router(["a"], eject_after=1, pause_s=0.01, probe=probe)
+        router.failed(*(await router.take(time.monotonic() + 1)), "died")
+        with pytest.raises(NoTarget, match="a: died"):
+            await router.take(time.monotonic() + 0.1)
+        await router.close()
+
+    asyncio.run(run())
+
+
+def test_one_sample_ejects_nobody_however_often_it_is_asked() -> None:
+    async def run() -> None:
+        router = Router(["a", "b"], eject_after=2, pause_s=600)
+        for _ in range(10):
+            router.failed(*(await router.take(time.monotonic() + 1, avoid=router.targets[1])), "reset", "the sample")
+        assert router.num_ejected == 0
+        router.failed(*(await router.take(time.monotonic() + 1, avoid=router.targets[1])), "reset", "another")
+        assert router.num_ejected == 1
+
+    asyncio.run(run())
+
+
+def test_the_last_address_stays_in_use() -> None:
+    async def run() -> None:
+        router = Router(["a", "b"], eject_after=2, pause_s=600)
+        for witness in range(20):
+            router.failed(*(await router.take(time.monotonic() + 1)), "answered 503", witness)
+        assert router.num_ejected == 1
+        alone = Router(["a"], eject_after=1, pause_s=600)
+        for witness in range(5):
+            alone.failed(*(await alone.take(time.monotonic() + 1)), "answered 503", witness)
+        assert alone.num_ejected == 0
 
     asyncio.run(run())
 
