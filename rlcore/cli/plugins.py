@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rlcore.plan import Provider
     from rlcore.plugins import Hooks
 
+_START_S = 30.0
+"""For starting a process and importing rlcore in it."""
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 
@@ -145,9 +147,11 @@ def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
 def _checked(row: Row) -> Row:
     """The row with what a fresh process finds wrong with the plugin."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from rlcore.cli.plugins import report; report({row.source!r})"
-    done = run_fresh(code, _hard_limit_s() + 10)
+    done = run_fresh(code, _hard_limit_s() + _START_S)
     if done is None:
-        return replace(row, problems=(f"plugin '{row.name}': checking it took more than {_hard_limit_s() + 10:g} s",))
+        return replace(
+            row, problems=(f"plugin '{row.name}': checking it took more than {_hard_limit_s() + _START_S:g} s",)
+        )
     frames = _FRAME.findall(done.errors.partition("Timeout (")[2].rpartition("Thread ")[2])
     if frames:
         where = "in {2} at {0}:{1}".format(*frames[0])
@@ -175,10 +179,10 @@ def _hard_limit_s() -> float:
 
 def report(source: str) -> None:
     """Print what is wrong with a plugin as one JSON line; runs in a process of its own, with nothing imported yet."""
-    faulthandler.dump_traceback_later(_hard_limit_s(), exit=True)
     from rlcore.plugins import load
     from rlcore.testing import check_plugin
 
+    faulthandler.dump_traceback_later(_hard_limit_s(), exit=True)
     found: dict[str, Any] = {}
     with redirect_stdout(sys.stderr):  # a plugin may print when it is imported
         checked = check_plugin(source)

@@ -13,12 +13,12 @@ from rlcore.plan.limits import limited
 from rlcore.plan.requests import check_class
 from rlcore.plugins import Hooks, load
 from rlcore.plugins.load import name_of
-from rlcore.reward.signature import COMPUTE_SCORE_NAMES, read_signature
+from rlcore.reward.signature import COMPUTE_SCORE_NAMES, TRL_NAMES, is_factory, read_signature
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "vllm", "ray")
 """What importing a plugin should not import: planning and `--help` would take seconds."""
 
-SAMPLE_NAMES = frozenset({"prompts", "completions", "trajectory", "trajectories", *COMPUTE_SCORE_NAMES})
+SAMPLE_NAMES = frozenset({"trajectory", "trajectories", *TRL_NAMES, *COMPUTE_SCORE_NAMES})
 """Parameters that get something of a sample; a function's others are columns of the data, or `kwargs`."""
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -43,8 +43,8 @@ def check_plugin(name_or_path: str) -> Report:
     """What is wrong with an installed plugin, or with a plugin in a .py file.
 
     Loads it and calls its hooks, but for the one that needs a run's requests; imports the functions it refers to, and
-    calls estimators, losses and selections on a small batch. Heavy
-    imports can only be seen in a process that has not done them already, so run it in a fresh one.
+    calls estimators, losses and selections on a small batch. Heavy imports can only be seen in a process that has not
+    done them already, so run it in a fresh one.
     """
     already = set(sys.modules)
     try:
@@ -106,6 +106,8 @@ def _check_reward(offer: Offer[RewardFunction]) -> None:
     with boundary(whose, PluginError, CALLED), limited(whose):
         target = load_reference(value.reference)
     required = set(_required(target))
+    if is_factory(target, dict.fromkeys(required)):
+        return  # what it makes depends on `kwargs`
     by_sample = set() if isinstance(target, type) else required & SAMPLE_NAMES
     given = required - by_sample if by_sample or isinstance(target, type) else set()
     read_signature(value.name, target, dict.fromkeys(given), value.scope.value)
