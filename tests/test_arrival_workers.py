@@ -1,18 +1,140 @@
-"""Results of the wrong type name worker and method, in a thread as in a process."""
+"""Completions and results of workers are checked when they arrive: what is wrong names worker and method."""
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rlcore.arrival.arrays import check_completion
+from rlcore.arrival.results import checked_result
 from rlcore.cluster.local import LocalCluster
 from rlcore.errors import WorkerError
 from rlcore.launch import Deadlines, plan_run
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
+from rlcore.types import Completion, Finish
+from rlcore.workers import Worker
+
+NAN, INF = float("nan"), float("inf")
+
+
+def ids(*values: int) -> Any:
+    return np.array(values, dtype=np.int32)
+
+
+def floats(*values: float) -> Any:
+    return np.array(values, dtype=np.float32)
+
+
+GOOD = Completion("a/0", 0, ids(1, 2, 256), floats(-1, 0, -0.5), Finish.STOP, 3, versions=((0, 3), (2, 4)))
+
+
+def test_a_completion_that_can_be_trained_on_passes() -> None:
+    for good in (
+        GOOD,
+        replace(GOOD, logprobs=floats(5e-5, -80, 0)),
+        replace(GOOD, token_ids=ids(), logprobs=floats(), versions=()),
+        replace(GOOD, token_ids=GOOD.token_ids.astype(np.int64), logprobs=GOOD.logprobs.astype(np.float64)),
+        replace(GOOD, finish=Finish.LENGTH, versions=()),
+    ):
+        check_completion("rollout[0].generate()", good, 257)
+    check_completion("rollout[0].generate()", replace(GOOD, token_ids=ids(1, 2, 2**31 - 1)), None)
+
+
+COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "id beyond the vocabulary": ({"token_ids": ids(1, 257, 3)}, "token id 257; needs 0 to 256, the model's vocab"),
+    "negative id": ({"token_ids": ids(1, -1, 3)}, "token id -1; needs 0 to 256"),
+    "ids that are floats": ({"token_ids": floats(1, 2, 3)}, r"token_ids has shape \(3,\) and dtype float32; needs"),
+    "ids in a list": ({"token_ids": [1, 2, 3]}, "token_ids is list; needs a numpy array"),
+    "ids in two dimensions": ({"token_ids": ids(1, 2, 3)[None]}, r"token_ids has shape \(1, 3\)"),
+    "NaN": ({"logprobs": floats(-1, NAN, -1)}, "log-prob nan; needs finite numbers of at most 0"),
+    "minus infinity": ({"logprobs": floats(-1, -INF, -1)}, "log-prob -inf; needs"),
+    "infinity": ({"logprobs": floats(-1, INF, -1)}, "log-prob inf; needs"),
+    "positive": ({"logprobs": floats(-1, 0.001, -1)}, "log-prob 0.001; needs"),
+    "log-probs that are integers": ({"logprobs": ids(0, 0, 0)}, "logprobs has .* dtype int32; needs"),
+    "log-probs that are None": ({"logprobs": None}, "logprobs is None; needs a numpy array"),
+    "other lengths": ({"logprobs": floats(-1, -1)}, "found 3 token_ids and 2 logprobs; needs one log-prob per token"),
+    "finish as text": ({"finish": "stop"}, "finish is 'stop'; needs one of"),
+    "version as text": ({"version": "3"}, "version is '3'; needs the number of the weights"),
+    "version below 0": ({"version": -1}, "version is -1"),
+    "versions as a list": ({"versions": [(0, 3)]}, "versions is list; needs pairs"),
+    "versions that are no pairs": ({"versions": (3,)}, "versions holds 3; needs pairs"),
+    "versions from the middle": ({"versions": ((1, 3),)}, "versions begins at position 1; needs 0"),
+    "versions out of order": ({"versions": ((0, 3), (2, 4), (1, 5))}, r"versions holds \(1, 5\) of 3 tokens"),
+    "versions beyond the end": ({"versions": ((0, 3), (3, 4))}, r"versions holds \(3, 4\) of 3 tokens"),
+    "sample as text": ({"sample": "0"}, "request_id and sample are not those of the request"),
+}
+
+
+@pytest.mark.parametrize("case", COMPLETIONS)
+def test_a_completion_that_cannot_be_trained_on_names_the_replica(case: str) -> None:
+    change, said = COMPLETIONS[case]
+    bad = object.__new__(Completion)
+    bad.__dict__.update(GOOD.__dict__ | change)
+    with pytest.raises(WorkerError, match=rf"^rollout\[1\]\.generate\(\): sample .* of request 'a/0': {said}"):
+        check_completion("rollout[1].generate()", bad, 257)
+
+
+@pytest.mark.parametrize("item", [None, "text", ids(1)])
+def test_an_item_that_is_not_a_completion_names_the_replica(item: Any) -> None:
+    with pytest.raises(WorkerError, match=r"^rollout\[0\]\.generate\(\) yielded (None|str|ndarray); needs Completion"):
+        check_completion("rollout[0].generate()", item, 257)
+
+
+class Interface(Worker):
+    """Methods with every kind of declaration."""
+
+    def numbers(self) -> dict[str, float]: ...  # type: ignore[empty-body]
+    def version(self) -> int: ...  # type: ignore[empty-body]
+    def length(self) -> int | None: ...
+    def nothing(self) -> None: ...
+    def anything(self) -> Any: ...
+    def unsaid(self): ...  # type: ignore[no-untyped-def]
+    async def later(self) -> list[str]: ...  # type: ignore[empty-body]
+
+
+def _generated() -> Any:
+    yield 1
+
+
+async def _generated_async() -> Any:
+    yield 1
+
+
+def test_results_of_the_declared_types_pass() -> None:
+    for method, found in (
+        (Interface.numbers, {}),
+        (Interface.version, np.int64(3)),
+        (Interface.length, None),
+        (Interface.nothing, None),
+        (Interface.nothing, "ignored"),
+        (Interface.anything, object()),
+        (Interface.unsaid, 3),
+        (Interface.later, ["a"]),
+    ):
+        assert checked_result("w[0].m()", method, found) is found
+
+
+@pytest.mark.parametrize(
+    ("method", "found", "said"),
+    [
+        (Interface.numbers, None, "returned None; needs dict, as Interface.numbers"),
+        (Interface.version, "3", "returned str; needs int"),
+        (Interface.length, 2.5, "returned float; needs int or None"),
+        (Interface.later, ("a",), "returned tuple; needs list"),
+        (Interface.nothing, _generated(), "returned generator; needs None"),
+        (Interface.nothing, _generated_async(), "returned async generator; needs None"),
+    ],
+)
+def test_results_of_another_type_name_worker_and_method(method: Any, found: Any, said: str) -> None:
+    with pytest.raises(WorkerError, match=rf"^w\[0\]\.m\(\) {said}"):
+        checked_result("w[0].m()", method, found)
+
 
 SOURCE = """
     from abc import abstractmethod

@@ -84,6 +84,7 @@ def site(tmp_path: Path) -> Iterator[Path]:
     """A directory of packages that are installed for the test, one with functions in it."""
     with importable(tmp_path / "site") as place:
         (place / "probe_functions.py").write_text(FUNCTIONS)
+        (place / "probe_breaks.py").write_text("import nothing_like_it\n\ndef f(inputs): return inputs.rewards_B\n")
         yield place
 
 
@@ -129,8 +130,8 @@ ESTIMATORS = {
     "with_epsilon": ({}, "returned nan for row 6, the one sample that is left of its group; needs .*finite ones"),
     "by_row": ({}, "gave two rows of one sample different advantages; needs one number per sample"),
     "learned": ({}, "requires a gradient; needs advantages, which are constants"),
-    "raises": ({}, r"it raised: KeyError: 'which'"),
-    "leaves": ({}, r"it raised: SystemExit: 0"),
+    "raises": ({}, r"it failed: KeyError: 'which'"),
+    "leaves": ({}, r"it failed: it called sys\.exit\(0\)"),
     "missing": ({}, "'probe_functions' has no 'missing'; choose from"),
 }
 
@@ -152,7 +153,7 @@ def test_estimators_that_do_what_they_say_pass(site: Path) -> None:
 
 @pytest.mark.parametrize("name", ["with_values", "with_baseline"])
 def test_what_an_estimator_does_not_say_it_needs_it_does_not_get(site: Path, name: str) -> None:
-    with pytest.raises(PluginError, match=f"algo.advantage={name}.*it raised: TypeError.*NoneType"):
+    with pytest.raises(PluginError, match=f"algo.advantage={name}.*it failed: TypeError.*NoneType"):
         probe(estimator(name, per_token=name == "with_values"), "mine")
 
 
@@ -170,7 +171,7 @@ LOSSES = {
     "a_number": "returned the metric 'size', which is float; needs",
     "with_gradient": "returned the metric 'size' with a gradient; needs it detached",
     "no_mapping": "metrics that are list; needs a mapping",
-    "raises": "it raised: KeyError: 'which'",
+    "raises": "it failed: KeyError: 'which'",
 }
 
 
@@ -221,7 +222,8 @@ PLUGIN = """
     ("kind", "reference", "said"),
     [
         ("ADVANTAGE", "probe_functions:scalar", r"algo\.advantage=mine of plugin 'probed' .*returned a tensor"),
-        ("ADVANTAGE", "probe_nowhere:f", r"algo\.advantage=mine of plugin 'probed' .*No module named 'probe_nowhere'"),
+        ("ADVANTAGE", "probe_nowhere:f", r"plugin 'probed' .*algo\.advantage=mine: .*no module 'probe_nowhere'"),
+        ("ADVANTAGE", "probe_breaks:f", r"algo\.advantage=mine of plugin 'probed' .*importing 'probe_breaks' failed"),
         ("POLICY_LOSS", "probe_functions:detached", r"algo\.policy_loss=mine of plugin 'probed' .*does not depend"),
     ],
 )

@@ -21,7 +21,7 @@ from rlcore.algo.registry import resolve
 from rlcore.algo.token_rewards import token_rewards
 from rlcore.arrival.results import kind
 from rlcore.config import AlgoConfig
-from rlcore.errors import PluginError, boundary
+from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.plan import Algorithm, AlgorithmKind, Need
 
 _GROUP_B = (0, 0, 0, 0, 1, 1, 2)
@@ -188,10 +188,7 @@ def _called(function: Callable[..., Any], inputs: Any, who: str) -> Any:
         raise PluginError(f"{who} takes {inspect.signature(function)}: {cause}; {needed}") from cause
     except ValueError:  # a function of C without a text signature
         pass
-    with (
-        warnings.catch_warnings(),
-        boundary(f"{who} raised", PluginError, BaseException),
-    ):  # no signal comes to a thread
+    with warnings.catch_warnings(), boundary(f"{who} failed", PluginError, CALLED):
         warnings.simplefilter("ignore")
         return function(inputs)
 

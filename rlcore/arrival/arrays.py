@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlcore.arrival.results import kind
-from rlcore.errors import PluginError, RlcoreError, WorkerError
+from rlcore.errors import PluginError, RlcoreError, WorkerError, shown
 from rlcore.types import (
     Batch,
     Completion,
@@ -45,7 +45,7 @@ def check_completion(who: str, item: Any, vocabulary: int | None) -> None:
     if not isinstance(item, Completion):
         raise WorkerError(f"{who} yielded {kind(item)}; needs Completion")
     if problem := _wrong_completion(item, vocabulary):
-        raise WorkerError(f"{who}: sample {item.sample!r:.40} of request {item.request_id!r:.80}: {problem}")
+        raise WorkerError(f"{who}: sample {shown(item.sample)} of request {shown(item.request_id)}: {problem}")
 
 
 def _wrong_completion(item: Completion, vocabulary: int | None) -> str:
@@ -61,9 +61,9 @@ def _wrong_completion(item: Completion, vocabulary: int | None) -> str:
     if num and (problem := _wrong_ids(item.token_ids, vocabulary) or wrong_logprobs(item.logprobs)):
         return problem
     if not isinstance(item.finish, Finish):
-        return f"finish is {item.finish!r:.40}; needs one of {', '.join(map(repr, Finish))}"
+        return f"finish is {shown(item.finish)}; needs one of {', '.join(map(repr, Finish))}"
     if not isinstance(item.version, int) or item.version < 0:
-        return f"version is {item.version!r:.40}; needs the number of the weights, 0 or more"
+        return f"version is {shown(item.version)}; needs the number of the weights, 0 or more"
     return _wrong_versions(item.versions, 0, num) if item.versions else ""
 
 
@@ -105,9 +105,9 @@ def _wrong_versions(versions: Any, begin: int | None, num: int) -> str:
     before: Any = -1
     for each in versions:
         if type(each) is not tuple or len(each) != 2 or not isinstance(each[0], _INT) or not isinstance(each[1], _INT):
-            return f"versions holds {each!r:.40}; {needed}"
+            return f"versions holds {shown(each)}; {needed}"
         if not before < each[0] < (num or 1) or each[1] < 0:
-            return f"versions holds {each!r:.40} of {num} tokens; {needed}"
+            return f"versions holds {shown(each)} of {num} tokens; {needed}"
         if before < 0 and begin is not None and each[0] != begin:
             return f"versions begins at position {each[0]}; needs {begin}, the first token"
         before = each[0]
@@ -139,9 +139,9 @@ def _wrong_trajectory(row: Trajectory) -> str:
     if not isinstance(row.completion, (str, tuple)):
         return f"completion is {kind(row.completion)}; needs text, or a tuple of messages"
     if not isinstance(row.finish, Finish):
-        return f"finish is {row.finish!r:.40}; needs one of {', '.join(map(repr, Finish))}"
+        return f"finish is {shown(row.finish)}; needs one of {', '.join(map(repr, Finish))}"
     if not isinstance(row.num_parts, int) or row.num_parts < 0:
-        return f"num_parts is {row.num_parts!r:.40}; needs the number of parts, or 0"
+        return f"num_parts is {shown(row.num_parts)}; needs the number of parts, or 0"
     return _wrong_versions(row.versions, None, num)
 
 
@@ -154,7 +154,7 @@ def check_scored(who: str, row: Any) -> None:
         raise PluginError(f"{who} yielded Scored of {found}; needs a Trajectory and its Reward")
     status, score = row.reward.status, row.reward.score
     if not isinstance(status, RewardStatus):
-        found = f"status is {status!r:.40}; needs one of {', '.join(map(repr, RewardStatus))}"
+        found = f"status is {shown(status)}; needs one of {', '.join(map(repr, RewardStatus))}"
         raise PluginError(f"{who}: reward of {row.trajectory.id}: {found}")
     if not isinstance(score, (float, Real)) or isinstance(score, bool):
         raise PluginError(f"{who}: reward of {row.trajectory.id}: score is {kind(score)}; needs a number")
@@ -207,5 +207,5 @@ def checked_metrics(who: str, value: Any, error: type[RlcoreError]) -> Metrics:
         raise error(f"{who} returned {kind(value)}; {needed}")
     for name, each in value.items():
         if not isinstance(name, str) or isinstance(each, bool) or not isinstance(each, (float, Real)):
-            raise error(f"{who} returned {name!r:.60}: {each!r:.40}; {needed}")
+            raise error(f"{who} returned {shown(name)}: {shown(each)}; {needed}")
     return {name: float(each) for name, each in value.items()}

@@ -1,7 +1,8 @@
 """The components of the three slots, behind the checks of what they hand over.
 
 The core calls them through these objects, which have the methods of the slot's interface; all else is the component's
-own. What a component raises becomes a PluginError that names it; an RlcoreError stays what it is.
+own. What a component raises while it streams, or computes for an update, becomes a PluginError that names it; an
+RlcoreError stays what it is.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -30,6 +31,15 @@ class _Checked:
     def __init__(self, component: Any, who: str) -> None:
         vars(self).update(_component=component, _who=who)
 
+    @property
+    def __class__(self) -> type[Any]:
+        """The component's: `isinstance` sees through this object."""
+        return type(self._component)
+
+    @__class__.setter
+    def __class__(self, cls: type[Any]) -> None:
+        raise TypeError("a component's class stays what it is")
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._component, name)
 
@@ -38,9 +48,7 @@ class _Checked:
 
     def metrics(self) -> Metrics:
         """The component's own."""
-        who = f"{self._who}: metrics()"
-        with boundary(who, PluginError):
-            return checked_metrics(who, self._component.metrics(), PluginError)
+        return checked_metrics(f"{self._who}: metrics()", self._component.metrics(), PluginError)
 
 
 class CheckedAgent(_Checked):
@@ -138,8 +146,7 @@ class CheckedCritic(_Checked):
     async def expect(self, num_updates: int) -> int:
         """See `CriticEngine.expect`."""
         who = f"{self._who}: expect()"
-        with boundary(who, PluginError):
-            found = await awaitable(who, self._component.expect(num_updates))
+        found = await awaitable(who, self._component.expect(num_updates))
         return int(plain(who, found, int, "the number of updates of the actor"))
 
     async def values(self, batch: Batch) -> Ref[Float32s] | None:
@@ -160,8 +167,7 @@ class CheckedCritic(_Checked):
     def actor_may_update(self) -> bool:
         """See `CriticEngine.actor_may_update`."""
         who = f"{self._who}: actor_may_update()"
-        with boundary(who, PluginError):
-            return bool(plain(who, self._component.actor_may_update(), (bool, np.bool_), "True or False"))
+        return bool(plain(who, self._component.actor_may_update(), (bool, np.bool_), "True or False"))
 
 
 def _place(row: TrajectoryId) -> _Row:

@@ -15,7 +15,7 @@ from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.ranks import check_ranks
 from rlcore.plan.requests import check_shipped, choose_classes, gather
-from rlcore.plan.rewards import brought_rewards, check_manager, resolve_rewards
+from rlcore.plan.rewards import brought_rewards, resolve_rewards
 from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.turns import memory_of_devices, plan_turns
 from rlcore.plan.types import Provider
@@ -32,8 +32,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     algorithms = choose_algorithms(config, offers)
     check_needs(config, algorithms, components["critic"].provided_by)
     arithmetic = batch_arithmetic(config)
-    rewards = resolve_rewards(loaded, offers)
-    check_manager(rewards, components["reward"])
+    rewards = resolve_rewards(loaded, offers, components["reward"])
     references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
     workers = choose_classes(config, offers, gather(config, offers, components, references))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)

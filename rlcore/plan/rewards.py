@@ -19,12 +19,15 @@ from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, RewardPart,
 from rlcore.types import SAMPLE_NAMES
 
 
-def resolve_rewards(loaded: LoadedConfig, offers: Offers) -> tuple[ResolvedReward, ...]:
+def resolve_rewards(loaded: LoadedConfig, offers: Offers, manager: ComponentPlan) -> tuple[ResolvedReward, ...]:
     """The configured reward functions by name, none of them imported.
 
-    ConfigError for a file, function or name that does not exist; PluginError for a name that two parties offer.
+    ConfigError for a file, function or name that does not exist, and for functions that the run's manager does not
+    compute; PluginError for a name that two parties offer.
     """
     functions = loaded.config.reward.functions
+    if functions:
+        _check_computes(sorted(functions), manager)
     return tuple(_resolve(name, functions[name], loaded, offers) for name in sorted(functions))
 
 
@@ -36,11 +39,11 @@ def brought_rewards(config: RunConfig, manager: ComponentPlan) -> tuple[RewardPa
     return tuple(listed(parts, RewardPart, whose))
 
 
-def check_manager(rewards: Sequence[ResolvedReward], manager: ComponentPlan) -> None:
-    """ConfigError for functions that the run's reward manager does not compute: the plan would list them in vain."""
-    if rewards and not manager.component.uses_reward_functions:
+def _check_computes(names: Sequence[str], manager: ComponentPlan) -> None:
+    """The plan would list in vain what the manager ignores."""
+    if not manager.component.uses_reward_functions:
         raise ConfigError(
-            f"reward.functions: {', '.join(each.name for each in rewards)} are configured, but reward.manager="
+            f"reward.functions: {', '.join(names)} are configured, but reward.manager="
             f"{manager.component.name} of {manager.provided_by} does not compute them (its Component does not say "
             "uses_reward_functions=True); leave them out, or choose another reward.manager, such as functions"
         )
