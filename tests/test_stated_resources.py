@@ -227,9 +227,9 @@ def test_a_pool_that_was_asked_for_is_not_replaced_by_the_class() -> None:
         ("replace(request, role=type(request.role)('rollout', ActorWorker))", "changed role from"),
         ("replace(request, backend='vllm')", "changed backend from 'sprint' to 'vllm'"),
         ("replace(request, isolated=False)", "changed isolated from True to False"),
-        ("replace(request, replicas=0)", "0 replicas of 1 ranks"),
+        ("replace(request, replicas=0)", "replicas is 0; needs a whole number of at least 1"),
         ("replace(request, gpus=-1.0)", "gpus"),
-        ("replace(request, gpus=1.5)", "1.5 gpus; needs a share of one device, or a whole number of them"),
+        ("replace(request, gpus=1.5)", "gpus is 1.5; needs a share of one device, or a whole number of them"),
         ("replace(request, device_frac=1.5)", "device_frac"),
         ("replace(request, cached_tokens=-1)", "cached_tokens"),
     ],
@@ -240,29 +240,14 @@ def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, s
     assert said in line
 
 
-def test_a_complete_of_another_arity_is_refused_before_it_is_called(tmp_path: Path) -> None:
-    source = """
-    from rlcore import RolloutWorker, WorkerClass, hookimpl
-    from rlcore.testing.null import NullReplica
-
-    class Mine(NullReplica): ...
-
-    @hookimpl
-    def rlcore_worker_classes():
-        return [WorkerClass(RolloutWorker, "mine", Mine, complete=lambda config, request: request)]
-    """
-    write_package(tmp_path / "site", "odd", source)
-    hooks, loaded = configure([], [*SETTINGS, "rollout.backend=mine", "plugins.odd={}"], ["null"])
-    with pytest.raises(
-        PluginError, match=r"plugin 'odd' .*: offers odd\.Mine .* its complete\(\) takes \(config, request\)"
-    ):
-        make_plan(loaded, hooks, Facts(cpus=2))
-
-
 @pytest.mark.parametrize(
     ("offer", "said"),
     [
-        ("complete=None", "complete is None; needs a function of config, section, request"),
+        ("complete=None", "complete is None; needs a function of (config, section, request)"),
+        (
+            "complete=lambda config, request: request",
+            "complete takes (config, request), needs (config, section, request)",
+        ),
         ("weight_sync='files'", "weight_sync is 'files'; needs a frozenset of: files, link"),
         ("weight_sync=frozenset({'nccl'})", "needs a frozenset of: files, link"),
     ],
@@ -281,7 +266,7 @@ def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: st
     write_package(tmp_path / "site", "odd", source)
     with pytest.raises(PluginError) as caught:
         configure([], [*SETTINGS, "plugins.odd={}"], ["null"])[0].worker_classes()
-    assert "WorkerClass for backend 'mine'" in str(caught.value)
+    assert "plugin 'odd' (odd 1.0): rlcore_worker_classes(): WorkerClass 'mine': " in str(caught.value)
     assert said in str(caught.value)
 
 
@@ -423,8 +408,8 @@ def asks(role, backend):
 @hookimpl
 def rlcore_reward_managers():
     return [
-        Component("restless", lambda context: None, asks(Role("judge", Judge), "mine")),
-        Component("restful", lambda context: None, asks(Role("judge", RewardReplica), "mine")),
+        Component("restless", lambda context: None, asks(Role("judge", Judge), "mine"), uses_reward_functions=True),
+        Component("restful", lambda context: None, asks(Role("judge", RewardReplica), "mine"), uses_reward_functions=True),
     ]
 
 
