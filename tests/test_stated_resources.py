@@ -174,7 +174,6 @@ def test_a_tensor_parallel_engine_states_devices_memory_pool_cpus_and_threads(mo
     assert "3 x 1 x 2 GPUs" in table
     assert "70% of a device" in table
     assert plan_to_json(plan)["workers"]["rollout"]["device_frac"] == 0.7
-    assert not any("the memory of" in note and "rollout" in note for note in plan.notes)
 
 
 def test_an_actor_of_four_devices_per_rank_and_a_reference_state_theirs() -> None:
@@ -188,6 +187,7 @@ def test_an_actor_of_four_devices_per_rank_and_a_reference_state_theirs() -> Non
     }
     assert request_of(plan, "reference").replicas == 2
     assert plan.memory_bytes == {"actor": 6 * 10**9, "reference": 10**9}
+    assert not any("the memory of" in note for note in plan.notes), "the rollout states a share of its device"
     assert plan.device_bytes["engines"] == {"training": int(0.7 * 80 * GIB)}
     two = planned(*more, "plugins.sprint.devices=1", "actor.ranks=2", facts=Facts(cpus=8, gpus=11))
     assert next(pool.gpus_per_node for pool in two.pools if pool.name == "main") == 8
@@ -405,11 +405,15 @@ def asks(role, backend):
     return lambda config, section: [WorkerRequest(role, backend, gpus=1.0 if config.cluster.device == "cuda" else 0.0)]
 
 
+def managed(name, role):
+    return Component(name, lambda context: None, asks(role, "mine"), uses_reward_functions=True)
+
+
 @hookimpl
 def rlcore_reward_managers():
     return [
-        Component("restless", lambda context: None, asks(Role("judge", Judge), "mine"), uses_reward_functions=True),
-        Component("restful", lambda context: None, asks(Role("judge", RewardReplica), "mine"), uses_reward_functions=True),
+        managed("restless", Role("judge", Judge)),
+        managed("restful", Role("judge", RewardReplica)),
     ]
 
 
