@@ -105,7 +105,7 @@ def test_settings_that_only_ray_obeys_have_no_effect_elsewhere_and_say_so(pool: 
 def test_a_pool_of_a_plugin_that_is_garbage_is_refused_with_the_field(site: Path, spec: str, said: str) -> None:
     write_package(site, "pooled", pooled(pools=f"PoolSpec('engines', {spec})"))
     line = refused(PluginError, *ENGINES, *RAY, plugins=("pooled",))
-    assert "PoolSpec 'engines': " in line
+    assert line.startswith(f"{WHO}: rlcore_resource_pools(): PoolSpec 'engines': ")
     assert said in line
 
 

@@ -174,7 +174,6 @@ def test_a_tensor_parallel_engine_states_devices_memory_pool_cpus_and_threads(mo
     assert "3 x 1 x 2 GPUs" in table
     assert "70% of a device" in table
     assert plan_to_json(plan)["workers"]["rollout"]["device_frac"] == 0.7
-    assert not any("the memory of" in note and "rollout" in note for note in plan.notes)
 
 
 def test_an_actor_of_four_devices_per_rank_and_a_reference_state_theirs() -> None:
@@ -188,6 +187,7 @@ def test_an_actor_of_four_devices_per_rank_and_a_reference_state_theirs() -> Non
     }
     assert request_of(plan, "reference").replicas == 2
     assert plan.memory_bytes == {"actor": 6 * 10**9, "reference": 10**9}
+    assert not any("the memory of" in note for note in plan.notes), "the rollout states a share of its device"
     assert plan.device_bytes["engines"] == {"training": int(0.7 * 80 * GIB)}
     two = planned(*more, "plugins.sprint.devices=1", "actor.ranks=2", facts=Facts(cpus=8, gpus=11))
     assert next(pool.gpus_per_node for pool in two.pools if pool.name == "main") == 8
@@ -227,9 +227,9 @@ def test_a_pool_that_was_asked_for_is_not_replaced_by_the_class() -> None:
         ("replace(request, role=type(request.role)('rollout', ActorWorker))", "changed role from"),
         ("replace(request, backend='vllm')", "changed backend from 'sprint' to 'vllm'"),
         ("replace(request, isolated=False)", "changed isolated from True to False"),
-        ("replace(request, replicas=0)", "0 replicas of 1 ranks"),
+        ("replace(request, replicas=0)", "replicas is 0; needs a whole number of at least 1"),
         ("replace(request, gpus=-1.0)", "gpus"),
-        ("replace(request, gpus=1.5)", "1.5 gpus; needs a share of one device, or a whole number of them"),
+        ("replace(request, gpus=1.5)", "gpus is 1.5; needs a share of one device, or a whole number of them"),
         ("replace(request, device_frac=1.5)", "device_frac"),
         ("replace(request, cached_tokens=-1)", "cached_tokens"),
     ],
@@ -240,29 +240,14 @@ def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, s
     assert said in line
 
 
-def test_a_complete_of_another_arity_is_refused_before_it_is_called(tmp_path: Path) -> None:
-    source = """
-    from rlcore import RolloutWorker, WorkerClass, hookimpl
-    from rlcore.testing.null import NullReplica
-
-    class Mine(NullReplica): ...
-
-    @hookimpl
-    def rlcore_worker_classes():
-        return [WorkerClass(RolloutWorker, "mine", Mine, complete=lambda config, request: request)]
-    """
-    write_package(tmp_path / "site", "odd", source)
-    hooks, loaded = configure([], [*SETTINGS, "rollout.backend=mine", "plugins.odd={}"], ["null"])
-    with pytest.raises(
-        PluginError, match=r"plugin 'odd' .*: offers odd\.Mine .* its complete\(\) takes \(config, request\)"
-    ):
-        make_plan(loaded, hooks, Facts(cpus=2))
-
-
 @pytest.mark.parametrize(
     ("offer", "said"),
     [
-        ("complete=None", "complete is None; needs a function of config, section, request"),
+        ("complete=None", "complete is None; needs a function of (config, section, request)"),
+        (
+            "complete=lambda config, request: request",
+            "complete takes (config, request), needs (config, section, request)",
+        ),
         ("weight_sync='files'", "weight_sync is 'files'; needs a frozenset of: files, link"),
         ("weight_sync=frozenset({'nccl'})", "needs a frozenset of: files, link"),
     ],
@@ -281,7 +266,7 @@ def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: st
     write_package(tmp_path / "site", "odd", source)
     with pytest.raises(PluginError) as caught:
         configure([], [*SETTINGS, "plugins.odd={}"], ["null"])[0].worker_classes()
-    assert "WorkerClass for backend 'mine'" in str(caught.value)
+    assert "plugin 'odd' (odd 1.0): rlcore_worker_classes(): WorkerClass 'mine': " in str(caught.value)
     assert said in str(caught.value)
 
 
@@ -420,11 +405,15 @@ def asks(role, backend):
     return lambda config, section: [WorkerRequest(role, backend, gpus=1.0 if config.cluster.device == "cuda" else 0.0)]
 
 
+def managed(name, role):
+    return Component(name, lambda context: None, asks(role, "mine"), uses_reward_functions=True)
+
+
 @hookimpl
 def rlcore_reward_managers():
     return [
-        Component("restless", lambda context: None, asks(Role("judge", Judge), "mine")),
-        Component("restful", lambda context: None, asks(Role("judge", RewardReplica), "mine")),
+        managed("restless", Role("judge", Judge)),
+        managed("restful", Role("judge", RewardReplica)),
     ]
 
 
