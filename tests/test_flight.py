@@ -115,3 +115,18 @@ def test_a_prompt_of_a_checkpoint_that_is_sampled_again_as_a_whole_is_as_old_as_
         return ledger.num_given_up, left
 
     assert asyncio.run(resumed()) == (0, [3])
+
+
+def test_a_prompt_that_was_ready_when_it_was_given_up_is_not_handed_out() -> None:
+    async def handed_out() -> int:
+        ledger = flight(Ones())
+        ledger.refill(1, 9)
+        await asyncio.wait_for(ledger.next_ready(1), DEADLINE_S)
+        await asyncio.sleep(0.01)  # the second prompt of version 0 becomes ready
+        ledger.published(2, [])
+        ledger.refill(3, 9)
+        issued = await asyncio.wait_for(ledger.next_ready(3), DEADLINE_S)
+        await ledger.close()
+        return issued.version
+
+    assert asyncio.run(handed_out()) == 2

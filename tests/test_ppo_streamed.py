@@ -117,3 +117,9 @@ def test_streamed_ppo_learns(tmp_path: Path) -> None:
     rows = [row for row in metrics.read(run) if "reward/mean" in row]
     assert sum(row["reward/mean"] for row in rows[-3:]) / 3 > 0.8, "about 0.5 of the tokens of a random policy are even"
     assert sum(row["critic/loss"] for row in rows[-3:]) < sum(row["critic/loss"] for row in rows[:3])
+
+
+def test_streamed_the_actor_waits_while_the_critic_warms_up(tmp_path: Path) -> None:
+    waiting = {"actor.minibatch_prompts": 2, "plugins.critic_engine.actor_waits_updates": 2, "train.max_steps": 2}
+    rows = metrics.read(trained(settings(tmp_path, "null", **waiting), *STREAM))
+    assert ["actor/grad_norm" in row for row in rows if "reward/mean" in row] == [False, True]

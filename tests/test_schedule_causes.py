@@ -14,7 +14,7 @@ from rlcore.config import RunConfig, TrainConfig
 from rlcore.schedule.prepare import epoch_minibatches, later_epoch, one_ahead
 from rlcore.testing.causes import NUM, PROMPTS, SAMPLES, Event, Events, Script, played
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Batch
+from rlcore.types import Batch, Reward
 
 STREAM = {"schedule.stream_minibatches": "true"}
 ONE_OFF = {"schedule.max_staleness": 1}
@@ -259,6 +259,22 @@ def test_with_one_update_per_step_the_policy_is_compared_with_itself_and_behavio
     for each in played(tmp_path / "b", Script(), 2, FAST, ONE_OFF, {"schedule.old_logprobs": "behaviour"}).minibatches:
         assert each.old_logprobs is not None
         assert np.array_equal(each.old_logprobs.get(), each.tokens.get().rollout_logprobs_BT)
+
+
+def test_one_step_off_tokens_that_the_weights_at_the_start_of_the_step_sampled_are_known(tmp_path: Path) -> None:
+    minibatches = played(tmp_path, Script(), 2, FAST, ONE_OFF).minibatches
+    for number, each in enumerate(minibatches):
+        assert each.same_weights is not None
+        mask_BT = each.tokens.get().loss_mask_BT
+        assert np.array_equal(each.same_weights.get(), mask_BT & (number < PROMPTS))
+
+
+def test_under_dynamic_sampling_equal_groups_fill_what_is_missing_with_advantage_0(tmp_path: Path) -> None:
+    script = Script(score=lambda row: Reward(0.5))
+    settings = {"algo.dynamic_sampling": "true", "algo.max_resample_rounds": 1}
+    minibatches = played(tmp_path, script, 1, settings).minibatches
+    assert sum(len(each) for each in minibatches) == NUM
+    assert all(each.advantages_B is not None and not each.advantages_B.any() for each in minibatches)
 
 
 def test_under_dynamic_sampling_forward_passes_are_made_of_what_is_trained_on_alone(tmp_path: Path) -> None:

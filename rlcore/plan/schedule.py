@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rlcore.config import RunConfig
 from rlcore.errors import PlanError
 from rlcore.plan.decided import AlgorithmPlan, OldLogprobs, SchedulePlan, WorkerPlan
-from rlcore.plan.types import Need, ResolvedReward, Scope
+from rlcore.plan.types import ResolvedReward, Scope
 
 
 def plan_schedule(
@@ -90,11 +90,6 @@ def _check_streaming(
             raise PlanError(
                 f"{what}, but {plan.algorithm.kind.value} '{plan.algorithm.name}' of {plan.provided_by} needs the "
                 "whole batch; choose an estimator that needs a sample or a group, or schedule.stream_minibatches=false"
-            )
-        if Need.GREEDY_BASELINE in plan.algorithm.needs:
-            raise PlanError(
-                f"{what}, but '{plan.algorithm.name}' of {plan.provided_by} samples each prompt greedily "
-                "once the others are in; choose another estimator, or schedule.stream_minibatches=false"
             )
     for reward in rewards:
         if reward.scope is Scope.BATCH:

@@ -296,6 +296,9 @@ class _Replica:
     def __init__(self, inner: Any, events: Events) -> None:
         self.inner, self.events = inner, events
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if method.__name__ != "logprobs":
             return await self.inner.call(method, *args, **kwargs)

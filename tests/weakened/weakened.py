@@ -4,8 +4,8 @@
 which checks refused something in it. Then each of these is switched off and the test runs again: one that still passes
 does not hold that check. The run fails when a check is held by no test, and names it.
 
-A check is a `raise`, a `return` of a non-empty text in a function that returns texts (the clause of an error), and each
-alternative of an `or` above one of these. Modules are weakened as they are imported, so `-p` comes before all else;
+A check is a `raise`, a `return` of a text in a function that else returns an empty one (the clause of an error), and
+each alternative of an `or` above one of these. Modules are weakened as they are imported, so `-p` comes before all else;
 other processes are not weakened.
 """
 
@@ -50,7 +50,8 @@ class Weakener(ast.NodeTransformer):
         return ast.Call(ast.Name("_holds", ast.Load()), [ast.Constant(name)], [])
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        self.texts.append(isinstance(node.returns, ast.Name) and node.returns.id == "str")
+        empty = any(isinstance(each, ast.Return) and _is_empty(each.value) for each in ast.walk(node))
+        self.texts.append(empty)
         self.generic_visit(node)
         self.texts.pop()
         return node
@@ -82,8 +83,12 @@ class Weakener(ast.NodeTransformer):
 
     def is_clause(self, node: ast.Return) -> bool:
         """Whether it returns a text that is not empty, where texts are returned."""
-        constant = isinstance(node.value, ast.Constant) and node.value.value != ""
-        return self.texts[-1] and (constant or isinstance(node.value, ast.JoinedStr))
+        text = isinstance(node.value, ast.JoinedStr) or (isinstance(node.value, ast.Constant) and node.value.value)
+        return self.texts[-1] and bool(text)
+
+
+def _is_empty(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value == ""
 
 
 class _Loader(importlib.machinery.SourceFileLoader):

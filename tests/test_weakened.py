@@ -1,0 +1,59 @@
+"""The plugin that weakens checks finds the one that no test holds, and nothing else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+MODULE = """
+def clause(value) -> str:
+    if value < 0:
+        return "is below 0"
+    return ""
+
+def check(value, name):
+    if clause(value):
+        raise ValueError(f"{name} {clause(value)}")
+    if value > 9 or not name:
+        raise ValueError("too much, or no name")
+"""
+TESTS = """
+import pytest, checked_here
+
+@pytest.mark.parametrize(("value", "name"), [(-1, "x"), (10, "x")])
+def test_refused(value, name):
+    with pytest.raises(ValueError):
+        checked_here.check(value, name)
+
+def test_taken():
+    checked_here.check(1, "x")
+"""
+NAMELESS = """
+def test_no_name():
+    with pytest.raises(ValueError):
+        checked_here.check(1, "")
+"""
+
+
+def weakened(directory: Path, tests: str) -> tuple[int, list[str]]:
+    """The exit code of a run that weakens the module, and the checks that no test holds."""
+    (directory / "checked_here.py").write_text(MODULE)
+    (directory / "test_them.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "weakened", "-p", "no:cacheprovider", "--weaken"]
+    path = os.pathsep.join((str(ROOT / "tests" / "weakened"), str(directory)))
+    done = subprocess.run(
+        [*command, "checked_here.py", "test_them.py"],
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, [line for line in done.stdout.splitlines() if line.startswith("FREE")]
+
+
+def test_a_check_that_no_test_holds_is_named_and_the_run_fails(tmp_path: Path) -> None:
+    assert weakened(tmp_path, TESTS) == (1, ["FREE checked_here.py:10 if not name"])
+    assert weakened(tmp_path, TESTS + NAMELESS) == (0, [])
