@@ -85,7 +85,8 @@ def against(inputs):
     return -grpo(inputs)
 
 
-ESTIMATORS: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+ESTIMATORS: list[tuple[Callable[..., Any] | str, dict[str, Any], str]] = [
+    ("rlcore.algo.advantage:gae", SCALES, "test_it_passes_the_probe_of_a_run"),
     (lambda inputs: dr_grpo(inputs)[:, None], SCALES, "test_advantages_have_their_shape"),
     (lambda inputs: dr_grpo(inputs).tolist(), SCALES, "test_advantages_have_their_shape"),
     (lambda inputs: dr_grpo(inputs) / 0, SCALES, "test_advantages_have_their_shape"),
@@ -152,7 +153,8 @@ def overflows(inputs):
     return PolicyLossOutput(-(ratio_BT / (1 + ratio_BT)) * torch.where(inputs.mask_BT, inputs.advantages_BT, 0.0))
 
 
-LOSSES: list[tuple[Callable[..., Any], str]] = [
+LOSSES: list[tuple[Callable[..., Any] | str, str]] = [
+    ("rlcore.algo.advantage:gae", "test_it_passes_the_probe_of_a_run"),
     (lambda inputs: clip(inputs).loss_BT, "test_a_loss_is_one_number_a_token"),
     (loss(lambda loss_BT, inputs: loss_BT.mean()), "test_a_loss_is_one_number_a_token"),
     (loss(lambda loss_BT, inputs: loss_BT + 1.0), "test_a_loss_is_one_number_a_token"),

@@ -35,6 +35,13 @@ class TestBoxed(RewardFunctionSuite):
     reads_messages = True
 
 
+class TestGsm8k(RewardFunctionSuite):
+    target = "rlcore.reward.scorers:gsm8k"
+    answer = "3 + 4 = <<3+4=7>>7\n#### 7"
+    known_good = ("#### 7", "The answer is 7.")
+    known_bad = ("#### 8", "no")
+
+
 class TestMathVerify(RewardFunctionSuite):
     target = "rlcore.reward.scorers:math_verify"
     known_good = (r"$\boxed{7}$", r"$\boxed{14/2}$")
@@ -121,7 +128,3 @@ class TestFunctionCalls(ScorerSuite):
     target = function_calls
     known_good = ("seven",)
     known_bad = ("7", "seven is 7")
-
-
-class TestFunctionCallsInChildren(TestFunctionCalls):
-    processes = True

@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rlcore.algo.probe import finite_tensor, probe
 from rlcore.algo.registry import resolve
 from rlcore.plan import Algorithm, AlgorithmKind, Need, Scope
-from rlcore.testing.suites.harness import Suite
+from rlcore.testing.suites.harness import Suite, extra
 
 TOLERANCE = 1e-5
 
@@ -27,15 +28,27 @@ class AlgorithmSuite(Suite):
     """A function, or the reference of one, that picks tokens for a policy loss."""
     seed: int = 0
     """Of the batches."""
+    has_reference: bool = False
+    """The target is an offer or a reference, so a run would import and probe it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        cls.has_reference = isinstance(inspect.getattr_static(cls, "target"), (Algorithm, str))
+        super().__init_subclass__(**kwargs)
+
+    @extra("has_reference")
+    def test_it_passes_the_probe_of_a_run(self) -> None:
+        """What `rlcore train` does with it before anything is sampled."""
+        probe(self.offer(), "the test")
 
     def offer(self) -> Algorithm:
         """What is offered, or would be."""
         target = inspect.getattr_static(type(self), "target")
         if isinstance(target, Algorithm):
             return target
+        reference = target if isinstance(target, str) and target else "here:tested"
         selection = self.selection if isinstance(self.selection, str) else "here:selection"
         scope, needs = Scope(self.scope), frozenset(self.needs)
-        return Algorithm("tested", self.kind, "here:tested", scope, needs, self.per_token, selection)
+        return Algorithm("tested", self.kind, reference, scope, needs, self.per_token, selection)
 
     @property
     def who(self) -> str:
@@ -51,13 +64,8 @@ class AlgorithmSuite(Suite):
         return resolve(target) if isinstance(target, str) else self.load()
 
     def need_tensor(self, what: str, found: Any, shape: tuple[int, ...]) -> None:
-        """`Breach` unless it is a finite floating tensor of this shape."""
-        good = isinstance(found, Tensor)
-        self.need(good, f"{what} is {type(found).__name__}; needs a torch.Tensor")
-        given = f"{found.dtype} {tuple(found.shape)}"
-        good = tuple(found.shape) == shape and found.is_floating_point()
-        self.need(good, f"{what} is {given}; needs floating numbers of shape {shape}")
-        self.need(bool(torch.isfinite(found).all()), f"{what} is not finite")
+        """PluginError unless it is a finite floating tensor of this shape."""
+        finite_tensor(f"{self.who}: {what} is", found, torch.Size(shape), "as its offer says")
 
     def need_equal(self, what: str, one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> None:
         """`Breach` unless both are the same but for rounding."""

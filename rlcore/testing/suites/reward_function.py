@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 from rlcore.cluster.fresh import run_fresh
 from rlcore.errors import ChildError, RlcoreError, boundary
 from rlcore.reward.outcome import Outcome, failed
-from rlcore.reward.served import FunctionSpec, ServedReward
+from rlcore.reward.served import ServedReward
+from rlcore.reward.spec import FunctionSpec, sent
 from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.testing.suites.harness import Suite, extra, run
 from rlcore.types import FrozenDict, RewardStatus, Trajectory
@@ -74,7 +76,8 @@ class RewardFunctionSuite(Suite):
         """As the core's own reward manager makes it."""
         reference = inspect.getattr_static(type(self), "target")
         self.need(isinstance(reference, str), "needs 'module:name' or '/file.py:name': children load it by reference")
-        return FunctionSpec("tested", reference, dict(self.kwargs), self.scope, {}, 100)
+        section = sent(self.section(self.config())) if self.plugins else None
+        return FunctionSpec("tested", reference, dict(self.kwargs), self.scope, {}, 100, section)
 
     def sample(self, response: Any, index: int = 0) -> Trajectory:
         """A trajectory with this response."""
@@ -91,12 +94,12 @@ class RewardFunctionSuite(Suite):
             served = ServedReward(self.spec())
             many = served.signature.takes_many and together
             calls = [trajectories] if many else [[each] for each in trajectories]
-            if served.is_async():
+            if served.signature.is_async:
                 await served.setup_here()
             try:
                 return [outcome for each in calls for outcome in await _called(served, each)]
             finally:
-                if served.is_async():
+                if served.signature.is_async:
                     await served.close_here()
                 else:
                     served.close()
@@ -105,13 +108,12 @@ class RewardFunctionSuite(Suite):
 
     def test_it_loads_by_reference_and_needs_no_torch(self) -> None:
         """In a process of its own, as the children of a run do."""
-        spec = self.spec()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
-            "from rlcore.reward.served import FunctionSpec, ServedReward\n"
-            f"spec = FunctionSpec({spec.name!r}, {spec.reference!r}, {dict(self.kwargs)!r}, {self.scope!r})\n"
-            "served = ServedReward(spec)\n"
-            "import json; print(json.dumps('torch' in sys.modules))"
+            "import json, pickle\n"
+            "from rlcore.reward.served import ServedReward\n"
+            f"served = ServedReward(pickle.loads({pickle.dumps(self.spec())!r}))\n"
+            "print(json.dumps('torch' in sys.modules))"
         )
         done = run_fresh(code, START_S)
         if done is None:
@@ -209,6 +211,6 @@ async def _called(served: ServedReward, trajectories: Sequence[Trajectory]) -> l
     """One call; what it raises comes as in a run."""
     try:
         with boundary("it raised", ChildError):
-            return await served.score_here(trajectories) if served.is_async() else served.score(trajectories)
+            return await served.score_here(trajectories) if served.signature.is_async else served.score(trajectories)
     except RlcoreError as error:
         return [failed(str(error))] * len(trajectories)

@@ -7,6 +7,7 @@ import pytest
 from rlcore_example_arithmetic import last_number, rlcore_reward_functions
 
 from rlcore import Finish, Prompt, Trajectory, TrajectoryId
+from rlcore.testing import RewardFunctionSuite
 
 
 def answered(response: str, answer: str = "7") -> Trajectory:
@@ -48,3 +49,9 @@ def test_the_entry_point_leads_to_the_module_and_the_offer_to_the_function() -> 
     [offer] = rlcore_reward_functions()
     module, _, attribute = offer.reference.partition(":")
     assert (module, attribute) == (last_number.__module__, last_number.__name__)
+
+
+class TestTheContract(RewardFunctionSuite):
+    target = "rlcore_example_arithmetic:last_number"
+    known_good = ("7", "3 + 4 = 7")
+    known_bad = ("8", "seven")
