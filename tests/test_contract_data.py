@@ -88,7 +88,6 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (WorkerRequest, "model"): ("needs a ModelFacts or None", ["gpt2", 7]),
     (WorkerRequest, "engine"): ("needs a EngineConfig or None", ["hf", {}]),
     (WorkerRequest, "settings"): ("needs a str", [None, 3]),
-    (WorkerRequest, "note"): ("needs a str", [None, 3]),
     (WorkerRequest, "shared_prefix"): ("needs one of planned, none, tree, cache", ["trie", None, True]),
     (WorkerRequest, "takes_adapter"): ("needs True or False", ["yes", 1, None]),
     (WorkerRequest, "note"): ("needs a str", [None, 3]),
