@@ -5,8 +5,8 @@ which checks refused something in it. Then each of these is switched off and the
 does not hold that check. The run fails when a check is held by no test, and names it.
 
 A check is a `raise`, a `return` of a text in a function that else returns an empty one (a clause of an error), and
-each alternative of an `or` above one of these. Modules are weakened as they are imported, so `-p` comes first; other processes
-are not weakened.
+each alternative of an `or` above one of these. Modules are weakened as they are imported, so `-p` comes first. Other
+processes are not weakened.
 """
 
 import ast
