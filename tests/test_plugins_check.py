@@ -72,7 +72,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
 
 FAULTS = {
     "def f(one, two): ...": "",  # a factory, as far as one can see
-    "def f(one, /, two): ...": "reward function 'r': has the signature (one, /, two); accepted are",
+    "def f(one, /, two): ...": "reward function 'r': has the signature (one, two); accepted are",
     "def f(*, trajectory): ...": "",
     "def f(trajectory, threshold): ...": "",
     "def f(completions, answer, **more): ...": "",

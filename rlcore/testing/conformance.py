@@ -95,7 +95,7 @@ def _problems(offer: Offer[Any]) -> list[str]:
             _check_section(offer)
     except RlcoreError as error:
         known = str(offer.provider) in str(error)
-        found.append(str(error) if known else f"{offer.provider}: '{getattr(value, 'name', '')}': {error}")
+        found.append(str(error) if known else f"{offer.provider}: {error}")
     return found
 
 
