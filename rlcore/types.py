@@ -31,8 +31,8 @@ SAMPLE_NAMES = frozenset(
         *("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"),
     )
 )
-"""Names by which reward functions are given samples: rlcore's, verl's and TRL's. A function that takes none of them is
-one that a call of it returns."""
+"""Names by which reward functions are given samples: rlcore's, verl's and TRL's. Of a function that takes none of them,
+what a call returns is the reward function."""
 
 K = TypeVar("K")
 V = TypeVar("V")

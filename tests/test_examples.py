@@ -197,7 +197,8 @@ def test_the_problems_of_the_gsm8k_example_are_as_on_the_hub_and_their_own_answe
 def test_the_gsm8k_example_trains_the_real_model_for_two_steps(tmp_path: Path) -> None:
     rlcore(
         f"train examples/gsm8k/config.yaml train.dir={tmp_path} train.name=run train.max_steps=2 "
-        "train.prompts_per_step=2 rollout.samples_per_prompt=4 eval.sources.heldout.limit=2 eval.every_steps=0",
+        "train.prompts_per_step=2 rollout.samples_per_prompt=2 rollout.max_tokens=24 eval.sources.heldout.limit=1 "
+        "eval.every_steps=0",
         ROOT,
     )
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -168,15 +168,18 @@ def test_scope_and_deadline_come_from_the_offer_unless_the_config_says_them(site
     assert (said.scope, said.deadline_s) == (Scope.SAMPLE, 7.0)
 
 
+RAISES = "raise RuntimeError\ndef score(trajectory): ..."
+
+
 def test_an_entry_point_reward_is_named_without_being_imported_and_a_clash_is_refused(site: Path) -> None:
-    write_package(site, "plan_ten", "raise RuntimeError", entry_points={"rlcore.rewards": {"tenth": "plan_ten:score"}})
+    write_package(site, "plan_ten", RAISES, entry_points={"rlcore.rewards": {"tenth": "plan_ten:score"}})
     made = plan("reward.functions.letters.fn=tenth", "algo.kl.placement=loss", "reference.backend=null")
     assert (made.rewards[0].reference, made.rewards[0].provided_by) == (
         "plan_ten:score",
         "entry point 'tenth' (plan-ten 1.0)",
     )
     assert "plan_ten" not in sys.modules
-    write_package(site, "plan_eleven", "", entry_points={"rlcore.rewards": {"count_letter": "plan_eleven:score"}})
+    write_package(site, "plan_eleven", RAISES, entry_points={"rlcore.rewards": {"count_letter": "plan_eleven:score"}})
     assert "entry point 'count_letter' (plan-eleven 1.0)" in refused(PluginError)
 
 

@@ -217,3 +217,15 @@ def test_a_call_that_returns_the_function_is_said_in_the_plan(
     assert "has the signature (max_len, *, cache), which takes nothing of a sample" in said
     assert said.endswith("kwargs for cache")
     assert "factories" not in sys.modules
+
+
+def test_a_module_or_function_that_does_not_exist_is_refused_before_any_process_starts(site: Path) -> None:
+    package = site / "half_there"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def scored(trajectory): ...\n")
+    assert "there is no module 'not_there_at_all'" in refused(ConfigError, f"{FN}=not_there_at_all.mod:f")
+    assert "defines no 'scord'; did you mean 'scored'?" in refused(ConfigError, f"{FN}=half_there:scord")
+    write_package(site, "half_offered", "", entry_points={"rlcore.rewards": {"offered": "half_there:lost"}})
+    said = refused(PluginError, f"{FN}=offered")
+    assert said.startswith("entry point 'offered' (half-offered")
+    assert "reward function 'offered' (half_there:lost): module 'half_there' defines no 'lost'" in said

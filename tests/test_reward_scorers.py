@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,16 @@ def test_the_file_of_each_function_is_known_by_its_hash_and_copied(tmp_path: Pat
     copies = copy_reward_files(rewards, tmp_path / "run" / "rewards")
     assert copies == {"a": tmp_path / "run" / "rewards" / "a_mine.py"}
     assert copies["a"].read_text() == path.read_text()
+
+
+def test_the_file_of_a_function_for_groups_is_kept_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def f(completions, score):\n    return score\n")
+    rewards = [replace(resolved("a", "rlcore.reward.scorers:boxed"), post_process=f"{path}:f")]
+    assert reward_provenance(rewards)["a.post_process"]["path"] == str(path)
+    assert copy_reward_files(rewards, tmp_path / "run") == {
+        "a.post_process": tmp_path / "run" / "a.post_process_mine.py"
+    }
 
 
 def test_looking_for_a_source_imports_nothing() -> None:

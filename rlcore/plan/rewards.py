@@ -14,6 +14,7 @@ from rlcore.plan.choose import section_of
 from rlcore.plan.decided import ComponentPlan
 from rlcore.plan.limits import limited
 from rlcore.plan.offers import Offers, said
+from rlcore.plan.references import static_problem
 from rlcore.plan.sources import function_node
 from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, RewardPart, Scope
 from rlcore.types import SAMPLE_NAMES
@@ -98,6 +99,8 @@ def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str,
     where, colon, attribute = fn.rpartition(":")
     if not colon:
         offer = _offered(key, fn, offers)
+        if (problem := static_problem(offer.value.reference)) is not None:
+            raise PluginError(f"{offer.provider}: reward function '{fn}' ({offer.value.reference}): {problem}")
         return offer.value.reference, str(offer.provider), offer
     if not attribute.isidentifier():
         raise ConfigError(f"{key}={fn}: '{attribute}' is no name; needs file.py:name or module:name")
@@ -109,6 +112,8 @@ def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str,
         raise ConfigError(
             f"{key}={fn}: '{where}' is neither a .py file nor a module; needs file.py:name or module:name"
         )
+    if (problem := static_problem(fn)) is not None:
+        raise ConfigError(f"{key}={fn}: {problem}")
     return fn, f"module {where}", None
 
 

@@ -2,7 +2,6 @@
 
 import ast
 import importlib.machinery
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,20 +19,14 @@ def source_file(reference: str) -> Path | None:
     parts = where.split(".")
     search: list[str] | None = None
     for part in parts[:-1]:
+        # By its last name alone: of 'aa.bb' a namespace package would look for 'aa' in sys.modules, which is not there.
         package = importlib.machinery.PathFinder.find_spec(part, search)
         if package is None or package.submodule_search_locations is None:
             return None
-        # A namespace package computes its places from its parent in sys.modules, which is not imported here.
-        search = _namespace(part, search) if package.origin is None else list(package.submodule_search_locations)
+        search = list(package.submodule_search_locations)
     spec = importlib.machinery.PathFinder.find_spec(parts[-1], search)
     origin = Path(spec.origin) if spec is not None and spec.origin else None
     return origin if origin is not None and origin.is_file() else None
-
-
-def _namespace(name: str, search: list[str] | None) -> list[str]:
-    """The directories of a package without __init__.py."""
-    places = [Path(each) / name for each in (sys.path if search is None else search)]
-    return [str(each) for each in places if each.is_dir()]
 
 
 def function_node(reference: str) -> ast.FunctionDef | None:

@@ -77,7 +77,8 @@ class ChildCaller:
             try:
                 outcomes: list[Outcome] = await child.call(*asked, deadline_s=allowance.left_s)
             except WorkerError as cause:
-                raise WorkerError(f"{cause}{self._limit_of_memory()}") from cause  # an innocent call's allowance stays
+                hint = self._limit_of_memory() if "killed by signal" in str(cause) else ""
+                raise WorkerError(f"{cause}{hint}") from cause  # an innocent call's allowance stays
             except (TimeoutError, ChildError) as cause:
                 allowance.left_s -= time.monotonic() - began
                 if is_out_of_memory(cause) and self._config.memory_gib:

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ def reward_provenance(rewards: Iterable[ResolvedReward]) -> dict[str, dict[str, 
     Imports nothing.
     """
     found: dict[str, dict[str, Any]] = {}
-    for reward in rewards:
-        path = source_file(reward.reference)
-        found[reward.name] = {
-            "reference": reward.reference,
+    for name, reference, reward in _functions(rewards):
+        path = source_file(reference)
+        found[name] = {
+            "reference": reference,
             "provided_by": reward.provided_by,
             "path": str(path) if path else None,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
@@ -33,10 +33,18 @@ def copy_reward_files(rewards: Iterable[ResolvedReward], directory: Path) -> Map
     Modules of installed packages are not copied: their distribution's version is in the plan.
     """
     copies: dict[str, Path] = {}
-    for reward in rewards:
-        where = Path(reward.reference.rpartition(":")[0])
+    for name, reference, _ in _functions(rewards):
+        where = Path(reference.rpartition(":")[0])
         if where.suffix == ".py" and where.is_file():
             directory.mkdir(parents=True, exist_ok=True)
-            copies[reward.name] = directory / f"{reward.name}_{where.name}"
-            shutil.copyfile(where, copies[reward.name])
+            copies[name] = directory / f"{name}_{where.name}"
+            shutil.copyfile(where, copies[name])
     return copies
+
+
+def _functions(rewards: Iterable[ResolvedReward]) -> Iterator[tuple[str, str, ResolvedReward]]:
+    """Name and reference of every function, those that look at groups as '<function>.post_process'."""
+    for reward in rewards:
+        yield reward.name, reward.reference, reward
+        if reward.post_process:
+            yield f"{reward.name}.post_process", reward.post_process, reward
