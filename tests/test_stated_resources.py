@@ -205,6 +205,9 @@ def test_too_few_devices_are_refused_with_role_class_and_both_numbers() -> None:
     line = refused(PlanError, "rollout.replicas=2", "cluster.pools.engines.gpus_per_node=3")
     assert "pool 'engines' of config (cluster.pools) is too small: role 'rollout' of core needs 4 GPUs" in line
     assert line.endswith(f"the pool has 3; its class is Engine of {WHO}")
+    ray = ("cluster.backend=ray", "cluster.address=10.0.0.1:6379", "cluster.pools.engines={nodes: 2, gpus_per_node: 5}")
+    line = refused(PlanError, *ray, "rollout.replicas=5")
+    assert "needs 10 GPUs (5 replicas x 1 ranks x 2), the pool has 10 on 2 nodes, each of which needs 6" in line
     line = refused(PlanError, "actor.backend=sprint", "cluster.pools.main.gpus_per_node=2")
     assert "pool 'main' of config (cluster.pools) is too small: role 'actor' of core needs 4 GPUs" in line
     assert f"its class is Trainer of {WHO}" in line
