@@ -4,10 +4,11 @@ from pathlib import Path
 
 from rlcore.actor import ACTOR
 from rlcore.machine import num_parameters
-from rlcore.plan import Facts, RunPlan, WorkerPlan, make_plan, plan_to_json
+from rlcore.plan import Facts, ModelShape, RunPlan, WorkerPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.tiny import write_tiny_model
+from rlcore.types import SharedPrefix
 
 HF = ("actor.backend=hf", "rollout.backend=hf", "algo.kl.placement=loss", "actor.shared_prefix=none")
 LORA = "actor.lora.enabled=true"
@@ -44,9 +45,10 @@ def test_with_lora_and_several_ranks_the_reference_is_in_each_of_them() -> None:
 
 def test_with_lora_prompts_are_shared_as_by_the_actor() -> None:
     """transformers drops the cache under gradient checkpointing, and the actor's model is what computes."""
-    plan, reference = planned(LORA, "actor.gradient_checkpointing=true", "actor.shared_prefix=tree")
-    actor = next(each for each in plan.workers if each.request.role == ACTOR)
-    assert reference.shared_prefix == actor.shared_prefix
+    facts = Facts(cpus=2, parameters=10**6, shape=ModelShape("gptj", 2, 8, 16, 4, 100, full_attention=True))
+    settings = ("actor.gradient_checkpointing=true", "actor.shared_prefix=planned")
+    assert planned(LORA, *settings, facts=facts)[1].shared_prefix is SharedPrefix.NONE
+    assert planned(*settings, facts=facts)[1].shared_prefix is SharedPrefix.CACHE, "a second model only scores"
 
 
 def test_a_path_asks_for_a_second_model_also_with_lora(tmp_path: Path) -> None:

@@ -280,7 +280,8 @@ def test_a_model_without_a_head_is_refused_when_one_is_asked_for(models: Path) -
 
 def test_a_classifiers_head_on_the_actors_trunk_is_refused(models: Path) -> None:
     trunk = "plugins.critic_engine.trunk=actor"
-    assert "trunk=own" in refused(models, models / "Token", trunk, "plugins.critic_engine.head=classifier")
+    said = refused(models, models / "Token", trunk, "plugins.critic_engine.head=classifier")
+    assert "a head reads the hidden states of its own classifier" in said
     assert "has no effect" in refused(models, models / "Token", trunk)
 
 
