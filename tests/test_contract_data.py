@@ -84,7 +84,10 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (WorkerRequest, "bytes_per_parameter"): (f"{NUMBER} of at least 0", [math.nan, math.inf, -0.5, "1", True]),
     (WorkerRequest, "device_frac"): (f"{NUMBER} of at least 0, at most 1", [math.nan, 1.5, -0.5, "1", True]),
     (WorkerRequest, "isolated"): ("needs True or False", ["no", "", 0, None]),
-    (WorkerRequest, "references"): ("needs a ", [None, "a:b", ["a:b"], {"loss": 3}, {"loss": "a"}, {3: "a:b"}]),
+    (WorkerRequest, "references"): (
+        "needs a ",
+        [None, "a:b", ["a:b"], {"loss": 3}, {"loss": "a"}, {3: "a:b"}, {"": "a:b"}],
+    ),
     (WorkerRequest, "model"): ("needs a ModelFacts or None", ["gpt2", 7]),
     (WorkerRequest, "engine"): ("needs a EngineConfig or None", ["hf", {}]),
     (WorkerRequest, "settings"): ("needs a str", [None, 3]),

@@ -95,6 +95,13 @@ CASES = {
         ("cluster.device=cpu",),
         "cluster.device=cpu, but pool 'judges' has GPUs",
     ),
+    "inside a part of the weights": (
+        'request(backend="hf")',
+        'offer(backend="hf", inside=ACTOR, every_rank=True)',
+        "",
+        ("actor.backend=hf", "rollout.backend=hf", "actor.ranks=2", "actor.sharding=fsdp2"),
+        "is served inside 'actor', each of whose ranks has a part of the weights only",
+    ),
     "a link to where the weights are": (
         "request()",
         "offer()",

@@ -165,8 +165,8 @@ def played(
     for each in settings:
         more |= each
     overrides = [f"{key}={value}" for key, value in run_settings(directory, 30, **more).items()]
-    plugins = ["null", *(["critic_engine"] if "critic.engine" in more else [])]
-    return asyncio.run(play(plan_run([], overrides, plugins), directory, script, steps, last_step))
+    plugins = {"null", *(key.split(".")[1] for key in more if key.startswith("plugins."))}
+    return asyncio.run(play(plan_run([], overrides, sorted(plugins)), directory, script, steps, last_step))
 
 
 def _watched(run: Run, events: Events, script: Script) -> Run:

@@ -27,6 +27,7 @@ TESTS = (
     "test_contract_classes.py",
     "test_contract_data.py",
     "test_shared_pools.py",
+    "test_stated_resources.py",
     "test_schedule.py",
     "test_ppo.py",
     "test_algo_greedy.py",

@@ -131,7 +131,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     loaded = [name for name, module in sys.modules.items() if getattr(module, "__file__", None) in {*map(str, paths)}]
     if loaded:
         raise pytest.UsageError(f"imported before they could be weakened: {', '.join(loaded)}")
-    sys.meta_path.insert(0, _Finder(paths))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Finder(paths))
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
