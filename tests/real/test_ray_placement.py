@@ -155,7 +155,7 @@ def test_pools_are_placed_as_they_say(tmp_path: Path, cluster: tuple[str, dict[s
             "rollout.max_rows": 2,
             "rollout.replicas": 2,
             f"{pool}.nodes": 2,
-            f"{pool}.gpus_per_node": 2,
+            f"{pool}.gpus_per_node": 3,
         },
     )
     assert len(set(packed[0])) == 1
@@ -169,7 +169,7 @@ def test_pools_are_placed_as_they_say(tmp_path: Path, cluster: tuple[str, dict[s
     assert len(set(nodes[0])) == 2
     assert nodes[1] == [{"CPU": 2.0}] * 2, "each node has its part of the ranks in one bundle"
     assert set(devices[0]) == {"one", "two"}
-    assert devices[1] == [{"CPU": 1.0, "GPU": 2.0}] * 2
+    assert devices[1] == [{"CPU": 1.0, "GPU": 3.0}] * 2, "a node's devices, used or not"
 
 
 def test_a_run_has_as_many_ranks_on_each_node_as_its_pool_says(
