@@ -155,7 +155,7 @@ def survey(run_dir: Path) -> Survey:
     # a replaced one counts while its successor is missing: a crash fell between two renames
     found = [(step, "~", path) for path, step in _published(run_dir)]
     found += [(step, "", path) for path, step, kind in _leftovers(run_dir) if kind == "replaced"]
-    passed_over = []
+    passed_over: list[str] = []
     for _, _, path in sorted(found, reverse=True):
         try:
             return Survey(load(path).path, tuple(passed_over))

@@ -4,22 +4,18 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from rlcore import PlanError, PluginError, RlcoreError
-from rlcore.backends.hf import HfActor
 from rlcore.cli import console as cli_console
 from rlcore.cli.plan import show
-from rlcore.cluster.contexts import context_of
 from rlcore.plan import Facts, ModelShape, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
-from rlcore.train.trainer import Trainer
 
 ENGINE = '''
 """A tensor-parallel engine that samples, and a trainer that shards over four devices per rank."""
@@ -354,131 +350,8 @@ def test_vllm_states_its_devices_by_the_same_hook() -> None:
         made("rollout.vllm.options.tensor_parallel_size=4")
 
 
-@pytest.mark.parametrize(
-    ("backend", "limit", "difference", "warned"),
-    [
-        ("null_replica", 0.05, 0.06, True),
-        ("null_replica", 0.05, 0.04, False),
-        ("null_replica", 0.5, 0.06, False),
-        ("null", 0.05, 0.06, False),
-    ],
-)
-def test_a_copy_of_the_weights_that_samples_another_policy_is_told_of_whatever_its_backend(
-    backend: str, limit: float, difference: float, warned: bool
-) -> None:
-    hooks, loaded = configure(
-        [], [*SETTINGS, f"rollout.backend={backend}", f"rollout.warn_logprob_diff={limit}"], ["null"]
-    )
-    plan, told = make_plan(loaded, hooks, Facts(cpus=2)), list[str]()
-    trainer: Any = SimpleNamespace(
-        config=plan.config,
-        run=SimpleNamespace(plan=plan),
-        progress=SimpleNamespace(step=3),
-        sinks=SimpleNamespace(terminal=SimpleNamespace(warn=told.append)),
-    )
-    Trainer._check_sampler(trainer, {"policy/rollout_logprob_diff": difference})
-    assert [
-        f"step 3: log-probs of rollout.backend={backend} and of the actor differ by 0.06 per token" in line
-        for line in told
-    ] == [True] * warned
-
-
-SERVED = """
-from rlcore import Component, CriticWorker, Role, RewardReplica, Worker, WorkerClass, WorkerRequest, hookimpl
-from rlcore.testing.null import NullCritic
-
-
-class Judge(Worker):
-    def setup(self): ...
-
-
-class Sleeper(RewardReplica):
-    def setup(self): ...
-
-    async def score(self, requests): ...
-
-    async def health(self): ...
-
-    async def sleep(self): ...
-
-    async def wake(self): ...
-
-
-def asks(role, backend):
-    return lambda config, section: [WorkerRequest(role, backend, gpus=1.0 if config.cluster.device == "cuda" else 0.0)]
-
-
-def managed(name, role):
-    return Component(name, lambda context: None, asks(role, "mine"), uses_reward_functions=True)
-
-
-@hookimpl
-def rlcore_reward_managers():
-    return [
-        managed("restless", Role("judge", Judge)),
-        managed("restful", Role("judge", RewardReplica)),
-    ]
-
-
-@hookimpl
-def rlcore_critic_engines():
-    return [Component("valued", lambda context: None, asks(Role("critic", CriticWorker), "null"))]
-
-
-@hookimpl
-def rlcore_worker_classes():
-    return [WorkerClass(Judge, "mine", Judge), WorkerClass(RewardReplica, "mine", Sleeper)]
-"""
-
-
-def test_a_judge_on_the_actors_device_sleeps_or_is_refused_and_a_critic_takes_its_turn(tmp_path: Path) -> None:
-    write_package(tmp_path / "site", "served", SERVED)
-
-    def made(*overrides: str, device: str = "cuda") -> RunPlan:
-        hooks, loaded = configure([], [*SETTINGS, f"cluster.device={device}", *overrides], ["null", "served"])
-        return make_plan(loaded, hooks, Facts(cpus=8, gpus=8))
-
-    assert made("reward.manager=restful").sleepers == ("judge",)
-    with pytest.raises(PlanError) as caught:
-        made("reward.manager=restless")
-    line = str(caught.value)
-    assert line.startswith(
-        "role 'judge' of reward 'restless' of plugin 'served' (served 1.0) is in pool 'main', on whose"
-    )
-    assert "but Judge of plugin 'served' (served 1.0) has no sleep() and wake(); choose another backend" in line
-    assert made("reward.manager=restless", device="cpu").sleepers == ()
-    critic = ("critic.engine=valued", "algo.advantage=gae", "reward.manager=restful")
-    assert made(*critic).sleepers == ("judge",)
-
-
 def test_the_table_of_pools_shows_where_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = ("cluster.backend=ray", "cluster.address=10.0.0.1:6379")
     pool = "cluster.pools.engines={placement: spread, labels: {tier: fast}, resources: {magic: 2}}"
     table = shown(planned(*ray, pool, facts=Facts(cpus=2)), monkeypatch)
     assert "1 x 2 GPUs (spread, tier: fast, 2 magic a bundle)" in table
-
-
-@pytest.mark.parametrize(
-    ("kind", "called"), [("adapter", "save_adapter"), ("link", "copy_whole"), ("directory", "save_whole")]
-)
-def test_the_actor_hands_over_what_the_plan_decided(kind: str, called: str, tmp_path: Path) -> None:
-    decided = {
-        "adapter": (*VLLM, "actor.lora.enabled=true", "rollout.vllm.lora=adapter"),
-        "link": (*VLLM, "rollout.weights=link"),
-        "directory": VLLM,
-    }[kind]
-    hooks, loaded = configure([], [*SETTINGS, "actor.backend=hf", *decided], ["null"])
-    plan = make_plan(loaded, hooks, Facts(cpus=2))
-    worker = next(each for each in plan.workers if each.request.role.name == "actor")
-    context = context_of(worker, plan, tmp_path, 0, device="cpu")
-    calls: list[str] = []
-    actor = HfActor(context)
-    names = ("save_adapter", "copy_whole", "save_whole")
-    engine: Any = SimpleNamespace(**{name: lambda *_, name=name: calls.append(name) or {} for name in names})
-    actor.engine = engine
-    try:
-        assert actor.weights(3, tmp_path / "weights").kind == kind
-    finally:
-        if actor._server is not None:
-            actor._server.close()
-    assert calls == [called]

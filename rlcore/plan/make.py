@@ -1,6 +1,7 @@
 """`make_plan`: offers are matched to requests, once, before any process starts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.errors import PlanError
@@ -48,8 +49,8 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(pools, workers, sleepers, memory, facts)
     plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
-    chosen = (*components.values(), *algorithms.values(), *workers, *pools, *rewards)
-    _check_plugins_used(plugins, {each.provided_by for each in chosen}, loaded)
+    used = _used_providers(components.values(), algorithms.values(), workers, pools, rewards)
+    _check_plugins_used(plugins, used, loaded)
     notes = (
         *_unused(offers, plugins, workers),
         *pool_notes(pools),
@@ -76,6 +77,11 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         notes=notes,
         plugins=plugins,
     )
+
+
+def _used_providers(*chosen: Iterable[Any]) -> set[str]:
+    """Who provided what the plan consists of."""
+    return {each.provided_by for plans in chosen for each in plans}
 
 
 def _check_plugins_used(plugins: Sequence[Provider], used: set[str], loaded: LoadedConfig) -> None:
