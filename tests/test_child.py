@@ -158,7 +158,7 @@ def test_what_a_method_raises_is_a_child_error_with_its_trace_and_the_child_live
         child = await children.start(f"{served}:Served", name="x")
         for method, message in [
             ("divide", "ZeroDivisionError: division by zero"),
-            ("leave", "SystemExit: 4"),
+            ("leave", "it called sys.exit(4)"),
             ("child_error", "no quotient"),
             ("config_error", "not here"),
             ("absent", "AttributeError: 'Served' object has no attribute 'absent'"),

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rlcore.errors import PluginError
+from rlcore.redaction import displayable
 
 LIMIT = "RLCORE_PLUGIN_LIMIT_S"
 """Set this environment variable to give imports, hooks and requests of plugins more seconds, each."""
@@ -92,6 +93,6 @@ def _is_library(file: str) -> bool:
 def _end(said: str) -> NoReturn:
     """The code catches every interruption: only the process can be ended."""
     sys.stdout.flush()
-    sys.stderr.write(f"rlcore: {said}\n")
+    sys.stderr.write(f"rlcore: {displayable(said)}\n")
     sys.stderr.flush()
     os._exit(2)

@@ -32,6 +32,7 @@ from rlcore.plan.interfaces import check_product, product
 from rlcore.plan.limits import limited
 from rlcore.plugins.discover import entry_point_rewards
 from rlcore.plugins.load import LoadedPlugin
+from rlcore.redaction import displayable
 from rlcore.reward import RewardManager
 
 T = TypeVar("T")
@@ -155,7 +156,7 @@ def _check_arguments(provider: Provider, hook: str, function: Callable[..., Any]
 
 def _trace(provider: Provider, hook: str, result: object) -> None:
     if os.environ.get(TRACE) == "1":
-        sys.stderr.write(f"rlcore: {hook}() of {provider} -> {result!r}\n")
+        sys.stderr.write(displayable(f"rlcore: {hook}() of {provider} -> {result!r}\n"))
 
 
 def _check_nothing(provider: Provider, item: Any) -> None:

@@ -93,7 +93,8 @@ class _Row:
         self.ids_N = self._drawn_N[:length]
 
     def completion(self, generate_s: float) -> Completion:
-        """The row, which has ended."""
+        """The row, which has ended; new weights that came after its last token are not among its versions."""
+        last = max(0, len(self.ids_N) - 1)
         return Completion(
             request_id=self.request.id,
             sample=self.sample,
@@ -102,7 +103,7 @@ class _Row:
             finish=self._finish,
             version=self._versions[0][1],
             generate_s=generate_s,
-            versions=tuple(self._versions),
+            versions=tuple((start, version) for start, version in self._versions if start <= last),
         )
 
 

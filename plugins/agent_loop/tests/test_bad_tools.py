@@ -61,7 +61,7 @@ class NotReleasedHere(NotReleased):
         return "made"
 """
 TOLD = {
-    "exits": "error: exits: SystemExit: 3",
+    "exits": "error: exits: it called sys.exit(3)",
     "long": "x" * 40 + " ... (999960 characters cut off)",
     "raw": "error: the result is no text: bytes",
     "goes_on": "late",
