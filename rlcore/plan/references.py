@@ -69,7 +69,7 @@ def _source_of(module: str) -> Path | str | None:
     for depth in range(1, len(parts) + 1):
         name = ".".join(parts[:depth])
         loaded = sys.modules.get(name)
-        spec: ModuleSpec | None = getattr(loaded, "__spec__", None) or _spec(name, places)
+        spec: ModuleSpec | None = getattr(loaded, "__spec__", None) or spec_of(name, places)
         if spec is None and loaded is not None:
             return None
         if spec is None:
@@ -88,7 +88,7 @@ def _source_of(module: str) -> Path | str | None:
     return None
 
 
-def _spec(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
+def spec_of(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
     """As `importlib.util.find_spec`, which would import the packages around the module."""
     tail = name.rpartition(".")[2]
     for finder in sys.meta_path:

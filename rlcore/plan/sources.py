@@ -1,10 +1,11 @@
 """Source code that a reference names, found and read without importing it."""
 
 import ast
-import importlib.machinery
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from rlcore.plan.references import spec_of
 
 MAX_HOPS = 5
 """Modules that hand a name on to each other, at most."""
@@ -16,15 +17,12 @@ def source_file(reference: str) -> Path | None:
     if where.endswith(".py"):
         path = Path(where)
         return path if path.is_file() else None
-    parts = where.split(".")
-    search: list[str] | None = None
-    for part in parts[:-1]:
-        # By its last name alone: of 'aa.bb' a namespace package would look for 'aa' in sys.modules, which is not there.
-        package = importlib.machinery.PathFinder.find_spec(part, search)
-        if package is None or package.submodule_search_locations is None:
+    parts, spec, places = where.split("."), None, None
+    for depth in range(1, len(parts) + 1):
+        spec = spec_of(".".join(parts[:depth]), places)
+        if spec is None:
             return None
-        search = list(package.submodule_search_locations)
-    spec = importlib.machinery.PathFinder.find_spec(parts[-1], search)
+        places = list(spec.submodule_search_locations or ())
     origin = Path(spec.origin) if spec is not None and spec.origin else None
     return origin if origin is not None and origin.is_file() else None
 
