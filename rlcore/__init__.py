@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         Scored,
         Trajectory,
         TrajectoryId,
+        WeightsHandle,
     )
     from rlcore.workers import Child, Children, ReplicaEvent, ReplicaHandle, Worker, WorkerContext, WorkerGroup
 
@@ -153,6 +154,7 @@ _MODULES = {
         "Scored",
         "Trajectory",
         "TrajectoryId",
+        "WeightsHandle",
     ),
     "rlcore.workers": (
         "Child",
@@ -228,6 +230,7 @@ __all__ = [
     "TrainResult",
     "Trajectory",
     "TrajectoryId",
+    "WeightsHandle",
     "Worker",
     "WorkerClass",
     "WorkerContext",

@@ -64,9 +64,12 @@ BASE = """
     class Mine({interface}):
         pass
 
+    async def load_weights(self, handle): ...
+
     for name in {interface}.__abstractmethods__:
         setattr(Mine, name, getattr({interface}, name))
     Mine.__abstractmethods__ = frozenset()
+    Mine.weights, Mine.load_weights = lambda self, version, directory: None, load_weights
 """
 """A class that conforms, as far as can be seen from outside."""
 MISTAKES = {
@@ -192,3 +195,19 @@ def test_the_command_refuses_a_virtual_subclass_and_starts_nothing(site: Path, t
         done.stderr
     )
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("role", "left_out", "settings"),
+    [
+        ("rollout", "load_weights", ("rollout.backend=wrong",)),
+        ("actor", "weights", ("actor.backend=wrong", "rollout.backend=null_replica")),
+    ],
+)
+def test_who_cannot_hand_over_or_take_weights_is_refused_where_they_travel(
+    site: Path, role: str, left_out: str, settings: tuple[str, ...]
+) -> None:
+    *names, _, _ = ROLES[role]
+    write_wrong(site, names_of(*names), "", f"    del Mine.{left_out}\n{WORKER_HOOK}")
+    line = refused(PlanError, *settings)
+    assert f"Mine of plugin 'wrong_one' (wrong-one 1.0) defines no {left_out}()" in line

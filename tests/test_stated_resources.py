@@ -27,7 +27,7 @@ from typing import Any
 
 from rlcore import (
     ActorWorker, Batch, Completion, ConfigSection, GenerateRequest, Metrics, PoolSpec, Ref, ReferenceWorker,
-    RolloutWorker, RunConfig, WorkerClass, WorkerRequest, hookimpl,
+    RolloutWorker, RunConfig, WorkerClass, WeightsHandle, WorkerRequest, hookimpl,
 )
 
 
@@ -44,6 +44,8 @@ class Engine(RolloutWorker):
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         for each in ():
             yield each
+
+    async def load_weights(self, handle: WeightsHandle) -> int: ...
 
     async def sleep(self) -> None: ...
 
@@ -66,6 +68,8 @@ class Trainer(ActorWorker):
     def update(self, minibatch: Batch) -> Metrics: ...
 
     def publish(self, version: int) -> None: ...
+
+    def weights(self, version: int, directory: Path) -> WeightsHandle: ...
 
     def save(self, directory: Path) -> None: ...
 

@@ -58,6 +58,16 @@ def refuses(function: Callable[..., Any], arguments: Sequence[str]) -> str:
     return ""
 
 
+def defines(cls: type[Any], interface: type[Any], *methods: str) -> bool:
+    """True when the class has each of these methods, and not merely the one that its interface has."""
+    ours = [inspect.getattr_static(cls, name, None) for name in methods]
+    theirs = [inspect.getattr_static(interface, name, None) for name in methods]
+    return all(
+        mine is not None and (mine is not default or cls is interface)
+        for mine, default in zip(ours, theirs, strict=True)
+    )
+
+
 def not_importable(cls: type[Any]) -> str:
     """Why another process cannot import the class by its name; empty when it can."""
     if "<locals>" in cls.__qualname__:

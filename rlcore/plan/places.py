@@ -7,6 +7,7 @@ from typing import NamedTuple
 from rlcore.config import RunConfig
 from rlcore.errors import PlanError
 from rlcore.plan.decided import PoolPlan, WeightsKind, WorkerPlan
+from rlcore.plan.interfaces import defines
 
 
 class Place(NamedTuple):
@@ -98,6 +99,14 @@ def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan]) -> WeightsKin
                 "weights; leave it out, or choose a rollout.backend that has one"
             )
         return ""
+    actor = next(plan for plan in workers if plan.request.role.name == "actor")
+    for plan, method in ((actor, "weights"), (rollout, "load_weights")):
+        if not defines(plan.cls, plan.request.role.interface, method):
+            raise PlanError(
+                f"rollout.backend={rollout.request.backend}: the rollout has a copy of the weights, and "
+                f"{plan.cls.__qualname__} of {plan.provided_by} defines no {method}(); needs one, or a rollout that is "
+                "served inside the actor"
+            )
     if by not in rollout.weight_sync:
         raise PlanError(
             f"rollout.weights={by}: {who} does not take weights that way (its offer's weight_sync); choose from: "

@@ -6,6 +6,7 @@ from math import ceil
 from rlcore.errors import PlanError
 from rlcore.plan.decided import PoolPlan, SchedulePlan, WorkerPlan
 from rlcore.plan.facts import Facts
+from rlcore.plan.interfaces import defines
 from rlcore.plan.memory import BYTES
 
 ACTOR, ROLLOUT = "actor", "rollout"
@@ -69,10 +70,7 @@ def _shares(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> 
 
 
 def _can_sleep(plan: WorkerPlan) -> bool:
-    """Whether the class has `sleep` and `wake` other than those of the interface, which refuse."""
-    interface = plan.request.role.interface
-    methods = [(getattr(plan.cls, name, None), getattr(interface, name, None)) for name in ("sleep", "wake")]
-    return all(ours and theirs and (ours is not theirs or plan.cls is interface) for ours, theirs in methods)
+    return defines(plan.cls, plan.request.role.interface, "sleep", "wake")
 
 
 def memory_of_devices(
