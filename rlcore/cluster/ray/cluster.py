@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 from ray._private import ray_constants
+from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -91,6 +92,7 @@ class RayCluster:
             mark = uuid.uuid4().hex
             self._guard = Guard(mark)
             os.environ[VARIABLE] = mark
+            make_private_token()
             with _loopback_only(), self._output.beginning():
                 context = ray.init(
                     "local",
@@ -248,6 +250,23 @@ def _call_off_abort() -> None:
     """A signal that came while Ray's handler was there has set the alarm of the abort."""
     if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:  # for Python: nobody here uses it
         signal.alarm(0)
+
+
+def make_private_token() -> None:
+    """Make the file of the token that Ray would make readable by all, or close it to others when it is there."""
+    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if given or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if path.stat().st_uid == os.getuid():
+            path.chmod(0o600)
+        return
+    with os.fdopen(descriptor, "w") as file:
+        file.write(generate_new_authentication_token())
 
 
 def _refuse_settings(config: ClusterConfig) -> None:
