@@ -163,10 +163,19 @@ class Child(Protocol):
 class Children(Protocol):
     """Starts child processes; the run ends those that are left."""
 
-    async def start(self, reference: str, *args: Any, name: str, threads: int = 1, deadline_s: float = 60.0) -> Child:
+    async def start(
+        self,
+        reference: str,
+        *args: Any,
+        name: str,
+        threads: int = 1,
+        deadline_s: float = 60.0,
+        env: Sequence[str] | None = None,
+    ) -> Child:
         """A child in which `reference` ('module:attr' or '/abs/file.py:attr') was called with `args` (picklable).
 
         The result is the object whose methods the child serves; `threads` calls run at a time, on the child's main
-        thread when it is 1. Nothing of rlcore that imports torch is imported there.
+        thread when it is 1. Nothing of rlcore that imports torch is imported there. `env` names the environment
+        variables that it gets beside those that any Python process needs; None: all of them.
         """
         ...

@@ -173,3 +173,24 @@ def test_a_setup_of_an_async_class_that_never_ends_is_named(tmp_path: Path) -> N
     (tmp_path / "slow.py").write_text(ASYNC_CLASS)
     with pytest.raises(PluginError, match=r"slow\.py:C\): setup has not ended within 2\.5 s; .*start_s"):
         score_rewards({"f": function(f"{tmp_path / 'slow.py'}:C", start_s=2.5)}, [make_trajectory()])
+
+
+REPORTS_ITS_ENVIRONMENT = """
+import os
+
+def unnamed(completions, **columns):
+    assert os.environ["HOME"] and os.environ["PATH"]
+    return [float("RLCORE_TEST_API_KEY" in os.environ)] * len(completions)
+"""
+
+
+@pytest.mark.parametrize(("env", "score"), [((), 0.0), (("OTHER",), 0.0), (("RLCORE_TEST_API_KEY",), 1.0)])
+def test_children_get_the_keys_that_are_named_for_them_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: tuple[str, ...], score: float
+) -> None:
+    monkeypatch.setenv("RLCORE_TEST_API_KEY", "a-key-0123456789")
+    (tmp_path / "mine.py").write_text(REPORTS_ITS_ENVIRONMENT)
+    functions = {"f": function(f"{tmp_path}/mine.py:unnamed", env=env)}
+    found = score_rewards(functions, [make_trajectory(0, 0, "ab")], Lane.EVAL)
+    [reward] = found.values()
+    assert (reward.status, reward.score) == (RewardStatus.OK, score)

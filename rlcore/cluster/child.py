@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import rlcore.errors
 from rlcore.child import CLOSE_GRACE_S, FRAME, OK, OURS, SETUP
+from rlcore.cluster.environment import inherited
 from rlcore.cluster.printed import MAX_LINE, Printed
 from rlcore.cluster.stack import StackDump
 from rlcore.errors import ChildError, WorkerError, boundary
@@ -44,12 +45,18 @@ class ChildProcess(Child):
     """One child: its process, the calls under way, and what it printed last."""
 
     def __init__(
-        self, name: str, threads: int, max_message_bytes: int, environment: Mapping[str, str] | None = None
+        self,
+        name: str,
+        threads: int,
+        max_message_bytes: int,
+        environment: Mapping[str, str] | None = None,
+        inherits: Sequence[str] | None = None,
     ) -> None:
+        """`environment` is set in it. Of ours it inherits NEEDED and what `inherits` names; all, if that is None."""
         self.name = name
         self._max_bytes = max_message_bytes
         self._slots = asyncio.Semaphore(threads)
-        self._environment = environment or {}
+        self._environment = {**inherited(inherits), **(environment or {})}
         self._calls: dict[int, PendingCall] = {}
         self._numbers = itertools.count(SETUP)
         self._printed = Printed(name)
@@ -97,7 +104,7 @@ class ChildProcess(Child):
                 stderr=subprocess.STDOUT,
                 pass_fds=theirs,
                 start_new_session=True,
-                env={**_inherited(), **self._environment},
+                env=self._environment,
             )
         except OSError as cause:
             for descriptor in (self._requests_fd, answers_fd, self._lifeline_fd):
@@ -319,14 +326,20 @@ class ChildProcesses:
         return sorted(child.pid for child in self._children if child.alive)
 
     async def start(
-        self, reference: str, *args: Any, name: str, threads: int = 1, deadline_s: float = 60.0
+        self,
+        reference: str,
+        *args: Any,
+        name: str,
+        threads: int = 1,
+        deadline_s: float = 60.0,
+        env: Sequence[str] | None = None,
     ) -> ChildProcess:
         """See `rlcore.workers.Children.start`.
 
         An error of rlcore that was raised in the child passes with its class; ChildError for any other exception,
         WorkerError when the child died or was not ready within the deadline.
         """
-        child = ChildProcess(name, threads, self._max_bytes)
+        child = ChildProcess(name, threads, self._max_bytes, inherits=env)
         await child.spawn()
         self._children = {each for each in self._children if not each.ended} | {child}
         ready = False
@@ -357,13 +370,6 @@ def start_message(name: str, reference: str, args: Sequence[Any], threads: int, 
         "path": [entry or str(Path.cwd()) for entry in sys.path],
         "environment": {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ},
     }
-
-
-def _inherited() -> dict[str, str]:
-    """The parent's environment, in which the child finds the rlcore that we are; it puts PYTHONPATH back itself."""
-    here = str(Path(rlcore.errors.__file__).parent.parent)
-    before = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{before}" if before else here}
 
 
 async def _reader(pipe: IO[bytes]) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:

@@ -35,6 +35,8 @@ class RewardFunctionConfig:
     """Seconds that importing the function and setting it up may take."""
     memory_gib: float = option(0.0, at_least=0)
     """Private memory that a child may hold; 0: any. A call beyond it is a failed sample. Not of async functions."""
+    env: tuple[str, ...] = ()
+    """Environment variables that its children get, such as OPENAI_API_KEY, beside PATH, HOME and the like."""
     post_process: str = ""
     """A function, named as `fn`, that turns the scores of a group into others; empty: none."""
     log_calls: bool = False

@@ -133,7 +133,9 @@ async def start_child(spec: FunctionSpec, children: Children, config: RewardFunc
     key, limit = f"reward.functions.{spec.name}", config.memory_gib
     name = f"reward {spec.name}"
     try:
-        return await children.start(SERVED, spec, limit, name=name, threads=threads, deadline_s=config.start_s)
+        return await children.start(
+            SERVED, spec, limit, name=name, threads=threads, deadline_s=config.start_s, env=config.env
+        )
     except (ChildError, PluginError) as cause:
         whole = str(cause) if isinstance(cause, PluginError) else f"{spec}: {cause}"
         if limit and is_out_of_memory(cause):

@@ -1,6 +1,7 @@
 """Stands in for child processes: what they would serve runs in this process, for tests of code that behaves."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from rlcore.child import load_reference
@@ -35,7 +36,15 @@ class HereChildren:
     def __init__(self) -> None:
         self.started: list[HereChild] = []
 
-    async def start(self, reference: str, *args: Any, name: str, threads: int = 1, deadline_s: float = 60.0) -> Child:
+    async def start(
+        self,
+        reference: str,
+        *args: Any,
+        name: str,
+        threads: int = 1,
+        deadline_s: float = 60.0,
+        env: Sequence[str] | None = None,
+    ) -> Child:
         """See `rlcore.workers.Children`."""
         self.started.append(HereChild(load_reference(reference)(*args), name))
         return self.started[-1]

@@ -1,0 +1,32 @@
+"""The environment variables of child processes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import rlcore.errors
+
+NEEDED = frozenset(
+    (
+        *("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH"),
+        *("LOGNAME", "PATH", "SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "TEMP", "TMP", "TMPDIR", "TZ", "USER"),
+        *("VIRTUAL_ENV", "XDG_CACHE_HOME"),
+    )
+)
+"""Variables without which programs do not find their files, or talk to people in another way."""
+NEEDED_PREFIXES = ("LC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON")
+
+
+def inherited(names: Sequence[str] | None) -> dict[str, str]:
+    """Our environment (None), or what is needed and named of it; a child finds our rlcore in it.
+
+    The child restores PYTHONPATH itself.
+    """
+    here = str(Path(rlcore.errors.__file__).parent.parent)
+    before = os.environ.get("PYTHONPATH")
+    ours = {key: value for key, value in os.environ.items() if names is None or key in names or _is_needed(key)}
+    return {**ours, "PYTHONPATH": f"{here}{os.pathsep}{before}" if before else here}
+
+
+def _is_needed(name: str) -> bool:
+    return name in NEEDED or name.startswith(NEEDED_PREFIXES)
