@@ -79,7 +79,7 @@ FAILING = {
     "hang": "no result within",
     "sleep": "no result within",
     "regex": "no result within",
-    "exit": "SystemExit: 1",
+    "exit": "it called sys.exit(1)",
     "die": "exit code 9",
     "segfault": "killed by signal 11",
     "memory": "a bytes",
