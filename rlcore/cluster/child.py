@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import IO, Any
 import rlcore.errors
 from rlcore.child import CLOSE_GRACE_S, FRAME, OK, OURS, SETUP
 from rlcore.cluster.environment import inherited
-from rlcore.cluster.printed import MAX_LINE, Printed
+from rlcore.cluster.printed import Printed
 from rlcore.cluster.stack import StackDump
+from rlcore.cluster.strays import VARIABLE, Strays
 from rlcore.errors import ChildError, WorkerError, boundary
 from rlcore.workers import Child
 
@@ -26,6 +28,8 @@ MAX_MESSAGE_BYTES = 1 << 26
 """Longest call and longest result."""
 TOGETHER_FRAC = 0.05
 """A call whose deadline is nearer than this share of it has passed it too, when another call's deadline kills both."""
+MAX_REST = 1 << 16
+"""Bytes that are kept of a line without an end."""
 POLL_S = 0.005
 STACK_BEFORE_S, STACK_FRAC = 0.5, 0.2
 """A child that is not ready prints where it is, so long before the deadline, or after that share of a short one."""
@@ -44,19 +48,12 @@ class PendingCall:
 class ChildProcess(Child):
     """One child: its process, the calls under way, and what it printed last."""
 
-    def __init__(
-        self,
-        name: str,
-        threads: int,
-        max_message_bytes: int,
-        environment: Mapping[str, str] | None = None,
-        inherits: Sequence[str] | None = None,
-    ) -> None:
-        """`environment` is set in it. Of ours it inherits NEEDED and what `inherits` names; all, if that is None."""
+    def __init__(self, name: str, threads: int, max_message_bytes: int, environment: Mapping[str, str]) -> None:
         self.name = name
         self._max_bytes = max_message_bytes
         self._slots = asyncio.Semaphore(threads)
-        self._environment = {**inherited(inherits), **(environment or {})}
+        self._mark = uuid.uuid4().hex
+        self._environment = {**environment, VARIABLE: self._mark}
         self._calls: dict[int, PendingCall] = {}
         self._numbers = itertools.count(SETUP)
         self._printed = Printed(name)
@@ -72,7 +69,7 @@ class ChildProcess(Child):
     @property
     def ended(self) -> bool:
         """True when nothing of it is left."""
-        return self._serving.done()
+        return self._serving.done() and self._strays.done
 
     @property
     def busy(self) -> bool:
@@ -125,6 +122,7 @@ class ChildProcess(Child):
         self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
         self._logging = asyncio.create_task(self._log_output(), name=f"log of child {self.name}")
         self._serving = asyncio.create_task(self._read_answers(), name=f"answers of child {self.name}")
+        self._strays = Strays(self._process.pid, self._mark, self._serving, self._answers_transport.close)
 
     async def setup(self, start: dict[str, Any], deadline_s: float) -> None:
         """Make the object that is served. An error of rlcore passes with its own class, any other as ChildError."""
@@ -291,9 +289,9 @@ class ChildProcess(Child):
         rest = b""
         while chunk := await self._output.read(1 << 16):
             *lines, rest = (rest + chunk).split(b"\n")
-            rest = rest[-MAX_LINE:]
+            rest = rest[-MAX_REST:]
             for line in lines:
-                text = line[:MAX_LINE].decode(errors="replace")
+                text = line.decode(errors="replace")
                 self._stack.add(text)
                 self._printed.add(text)
         if rest:
@@ -311,6 +309,7 @@ class ChildProcess(Child):
         if not done:
             self._kill_group()
             await asyncio.wait([self._serving])
+        await self._strays.ended()
 
 
 class ChildProcesses:
@@ -339,7 +338,7 @@ class ChildProcesses:
         An error of rlcore that was raised in the child passes with its class; ChildError for any other exception,
         WorkerError when the child died or was not ready within the deadline.
         """
-        child = ChildProcess(name, threads, self._max_bytes, inherits=env)
+        child = ChildProcess(name, threads, self._max_bytes, inherited(env))
         await child.spawn()
         self._children = {each for each in self._children if not each.ended} | {child}
         ready = False

@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlcore.cluster.strays import marked
+
 VARIABLE = "RLCORE_RAY_OF"
 """Holds the mark in the environment of what is guarded."""
 PATIENCE_S = 5.0
@@ -51,12 +53,10 @@ class Guard:
 
 def belonging(mark: str, session: str, driver: int) -> Iterator[int]:
     """Processes of this user, but for driver and guard, that have the mark or write to a file of the session."""
-    wanted = f"{VARIABLE}={mark}".encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) in (os.getpid(), driver):
-            continue
+    yield from (int(entry.name) for entry in marked(VARIABLE, mark) if int(entry.name) != driver)
+    for entry in Path("/proc").glob("[0-9]*") if session else ():
         with contextlib.suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0") or (session and _writes_to(entry, session)):
+            if int(entry.name) not in (os.getpid(), driver) and _writes_to(entry, session):
                 yield int(entry.name)
 
 

@@ -11,6 +11,7 @@ import rlcore.errors
 from rlcore.child import OK, OURS
 from rlcore.cluster.child import ChildProcess, PendingCall, start_message
 from rlcore.cluster.deadlines import Deadlines
+from rlcore.cluster.environment import inherited
 from rlcore.cluster.host import Shipment
 from rlcore.cluster.ranks import answers_of_ranks
 from rlcore.cluster.serve import BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
@@ -29,7 +30,7 @@ class WorkerProcess(ChildProcess):
     """One process that serves workers."""
 
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
-        super().__init__(name, 1, MAX_MESSAGE_BYTES, environment)
+        super().__init__(name, 1, MAX_MESSAGE_BYTES, {**inherited(None), **environment})
         self._items: dict[int, asyncio.Queue[Any]] = {}
 
     async def start(self) -> None:

@@ -1,0 +1,70 @@
+"""Processes that have left their group and session, found by a mark in the environment that they inherited."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+VARIABLE = "RLCORE_CHILD_OF"
+"""Holds the mark of a killable child in its environment and in that of all that it starts."""
+PATIENCE_S = 1.0
+"""How long `end_strays` goes on looking: a process that is killed may just have started another."""
+
+
+def marked(variable: str, mark: str) -> Iterator[Path]:
+    """Entries of /proc of this user's processes, but for this one, that have the mark."""
+    wanted = f"{variable}={mark}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                yield entry
+
+
+class Strays:
+    """Ends what a child leaves behind when it ends, which may hold the pipes by whose end we notice the child's."""
+
+    def __init__(self, pid: int, mark: str, serving: "asyncio.Task[None]", let_go: Callable[[], None]) -> None:
+        """`serving` reads from the child until its pipes end; `let_go` ends that where a stray cannot be found."""
+        self._mark, self._serving, self._let_go = mark, serving, let_go
+        self._ending: asyncio.Task[None] | None = None
+        pidfd, loop = os.pidfd_open(pid), asyncio.get_running_loop()
+
+        def child_ended() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._ending = asyncio.create_task(self._end(), name=f"strays of process {pid}")
+
+        loop.add_reader(pidfd, child_ended)
+
+    @property
+    def done(self) -> bool:
+        """True when the child has ended, and nothing is looked for any more."""
+        return self._ending is not None and self._ending.done()
+
+    async def ended(self) -> None:
+        """Wait for that."""
+        await asyncio.wait([self._serving])
+        while self._ending is None:
+            await asyncio.sleep(0)
+        await self._ending
+
+    async def _end(self) -> None:
+        await asyncio.to_thread(end_strays, self._mark)
+        done, _ = await asyncio.wait([self._serving], timeout=PATIENCE_S)
+        if not done:
+            self._let_go()
+
+
+def end_strays(mark: str) -> None:
+    """Kill what has the mark of a child; blocks until nothing is found any more."""
+    patience = time.monotonic() + PATIENCE_S
+    while found := list(marked(VARIABLE, mark)):
+        for entry in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(entry.name), signal.SIGKILL)
+        if time.monotonic() > patience:
+            return
+        time.sleep(0.01)
