@@ -28,6 +28,8 @@ TESTS = (
     "test_contract_data.py",
     "test_shared_pools.py",
     "test_stated_resources.py",
+    "test_shared_devices.py",
+    "test_plan_pools.py",
     "test_schedule.py",
     "test_ppo.py",
     "test_algo_greedy.py",
