@@ -66,3 +66,23 @@ def test_a_process_that_left_group_and_session_holds_up_nothing(
         os.kill(stray, signal.SIGKILL)
     else:
         assert not is_running(stray)
+
+
+def test_closing_ends_also_where_a_stray_cannot_be_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlcore.cluster.strays.end_strays", lambda mark: None)
+    (tmp_path / "served.py").write_text(SERVED)
+
+    async def work() -> None:
+        children = ChildProcesses()
+        child = await children.start(f"{tmp_path}/served.py:Served", name="served")
+        assert await child.call("stray", False, deadline_s=20)
+        began = time.monotonic()
+        await children.close()
+        assert time.monotonic() - began < 20
+
+    with caplog.at_level("INFO", "rlcore"):
+        asyncio.run(work())
+    [stray] = strays_of(caplog.text)
+    os.kill(stray, signal.SIGKILL)
