@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError
-from rlcore.train.directory import differences, locked, open_directory
+from rlcore.train.directory import LOCK, WRITTEN, differences, locked, open_directory
 
 HOLD = """
 import sys
 from pathlib import Path
-from rlcore.train.directory import locked
+from rlcore.train.directory import LOCK, WRITTEN, locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -69,3 +69,19 @@ def test_differences_name_each_leaf_that_changed() -> None:
         'pools: ["main"] -> ["main", "reward"]',
         "seed: null -> 1",
     ]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_link_in_the_place_of_a_file_is_refused_and_its_target_left_alone(
+    tmp_path: Path, name: str, resume: bool
+) -> None:
+    (tmp_path / "precious").write_text("kept")
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / LOCK).touch()
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(ConfigError, match=r"is a symbolic link|in use"):
+        open_directory(directory, resume=resume)
+    assert (tmp_path / "precious").read_text() == "kept"

@@ -18,6 +18,9 @@ from rlcore.redaction import DisplayFormatter
 
 LOCK = ".lock"
 """Every start makes it before it writes anything else."""
+LOG = "log.txt"
+WRITTEN = (LOCK, LOG, METRICS, "config.yaml", "plan.json", "rewards.json", "reward_calls.jsonl")
+"""Files that a run writes; what is behind a link would be overwritten."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -55,6 +58,12 @@ def open_directory(directory: Path, resume: bool) -> Path:
         found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
         raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
     directory.mkdir(parents=True, exist_ok=True)
+    for name in WRITTEN:
+        if (directory / name).is_symlink():
+            raise ConfigError(
+                f"train.name: '{directory / name}' is a symbolic link, and a run writes into its directory only; "
+                "remove it or choose another name"
+            )
     return directory
 
 
@@ -81,7 +90,7 @@ def locked(directory: Path) -> Iterator[None]:
 @contextmanager
 def logging_to(directory: Path) -> Iterator[None]:
     """Append the messages of rlcore's loggers to log.txt, as they may be shown."""
-    logger, handler = logging.getLogger("rlcore"), logging.FileHandler(directory / "log.txt")
+    logger, handler = logging.getLogger("rlcore"), logging.FileHandler(directory / LOG)
     handler.setFormatter(DisplayFormatter(LOG_FORMAT))
     level = logger.level
     logger.setLevel(logging.INFO)
