@@ -12,7 +12,7 @@ from rlcore.train.directory import LOCK, WRITTEN, differences, locked, open_dire
 HOLD = """
 import sys
 from pathlib import Path
-from rlcore.train.directory import LOCK, WRITTEN, locked
+from rlcore.train.directory import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
