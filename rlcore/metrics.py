@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import orjson
 
 from rlcore.checkpoint import write_atomically
-from rlcore.errors import CheckpointError
+from rlcore.errors import CheckpointError, describe
 from rlcore.redaction import is_redacted, redact
 from rlcore.types import Lane, Metrics, Scored
 
@@ -36,10 +37,11 @@ class MetricsLog:
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one record: 'step', the metrics, and when it was written as 'time/unix_s'."""
-        self._mend()
+        with _records(self._path):
+            self._mend()
         numbers = {name: float(value) for name, value in metrics.items()}
         record = {"step": step, **numbers, "time/unix_s": round(time.time(), 3)}
-        with self._path.open("ab") as file:
+        with _records(self._path), self._path.open("ab") as file:
             file.write(_line(record))
 
     def cut_back(self, step: int) -> None:
@@ -65,16 +67,29 @@ class TrajectoryLog:
 
     def append(self, step: int, lines: bytes) -> None:
         """Add what `trajectory_lines` made to the file of the step."""
-        self._directory.mkdir(exist_ok=True)
         path = self._directory / f"step_{step:06d}.jsonl"
-        before = _whole_lines(path) if path.exists() else ()
-        write_atomically(path, b"".join((*before, lines)))
+        with _records(path):
+            self._directory.mkdir(exist_ok=True)
+            before = _whole_lines(path) if path.exists() else ()
+            write_atomically(path, b"".join((*before, lines)))
 
     def cut_back(self, step: int) -> None:
         """Remove the files of later steps, the latest first."""
         for path in reversed(_step_files(self._directory)):
             if int(path.name[5:-6]) > step:
                 path.unlink()
+
+
+@contextmanager
+def _records(path: Path) -> Iterator[None]:
+    """A full disk or a directory that is gone ends the run in one line."""
+    try:
+        yield
+    except OSError as cause:
+        raise CheckpointError(
+            f"'{path}': records cannot be written: {describe(cause)}; make room or bring the directory back, then go "
+            "on with --resume"
+        ) from cause
 
 
 def trajectory_lines(rows: Iterable[tuple[Scored, float | None]], lane: Lane) -> bytes:

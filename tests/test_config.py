@@ -279,3 +279,13 @@ def test_an_interpolation_that_does_not_resolve_names_its_key(override: str, par
     message = error_of(override)
     assert part in message
     assert message.startswith(override.partition("=")[0])
+
+
+def test_yaml_that_is_nested_without_end_is_refused_in_one_line(tmp_path: Path) -> None:
+    deep = "[" * 5000 + "]" * 5000
+    path = tmp_path / "deep.yaml"
+    path.write_text(f"data: {{sources: {deep}}}\n")
+    for files, overrides in (([path], []), ([], [f"model.path={deep}"])):
+        with pytest.raises(ConfigError) as caught:
+            load_config(files, overrides, ())
+        assert "\n" not in str(caught.value)

@@ -1,5 +1,7 @@
 """What `--resume` does with checkpoints that are damaged or gone."""
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -100,3 +102,42 @@ def test_a_run_is_not_begun_with_an_older_checkpoint_than_its_newest(config: dic
     ):
         run_training(plan, Start(checkpoint=run_dir))
     assert run_training(plan, Start(checkpoint=run_dir / "checkpoints" / "step_1")).steps == 4
+
+
+def test_a_torn_plan_does_not_hold_up_a_resume(config: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = run(config, "train.max_steps=2").run_dir
+    (run_dir / "plan.json").write_text('{"plugins": {"nu')
+    assert run(config, resume=True).steps == 4
+    assert "plan.json' cannot be read (JSONDecodeError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("state", [{}, {"step": "two"}, {"step": 2, "equal_steps": 0, "order": []}])
+def test_an_odd_state_is_an_error_of_one_line(config: dict[str, Any], state: dict[str, Any], tmp_path: Path) -> None:
+    run_dir = run(config, "train.max_steps=2").run_dir
+    path = run_dir / "checkpoints" / "step_2"
+    text = json.dumps(state).encode()
+    (path / "state.json").write_bytes(text)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.json"] = {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        CheckpointError, match=r"step_2': its state cannot be restored: (KeyError|TypeError|ValueError)"
+    ):
+        run(config, resume=True)
+
+
+def test_records_that_cannot_be_written_end_the_run_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:
+    blocker = tmp_path / "runs" / "run" / "trajectories"
+    source = f"""
+from pathlib import Path
+
+def score(completions, **columns):
+    Path({str(blocker)!r}).touch()
+    return [1.0] * len(completions)
+"""
+    (tmp_path / "blocks.py").write_text(source)
+    config["reward"]["functions"] = {"blocks": {"fn": f"{tmp_path}/blocks.py:score", "children": 1}}
+    with pytest.raises(
+        CheckpointError, match=r"trajectories/step_000001.jsonl': records cannot be written: .*--resume"
+    ):
+        run(config)

@@ -62,7 +62,7 @@ def read_file(path: Path) -> Layer:
         raise ConfigError(
             f"{path}: {describe(cause)}; keys must be text (quote them) and interpolations ${{a.b}}"
         ) from cause
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as cause:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as cause:  # the latter for deep nesting
         raise ConfigError(f"{path}: cannot be read as a configuration: {describe(cause)}") from cause
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds a list; needs a mapping of sections at its top")
@@ -93,8 +93,8 @@ def read_override(override: str) -> Layer:
         value = parsed["value"]
     except OmegaConfBaseException as cause:
         raise ConfigError(f"{origin}: {describe(cause)}; interpolations are written ${{a.b}}") from cause
-    except yaml.YAMLError as cause:
-        if value[:1] in "\"'[{":
+    except (yaml.YAMLError, RecursionError) as cause:
+        if isinstance(cause, RecursionError) or value[:1] in "\"'[{":
             raise ConfigError(f"{origin}: its value is not valid YAML: {describe(cause)}") from cause
     return Layer(origin, nest(key, value), key=key, text=text.strip())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rlcore.checkpoint import write_atomically
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
-from rlcore.errors import ConfigError, nearest
+from rlcore.errors import ConfigError, describe, nearest
 from rlcore.metrics import METRICS, TRAJECTORIES
 from rlcore.plan import RunPlan, plan_to_json
 from rlcore.redaction import DisplayFormatter
@@ -115,7 +115,11 @@ def plan_changes(directory: Path, plan: RunPlan) -> list[str]:
     earlier = directory / "plan.json"
     if not earlier.exists():
         return []
-    return list(differences(json.loads(earlier.read_text()), json.loads(json.dumps(plan_to_json(plan)))))
+    try:
+        before = json.loads(earlier.read_bytes())
+    except (ValueError, RecursionError) as cause:  # it is for people, so a resume does not depend on it
+        return [f"'{earlier}' cannot be read ({describe(cause)}), so what changed is not known"]
+    return list(differences(before, json.loads(json.dumps(plan_to_json(plan)))))
 
 
 def differences(before: object, now: object, path: str = "") -> Iterator[str]:

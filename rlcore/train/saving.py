@@ -12,7 +12,7 @@ from typing import Any
 from rlcore import checkpoint
 from rlcore.actor import ActorWorker
 from rlcore.config import CheckpointConfig
-from rlcore.errors import CheckpointError, RlcoreError
+from rlcore.errors import CheckpointError, RlcoreError, boundary
 from rlcore.schedule.saved import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
@@ -130,7 +130,8 @@ class Saver:
             await self._trainer.run.critic.restore(loaded.path / CRITIC)
         prompt = self._trainer.progress.order.prompt
         in_flight = await asyncio.to_thread(read_scored, loaded.path / IN_FLIGHT, prompt)
-        self._trainer.restore(dict(loaded.state), in_flight)
+        with boundary(f"checkpoint '{path}': its state cannot be restored", CheckpointError):
+            self._trainer.restore(dict(loaded.state), in_flight)
         self._num_kept = len(in_flight)
         await self._trainer.actor.call(ActorWorker.publish, loaded.step)
         await self._trainer.run.sync_weights(loaded.step)
