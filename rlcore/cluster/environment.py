@@ -14,7 +14,7 @@ NEEDED = frozenset(
     )
 )
 """Variables without which programs do not find their files, or talk to people in another way."""
-NEEDED_PREFIXES = ("LC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON")
+NEEDED_PREFIXES = ("LC_", "MKL_", "OMP_", "OPENBLAS_", "PYTHON", "RLCORE_REWARD_")
 
 
 def inherited(names: Sequence[str] | None) -> dict[str, str]:
