@@ -23,7 +23,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 900, 100_000])
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 900, 10_000])
 def test_what_is_nested_deeply_is_one_failed_sample(depth: int) -> None:
     with pytest.raises(NoAnswer, match="nested more than 32 levels"):
         judgement({"score": 1, "info": {"deep": nested(depth)}}, "")
