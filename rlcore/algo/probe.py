@@ -190,7 +190,12 @@ def _called(function: Callable[..., Any], inputs: Any, who: str) -> Any:
         pass
     with warnings.catch_warnings(), boundary(f"{who} failed", PluginError, CALLED):
         warnings.simplefilter("ignore")
-        return function(inputs)
+        given = {name: value.detach().clone() for name, value in vars(inputs).items() if isinstance(value, Tensor)}
+        found = function(inputs)
+    for name, before in given.items():
+        if not torch.equal(getattr(inputs, name), before):
+            raise PluginError(f"{who} changed {name} in place; needs its inputs left as they are")
+    return found
 
 
 def _check_zero(who: str, values_BT: Tensor, mask_BT: Tensor) -> None:

@@ -12,7 +12,7 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from rlcore.errors import OfferError, PluginError, shown
+from rlcore.errors import CALLED, OfferError, PluginError, boundary, shown
 from rlcore.plan.interfaces import Kind, kind_of, refuses
 from rlcore.plan.references import FORM, well_formed
 
@@ -27,10 +27,12 @@ def listed(result: object, kind: type[T], whose: str) -> Sequence[T]:
         if isinstance(result, Coroutine):
             result.close()
         raise PluginError(f"{whose} returned {type(result).__name__}; needs a list or tuple of {kind.__name__}")
-    for item in result:
+    with boundary(whose, PluginError, CALLED):  # a subclass of list may iterate as it likes
+        items = list(result)
+    for item in items:
         if not isinstance(item, kind):
             raise PluginError(f"{whose} returned a list with {shown(item)}; needs {kind.__name__}")
-    return result
+    return items
 
 
 def refuse(made: object, field: str, needs: str) -> None:
