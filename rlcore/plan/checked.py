@@ -75,7 +75,7 @@ def check_numbers(made: object, least: float | None, *fields: str, most: float =
     """Finite numbers, of at least `least` unless that is None, and at most `most`; booleans are not numbers."""
     for field in fields:
         value = getattr(made, field)
-        if not _is_finite(value) or (least is not None and value < least) or value > most:
+        if not is_finite(value) or (least is not None and value < least) or value > most:
             bounds = (
                 ""
                 if least is None
@@ -87,12 +87,18 @@ def check_numbers(made: object, least: float | None, *fields: str, most: float =
 def check_above(made: object, bound: float, field: str) -> None:
     """A finite number above `bound`."""
     value = getattr(made, field)
-    if not _is_finite(value) or value <= bound:
+    if not is_finite(value) or value <= bound:
         refuse(made, field, f"a finite number above {bound:g}")
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def is_finite(value: Any) -> bool:
+    """True for a number that a float holds; booleans are not numbers."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
 
 
 def check_text_choice(made: object, field: str, choices: Sequence[str]) -> None:

@@ -1,11 +1,11 @@
 """What a pool may say of the nodes that it is placed on: the words, and what is wrong with them."""
 
-import math
 import re
 from collections.abc import Mapping
 from typing import get_args, get_type_hints
 
 from rlcore.config.sections import PoolConfig
+from rlcore.plan.checked import is_finite
 
 PLACEMENTS: tuple[str, ...] = get_args(get_type_hints(PoolConfig)["placement"])
 RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
@@ -40,8 +40,7 @@ def _resources_problem(resources: object) -> str:
     for name, amount in resources.items():
         if not (isinstance(name, str) and name) or name in RESERVED:
             return f"resources has the key {name!r:.80}; needs the name of a custom resource of Ray"
-        number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
-        if not (number and math.isfinite(amount) and amount > 0):
+        if not (is_finite(amount) and amount > 0):
             return f"resources['{name}'] is {amount!r:.80}; needs a number above 0"
         if amount > 1 and amount != int(amount):
             return f"resources['{name}'] is {amount:g}; Ray knows fractions below 1 only, so it needs a whole number"
