@@ -130,7 +130,7 @@ def assert_trained_to_its_end(run_dir: Path) -> None:
     assert log.count("nothing more is shown; training goes on") == 1
 
 
-@pytest.mark.parametrize("also_errors", [False, True])
+@pytest.mark.parametrize("also_errors", [False, pytest.param(True, marks=pytest.mark.fault)])
 def test_training_outlives_whoever_reads_its_output(tmp_path: Path, also_errors: bool) -> None:
     errors = subprocess.STDOUT if also_errors else subprocess.PIPE
     process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=errors, cwd=tmp_path)
@@ -163,6 +163,7 @@ def test_training_outlives_its_terminal(tmp_path: Path) -> None:
     assert "the terminal has gone" in (tmp_path / "runs" / "run" / "log.txt").read_text()
 
 
+@pytest.mark.fault
 def test_nohup_stays_nohup(tmp_path: Path) -> None:
     code = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     run = command(tmp_path, "plugins.null.update_s=0.02")

@@ -11,6 +11,8 @@ from rlcore.errors import RewardError
 from rlcore.testing.causes import NUM, PROMPTS, SAMPLES, Script, chance, played
 from rlcore.types import FrozenDict, Reward, RewardStatus, Trajectory
 
+pytestmark = pytest.mark.fault
+
 SCHEDULES: dict[str, dict[str, Any]] = {
     "synchronous": {},
     "streamed": {"schedule.stream_minibatches": "true"},

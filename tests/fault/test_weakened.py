@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+import pytest
+
+pytestmark = pytest.mark.fault
+
+ROOT = Path(__file__).parent.parent.parent
 
 MODULE = """
 def clause(value) -> str:
