@@ -88,8 +88,15 @@ class Boundary:
         """Their code has ended."""
         if isinstance(cause, OfferError):
             raise PluginError(f"{self._whose}: {cause}") from cause
-        if isinstance(cause, self._caught) and not isinstance(cause, RlcoreError):
+        if cause is None or isinstance(cause, RlcoreError):
+            return
+        if isinstance(cause, self._caught) or _is_foreign(cause):
             raise self._error(f"{self._whose}: {describe(cause)}") from cause
+
+
+def _is_foreign(cause: BaseException) -> bool:
+    """True for a BaseException of somebody's making; of Python's and asyncio's own a boundary says which it catches."""
+    return not isinstance(cause, Exception) and type(cause).__module__ not in ("builtins", "asyncio.exceptions")
 
 
 def describe(cause: BaseException) -> str:
