@@ -96,7 +96,9 @@ class Boundary:
 
 def _is_foreign(cause: BaseException) -> bool:
     """True for a BaseException of somebody's making; of Python's and asyncio's own a boundary says which it catches."""
-    return not isinstance(cause, Exception) and type(cause).__module__ not in ("builtins", "asyncio.exceptions")
+    if isinstance(cause, (Exception, SystemExit)):
+        return False
+    return type(cause).__module__ not in ("builtins", "asyncio.exceptions")
 
 
 def describe(cause: BaseException) -> str:
