@@ -24,17 +24,18 @@ from typing import Any
 
 from measure import MODEL, collector_off, emit, summary
 
-from rlcore.agents import RolloutTask
 from rlcore.config import ModelConfig
+from rlcore.contracts.agents import RolloutTask
 from rlcore.data import load_prompts
-from rlcore.launch import launch, plan_run
-from rlcore.tokens import load_tokens
+from rlcore.data.tokens import load_tokens
+from rlcore.plugins.planning import plan_run
+from rlcore.runtime.launch import launch
 from rlcore.types import Lane, Sampling
 
 TOOL = '''
 import asyncio
 
-from rlcore_agent_loop import ToolCall
+from rlcore_agent_loop.tools.calls import ToolCall
 
 
 class Wait:

@@ -8,7 +8,7 @@ STOPS = [chr(byte) for byte in range(32, 48)]
 """One byte in sixteen ends a turn: turns of the null model have 16 tokens in the mean."""
 TURN_TOKENS = 64
 TOOL = '''
-from rlcore_agent_loop import ToolCall
+from rlcore_agent_loop.tools.calls import ToolCall
 
 
 async def same(text):

@@ -15,11 +15,15 @@ from typing import Any
 import numpy as np
 
 from rlcore import FrozenDict, RunConfig
-from rlcore.actor import ActorWorker
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import BuildContext, Component, ConfigSection, PoolSpec, Role, WorkerClass, WorkerRequest
-from rlcore.reward import RawScore, RewardManager, RewardReplica, ScoreRequest
-from rlcore.rollout import RolloutWorker
+from rlcore.config.offers import ConfigSection
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.components import BuildContext, Component
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import PoolSpec, WorkerClass
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.contracts.reward_replica import RawScore, RewardReplica, ScoreRequest
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.types import (
     Batch,
     Completion,

@@ -6,11 +6,13 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import Component, Role, WorkerClass, WorkerRequest
-from rlcore.rollout import RolloutWorker
+from rlcore.contracts.components import Component
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import WorkerClass
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.rollout import RolloutWorker
+from rlcore.contracts.workers import Worker
 from rlcore.types import Completion, GenerateRequest, WeightsHandle
-from rlcore.workers import Worker
 
 RLCORE_API = "1"
 READ = "read.json"
@@ -51,7 +53,7 @@ class Reader(RolloutWorker):
 def handed(handle: WeightsHandle) -> Iterator[Any]:
     """The tensors, from files or from the actor's process."""
     if handle.kind == "link":
-        from rlcore.backends.link import received
+        from rlcore.engines.weight_server import received
 
         yield from (each for _, each in received(handle.path))
     else:

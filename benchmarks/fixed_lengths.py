@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlcore import BuildContext, Component, ConfigSection, hookimpl
-from rlcore.agents import AgentLoop, RolloutTask
+from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.types import Completion, GenerateRequest, Lane, Sampling, Trajectory, TrajectoryId
 
 RLCORE_API = "1"

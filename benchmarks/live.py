@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from rlcore.launch import launch, plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.runtime.launch import launch
 from rlcore.train.session import Session, load_data
 from rlcore.train.signals import StopRequest
 from rlcore.train.trainer import Trainer

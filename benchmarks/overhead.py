@@ -44,7 +44,7 @@ def in_a_child(trajectory):
 IMPORT = "import time; began = time.perf_counter(); import rlcore.cli; print(time.perf_counter() - began)"
 PLAN = """
 import sys, time
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
 began = time.perf_counter()
 plan_run([], sys.argv[1:], ["null"])
 print(time.perf_counter() - began)

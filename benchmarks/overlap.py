@@ -7,7 +7,7 @@ whose rewards take 1 to 40 s; `system_d` is 1/50 of a published run of 1024 prom
 figures (seconds, divided by 50) are in the output. Times are from the beginning of the first step to the end of the
 last.
 
-oracle_step_s: the replay of the same draws by a scheduler that loses no time (`rlcore.schedule.oracle`). ratio:
+oracle_step_s: the replay of the same draws by a scheduler that loses no time (`rlcore.train.oracle`). ratio:
 measured over that. service_busy: the share of the slots' time that was used between the ends of the second and the
 second-last step. drawn_step_s: the drawn rewards of a step over the slots, below which no schedule gets. late_step_s:
 by how much longer than drawn the slots were held a step, because the run's loop, which serves here too, did something
@@ -29,9 +29,9 @@ from live import live
 from measure import emit
 from sleeping import Sleeping, SleepingRewards, finishing_order, reward_s, score
 
-from rlcore.metrics import read_trajectories
-from rlcore.schedule.oracle import Draws, replay
+from rlcore.report.metrics import read_trajectories
 from rlcore.testing import write_prompts
+from rlcore.train.oracle import Draws, replay
 
 PLUGIN = Path(__file__).resolve().parent / "sleeping.py"
 

@@ -36,7 +36,7 @@ from rlcore_reward_loop import build
 from rlcore_reward_loop.rewards import question
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
 
-from rlcore.reward import RewardManager
+from rlcore.contracts.reward_manager import RewardManager
 from rlcore.testing.rewards import make_trajectory, reward_context
 from rlcore.types import Lane, RewardStatus, Trajectory
 

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from channel import Channel
 from live import live
 
-from rlcore.actor import ActorWorker
 from rlcore.algo.step import weigh
-from rlcore.batch import collate
-from rlcore.launch import Run
-from rlcore.metrics import read
+from rlcore.contracts.actor import ActorWorker
+from rlcore.data.batch import collate
+from rlcore.report.metrics import read
+from rlcore.runtime.launch import Run
 from rlcore.train.session import load_data
 from rlcore.train.trainer import Trainer
 from rlcore.types import (

@@ -36,9 +36,9 @@ RLCORE_API = "1"
 
 import numpy as np
 
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import WorkerClass
-from rlcore.rollout import RolloutWorker
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import WorkerClass
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.types import Completion, Finish
 
 

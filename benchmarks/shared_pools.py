@@ -26,7 +26,7 @@ from typing import Any
 from live import live
 from measure import MODEL, ROOT, conclude, machine, made_by, say, summary
 
-from rlcore import metrics
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 
 HERE = Path(__file__).resolve().parent

@@ -16,12 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.actor import ACTOR, ActorWorker
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import BuildContext, Component, ConfigSection, WorkerClass
-from rlcore.reference import ReferenceWorker
-from rlcore.reward import RewardManager
-from rlcore.rollout import RolloutWorker
+from rlcore.config.offers import ConfigSection
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.components import BuildContext, Component
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import WorkerClass
+from rlcore.contracts.reference import ReferenceWorker
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.types import (
     Batch,
     Completion,

@@ -27,10 +27,11 @@ import numpy as np
 from echoing import READ
 from measure import conclude, machine, made_by, peak_rss_bytes, reset_peak_rss, resident_bytes, say, summary
 
-from rlcore.actor import ActorWorker
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
-from rlcore.launch import launch, plan_run
+from rlcore.contracts.actor import ActorWorker
+from rlcore.plugins.planning import plan_run
+from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
 

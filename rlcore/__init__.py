@@ -9,11 +9,30 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlcore.actor import ACTOR, ActorWorker
-    from rlcore.agents import AgentLoop, RolloutTask
-    from rlcore.backends.hf import TrainEngine
     from rlcore.config import EngineConfig, LoadedConfig, RunConfig, load_config, option
-    from rlcore.critic import CriticEngine, CriticWorker
+    from rlcore.config.offers import ConfigSection
+    from rlcore.contracts.actor import ACTOR, ActorWorker
+    from rlcore.contracts.agents import AgentLoop, RolloutTask
+    from rlcore.contracts.components import BuildContext, Component, RewardPart
+    from rlcore.contracts.critic import CriticEngine, CriticWorker
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, PoolSpec, RewardFunction, Scope, WorkerClass
+    from rlcore.contracts.reference import REFERENCE, ReferenceWorker
+    from rlcore.contracts.requests import Role, WorkerRequest
+    from rlcore.contracts.reward_manager import RewardManager
+    from rlcore.contracts.reward_replica import RawScore, RewardReplica, ScoreRequest
+    from rlcore.contracts.rollout import ROLLOUT, Generator, RolloutWorker
+    from rlcore.contracts.tokens import Tokens
+    from rlcore.contracts.workers import (
+        Child,
+        Children,
+        ReplicaEvent,
+        ReplicaHandle,
+        Worker,
+        WorkerContext,
+        WorkerGroup,
+    )
+    from rlcore.engines.hf import TrainEngine
     from rlcore.errors import (
         CheckpointError,
         ConfigError,
@@ -23,28 +42,8 @@ if TYPE_CHECKING:
         RlcoreError,
         WorkerError,
     )
-    from rlcore.hookspecs import hookimpl
-    from rlcore.launch import plan_run
-    from rlcore.plan import (
-        Algorithm,
-        AlgorithmKind,
-        BuildContext,
-        Component,
-        ConfigSection,
-        Need,
-        PoolSpec,
-        RewardFunction,
-        RewardPart,
-        Role,
-        RunPlan,
-        Scope,
-        WorkerClass,
-        WorkerRequest,
-    )
-    from rlcore.reference import REFERENCE, ReferenceWorker
-    from rlcore.reward import RawScore, RewardManager, RewardReplica, ScoreRequest
-    from rlcore.rollout import ROLLOUT, Generator, RolloutWorker
-    from rlcore.tokens import Tokens
+    from rlcore.plan import RunPlan
+    from rlcore.plugins.planning import plan_run
     from rlcore.train import TrainResult, train
     from rlcore.types import (
         Batch,
@@ -65,31 +64,42 @@ if TYPE_CHECKING:
         TrajectoryId,
         WeightsHandle,
     )
-    from rlcore.workers import Child, Children, ReplicaEvent, ReplicaHandle, Worker, WorkerContext, WorkerGroup
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "rlcore.actor": (
-        "ACTOR",
-        "ActorWorker",
+    "rlcore.config": ("EngineConfig", "LoadedConfig", "RunConfig", "load_config", "option"),
+    "rlcore.config.offers": ("ConfigSection",),
+    "rlcore.contracts.actor": ("ACTOR", "ActorWorker"),
+    "rlcore.contracts.agents": ("AgentLoop", "RolloutTask"),
+    "rlcore.contracts.components": ("BuildContext", "Component", "RewardPart"),
+    "rlcore.contracts.critic": ("CriticEngine", "CriticWorker"),
+    "rlcore.contracts.hooks": ("hookimpl",),
+    "rlcore.contracts.offers": (
+        "Algorithm",
+        "AlgorithmKind",
+        "Need",
+        "PoolSpec",
+        "RewardFunction",
+        "Scope",
+        "WorkerClass",
     ),
-    "rlcore.agents": (
-        "AgentLoop",
-        "RolloutTask",
+    "rlcore.contracts.reference": ("REFERENCE", "ReferenceWorker"),
+    "rlcore.contracts.requests": ("Role", "WorkerRequest"),
+    "rlcore.contracts.reward_manager": ("RewardManager",),
+    "rlcore.contracts.reward_replica": ("RawScore", "RewardReplica", "ScoreRequest"),
+    "rlcore.contracts.rollout": ("Generator", "ROLLOUT", "RolloutWorker"),
+    "rlcore.contracts.tokens": ("Tokens",),
+    "rlcore.contracts.workers": (
+        "Child",
+        "Children",
+        "ReplicaEvent",
+        "ReplicaHandle",
+        "Worker",
+        "WorkerContext",
+        "WorkerGroup",
     ),
-    "rlcore.backends.hf": ("TrainEngine",),
-    "rlcore.config": (
-        "EngineConfig",
-        "LoadedConfig",
-        "RunConfig",
-        "load_config",
-        "option",
-    ),
-    "rlcore.critic": (
-        "CriticEngine",
-        "CriticWorker",
-    ),
+    "rlcore.engines.hf": ("TrainEngine",),
     "rlcore.errors": (
         "CheckpointError",
         "ConfigError",
@@ -99,44 +109,9 @@ _MODULES = {
         "RlcoreError",
         "WorkerError",
     ),
-    "rlcore.hookspecs": ("hookimpl",),
-    "rlcore.launch": ("plan_run",),
-    "rlcore.plan": (
-        "Algorithm",
-        "AlgorithmKind",
-        "BuildContext",
-        "Component",
-        "ConfigSection",
-        "Need",
-        "PoolSpec",
-        "RewardFunction",
-        "RewardPart",
-        "Role",
-        "RunPlan",
-        "Scope",
-        "WorkerClass",
-        "WorkerRequest",
-    ),
-    "rlcore.reference": (
-        "REFERENCE",
-        "ReferenceWorker",
-    ),
-    "rlcore.reward": (
-        "RawScore",
-        "RewardManager",
-        "RewardReplica",
-        "ScoreRequest",
-    ),
-    "rlcore.rollout": (
-        "ROLLOUT",
-        "Generator",
-        "RolloutWorker",
-    ),
-    "rlcore.tokens": ("Tokens",),
-    "rlcore.train": (
-        "TrainResult",
-        "train",
-    ),
+    "rlcore.plan": ("RunPlan",),
+    "rlcore.plugins.planning": ("plan_run",),
+    "rlcore.train": ("TrainResult", "train"),
     "rlcore.types": (
         "Batch",
         "Completion",
@@ -155,15 +130,6 @@ _MODULES = {
         "Trajectory",
         "TrajectoryId",
         "WeightsHandle",
-    ),
-    "rlcore.workers": (
-        "Child",
-        "Children",
-        "ReplicaEvent",
-        "ReplicaHandle",
-        "Worker",
-        "WorkerContext",
-        "WorkerGroup",
     ),
 }
 """Where each public name lives."""

@@ -242,7 +242,7 @@ class TokenArrays(ReadOnlyArrays):
 class Batch(ReadOnlyArrays):
     """Rows that are trained together: statistics per row here, statistics per token behind `Ref`s.
 
-    The same class serves a whole step and a mini-batch of it (`rlcore.batch.select`). A field that a phase has not
+    The same class serves a whole step and a mini-batch of it (`rlcore.data.batch.select`). A field that a phase has not
     filled yet is None.
     """
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rlcore import metrics
 from rlcore.algo.offers import OFFERS
+from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
 from rlcore.errors import ConfigError, PlanError, PluginError
-from rlcore.launch import plan_run
-from rlcore.plan.choose import check_needs
-from rlcore.plan.decided import AlgorithmPlan
-from rlcore.plan.types import Algorithm, AlgorithmKind, Need, Scope
+from rlcore.plan.components import check_needs
+from rlcore.plan.run_plan import AlgorithmPlan
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import train

@@ -11,10 +11,10 @@ import torch
 
 from rlcore.algo.importance import importance_factor, sampler_differs
 from rlcore.algo.loss import clip
-from rlcore.backends.hf import Predictions
-from rlcore.backends.hf.microbatch import MicroBatch
-from rlcore.backends.hf.policy_loss import PolicyLoss
 from rlcore.config import AlgoConfig, ImportanceConfig, RolloutConfig, RunConfig, ScheduleConfig
+from rlcore.engines.hf import Predictions
+from rlcore.engines.hf.train.microbatch import MicroBatch
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.testing.tiny import random_batch
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.agents import RolloutTask
-from rlcore.arrival.arrays import checked_metrics, per_token
-from rlcore.arrival.components import CheckedAgent, CheckedCritic, CheckedRewards
-from rlcore.batch import collate
+from rlcore.checks.arrays import checked_metrics, per_token
+from rlcore.contracts.agents import RolloutTask
+from rlcore.data.batch import collate
 from rlcore.errors import PluginError, WorkerError
-from rlcore.metrics import average
+from rlcore.report.metrics import average
+from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.types import (
     Batch,
     Finish,

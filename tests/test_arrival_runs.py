@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rlcore import metrics
 from rlcore.errors import CheckpointError, ConfigError, PluginError, RlcoreError, WorkerError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.testing.runs import run_settings
 from rlcore.train import train
 
@@ -21,16 +21,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlcore.actor import ACTOR, ActorWorker
-from rlcore.agents import AgentLoop
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.agents import AgentLoop
 from rlcore.agents.single_turn import build_single_turn
-from rlcore.critic import CriticEngine
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import Component, ConfigSection, WorkerClass
-from rlcore.reference import ReferenceWorker
-from rlcore.reward import RewardManager
-from rlcore.rollout import RolloutWorker
-from rlcore.testing.null import NullActor, NullReference, NullRollout, NullSection
+from rlcore.contracts.critic import CriticEngine
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.components import Component
+from rlcore.config.offers import ConfigSection
+from rlcore.contracts.offers import WorkerClass
+from rlcore.contracts.reference import ReferenceWorker
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.contracts.rollout import RolloutWorker
+from rlcore.testing.null import NullActor, NullReference, NullRollout
+from rlcore.testing.null_settings import NullSection
 from rlcore.testing.null_critic import NullCritic
 from rlcore.types import Ref, Reward, Scored
 

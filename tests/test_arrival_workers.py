@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.arrival.arrays import check_completion
-from rlcore.arrival.results import checked_result
+from rlcore.checks.arrays import check_completion
+from rlcore.checks.results import checked_result
+from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
+from rlcore.contracts.workers import Worker
 from rlcore.errors import WorkerError
-from rlcore.launch import Deadlines, plan_run
+from rlcore.plugins.planning import plan_run
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 from rlcore.types import Completion, Finish
-from rlcore.workers import Worker
 
 NAN, INF = float("nan"), float("inf")
 
@@ -140,9 +141,11 @@ SOURCE = """
     from abc import abstractmethod
     from collections.abc import AsyncIterator
 
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import Component, Role, WorkerClass, WorkerRequest
-    from rlcore.workers import Worker
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.components import Component
+    from rlcore.contracts.requests import Role, WorkerRequest
+    from rlcore.contracts.offers import WorkerClass
+    from rlcore.contracts.workers import Worker
 
     class Odd(Worker):
         @abstractmethod

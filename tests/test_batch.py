@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rlcore.algo.advantage import AdvantageInputs, dr_grpo
 from rlcore.algo.aggregation import row_weights, weighted_sum
 from rlcore.algo.token_rewards import token_rewards
-from rlcore.batch import collate, micro_batches, minibatches, select
+from rlcore.data.batch import collate, micro_batches, minibatches, select
 from rlcore.errors import PluginError, RewardError
 from rlcore.types import Batch, Finish, FrozenDict, Prompt, Ref, Reward, RewardStatus, Scored, Trajectory, TrajectoryId
 

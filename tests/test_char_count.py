@@ -11,12 +11,12 @@ from types import ModuleType
 
 import pytest
 
-from rlcore.backends.hf import TrainEngine
 from rlcore.config import EngineConfig, ModelConfig
-from rlcore.launch import plan_run
+from rlcore.data.tokens import ByteTokens
+from rlcore.engines.hf import TrainEngine
+from rlcore.plugins.planning import plan_run
 from rlcore.reward.scorers import last_boxed
 from rlcore.testing.tiny import write_tiny_model
-from rlcore.tokens import ByteTokens
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "char_count"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.checkpoint import clean, latest, load, publish, staging, step_of, write_atomically
 from rlcore.errors import CheckpointError
+from rlcore.report.files import write_atomically
+from rlcore.train.checkpoint import clean, latest, load, publish, staging, step_of
 
 
 def save(run_dir: Path, step: int, keep: int = 0, weights: bytes = b"weights") -> Path:

@@ -1,4 +1,4 @@
-"""Killable child processes: `rlcore.child` and `rlcore.cluster.child`."""
+"""Killable child processes: `rlcore.cluster.child_main` and `rlcore.cluster.child`."""
 
 import asyncio
 import os
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rlcore.child import load_reference
 from rlcore.cluster.child import ChildProcess, ChildProcesses
 from rlcore.errors import ChildError, ConfigError, PluginError, WorkerError
+from rlcore.imports import load_reference
 from rlcore.testing.leaks import descendants, is_running, leaks
 
 SERVED = """

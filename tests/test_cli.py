@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import rlcore
-from rlcore import checkpoint
 from rlcore.cli import COMMANDS, main
 from rlcore.testing import write_prompts
 from rlcore.testing.packages import importable, write_package
+from rlcore.train import checkpoint
 
 ROOT = Path(__file__).parent.parent
 

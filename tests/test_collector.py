@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 import numpy as np
 import pytest
 
-from rlcore.agents import AgentLoop, RolloutTask
+from rlcore.contracts.agents import AgentLoop, RolloutTask
+from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import WorkerError
-from rlcore.reward import RewardManager
-from rlcore.schedule.collector import collect, group_by_task
-from rlcore.schedule.prompts import task_seed, tasks_for
+from rlcore.train.collector import collect, group_by_task
+from rlcore.train.tasks import task_seed, tasks_for
 from rlcore.types import Finish, Lane, Prompt, Reward, Sampling, Scored, Trajectory, TrajectoryId
 
 

@@ -10,32 +10,38 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import PlanError, PluginError
-from rlcore.launch import plan_run
 from rlcore.plan import RunPlan
+from rlcore.plugins.planning import plan_run
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 
 PLAIN, ASYNC, STREAM = "def wrong(self): ...", "async def wrong(self): ...", "async def wrong(self): yield"
 ROLES = {
-    "actor": ("rlcore.actor:ActorWorker", "update", PLAIN, ("actor.backend=wrong", "rollout.backend=null_replica"), ()),
-    "rollout": ("rlcore.rollout:RolloutWorker", "generate", STREAM, ("rollout.backend=wrong",), ()),
+    "actor": (
+        "rlcore.contracts.actor:ActorWorker",
+        "update",
+        PLAIN,
+        ("actor.backend=wrong", "rollout.backend=null_replica"),
+        (),
+    ),
+    "rollout": ("rlcore.contracts.rollout:RolloutWorker", "generate", STREAM, ("rollout.backend=wrong",), ()),
     "reference": (
-        "rlcore.reference:ReferenceWorker",
+        "rlcore.contracts.reference:ReferenceWorker",
         "logprobs",
         PLAIN,
         ("algo.kl.placement=loss", "reference.backend=wrong"),
         (),
     ),
     "critic": (
-        "rlcore.critic:CriticWorker",
+        "rlcore.contracts.critic:CriticWorker",
         "update",
         PLAIN,
         ("algo.preset=ppo", "plugins.critic_engine.backend=wrong"),
         ("critic_engine",),
     ),
     "judge": (
-        "rlcore.reward.replica:RewardReplica",
+        "rlcore.contracts.reward_replica:RewardReplica",
         "score",
         ASYNC,
         (
@@ -50,16 +56,23 @@ ROLES = {
 """By role: the interface, a method of it, that method without parameters, the settings that ask for the backend
 `wrong`, and the shipped plugins."""
 SLOTS = {
-    "agent": ("rlcore.agents:AgentLoop", "rollout", STREAM, "rlcore_agent_loops", "rollout.agent=wrong"),
-    "reward": ("rlcore.reward:RewardManager", "score", STREAM, "rlcore_reward_managers", "reward.manager=wrong"),
-    "critic": ("rlcore.critic:CriticEngine", "update", ASYNC, "rlcore_critic_engines", "critic.engine=wrong"),
+    "agent": ("rlcore.contracts.agents:AgentLoop", "rollout", STREAM, "rlcore_agent_loops", "rollout.agent=wrong"),
+    "reward": (
+        "rlcore.contracts.reward_manager:RewardManager",
+        "score",
+        STREAM,
+        "rlcore_reward_managers",
+        "reward.manager=wrong",
+    ),
+    "critic": ("rlcore.contracts.critic:CriticEngine", "update", ASYNC, "rlcore_critic_engines", "critic.engine=wrong"),
 }
 """By slot: the interface, a method of it, that method without parameters, the hook and the setting."""
 BASE = """
     from {module} import {interface}
     from rlcore import hookimpl
-    from rlcore.plan import Component, WorkerClass
-    from rlcore.workers import Worker
+    from rlcore.contracts.components import Component
+    from rlcore.contracts.offers import WorkerClass
+    from rlcore.contracts.workers import Worker
 
     class Mine({interface}):
         pass

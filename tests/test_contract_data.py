@@ -8,23 +8,13 @@ from typing import Any
 
 import pytest
 
-from rlcore.actor import ACTOR, ActorWorker
+from rlcore.config.offers import ConfigSection
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.components import Component, RewardPart
+from rlcore.contracts.offers import Algorithm, AlgorithmKind, PoolSpec, RewardFunction, Scope, WorkerClass
+from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.errors import OfferError, PluginError
-from rlcore.plan import (
-    Algorithm,
-    AlgorithmKind,
-    Component,
-    ConfigSection,
-    Facts,
-    PoolSpec,
-    RewardFunction,
-    RewardPart,
-    Role,
-    Scope,
-    WorkerClass,
-    WorkerRequest,
-    make_plan,
-)
+from rlcore.plan import Facts, make_plan
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS, NullActor
 from rlcore.testing.packages import importable, write_package
@@ -70,7 +60,7 @@ GOOD: dict[type[Any], dict[str, Any]] = {
 
 WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (Role, "name"): (NAME, ["", None, 3, "a/b", "a\nb", ".."]),
-    (Role, "interface"): ("needs a subclass of rlcore.workers.Worker", [None, "ActorWorker", int, ACTOR]),
+    (Role, "interface"): ("needs a subclass of rlcore.contracts.workers.Worker", [None, "ActorWorker", int, ACTOR]),
     (WorkerRequest, "role"): ("needs a Role", ["actor", None, ActorWorker]),
     (WorkerRequest, "inside"): ("needs a Role or None", ["actor", False]),
     (WorkerRequest, "backend"): (TEXT, ["", " ", None, 3, "a\nb", Silent()]),
@@ -94,8 +84,11 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (WorkerRequest, "shared_prefix"): ("needs one of planned, none, tree, cache", ["trie", None, True]),
     (WorkerRequest, "takes_adapter"): ("needs True or False", ["yes", 1, None]),
     (WorkerRequest, "note"): ("needs a str", [None, 3]),
-    (WorkerClass, "interface"): ("needs a subclass of rlcore.workers.Worker", [None, "ActorWorker", int, object()]),
-    (WorkerClass, "cls"): ("needs a subclass of rlcore.workers.Worker", [None, "NullActor", int, object()]),
+    (WorkerClass, "interface"): (
+        "needs a subclass of rlcore.contracts.workers.Worker",
+        [None, "ActorWorker", int, object()],
+    ),
+    (WorkerClass, "cls"): ("needs a subclass of rlcore.contracts.workers.Worker", [None, "NullActor", int, object()]),
     (WorkerClass, "backend"): (TEXT, ["", None, 3]),
     (WorkerClass, "inside"): ("needs a Role or None", ["actor", ActorWorker]),
     (WorkerClass, "every_rank"): ("needs True or False", ["yes", 1, None]),
@@ -193,8 +186,14 @@ def plan(*overrides: str) -> None:
 
 def refused(site: Path, source: str, *overrides: str) -> str:
     """The one line with which the plan of a null run with this plugin is refused."""
-    head = "from rlcore.actor import ActorWorker\nfrom rlcore.hookspecs import hookimpl\nfrom rlcore.plan import *\n"
-    head += "from rlcore.testing.null import NullActor\nfrom rlcore.workers import Worker\n"
+    head = (
+        "from rlcore.contracts.actor import ActorWorker\n"
+        "from rlcore.contracts.hooks import hookimpl\n"
+        "from rlcore.contracts.offers import *\n"
+        "from rlcore.contracts.components import *\n"
+        "from rlcore.config.offers import *\n"
+    )
+    head += "from rlcore.testing.null import NullActor\nfrom rlcore.contracts.workers import Worker\n"
     write_package(site, "data_wrong", head + source)
     with pytest.raises(PluginError) as caught:
         plan(*overrides)

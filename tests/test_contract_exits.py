@@ -19,12 +19,12 @@ import time
 from dataclasses import dataclass, field
 import numpy as np
 from rlcore.agents.single_turn import SingleTurn
-from rlcore.critic import CriticEngine
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import *
+from rlcore.contracts.critic import CriticEngine
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
 from rlcore.reward.functions import FunctionRewards
 from rlcore.types import Ref
-from rlcore.workers import Worker
+from rlcore.contracts.workers import Worker
 
 class Mute(Exception):
     def __str__(self):
@@ -289,7 +289,9 @@ ODD = {
 @pytest.mark.parametrize("source", ODD)
 def test_a_class_that_raises_when_it_is_looked_at_is_the_plugins_fault(project: Project, source: str) -> None:
     project.write(
-        "from rlcore.actor import ActorWorker\nfrom rlcore.testing.null import NullActor\n" + source + "\n@hookimpl\n"
+        "from rlcore.contracts.actor import ActorWorker\nfrom rlcore.testing.null import NullActor\n"
+        + source
+        + "\n@hookimpl\n"
         "def rlcore_worker_classes(): return [WorkerClass(ActorWorker, 'odd', Odd)]"
     )
     line = project.refused("plan", "actor.backend=odd")
@@ -314,7 +316,7 @@ WORKERS = {
 @pytest.mark.parametrize("method", WORKERS)
 def test_a_worker_that_exits_with_0_ends_the_run_with_one_line(project: Project, method: str) -> None:
     project.write(
-        "from rlcore.reference import ReferenceWorker\nfrom rlcore.testing.null import NullReference\n"
+        "from rlcore.contracts.reference import ReferenceWorker\nfrom rlcore.testing.null import NullReference\n"
         f"class Leaving(NullReference):\n    def {method}(self, *arguments): fail()\n"
         "@hookimpl\ndef rlcore_worker_classes(): return [WorkerClass(ReferenceWorker, 'leaving', Leaving)]"
     )

@@ -20,8 +20,8 @@ Refused = Callable[..., str]
 PLUGIN = "plugin 'hangs' (hangs 1.0)"
 HEAD = """
 import time
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import *
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
 
 def wait():
     {waits}

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rlcore import metrics
 from rlcore.cli.console import table
-from rlcore.cluster.printed import MAX_LINE, Printed
+from rlcore.cluster.worker_output import MAX_LINE, Printed
 from rlcore.redaction import DisplayFormatter, displayable, remember_variable
-from rlcore.terminal import Terminal
+from rlcore.report import metrics
+from rlcore.report.terminal import Terminal
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
 

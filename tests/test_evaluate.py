@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.agents import AgentLoop, RolloutTask
 from rlcore.config import EvalConfig, RolloutConfig, RunConfig
-from rlcore.evaluate import evaluate, majority, pass_at_k, source_metrics
-from rlcore.reward import RewardManager
+from rlcore.contracts.agents import AgentLoop, RolloutTask
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.train.evaluate import evaluate, majority, pass_at_k, source_metrics
 from rlcore.types import (
     Finish,
     FrozenDict,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.data import load_prompts, refuse_overlap
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
 from rlcore.reward.scorers import gsm8k
 from rlcore.testing.rewards import make_trajectory
 

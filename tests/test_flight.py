@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from rlcore.agents import AgentLoop, RolloutTask
+from rlcore.contracts.agents import AgentLoop, RolloutTask
+from rlcore.contracts.reward_manager import RewardManager
 from rlcore.data import PromptOrder
 from rlcore.errors import WorkerError
-from rlcore.reward import RewardManager
-from rlcore.schedule.flight import Flight, Issuing
 from rlcore.testing.rewards import make_prompt, make_trajectory
+from rlcore.train.buffer import Flight, Issuing
 from rlcore.types import Lane, Reward, Sampling, Scored, Trajectory
 
 DEADLINE_S = 10.0

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.cluster.generator import RolloutService
 from rlcore.errors import WorkerError
+from rlcore.runtime.rollout_service import RolloutService
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from rlcore.algo.loss import clip
-from rlcore.backends.hf import LossTerms, MicroBatch, Predictions, TrainEngine
-from rlcore.backends.hf.optimizer import learning_rate
-from rlcore.backends.hf.policy_loss import PolicyLoss
-from rlcore.batch import micro_batches, select
 from rlcore.config import AlgoConfig, EngineConfig, KlConfig, ModelConfig
+from rlcore.data.batch import micro_batches, select
+from rlcore.engines.hf import LossTerms, MicroBatch, Predictions, TrainEngine
+from rlcore.engines.hf.train.optimizer import learning_rate
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.testing.runs import untimed
 from rlcore.testing.tiny import random_batch, write_tiny_model

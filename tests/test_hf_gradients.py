@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlcore.backends.hf.gradients import adding_gradients
-from rlcore.backends.hf.microbatch import MicroBatch
-from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
 from rlcore.config import ModelConfig
+from rlcore.engines.hf.train.gradients import adding_gradients
+from rlcore.engines.hf.train.microbatch import MicroBatch
+from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.testing.tiny import random_batch, write_tiny_model
 
 torch.set_num_threads(1)

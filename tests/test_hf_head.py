@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlcore.backends.hf.head import Head, check_head, find_head, token_scores
-from rlcore.backends.hf.microbatch import MicroBatch
-from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
 from rlcore.config import ModelConfig
+from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scores
+from rlcore.engines.hf.train.microbatch import MicroBatch
+from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.errors import ConfigError
 from rlcore.testing.tiny import random_batch, write_tiny_model
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from rlcore.algo.loss import clip
-from rlcore.backends.hf import TrainEngine, parts
-from rlcore.backends.hf.policy_loss import PolicyLoss
-from rlcore.backends.hf.state import whole_tensors
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
+from rlcore.engines.hf import TrainEngine
+from rlcore.engines.hf.train import sharded_tensors as parts
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
+from rlcore.engines.hf.train.state import whole_tensors
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Ref
 

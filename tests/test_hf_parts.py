@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlcore.backends.hf.parts import SavedTensors, rows_of
-from rlcore.backends.hf.state import tensors_file
+from rlcore.engines.hf.train.sharded_tensors import SavedTensors, rows_of
+from rlcore.engines.hf.train.state import tensors_file
 
 NUM_ROWS = (1, 2, 3, 7, 8)
 

@@ -11,28 +11,18 @@ import pytest
 import torch
 
 from rlcore.algo.loss import clip
-from rlcore.backends.hf import TrainEngine
-from rlcore.backends.hf.kv_cache import SlotLayer
-from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
-from rlcore.backends.hf.policy_loss import PolicyLoss
-from rlcore.backends.hf.rollout import EmbeddedSampler
-from rlcore.backends.hf.sampling import row_stream
-from rlcore.batch import collate
 from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
+from rlcore.data.batch import collate
+from rlcore.data.tokens import ByteTokens
+from rlcore.engines.hf import TrainEngine
+from rlcore.engines.hf.sample.kv_cache import SlotLayer
+from rlcore.engines.hf.sample.sampler import EmbeddedSampler
+from rlcore.engines.hf.sample.sampling import row_stream
+from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.testing.tiny import END, VOCABULARY, write_tiny_model
-from rlcore.tokens import ByteTokens
-from rlcore.types import (
-    Completion,
-    Finish,
-    GenerateRequest,
-    Prompt,
-    Reward,
-    Sampling,
-    Scored,
-    Trajectory,
-    TrajectoryId,
-)
+from rlcore.types import Completion, Finish, GenerateRequest, Prompt, Reward, Sampling, Scored, Trajectory, TrajectoryId
 
 torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
-from rlcore.backends.hf.rollout import EmbeddedSampler
 from rlcore.config import ModelConfig
+from rlcore.data.tokens import ByteTokens
+from rlcore.engines.hf.sample.sampler import EmbeddedSampler
+from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.testing.tiny import END, write_tiny_model
-from rlcore.tokens import ByteTokens
 from rlcore.types import Completion, GenerateRequest, Sampling
 
 torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore.backends.hf.decode import PACK_TOKENS, PASS_TOKENS
-from rlcore.backends.hf.head import CHUNK_ELEMENTS
-from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
-from rlcore.backends.hf.packed import PackedLinears, siblings_of, watching
-from rlcore.backends.hf.rollout import EmbeddedSampler
 from rlcore.config import ModelConfig
+from rlcore.data.tokens import ByteTokens
+from rlcore.engines.hf.sample.decode import PACK_TOKENS, PASS_TOKENS
+from rlcore.engines.hf.sample.packed_linear import PackedLinears, siblings_of, watching
+from rlcore.engines.hf.sample.sampler import EmbeddedSampler
+from rlcore.engines.hf.train.head import CHUNK_ELEMENTS
+from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.errors import WorkerError
 from rlcore.plan.memory import LOGIT_BYTES, PREFILL_TOKENS
 from rlcore.testing.tiny import write_tiny_model
-from rlcore.tokens import ByteTokens
 from rlcore.types import Completion, Finish, GenerateRequest, Sampling
 
 torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore.backends.hf.sampling import RowSampling, draw
+from rlcore.engines.hf.sample.sampling import RowSampling, draw
 from rlcore.types import Sampling
 
 torch.set_num_threads(1)  # the tensors are small, and the tests may share their cores

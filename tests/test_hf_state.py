@@ -14,9 +14,9 @@ import torch
 from tqdm import tqdm
 
 from rlcore.algo.loss import clip
-from rlcore.backends.hf import LossTerms, MicroBatch, Predictions, TrainEngine, export_model
-from rlcore.backends.hf.policy_loss import PolicyLoss
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
+from rlcore.engines.hf import LossTerms, MicroBatch, Predictions, TrainEngine, export_model
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import CheckpointError, ConfigError
 from rlcore.testing.runs import untimed
 from rlcore.testing.tiny import random_batch, write_tiny_model
@@ -254,7 +254,7 @@ def test_lora_without_peft_says_what_to_install(llama: Path) -> None:
     script = f"""
 import sys
 sys.modules["peft"] = None
-from rlcore.backends.hf import TrainEngine
+from rlcore.engines.hf import TrainEngine
 from rlcore.config import EngineConfig, LoraConfig, ModelConfig
 from rlcore.errors import ConfigError
 try:

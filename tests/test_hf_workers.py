@@ -12,11 +12,12 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from rlcore import metrics
-from rlcore.actor import ActorWorker
-from rlcore.backends.hf import export_model
-from rlcore.launch import launch, plan_run
-from rlcore.reference import ReferenceWorker
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.reference import ReferenceWorker
+from rlcore.engines.hf import export_model
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
+from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import random_batch, write_tiny_model
@@ -143,7 +144,7 @@ def test_rows_that_outlive_an_update_go_on_with_the_new_weights(config: dict[str
 def test_the_backend_is_planned_without_torch(config: dict[str, Any]) -> None:
     script = f"""
 import sys
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
 plan = plan_run([{config!r}], [])
 assert {{each.cls.__name__ for each in plan.workers}} == {{"HfActor", "HfRollout"}}
 sys.exit(any(name in sys.modules for name in ("torch", "transformers", "accelerate")))

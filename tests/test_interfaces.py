@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from rlcore.actor import ActorWorker
-from rlcore.agents import AgentLoop
-from rlcore.critic import CriticEngine, CriticWorker
+from rlcore.checks.interfaces import Kind, breaches, kind_of, not_importable, product, refuses
+from rlcore.config.offers import Offer, Provider
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.critic import CriticEngine, CriticWorker
+from rlcore.contracts.offers import WorkerClass
+from rlcore.contracts.reference import ReferenceWorker
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.contracts.reward_replica import RewardReplica
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.errors import PluginError
-from rlcore.plan import Offer, Provider, WorkerClass
-from rlcore.plan.interfaces import Kind, breaches, kind_of, not_importable, product, refuses
 from rlcore.plan.requests import check_class
-from rlcore.reference import ReferenceWorker
-from rlcore.reward import RewardManager
-from rlcore.reward.replica import RewardReplica
-from rlcore.rollout import RolloutWorker
 
 INTERFACES = (
     ActorWorker, ReferenceWorker, RolloutWorker, CriticWorker, RewardReplica, AgentLoop, RewardManager, CriticEngine,

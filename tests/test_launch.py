@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.actor import ACTOR, ActorWorker
+from rlcore.cluster.deadlines import Deadlines
 from rlcore.config import RunConfig
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.rollout import ROLLOUT
 from rlcore.errors import PlanError, PluginError, RlcoreError, WorkerError
-from rlcore.launch import Deadlines, gather_facts, launch, plan_run
-from rlcore.machine import num_parameters
-from rlcore.rollout import ROLLOUT
+from rlcore.plugins.planning import plan_run
+from rlcore.runtime.launch import launch
+from rlcore.runtime.machine import gather_facts, num_parameters
 from rlcore.testing.null import SETTINGS, NullActor
 from rlcore.testing.packages import importable, write_package
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
@@ -21,11 +23,11 @@ from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
 AGENT = """
     import threading
 
-    from rlcore.actor import ACTOR
-    from rlcore.agents import AgentLoop
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import *
-    from rlcore.workers import Worker
+    from rlcore.contracts.actor import ACTOR
+    from rlcore.contracts.agents import AgentLoop
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.workers import Worker
 
     LOG = []
 

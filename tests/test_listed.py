@@ -2,8 +2,8 @@
 
 import pytest
 
+from rlcore.checks.data import listed
 from rlcore.errors import PluginError
-from rlcore.plan.checked import listed
 
 
 class Broken(list):

@@ -14,12 +14,12 @@ import pytest
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
 from rlcore.cluster.replica import Group
+from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
-from rlcore.workers import Worker, WorkerContext
 
 DEADLINES = Deadlines(setup_s=20.0, call_s=20.0, close_s=5.0)
 
@@ -85,8 +85,8 @@ class Probe(Worker):
 
 
 SOURCE = """
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import *
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
     from test_local_cluster_probe import Probe
 
     PROBE, INNER = Role("probe", Probe), type("Inner", (Probe,), {})

@@ -15,13 +15,13 @@ import pytest
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
 from rlcore.cluster.replica import Group
+from rlcore.contracts.workers import ReplicaEvent
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.testing.leaks import is_running
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
-from rlcore.workers import ReplicaEvent
 
 pytestmark = pytest.mark.fault
 
@@ -30,9 +30,9 @@ DEADLINES = Deadlines(setup_s=20.0, call_s=20.0, close_s=5.0)
 SOURCE = """
     import asyncio, os, sys, time
     from rlcore.errors import ConfigError
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import *
-    from rlcore.workers import Worker
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.workers import Worker
 
     class Probe(Worker):
         def setup(self):

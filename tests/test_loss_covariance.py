@@ -12,10 +12,10 @@ import torch
 from rlcore.algo.covariance import SelectionInputs, clip_cov, kl_cov, select_clip_cov, select_kl_cov
 from rlcore.algo.loss import PolicyLossOutput, cispo, gmpo, gpg, gspo, sapo
 from rlcore.algo.step import weigh
-from rlcore.backends.hf import TrainEngine
-from rlcore.backends.hf.policy_loss import PolicyLoss
-from rlcore.batch import micro_batches
 from rlcore.config import AlgoConfig, EngineConfig, ImportanceConfig, ModelConfig
+from rlcore.data.batch import micro_batches
+from rlcore.engines.hf import TrainEngine
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch, Metrics, Ref
 

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import try_to_load_from_cache
 
 from rlcore.config import ClusterConfig, ModelConfig, RunConfig
-from rlcore.machine import gather_facts, gpu_memory_bytes, model_directory, num_parameters
+from rlcore.runtime.machine import gather_facts, gpu_memory_bytes, model_directory, num_parameters
 
 LLAMA = {
     "model_type": "llama",

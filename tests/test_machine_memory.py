@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import numpy as np
-from rlcore.machine import give_back_freed_memory, keep_freed_memory
+from rlcore.engines.freed_memory import give_back_freed_memory, keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:

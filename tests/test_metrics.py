@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlcore import redaction
 from rlcore.errors import CheckpointError
-from rlcore.metrics import MetricsLog, TrajectoryLog, average, read, read_trajectories, trajectory_lines
+from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, read, read_trajectories, trajectory_lines
 from rlcore.types import (
     Finish,
     FrozenDict,

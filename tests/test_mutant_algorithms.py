@@ -9,9 +9,10 @@ import torch
 
 from rlcore.algo.advantage import dr_grpo, gae, grpo, reinforce_pp
 from rlcore.algo.loss import PolicyLossOutput, cispo, clip
-from rlcore.plan import Need
-from rlcore.testing.suites import AdvantageEstimatorSuite, PolicyLossSuite, failures
-from rlcore.testing.suites.harness import all_checks
+from rlcore.contracts.offers import Need
+from rlcore.testing.suites.estimator import AdvantageEstimatorSuite
+from rlcore.testing.suites.harness import all_checks, failures
+from rlcore.testing.suites.policy_loss import PolicyLossSuite
 
 SCALES = {"scope": "group", "scales": True}
 TOKENS = {"scope": "batch", "per_token": True}

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from rlcore.agents.single_turn import SingleTurn
-from rlcore.critic import CriticEngine
-from rlcore.plan import PoolSpec, Role, WorkerRequest
-from rlcore.reward import RewardReplica
-from rlcore.testing.suites import AgentLoopSuite, CriticEngineSuite, ResourcePoolSuite, failures
-from rlcore.testing.suites.harness import all_checks
+from rlcore.contracts.critic import CriticEngine
+from rlcore.contracts.offers import PoolSpec
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.reward_replica import RewardReplica
+from rlcore.testing.suites.agents import AgentLoopSuite
+from rlcore.testing.suites.critic import CriticEngineSuite
+from rlcore.testing.suites.harness import all_checks, failures
+from rlcore.testing.suites.pool import ResourcePoolSuite
 from rlcore.types import Ref, TrajectoryId
 
 LIFE = {

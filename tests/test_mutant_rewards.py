@@ -9,19 +9,16 @@ from typing import Any
 
 import pytest
 
-from rlcore.reward import FunctionRewards, RawScore, RewardReplica
+from rlcore.contracts.reward_replica import RawScore, RewardReplica
+from rlcore.reward.functions import FunctionRewards
 from rlcore.reward.outcome import Outcome
 from rlcore.testing import leaks
 from rlcore.testing.rewards import make_trajectory
-from rlcore.testing.suites import (
-    RewardFunctionSuite,
-    RewardManagerSuite,
-    RewardReplicaSuite,
-    ScorerSuite,
-    checks,
-    failures,
-)
-from rlcore.testing.suites.harness import all_checks
+from rlcore.testing.suites.harness import all_checks, checks, failures
+from rlcore.testing.suites.reward_function import RewardFunctionSuite
+from rlcore.testing.suites.reward_manager import RewardManagerSuite
+from rlcore.testing.suites.reward_replica import RewardReplicaSuite
+from rlcore.testing.suites.scorer import ScorerSuite
 from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, Scored
 
 HERE = Path(__file__).parent / "broken"

@@ -12,14 +12,11 @@ import pytest
 from rlcore.testing import leaks
 from rlcore.testing.null import NullActor, NullReference, NullReplica, NullRollout
 from rlcore.testing.null_critic import NullCritic
-from rlcore.testing.suites import (
-    ActorWorkerSuite,
-    CriticWorkerSuite,
-    ReferenceWorkerSuite,
-    RolloutWorkerSuite,
-    failures,
-)
-from rlcore.testing.suites.harness import all_checks
+from rlcore.testing.suites.actor import ActorWorkerSuite
+from rlcore.testing.suites.critic import CriticWorkerSuite
+from rlcore.testing.suites.harness import all_checks, failures
+from rlcore.testing.suites.reference import ReferenceWorkerSuite
+from rlcore.testing.suites.rollout import RolloutWorkerSuite
 from rlcore.types import Ref
 
 OPEN: list[int] = []

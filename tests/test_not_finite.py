@@ -22,8 +22,8 @@ from rlcore.algo.advantage import (
 from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
 from rlcore.algo.step import with_advantages
-from rlcore.batch import collate
 from rlcore.config import AlgoConfig
+from rlcore.data.batch import collate
 from rlcore.errors import PluginError, RewardError
 from rlcore.reward.metrics import reward_metrics
 from rlcore.types import Finish, Prompt, Reward, Scored, Trajectory, TrajectoryId

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rlcore.algo.advantage import AdvantageInputs, dr_grpo, rloo
-from rlcore.batch import collate
 from rlcore.config import RewardConfig, RewardFunctionConfig
+from rlcore.data.batch import collate
 from rlcore.reward.policy import apply_failures
 from rlcore.testing.rewards import make_trajectory
 from rlcore.types import FrozenDict, Reward, RewardStatus, Scored

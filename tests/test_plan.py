@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.actor import ActorWorker
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.offers import Scope
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.errors import ConfigError, PlanError, PluginError, RlcoreError
-from rlcore.plan import Facts, RunPlan, Scope, make_plan, plan_to_json
+from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
-from rlcore.rollout import RolloutWorker
 from rlcore.testing.null import SETTINGS, NullActor, NullReference, NullRollout
 from rlcore.testing.packages import importable, write_package
 
@@ -152,8 +153,8 @@ def test_a_reward_that_does_not_exist_is_refused(
 
 def test_scope_and_deadline_come_from_the_offer_unless_the_config_says_them(site: Path) -> None:
     source = """
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import RewardFunction, Scope
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import RewardFunction, Scope
 
     @hookimpl
     def rlcore_reward_functions():

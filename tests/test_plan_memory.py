@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.contracts.requests import ModelShape
 from rlcore.errors import PlanError
-from rlcore.machine import model_shape, num_parameters
-from rlcore.plan import Facts, ModelShape, RunPlan, make_plan, plan_to_json
+from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
+from rlcore.runtime.machine import model_shape, num_parameters
 from rlcore.testing.null import SETTINGS
 from rlcore.types import SharedPrefix
 

@@ -14,15 +14,15 @@ from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 
 HEAD = """
-    from rlcore.actor import ActorWorker
-    from rlcore.agents import AgentLoop
-    from rlcore.critic import CriticWorker
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import *
-    from rlcore.reward import RewardManager
-    from rlcore.rollout import RolloutWorker
+    from rlcore.contracts.actor import ActorWorker
+    from rlcore.contracts.agents import AgentLoop
+    from rlcore.contracts.critic import CriticWorker
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.reward_manager import RewardManager
+    from rlcore.contracts.rollout import RolloutWorker
     from rlcore.testing.null import NullActor, NullRollout
-    from rlcore.workers import Worker
+    from rlcore.contracts.workers import Worker
 
     class Judge(Worker):
         def setup(self): ...

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.contracts.offers import PoolSpec
 from rlcore.errors import ConfigError, PlanError, PluginError, RlcoreError
-from rlcore.plan import Facts, PoolSpec, RunPlan, make_plan, plan_to_json
-from rlcore.plan.places import places_of
+from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
+from rlcore.plan.placement import places_of
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package

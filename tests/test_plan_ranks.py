@@ -8,10 +8,10 @@ import pytest
 
 from rlcore.config import EngineConfig, LoraConfig
 from rlcore.errors import ConfigError, PlanError
-from rlcore.launch import launch
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plan.memory import training_bytes_per_parameter
 from rlcore.plugins import configure
+from rlcore.runtime.launch import launch
 from rlcore.testing.null import SETTINGS
 
 HF = ("actor.backend=hf", "rollout.backend=hf", "train.prompts_per_step=4", "rollout.samples_per_prompt=3")

@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from rlcore.actor import ACTOR
-from rlcore.machine import num_parameters
-from rlcore.plan import Facts, ModelShape, RunPlan, WorkerPlan, make_plan, plan_to_json
+from rlcore.contracts.actor import ACTOR
+from rlcore.contracts.requests import ModelShape
+from rlcore.plan import Facts, RunPlan, WorkerPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
+from rlcore.runtime.machine import num_parameters
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.types import SharedPrefix
@@ -79,7 +80,7 @@ def test_a_second_model_has_the_actors_ranks_sharding_and_pool() -> None:
 
 
 def test_ranks_of_actor_and_reference_share_devices_pairwise() -> None:
-    from rlcore.cluster.contexts import devices_of
+    from rlcore.cluster.worker_context import devices_of
 
     plan, reference = planned("actor.ranks=2", "cluster.device=cuda", facts=Facts(cpus=2, gpus=2, parameters=10**6))
     actor = next(each for each in plan.workers if each.request.role == ACTOR)

@@ -13,10 +13,10 @@ from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 
 HEAD = """
-    from rlcore.actor import ACTOR, ActorWorker
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import *
-    from rlcore.workers import Worker
+    from rlcore.contracts.actor import ACTOR, ActorWorker
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.workers import Worker
 
     class Judge(Worker):
         def setup(self): ...

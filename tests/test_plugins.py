@@ -21,8 +21,8 @@ NULL = [
     "reward.functions.letters.fn=half",
 ]
 GOOD = """
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import RewardFunction
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import RewardFunction
 
     @hookimpl
     def rlcore_reward_functions():
@@ -146,7 +146,12 @@ def test_a_plugin_whose_import_fails_is_named_with_the_cause(site: Path, source:
     ],
 )
 def test_a_broken_hook_is_refused_naming_plugin_and_distribution(site: Path, source: str, said: str) -> None:
-    head = "from rlcore.hookspecs import hookimpl\nfrom rlcore.plan import *\n"
+    head = (
+        "from rlcore.contracts.hooks import hookimpl\n"
+        "from rlcore.contracts.offers import *\n"
+        "from rlcore.contracts.components import *\n"
+        "from rlcore.config.offers import *\n"
+    )
     write_package(site, "demo_broken", head + source)
     line = refused("demo_broken")
     assert "plugin 'demo_broken' (demo-broken 1.0)" in line
@@ -196,8 +201,8 @@ def test_a_file_plugin_takes_its_settings_from_the_section_of_its_name(tmp_path:
     path = tmp_path / "my_settings.py"
     path.write_text(
         "from dataclasses import dataclass\n"
-        "from rlcore.hookspecs import hookimpl\n"
-        "from rlcore.plan import ConfigSection\n"
+        "from rlcore.contracts.hooks import hookimpl\n"
+        "from rlcore.config.offers import ConfigSection\n"
         "RLCORE_API = '1'\n"
         "@dataclass(frozen=True)\n"
         "class Settings:\n"
@@ -240,10 +245,10 @@ def test_the_conformance_kit_names_what_is_wrong(site: Path) -> None:
         site,
         "demo_check",
         """
-        from rlcore.actor import ActorWorker
-        from rlcore.hookspecs import hookimpl
-        from rlcore.plan import RewardFunction, WorkerClass
-        from rlcore.reference import ReferenceWorker
+        from rlcore.contracts.actor import ActorWorker
+        from rlcore.contracts.hooks import hookimpl
+        from rlcore.contracts.offers import RewardFunction, WorkerClass
+        from rlcore.contracts.reference import ReferenceWorker
 
         class Half(ActorWorker):
             pass

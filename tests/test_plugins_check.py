@@ -14,7 +14,12 @@ from rlcore.plugins import load
 from rlcore.testing import check_plugin
 from rlcore.testing.packages import importable, write_package
 
-HEAD = "from rlcore.hookspecs import hookimpl\nfrom rlcore.plan import *\n"
+HEAD = (
+    "from rlcore.contracts.hooks import hookimpl\n"
+    "from rlcore.contracts.offers import *\n"
+    "from rlcore.contracts.components import *\n"
+    "from rlcore.config.offers import *\n"
+)
 FINE = HEAD + "@hookimpl\ndef rlcore_reward_functions(): return [RewardFunction('fine', 'math:sqrt')]\n"
 GOOD = """
 def score(trajectory): ...

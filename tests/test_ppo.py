@@ -17,7 +17,7 @@ from rlcore.algo.kl import AdaptiveKl, FixedKl
 from rlcore.algo.step import weigh, with_advantages
 from rlcore.config import AlgoConfig, KlConfig
 from rlcore.errors import ConfigError, PlanError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
 from rlcore.testing.tiny import random_batch
 from rlcore.types import Batch, Ref, TokenArrays
 

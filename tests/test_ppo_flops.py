@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlcore.backends.hf import TrainEngine
-from rlcore.backends.hf.flops import update_flops
 from rlcore.config import EngineConfig, LoraConfig, ModelConfig
+from rlcore.engines.hf import TrainEngine
+from rlcore.engines.hf.train.flops import update_flops
 from rlcore.testing.tiny import VOCABULARY, random_batch, write_tiny_model
 from rlcore.types import SharedPrefix
 

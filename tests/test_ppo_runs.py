@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore import metrics
 from rlcore.errors import WorkerError
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import write_tiny_model
@@ -164,9 +164,9 @@ def test_minibatches_of_nothing_but_truncated_rows_are_skipped_and_said_to_be(co
 WATCHED = """
 RLCORE_API = "1"
 import json
-from rlcore.critic import CriticWorker
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import WorkerClass
+from rlcore.contracts.critic import CriticWorker
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import WorkerClass
 from rlcore.testing.null_critic import NullCritic, _places
 
 class Watched(NullCritic):

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore import metrics
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.testing.causes import Script, play
 from rlcore.testing.runs import differing, run_settings
 from rlcore.testing.tiny import write_tiny_model

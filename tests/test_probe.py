@@ -12,8 +12,8 @@ from rlcore.algo.offers import OFFERS
 from rlcore.algo.probe import probe
 from rlcore.cli import main
 from rlcore.config import AlgoConfig
+from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
 from rlcore.errors import ConfigError, PluginError
-from rlcore.plan import Algorithm, AlgorithmKind, Need, Scope
 from rlcore.testing import check_plugin
 from rlcore.testing.packages import importable, write_package
 from rlcore.testing.runs import run_settings
@@ -209,8 +209,8 @@ def test_the_settings_of_the_run_hold_in_the_probe() -> None:
 
 
 PLUGIN = """
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import Algorithm, AlgorithmKind, Scope
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import Algorithm, AlgorithmKind, Scope
 
     @hookimpl
     def rlcore_algorithms():
@@ -241,7 +241,7 @@ def test_train_ends_with_2_and_one_line_before_any_worker_starts(
     def started(*args: object) -> None:
         pytest.fail("a worker was started")
 
-    monkeypatch.setattr("rlcore.launch._start_workers", started)
+    monkeypatch.setattr("rlcore.runtime.launch._start_workers", started)
     settings = run_settings(tmp_path, 4) | {f"algo.{kind.lower()}": "mine"}
     overrides = [f"{key}={value}" for key, value in settings.items()]
     assert main(["train", *overrides, "--plugin", "null", "--plugin", "probed"]) == 2

@@ -3,8 +3,8 @@
 import pytest
 
 from rlcore.algo.probe import probe
+from rlcore.contracts.offers import Algorithm, AlgorithmKind, Scope
 from rlcore.errors import PluginError
-from rlcore.plan import Algorithm, AlgorithmKind, Scope
 
 CHANGES = "import torch\n\ndef f(i):\n    i.{field}.zero_()\n    return i.{field} * 1.0\n"
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rlcore.backends.hf.ranks import balanced, computed_tokens
+from rlcore.engines.hf.train.ranks import balanced, computed_tokens
 from rlcore.testing.tiny import random_batch
 from rlcore.types import SharedPrefix
 

@@ -4,12 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from rlcore import checkpoint
 from rlcore.errors import CheckpointError, ConfigError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.runs import run_settings
-from rlcore.train import run_training
+from rlcore.train import checkpoint, run_training
 
 JOINED = ("cluster.backend=ray", "cluster.address=10.0.0.1:6379")
 
@@ -37,9 +36,9 @@ def test_addresses_of_heads_are_taken(address: str) -> None:
 
 
 ELSEWHERE = """
-from rlcore.actor import ActorWorker
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import WorkerClass
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import WorkerClass
 from rlcore.testing.null import NullActor
 
 RLCORE_API = "1"

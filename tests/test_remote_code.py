@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.backends.hf import TrainEngine
 from rlcore.config import EngineConfig, ModelConfig
+from rlcore.data.tokens import load_tokens
+from rlcore.engines.hf import TrainEngine
 from rlcore.errors import RlcoreError
 from rlcore.testing.tiny import write_tiny_model
-from rlcore.tokens import load_tokens
 from rlcore.types import SharedPrefix
 
 CODE = """

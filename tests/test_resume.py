@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlcore import metrics
 from rlcore.errors import CheckpointError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.train import Start, TrainResult, run_training, train

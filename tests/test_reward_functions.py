@@ -21,16 +21,11 @@ from rlcore.config import (
     SourceConfig,
     TrainConfig,
 )
+from rlcore.data.tokens import ByteTokens
 from rlcore.errors import ConfigError, PluginError, RewardError
-from rlcore.reward import FunctionRewards
 from rlcore.reward.canary import check_canary
-from rlcore.testing.rewards import (
-    make_prompt,
-    make_trajectory,
-    score_rewards,
-    use_rewards,
-)
-from rlcore.tokens import ByteTokens
+from rlcore.reward.functions import FunctionRewards
+from rlcore.testing.rewards import make_prompt, make_trajectory, score_rewards, use_rewards
 from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, Trajectory
 
 function = partial(RewardFunctionConfig, children=1)

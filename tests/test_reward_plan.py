@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.child import load_reference
 from rlcore.cli.plan import show
 from rlcore.cluster.child import ChildProcesses
 from rlcore.errors import ConfigError, PluginError, RlcoreError
+from rlcore.imports import load_reference
 from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
-from rlcore.reward import FunctionRewards
+from rlcore.reward.functions import FunctionRewards
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all
@@ -97,8 +97,9 @@ def judged(made: RunPlan, directory: Path) -> Reward:
 
 SECTION = """
 from dataclasses import dataclass, field
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import ConfigSection, RewardFunction
+from rlcore.contracts.hooks import hookimpl
+from rlcore.config.offers import ConfigSection
+from rlcore.contracts.offers import RewardFunction
 
 RLCORE_API = "1"
 
@@ -155,8 +156,8 @@ def test_the_settings_of_a_plugin_in_a_plain_file_reach_its_reward_functions(her
 
 def test_functions_of_plugins_without_a_section_and_of_entry_points_get_no_settings(site: Path) -> None:
     source = """
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import RewardFunction
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import RewardFunction
 
     @hookimpl
     def rlcore_reward_functions():

@@ -12,18 +12,10 @@ from typing import Any
 import pytest
 
 from rlcore.cluster.child import ChildProcesses
-from rlcore.config import (
-    RewardFunctionConfig,
-)
+from rlcore.config import RewardFunctionConfig
 from rlcore.errors import PluginError
-from rlcore.reward import FunctionRewards, build_function_rewards
-from rlcore.testing.rewards import (
-    make_trajectory,
-    reward_context,
-    score_all,
-    score_rewards,
-    use_rewards,
-)
+from rlcore.reward.functions import FunctionRewards, build_function_rewards
+from rlcore.testing.rewards import make_trajectory, reward_context, score_all, score_rewards, use_rewards
 from rlcore.types import Lane, Reward, RewardStatus, Scored, Trajectory
 
 function = partial(RewardFunctionConfig, children=1)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlcore.contracts.components import ResolvedReward
+from rlcore.contracts.offers import Scope
 from rlcore.errors import RewardError
-from rlcore.plan import ResolvedReward, Scope
 from rlcore.plan.sources import source_file
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.reward.scorers import (

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError
-from rlcore.train.directory import LOCK, WRITTEN, differences, locked, open_directory
+from rlcore.train.run_dir import LOCK, WRITTEN, differences, locked, open_directory
 
 HOLD = """
 import sys
 from pathlib import Path
-from rlcore.train.directory import locked
+from rlcore.train.run_dir import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from rlcore.algo.loss import clip
-from rlcore.backends.hf import LossTerms, MicroBatch, Predictions
-from rlcore.backends.hf.microbatch import MetricSums
-from rlcore.backends.hf.policy_loss import PolicyLoss
-from rlcore.batch import select
 from rlcore.config import AlgoConfig
-from rlcore.schedule.versions import sampled_with
+from rlcore.data.batch import select
+from rlcore.engines.hf import LossTerms, MicroBatch, Predictions
+from rlcore.engines.hf.train.microbatch import MetricSums
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.testing.tiny import random_batch, random_groups
+from rlcore.train.versions import sampled_with
 from rlcore.types import Batch, Ref, Trajectory
 
 NAME = "policy/rollout_logprob_diff"

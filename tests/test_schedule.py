@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore import checkpoint, metrics
 from rlcore.errors import ConfigError, PlanError, RewardError, WorkerError
-from rlcore.launch import plan_run
 from rlcore.plan import OldLogprobs
-from rlcore.schedule.saved import read_scored, write_scored
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.runs import differing
-from rlcore.train import Stopped, TrainResult, train
+from rlcore.train import Stopped, TrainResult, checkpoint, train
+from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.types import (
     Finish,
     Float32s,

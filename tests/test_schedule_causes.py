@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore import metrics
 from rlcore.config import RunConfig, TrainConfig
-from rlcore.schedule.prepare import epoch_minibatches, later_epoch, one_ahead
+from rlcore.report import metrics
 from rlcore.testing.causes import NUM, PROMPTS, SAMPLES, Event, Events, Script, played
 from rlcore.testing.tiny import random_batch, write_tiny_model
+from rlcore.train.minibatches import epoch_minibatches, later_epoch, one_ahead
 from rlcore.types import Batch, Reward
 
 STREAM = {"schedule.stream_minibatches": "true"}

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.plan import OldLogprobs, SchedulePlan
-from rlcore.schedule.advice import advice
-from rlcore.schedule.oracle import Draws, Service, StepTimes, replay, step_ideal_s
-from rlcore.schedule.timing import length_correlation
+from rlcore.report.advice import advice
+from rlcore.train.oracle import Draws, Service, StepTimes, replay, step_ideal_s
+from rlcore.train.timing import length_correlation
 
 
 def times(ready: list[float], *, stream: bool, size: int = 1, updates: int = 2) -> StepTimes:

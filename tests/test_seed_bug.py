@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import PlanError
-from rlcore.launch import plan_run
 from rlcore.plan import RunPlan, plan_to_json
+from rlcore.plugins.planning import plan_run
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
@@ -27,12 +27,12 @@ from rlcore.testing.packages import importable, write_package
 REPLICAS = """
     from dataclasses import dataclass
 
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import *
-    from rlcore.reward import RewardManager
-    from rlcore.rollout import RolloutWorker
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.reward_manager import RewardManager
+    from rlcore.contracts.rollout import RolloutWorker
     from rlcore.testing.null import NullActor, NullRollout
-    from rlcore.workers import Worker
+    from rlcore.contracts.workers import Worker
 
 
     class RewardReplica(Worker):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlcore import PlanError
-from rlcore.backends.hf import HfActor
-from rlcore.cluster.contexts import context_of
+from rlcore.cluster.worker_context import context_of
+from rlcore.engines.hf import HfActor
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
@@ -57,7 +57,7 @@ def test_a_copy_of_the_weights_that_samples_another_policy_is_told_of_whatever_i
 
 SERVED = """
 from rlcore import Component, CriticWorker, Role, RewardReplica, Worker, WorkerClass, WorkerRequest, hookimpl
-from rlcore.testing.null import NullCritic
+from rlcore.testing.null_critic import NullCritic
 
 
 class Judge(Worker):

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from rlcore import metrics
-from rlcore.cluster.busy import BusyMeter
 from rlcore.cluster.replica import Group
 from rlcore.errors import PlanError, WorkerError
-from rlcore.launch import plan_run
 from rlcore.plan import Facts, make_plan
 from rlcore.plugins import configure
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
+from rlcore.runtime.utilization import BusyMeter
 from rlcore.testing import write_prompts
 from rlcore.train import run_training
 from rlcore.train.signals import Stopped
@@ -23,11 +23,14 @@ PLUGIN = '''
 import os
 import signal
 
-from rlcore.actor import ActorWorker
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import Component, PoolSpec, Role, WorkerClass, WorkerRequest
-from rlcore.reward import RawScore, RewardManager, RewardReplica
-from rlcore.rollout import RolloutWorker
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.components import Component
+from rlcore.contracts.offers import PoolSpec, WorkerClass
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.reward_replica import RawScore, RewardReplica
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullActor, NullReplica
 from rlcore.types import Reward, Scored
 
@@ -100,7 +103,7 @@ class Judged(RewardManager):
         self.group = context.workers(JUDGE)
 
     async def score(self, stream, lane):
-        from rlcore.reward import ScoreRequest
+        from rlcore.contracts.reward_replica import ScoreRequest
 
         async for row in stream:
             [raw] = await self.group.replicas[0].call(RewardReplica.score, [ScoreRequest(str(row.id), ())])

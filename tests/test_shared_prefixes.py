@@ -10,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlcore.actor import ACTOR, ActorWorker
 from rlcore.algo.aggregation import row_weights
 from rlcore.algo.loss import clip
-from rlcore.backends.hf import TrainEngine
-from rlcore.backends.hf.policy_loss import PolicyLoss
-from rlcore.batch import collate, shared_micro_batches, shared_prefixes
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.requests import ModelShape, WorkerRequest
+from rlcore.data.batch import collate, shared_micro_batches, shared_prefixes
+from rlcore.engines.hf import TrainEngine
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import ConfigError
-from rlcore.machine import model_shape, num_parameters
-from rlcore.plan import Facts, ModelShape, WorkerPlan, WorkerRequest
+from rlcore.plan import Facts, WorkerPlan
 from rlcore.plan.prefixes import plan_shared_prefixes
+from rlcore.runtime.machine import model_shape, num_parameters
 from rlcore.testing.tiny import END, VOCABULARY, random_batch, write_tiny_model
 from rlcore.types import Batch, Finish, Prompt, Reward, Scored, SharedPrefix, Trajectory, TrajectoryId
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Sequence
 import numpy as np
 import pytest
 
-from rlcore.agents import RolloutTask
 from rlcore.agents.single_turn import SingleTurn
+from rlcore.contracts.agents import RolloutTask
+from rlcore.data.tokens import ByteTokens
 from rlcore.errors import WorkerError
-from rlcore.tokens import ByteTokens
 from rlcore.types import (
     Completion,
     Finish,

@@ -12,7 +12,8 @@ from rich.console import Console
 from rlcore import PlanError, PluginError, RlcoreError
 from rlcore.cli import console as cli_console
 from rlcore.cli.plan import show
-from rlcore.plan import Facts, ModelShape, RunPlan, make_plan, plan_to_json
+from rlcore.contracts.requests import ModelShape
+from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlcore.errors import WorkerError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
 from rlcore.testing import write_prompts
 from rlcore.train import run_training
 from rlcore.train.signals import Stopped
@@ -18,11 +18,13 @@ PLUGIN = '''
 import os
 import signal
 
-from rlcore.actor import ACTOR, ActorWorker
-from rlcore.critic import CriticEngine, CriticWorker
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import Component, Role, WorkerClass, WorkerRequest
-from rlcore.rollout import RolloutWorker
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.critic import CriticEngine, CriticWorker
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.components import Component
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.offers import WorkerClass
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullActor, NullRollout
 from rlcore.testing.null_critic import NullCritic
 

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from rlcore.algo.offers import OFFERS
-from rlcore.plan import Algorithm
-from rlcore.testing.suites import AdvantageEstimatorSuite, PolicyLossSuite, checks, failures
+from rlcore.contracts.offers import Algorithm
+from rlcore.testing.suites.estimator import AdvantageEstimatorSuite
+from rlcore.testing.suites.harness import checks, failures
+from rlcore.testing.suites.policy_loss import PolicyLossSuite
 
 COMPARES = {"zero_when_equal": True, "ignores_shifts": True, "prefers_reward": True}
 LAWS: dict[str, dict[str, Any]] = {

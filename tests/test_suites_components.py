@@ -5,12 +5,17 @@ from pathlib import Path
 import pytest
 
 from rlcore.agents.single_turn import build_single_turn
-from rlcore.builtin import rlcore_resource_pools, rlcore_reward_functions
-from rlcore.critic import CriticEngine, NoCritic
-from rlcore.plan import BuildContext, WorkerRequest
-from rlcore.rollout import ROLLOUT
+from rlcore.contracts.components import BuildContext
+from rlcore.contracts.critic import CriticEngine, NoCritic
+from rlcore.contracts.requests import WorkerRequest
+from rlcore.contracts.rollout import ROLLOUT
+from rlcore.plugins.builtin import rlcore_resource_pools, rlcore_reward_functions
 from rlcore.testing import suites
-from rlcore.testing.suites import AgentLoopSuite, CriticEngineSuite, ResourcePoolSuite, RewardFunctionSuite, checks
+from rlcore.testing.suites.agents import AgentLoopSuite
+from rlcore.testing.suites.critic import CriticEngineSuite
+from rlcore.testing.suites.harness import checks
+from rlcore.testing.suites.pool import ResourcePoolSuite
+from rlcore.testing.suites.reward_function import RewardFunctionSuite
 
 pytest_plugins = ["pytester"]
 
@@ -35,7 +40,7 @@ class TestRolloutPool(ResourcePoolSuite):
 def test_pytest_runs_a_suite_of_one_line(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
-        from rlcore.testing.suites import RewardFunctionSuite
+        from rlcore.testing.suites.reward_function import RewardFunctionSuite
 
         class TestMine(RewardFunctionSuite):
             target = "rlcore.testing.letters:count_letter"

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 import reasoning_gym
 
-from rlcore.plan import BuildContext
-from rlcore.reward import build_function_rewards
+from rlcore.contracts.components import BuildContext
 from rlcore.reward.calls import FunctionCalls
-from rlcore.reward.functions import function_spec
+from rlcore.reward.functions import build_function_rewards, function_spec
 from rlcore.reward.seats import Stopwatch
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.testing.rewards import make_trajectory
-from rlcore.testing.suites import RewardFunctionSuite, RewardManagerSuite, ScorerSuite, failures
+from rlcore.testing.suites.harness import failures
+from rlcore.testing.suites.reward_function import RewardFunctionSuite
+from rlcore.testing.suites.reward_manager import RewardManagerSuite
+from rlcore.testing.suites.scorer import ScorerSuite
 from rlcore.types import Trajectory
 
 BROKEN = Path(__file__).parent / "broken" / "rewards.py"

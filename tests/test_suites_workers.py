@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.backends.hf import HfActor, HfReference, HfRollout
+from rlcore.engines.hf import HfActor, HfReference, HfRollout
 from rlcore.testing.null import NullActor, NullReference, NullReplica, NullRollout
 from rlcore.testing.null_critic import NullCritic
-from rlcore.testing.suites import ActorWorkerSuite, CriticWorkerSuite, ReferenceWorkerSuite, RolloutWorkerSuite
+from rlcore.testing.suites.actor import ActorWorkerSuite
+from rlcore.testing.suites.critic import CriticWorkerSuite
+from rlcore.testing.suites.reference import ReferenceWorkerSuite
+from rlcore.testing.suites.rollout import RolloutWorkerSuite
 from rlcore.testing.tiny import write_tiny_model
 
 

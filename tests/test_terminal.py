@@ -5,7 +5,7 @@ import io
 import numpy as np
 from rich.console import Console
 
-from rlcore.terminal import Terminal
+from rlcore.report.terminal import Terminal
 from rlcore.types import Finish, FrozenDict, Message, Prompt, Reward, Scored, Trajectory, TrajectoryId, frozen_messages
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.timers import SharedTasks, Timers
+from rlcore.aio import SharedTasks, Timers
 
 DEADLINE_S = 10.0
 SOON_S = 0.01

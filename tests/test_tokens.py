@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.backends.hf.model import ModelKind, PolicyModel, load_model
-from rlcore.backends.hf.rollout import EmbeddedSampler
 from rlcore.config import ModelConfig
+from rlcore.data.tokens import ByteTokens, TemplateTokens, load_tokens
+from rlcore.engines.hf.sample.sampler import EmbeddedSampler
+from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.errors import ConfigError
-from rlcore.launch import launch, plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.runtime.launch import launch
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.tiny import write_tiny_model
-from rlcore.tokens import ByteTokens, TemplateTokens, load_tokens
 from rlcore.types import FrozenDict, GenerateRequest, Sampling, frozen_messages
 
 TEMPLATE = (
@@ -192,7 +193,7 @@ def test_byte_tokens_round_trip_and_end_with_their_own_token() -> None:
 
 def test_byte_tokens_need_no_torch() -> None:
     script = (
-        "import sys; from rlcore.config import ModelConfig; from rlcore.tokens import load_tokens; "
+        "import sys; from rlcore.config import ModelConfig; from rlcore.data.tokens import load_tokens; "
         "load_tokens(ModelConfig(path='none', tokenizer='bytes'), ''); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )

@@ -13,7 +13,7 @@ import pytest
 
 from rlcore.config import TrackConfig
 from rlcore.errors import ConfigError
-from rlcore.track import Tracker, Trackers, require_installed
+from rlcore.report.trackers import Tracker, Trackers, require_installed
 
 RUN_CONFIG = "actor: {lr: 1.0e-05, backend: hf}\nrollout: {stop: []}\nkey: ${oc.env:SECRET}\nnothing: null\n"
 
@@ -85,7 +85,7 @@ def test_tensorboard_has_every_metric_under_its_step(tmp_path: Path) -> None:
 def test_without_trackers_nothing_is_imported_and_no_thread_runs(tmp_path: Path) -> None:
     program = (
         "import sys, threading\nfrom pathlib import Path\nfrom rlcore.config import TrackConfig\n"
-        "from rlcore.track import Trackers\n"
+        "from rlcore.report.trackers import Trackers\n"
         "trackers = Trackers(TrackConfig(), Path(), 'x', '')\ntrackers.log(1, {'a': 1.0})\ntrackers.close()\n"
         "sys.exit(str([m for m in ('torch', 'accelerate') if m in sys.modules] + threading.enumerate()[1:]))"
     )

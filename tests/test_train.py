@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rlcore import checkpoint, metrics
 from rlcore.errors import CheckpointError, ConfigError, RewardError, WorkerError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
-from rlcore.train import Start, Stopped, TrainResult, run_training, train
+from rlcore.train import Start, Stopped, TrainResult, checkpoint, run_training, train
 
 REWARDS = """
 def fails_for_two(completions, **columns):

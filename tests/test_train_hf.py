@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore import metrics
 from rlcore.errors import ConfigError, RewardError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import write_tiny_model

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore import metrics
 from rlcore.algo.importance import importance_factor, sampler_differs
-from rlcore.backends.hf.sampling import RowSampling, draw
 from rlcore.config import ImportanceConfig
+from rlcore.engines.hf.sample.sampling import RowSampling, draw
 from rlcore.errors import ConfigError
-from rlcore.launch import plan_run
 from rlcore.plan import OldLogprobs
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import train

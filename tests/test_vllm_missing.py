@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.backends.vllm.engine import check_installed, is_too_old, open_engine
+from rlcore.engines.vllm.engine import check_installed, is_too_old, open_engine
 from rlcore.errors import WorkerError
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from rlcore.errors import ConfigError, PlanError, WorkerError
-from rlcore.launch import configure
 from rlcore.plan import RunPlan, make_plan
-from rlcore.plan.facts import Facts
+from rlcore.plan.machine_facts import Facts
+from rlcore.plugins import configure
 from rlcore.testing import write_prompts
 from rlcore.testing.tiny import write_tiny_model
 
 torch = pytest.importorskip("torch")
-link = pytest.importorskip("rlcore.backends.link")
+link = pytest.importorskip("rlcore.engines.weight_server")
 
 
 def some_tensors() -> dict[str, Any]:
@@ -132,9 +132,9 @@ def test_what_is_sent_is_what_would_be_written(
         pytest.importorskip("peft")
     from safetensors.torch import load_file
 
-    from rlcore.backends.hf.model import ModelKind, load_model
-    from rlcore.backends.hf.state import save_whole, whole_tensors
     from rlcore.config import LoraConfig, ModelConfig
+    from rlcore.engines.hf.train.model import ModelKind, load_model
+    from rlcore.engines.hf.train.state import save_whole, whole_tensors
 
     lora = LoraConfig(enabled=adapted, rank=4)
     base = write_tiny_model(tmp_path / "tiny", architecture, **settings)

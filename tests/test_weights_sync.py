@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore import metrics
 from rlcore.errors import PlanError, WorkerError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.train import train
@@ -98,9 +98,9 @@ def test_weights_of_a_lora_model_are_handed_over_merged_or_alone_and_the_model_s
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rlcore.backends.hf.model import ModelKind, load_model
-    from rlcore.backends.hf.state import save_adapter, save_whole
     from rlcore.config import LoraConfig, ModelConfig
+    from rlcore.engines.hf.train.model import ModelKind, load_model
+    from rlcore.engines.hf.train.state import save_adapter, save_whole
     from rlcore.testing.tiny import write_tiny_model
 
     base = write_tiny_model(tmp_path / "tiny")

@@ -19,10 +19,11 @@ from transformers import AutoTokenizer
 
 from rlcore import Batch, Finish, Prompt, Reward, Scored, TrainEngine, Trajectory, TrajectoryId
 from rlcore.algo.aggregation import row_weights
-from rlcore.backends.hf import LossTerms, MicroBatch, Predictions
-from rlcore.batch import collate
 from rlcore.config import EngineConfig, ModelConfig
-from rlcore.tokens import Tokens, load_tokens
+from rlcore.contracts.tokens import Tokens
+from rlcore.data.batch import collate
+from rlcore.data.tokens import load_tokens
+from rlcore.engines.hf import LossTerms, MicroBatch, Predictions
 
 
 def imitation(micro: MicroBatch, predictions: Predictions) -> LossTerms:

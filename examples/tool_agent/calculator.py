@@ -2,7 +2,7 @@
 
 import re
 
-from rlcore_agent_loop import ToolCall
+from rlcore_agent_loop.tools.calls import ToolCall
 
 from rlcore.types import Trajectory
 

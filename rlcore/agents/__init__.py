@@ -1,5 +1,1 @@
-"""Agent loops: the slot's interface and the core's own single-turn loop."""
-
-from rlcore.agents.loop import AgentLoop, RolloutTask
-
-__all__ = ["AgentLoop", "RolloutTask"]
+"""The core's own agent loop."""

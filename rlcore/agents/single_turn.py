@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlcore.agents.loop import AgentLoop, RolloutTask
+from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.errors import WorkerError
 from rlcore.types import (
     Bools,
@@ -22,9 +22,9 @@ from rlcore.types import (
 )
 
 if TYPE_CHECKING:
-    from rlcore.plan import BuildContext
-    from rlcore.rollout import Generator
-    from rlcore.tokens import Tokens
+    from rlcore.contracts.components import BuildContext
+    from rlcore.contracts.rollout import Generator
+    from rlcore.contracts.tokens import Tokens
 
 
 class SingleTurn(AgentLoop):

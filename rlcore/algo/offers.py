@@ -1,6 +1,6 @@
 """What the core offers by the hook `rlcore_algorithms`: references and metadata, nothing heavy."""
 
-from rlcore.plan import Algorithm, AlgorithmKind, Need, Scope
+from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
 
 OFFERS: tuple[Algorithm, ...] = (
     Algorithm("grpo", AlgorithmKind.ADVANTAGE, "rlcore.algo.advantage:grpo", Scope.GROUP),

@@ -17,12 +17,12 @@ from torch import Tensor
 from rlcore.algo.advantage import AdvantageInputs
 from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
-from rlcore.algo.registry import resolve
 from rlcore.algo.token_rewards import token_rewards
-from rlcore.arrival.results import kind
+from rlcore.checks.results import kind
 from rlcore.config import AlgoConfig
+from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need
 from rlcore.errors import CALLED, PluginError, boundary
-from rlcore.plan import Algorithm, AlgorithmKind, Need
+from rlcore.imports import resolve
 
 _GROUP_B = (0, 0, 0, 0, 1, 1, 2)
 _SAMPLE_B = (0, 1, 1, 2, 3, 4, 5)

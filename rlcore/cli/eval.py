@@ -18,7 +18,7 @@ def run(arguments: Sequence[str]) -> int:
     settings = settings_of(parsed)
 
     from rlcore.cli.console import stdout, table
-    from rlcore.launch import plan_run
+    from rlcore.plugins.planning import plan_run
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
 

@@ -21,9 +21,8 @@ def run(arguments: Sequence[str]) -> int:
     )
     parsed = parser.parse(arguments)
 
-    from rlcore import checkpoint
-    from rlcore.backends.hf.export import export_model
-    from rlcore.train import find_checkpoint
+    from rlcore.engines.hf.train.export import export_model
+    from rlcore.train import checkpoint, find_checkpoint
 
     loaded = checkpoint.load(find_checkpoint(parsed.source))
     written = export_model(loaded.path, parsed.out, parsed.form)

@@ -28,8 +28,8 @@ def run(arguments: Sequence[str]) -> int:
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)
 
-    from rlcore.launch import plan_run
     from rlcore.plan import plan_to_json
+    from rlcore.plugins.planning import plan_run
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
     if parsed.json:

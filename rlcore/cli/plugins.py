@@ -15,7 +15,7 @@ from rlcore.cluster.fresh import run_fresh
 from rlcore.errors import RlcoreError
 
 if TYPE_CHECKING:
-    from rlcore.plan import Provider
+    from rlcore.config.offers import Provider
     from rlcore.plugins import Hooks
 
 _START_S = 30.0

@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
     if parsed.from_start and not parsed.resume:
         parser.error("--from-start: it goes with --resume")
 
-    from rlcore.launch import plan_run
+    from rlcore.plugins.planning import plan_run
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
     if parsed.dry_run:

@@ -1,4 +1,4 @@
-"""The parent's side of killable child processes: see `rlcore.child` for what runs in one."""
+"""The parent's side of killable child processes: see `rlcore.cluster.child_main` for what runs in one."""
 
 import asyncio
 import contextlib
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import IO, Any
 
 import rlcore.errors
-from rlcore.child import CLOSE_GRACE_S, FRAME, OK, OURS, SETUP
+from rlcore.cluster.child_main import CLOSE_GRACE_S, FRAME, OK, OURS, SETUP
 from rlcore.cluster.environment import inherited
-from rlcore.cluster.printed import Printed
 from rlcore.cluster.stack import StackDump
 from rlcore.cluster.strays import VARIABLE, Strays
+from rlcore.cluster.worker_output import Printed
+from rlcore.contracts.workers import Child
 from rlcore.errors import ChildError, WorkerError, boundary
-from rlcore.workers import Child
 
 MAX_MESSAGE_BYTES = 1 << 26
 """Longest call and longest result."""
@@ -91,7 +91,7 @@ class ChildProcess(Child):
         answers_fd, answers = os.pipe()
         lifeline, self._lifeline_fd = os.pipe()
         theirs = (requests, answers, lifeline)
-        command = [sys.executable, "-u", "-P", "-m", "rlcore.child", str(os.getpid()), *map(str, theirs)]
+        command = [sys.executable, "-u", "-P", "-m", "rlcore.cluster.child_main", str(os.getpid()), *map(str, theirs)]
         try:
             # Started from this thread, which lives as long as the loop: PR_SET_PDEATHSIG watches threads.
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
@@ -132,7 +132,7 @@ class ChildProcess(Child):
             raise WorkerError(f"child '{self.name}': not ready within {deadline_s:g} s{self._stack.where}") from cause
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
-        """See `rlcore.workers.Child.call`. The clock runs from when the child has a thread for the call."""
+        """See `rlcore.contracts.workers.Child.call`. The clock runs from when the child has a thread for the call."""
         with boundary(f"child '{self.name}': the arguments of {method} cannot be sent", ChildError):
             payload = pickle.dumps((method, args), protocol=pickle.HIGHEST_PROTOCOL)
         if len(payload) > self._max_bytes:
@@ -313,7 +313,7 @@ class ChildProcess(Child):
 
 
 class ChildProcesses:
-    """Starts children; `close` ends all that are left. Implements `rlcore.workers.Children`."""
+    """Starts children; `close` ends all that are left. Implements `rlcore.contracts.workers.Children`."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_bytes = max_message_bytes
@@ -333,7 +333,7 @@ class ChildProcesses:
         deadline_s: float = 60.0,
         env: Sequence[str] | None = None,
     ) -> ChildProcess:
-        """See `rlcore.workers.Children.start`.
+        """See `rlcore.contracts.workers.Children.start`.
 
         An error of rlcore that was raised in the child passes with its class; ChildError for any other exception,
         WorkerError when the child died or was not ready within the deadline.

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlcore.arrival.results import as_stream
+from rlcore.checks.results import as_stream
+from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import PluginError, RlcoreError, WorkerError, boundary
 from rlcore.plan import RunPlan, WorkerPlan
-from rlcore.workers import Worker, WorkerContext
 
 
 @dataclass(frozen=True)

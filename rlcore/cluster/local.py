@@ -16,17 +16,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from rlcore.arrival.results import as_stream, checked_result
-from rlcore.cluster.contexts import context_of, devices_of, threads_of
+from rlcore.checks.results import as_stream, checked_result
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment, named, pack, thread_environment
 from rlcore.cluster.process import ProcessBody, WorkerProcess, first_error
 from rlcore.cluster.replica import Group, Replica, Seat, where
 from rlcore.cluster.serve import STREAM_ITEMS
 from rlcore.cluster.thread import Handover, WorkerThread
+from rlcore.cluster.worker_context import context_of, devices_of, threads_of
+from rlcore.contracts.workers import Worker
 from rlcore.errors import WorkerError
 from rlcore.plan import RunPlan, WorkerPlan
-from rlcore.workers import Worker
 
 W = TypeVar("W", bound=Worker)
 

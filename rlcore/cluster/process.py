@@ -8,8 +8,8 @@ from contextlib import aclosing
 from typing import Any
 
 import rlcore.errors
-from rlcore.child import OK, OURS
 from rlcore.cluster.child import ChildProcess, PendingCall, start_message
+from rlcore.cluster.child_main import OK, OURS
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.environment import inherited
 from rlcore.cluster.host import Shipment

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from rlcore.arrival.results import checked_result
+from rlcore.checks.results import checked_result
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment
+from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, Worker
 from rlcore.errors import RlcoreError, WorkerError, boundary
-from rlcore.workers import ReplicaEvent, ReplicaHandle, Worker
 
 W = TypeVar("W", bound=Worker)
 
@@ -215,12 +215,12 @@ class Group(Generic[W]):
         return results
 
     def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
-        """See `rlcore.workers.WorkerGroup.on_event`."""
+        """See `rlcore.contracts.workers.WorkerGroup.on_event`."""
         for seat in self._seats():
             seat.on_event.append(callback)
 
     def before_return(self, prepare: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
-        """See `rlcore.workers.WorkerGroup.before_return`."""
+        """See `rlcore.contracts.workers.WorkerGroup.before_return`."""
         for replica in self.replicas:
             if isinstance(replica, Replica):
                 replica.seat.before_return.append(partial(prepare, replica))

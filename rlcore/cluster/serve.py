@@ -1,8 +1,8 @@
-"""What runs in a worker's own process under the local cluster: `rlcore.child` serves one `ServedHost`.
+"""What runs in a worker's own process under the local cluster: `rlcore.cluster.child_main` serves one `ServedHost`.
 
 A message is a pickled tuple, (BUILD, shipment), (CALL | STREAM, role, method, args, kwargs) or (CLOSE,). An answer is
-one of `rlcore.child`; a stream's items come before it. Under the number of a call that is not over, (CANCEL,) ends it
-and (MORE, n) says that n items of the stream were taken.
+one of `rlcore.cluster.child_main`; a stream's items come before it. Under the number of a call that is not over,
+(CANCEL,) ends it and (MORE, n) says that n items of the stream were taken.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import threading
 import traceback
 from typing import Any
 
-from rlcore.child import OK, OURS, Pipe
+from rlcore.cluster.child_main import OK, OURS, Pipe
 from rlcore.cluster.host import WorkerHost
 from rlcore.errors import RlcoreError, WorkerError, boundary
 

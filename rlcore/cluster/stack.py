@@ -3,7 +3,7 @@
 import re
 import sysconfig
 
-from rlcore.child import __file__ as OURS
+from rlcore.cluster.child_main import __file__ as OURS
 
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 THREAD = re.compile(r"(Current t|T)hread 0x")

@@ -27,7 +27,7 @@ from rlcore.redaction import redact, remember_variable
 from rlcore.types import FrozenDict
 
 if TYPE_CHECKING:
-    from rlcore.plan import ConfigSection, Offer
+    from rlcore.config.offers import ConfigSection, Offer
 
 
 LORA_LR = 1e-5

@@ -1,4 +1,4 @@
-"""Words errors about what is not installed, from `rlcore/catalog.toml`."""
+"""Words errors about what is not installed, from `rlcore/plan/catalog.toml`."""
 
 import tomllib
 from functools import cache
@@ -8,7 +8,7 @@ from typing import Any
 
 @cache
 def _packages() -> tuple[dict[str, Any], ...]:
-    return tuple(tomllib.loads(files("rlcore").joinpath("catalog.toml").read_text("utf-8"))["package"])
+    return tuple(tomllib.loads(files("rlcore.plan").joinpath("catalog.toml").read_text("utf-8"))["package"])
 
 
 def remedy(key: str, name: str | None = None) -> str:

@@ -10,9 +10,10 @@ of one token a row.
 from collections.abc import Mapping, Sequence
 
 from rlcore.config import EngineConfig, RunConfig
+from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.errors import PlanError
-from rlcore.plan.decided import WorkerPlan
-from rlcore.plan.facts import Facts, ModelFacts, ModelShape
+from rlcore.plan.machine_facts import Facts
+from rlcore.plan.run_plan import WorkerPlan
 from rlcore.types import SharedPrefix
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
@@ -27,9 +28,9 @@ GB were resident beside weights and optimizer state when updates began (docs/res
 SAMPLED_LOGITS = 2
 """Arrays of a number for each entry of the vocabulary and each row that is sampled: logits and probabilities."""
 PREFILL_TOKENS = 8192
-"""Tokens of prompts that generation computes at once: `rlcore.backends.hf.decode.PASS_TOKENS`."""
+"""Tokens of prompts that generation computes at once: `rlcore.engines.hf.sample.decode.PASS_TOKENS`."""
 LOGIT_BYTES = 4 * 2**24 * 4
-"""Four arrays of one chunk of logits in float32: `rlcore.backends.hf.head.CHUNK_ELEMENTS`."""
+"""Four arrays of one chunk of logits in float32: `rlcore.engines.hf.train.head.CHUNK_ELEMENTS`."""
 
 
 def training_bytes_per_parameter(engine: EngineConfig) -> float:

@@ -4,17 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rlcore.config import RunConfig
-from rlcore.plan.types import (
-    Algorithm,
-    Component,
-    ConfigSection,
-    Offer,
-    PoolSpec,
-    Provider,
-    RewardFunction,
-    WorkerClass,
-    WorkerRequest,
-)
+from rlcore.config.offers import ConfigSection, Offer, Provider
+from rlcore.contracts.components import Component
+from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
+from rlcore.contracts.requests import WorkerRequest
 
 T = TypeVar("T")
 

@@ -1,47 +1,134 @@
-"""What a pool may say of the nodes that it is placed on: the words, and what is wrong with them."""
+"""Where each rank goes on a cluster that places pools by bundles, and what such a cluster cannot place."""
 
-import re
-from collections.abc import Mapping
-from typing import get_args, get_type_hints
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import NamedTuple
 
-from rlcore.config.sections import PoolConfig
-from rlcore.plan.checked import is_finite
-
-PLACEMENTS: tuple[str, ...] = get_args(get_type_hints(PoolConfig)["placement"])
-RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
-"""Resources of Ray that are no custom ones: what a pool takes of them follows from its roles."""
-
-_NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
-_KEY = re.compile(rf"(?:[a-zA-Z0-9][a-zA-Z0-9_.-]{{0,252}}/)?{_NAME}")
-_VALUE = re.compile(rf"!?{_NAME}|!?in\({_NAME}(?:, ?{_NAME})*\)")
+from rlcore.checks.interfaces import defines
+from rlcore.config import RunConfig
+from rlcore.errors import PlanError
+from rlcore.plan.run_plan import PoolPlan, WeightsKind, WorkerPlan
 
 
-def placement_problem(placement: object, labels: object, resources: object) -> str:
-    """What is wrong with them, in words that name the field; empty if nothing is."""
-    if placement not in PLACEMENTS:
-        return f"placement is {placement!r:.80}; choose from: {', '.join(PLACEMENTS)}"
-    return _labels_problem(labels) or _resources_problem(resources)
+class Place(NamedTuple):
+    """Where a rank goes."""
+
+    plan: WorkerPlan
+    """Its role."""
+    pool: str
+    """A leaf pool."""
+    spot: int
+    """Ranks of different roles at one spot of a pool share its devices."""
+    bundle: int
+    """What is reserved on one node: of a pool that says how many nodes a node's part of it, else the spot."""
 
 
-def _labels_problem(labels: object) -> str:
-    if not isinstance(labels, Mapping):
-        return f"labels is {labels!r:.80}; needs a mapping of label to value"
-    for key, value in labels.items():
-        if not (isinstance(key, str) and _KEY.fullmatch(key)):
-            return f"labels has the key {key!r:.80}; needs a label of Ray's nodes, such as 'ray.io/accelerator-type'"
-        if not (isinstance(value, str) and _VALUE.fullmatch(value)):
-            return f"labels['{key}'] is {value!r:.80}; needs a text such as 'H100', '!H100' or 'in(H100, H200)'"
-    return ""
+def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[str, list[Place]]:
+    """The place of each rank, by role that has processes of its own.
+
+    The ranks of a role are laid out evenly over the nodes of its pool, in order. A union's ranks go through the spots
+    of its members in order.
+    """
+    by_name = {pool.name: pool for pool in pools}
+    members = {member for pool in pools for member in pool.union_of}
+    spots_a_node = {
+        pool.name: ceil(_num_spots(pool, workers, pool.name in members) / pool.nodes)
+        for pool in pools
+        if not pool.union_of
+    }
+    places: dict[str, list[Place]] = {}
+    for plan in _own_processes(workers):
+        pool = by_name[plan.request.pool]
+        num = plan.request.replicas * plan.request.ranks
+        spots = _spots(pool, num, by_name, spots_a_node)
+        places[plan.request.role.name] = [
+            Place(plan, leaf, spot, spot // spots_a_node[leaf] if by_name[leaf].nodes > 1 else spot)
+            for leaf, spot in (spots[index % len(spots)] for index in range(num))
+        ]
+    return places
 
 
-def _resources_problem(resources: object) -> str:
-    if not isinstance(resources, Mapping):
-        return f"resources is {resources!r:.80}; needs a mapping of custom resource to amount"
-    for name, amount in resources.items():
-        if not (isinstance(name, str) and name) or name in RESERVED:
-            return f"resources has the key {name!r:.80}; needs the name of a custom resource of Ray"
-        if not (is_finite(amount) and amount > 0):
-            return f"resources['{name}'] is {amount!r:.80}; needs a number above 0"
-        if amount > 1 and amount != int(amount):
-            return f"resources['{name}'] is {amount:g}; Ray knows fractions below 1 only, so it needs a whole number"
-    return ""
+def _spots(
+    pool: PoolPlan, num: int, by_name: Mapping[str, PoolPlan], spots_a_node: Mapping[str, int]
+) -> list[tuple[str, int]]:
+    """(leaf pool, spot) of each of a role's `num` ranks; of a union all that there are."""
+    if pool.union_of:
+        return [(leaf, spot) for leaf in pool.union_of for spot in range(spots_a_node[leaf] * by_name[leaf].nodes)]
+    on_a_node = ceil(num / pool.nodes)
+    return [(pool.name, rank // on_a_node * spots_a_node[pool.name] + rank % on_a_node) for rank in range(num)]
+
+
+def meeting_in(places: dict[str, list[Place]]) -> dict[tuple[str, int], list[WorkerPlan]]:
+    """Who shares each spot, by leaf pool and spot."""
+    meeting: dict[tuple[str, int], list[WorkerPlan]] = {}
+    for ranks in places.values():
+        for place in ranks:
+            meeting.setdefault((place.pool, place.spot), []).append(place.plan)
+    return meeting
+
+
+def check_places(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> None:
+    """PlanError when Ray cannot place the plan: of several devices in one process it gives away no parts."""
+    if config.cluster.backend != "ray":
+        return
+    for (pool, _), present in meeting_in(places_of(pools, workers)).items():
+        using = [plan for plan in present if plan.request.gpus]
+        for plan in using:
+            others = [each.request.role.name for each in using if each is not plan]
+            if plan.request.gpus > 1 and others:
+                raise PlanError(
+                    f"cluster.backend=ray: role '{plan.request.role.name}' has {plan.request.gpus:g} GPUs in one "
+                    f"process, and Ray cannot share them with '{others[0]}' in pool '{pool}'; give it one (its class "
+                    f"is {plan.cls.__qualname__} of {plan.provided_by}), or a pool without the other, or set "
+                    "cluster.backend=local"
+                )
+
+
+def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan]) -> WeightsKind:
+    """How the actor hands its weights to the rollout; '' when the rollout samples from the actor's own.
+
+    PlanError when they are to travel in a way that the rollout cannot take.
+    """
+    rollout = next(plan for plan in workers if plan.request.role.name == "rollout")
+    by, inside = config.rollout.weights, rollout.request.inside
+    who = f"{rollout.cls.__qualname__} of {rollout.provided_by}"
+    if inside is not None:
+        if by == "link":
+            raise PlanError(
+                f"rollout.weights=link: the rollout is served inside '{inside.name}' and has no copy of the "
+                "weights; leave it out, or choose a rollout.backend that has one"
+            )
+        return ""
+    actor = next(plan for plan in workers if plan.request.role.name == "actor")
+    for plan, method in ((actor, "weights"), (rollout, "load_weights")):
+        if not defines(plan.cls, plan.request.role.interface, method):
+            raise PlanError(
+                f"rollout.backend={rollout.request.backend}: the rollout has a copy of the weights, and "
+                f"{plan.cls.__qualname__} of {plan.provided_by} defines no {method}(); needs one, or a rollout that is "
+                "served inside the actor"
+            )
+    if by not in rollout.weight_sync:
+        raise PlanError(
+            f"rollout.weights={by}: {who} does not take weights that way (its offer's weight_sync); choose from: "
+            f"{', '.join(sorted(rollout.weight_sync)) or 'another rollout.backend'}"
+        )
+    if rollout.request.takes_adapter and by == "link":
+        raise PlanError(
+            f"rollout.weights=link sends whole weights, and {who} takes an adapter alone, which is handed over as "
+            "files; choose rollout.weights=files, or another rollout.backend"
+        )
+    if rollout.request.takes_adapter:
+        return "adapter"
+    return "link" if by == "link" else "directory"
+
+
+def _own_processes(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
+    return [plan for plan in workers if plan.request.inside is None]
+
+
+def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) -> int:
+    """As many as the largest role of the pool has ranks; a union also uses devices that nobody else does."""
+    ranks = [
+        plan.request.replicas * plan.request.ranks for plan in _own_processes(workers) if plan.request.pool == pool.name
+    ]
+    return max([*ranks, 1, pool.gpus_per_node * pool.nodes if in_union else 0])

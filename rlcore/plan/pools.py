@@ -6,12 +6,13 @@ from difflib import get_close_matches
 from math import ceil
 
 from rlcore.config import RunConfig
+from rlcore.contracts.offers import PoolSpec
+from rlcore.contracts.pool_placement import placement_problem
+from rlcore.contracts.requests import WorkerRequest
 from rlcore.errors import ConfigError, PlanError, nearest
-from rlcore.plan.decided import PoolPlan, WorkerPlan
-from rlcore.plan.facts import Facts
+from rlcore.plan.machine_facts import Facts
 from rlcore.plan.offers import CORE, Offers, said
-from rlcore.plan.placement import placement_problem
-from rlcore.plan.types import PoolSpec, WorkerRequest
+from rlcore.plan.run_plan import PoolPlan, WorkerPlan
 
 CONFIG = "config (cluster.pools)"
 """Who provides a pool that the user declared."""

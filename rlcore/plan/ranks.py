@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from rlcore.errors import PlanError
-from rlcore.plan.decided import WorkerPlan
 from rlcore.plan.offers import CORE
+from rlcore.plan.run_plan import WorkerPlan
 from rlcore.types import SharedPrefix
 
 

@@ -4,17 +4,19 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlcore.checks.data import listed
+from rlcore.checks.interfaces import breaches, not_importable, refuses
+from rlcore.checks.references import static_problem
 from rlcore.config import RunConfig
+from rlcore.config.offers import Offer
+from rlcore.contracts.offers import WorkerClass
+from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.errors import CALLED, PlanError, PluginError, boundary, nearest, shown
 from rlcore.plan.catalog import remedy
-from rlcore.plan.checked import listed
-from rlcore.plan.choose import section_of
-from rlcore.plan.decided import ComponentPlan, WorkerPlan
-from rlcore.plan.interfaces import breaches, not_importable, refuses
+from rlcore.plan.components import section_of
 from rlcore.plan.limits import limited
 from rlcore.plan.offers import CORE, Offers, by_provider, said
-from rlcore.plan.references import static_problem
-from rlcore.plan.types import Offer, Role, WorkerClass, WorkerRequest
+from rlcore.plan.run_plan import ComponentPlan, WorkerPlan
 
 
 @dataclass(frozen=True)

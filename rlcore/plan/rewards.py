@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.child import no_relative_imports
+from rlcore.checks.data import listed
+from rlcore.checks.references import static_problem
 from rlcore.config import LoadedConfig, RewardFunctionConfig, RunConfig
+from rlcore.config.offers import Offer
+from rlcore.contracts.components import ResolvedReward, RewardPart
+from rlcore.contracts.offers import RewardFunction, Scope
 from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
-from rlcore.plan.checked import listed
-from rlcore.plan.choose import section_of
-from rlcore.plan.decided import ComponentPlan
+from rlcore.imports import no_relative_imports
+from rlcore.plan.components import section_of
 from rlcore.plan.limits import limited
 from rlcore.plan.offers import Offers, said
-from rlcore.plan.references import static_problem
+from rlcore.plan.run_plan import ComponentPlan
 from rlcore.plan.sources import function_node
-from rlcore.plan.types import Offer, ResolvedReward, RewardFunction, RewardPart, Scope
 from rlcore.types import SAMPLE_NAMES
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from rlcore.config import RunConfig
+from rlcore.contracts.components import ResolvedReward
+from rlcore.contracts.offers import Scope
 from rlcore.errors import PlanError
-from rlcore.plan.decided import AlgorithmPlan, OldLogprobs, SchedulePlan, WorkerPlan
-from rlcore.plan.types import ResolvedReward, Scope
+from rlcore.plan.run_plan import AlgorithmPlan, OldLogprobs, SchedulePlan, WorkerPlan
 
 
 def plan_schedule(

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from rlcore.plan.decided import AlgorithmPlan, PoolPlan, RunPlan, WorkerPlan
-from rlcore.plan.types import RewardPart
+from rlcore.contracts.components import RewardPart
+from rlcore.plan.run_plan import AlgorithmPlan, PoolPlan, RunPlan, WorkerPlan
 
 
 def plan_to_json(plan: RunPlan) -> dict[str, Any]:

@@ -9,31 +9,25 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from rlcore import builtin, hookspecs
-from rlcore.agents import AgentLoop
+from rlcore.checks.data import listed
+from rlcore.checks.interfaces import check_product, product
 from rlcore.config import RunConfig
-from rlcore.critic import CriticEngine
+from rlcore.config.offers import ConfigSection, Offer, Provider
+from rlcore.contracts import hooks as hookspecs
+from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.components import Component
+from rlcore.contracts.critic import CriticEngine
+from rlcore.contracts.hooks import HOOK_NAMES
+from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
+from rlcore.contracts.requests import WorkerRequest
+from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import CALLED, PluginError, boundary, nearest
-from rlcore.hookspecs import HOOK_NAMES
-from rlcore.plan import (
-    CORE,
-    Algorithm,
-    Component,
-    ConfigSection,
-    Offer,
-    PoolSpec,
-    Provider,
-    RewardFunction,
-    WorkerClass,
-    WorkerRequest,
-)
-from rlcore.plan.checked import listed
-from rlcore.plan.interfaces import check_product, product
+from rlcore.plan import CORE
 from rlcore.plan.limits import limited
+from rlcore.plugins import builtin
 from rlcore.plugins.discover import entry_point_rewards
 from rlcore.plugins.load import LoadedPlugin
 from rlcore.redaction import displayable
-from rlcore.reward import RewardManager
 
 T = TypeVar("T")
 

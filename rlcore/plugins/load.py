@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from rlcore.config.offers import Provider
 from rlcore.errors import CALLED, PluginError, boundary
-from rlcore.plan import Provider
 from rlcore.plan.limits import limited
 from rlcore.plugins.discover import canonical, check_not_core, find
 

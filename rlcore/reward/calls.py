@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rlcore.config import RewardFunctionConfig
+from rlcore.contracts.workers import Children
 from rlcore.errors import ChildError, ConfigError, PluginError, WorkerError
 from rlcore.reward.arguments import prompt_of
 from rlcore.reward.call_log import CallLog
@@ -19,7 +20,6 @@ from rlcore.reward.seats import Stopwatch
 from rlcore.reward.spec import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.types import Lane, RewardStatus, Trajectory
-from rlcore.workers import Children
 
 logger = logging.getLogger(__name__)
 

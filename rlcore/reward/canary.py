@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlcore.config import RewardConfig
+from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import ConfigError, RewardError
-from rlcore.reward.manager import RewardManager
 from rlcore.types import Finish, Lane, Prompt, RewardStatus, Scored, Trajectory, TrajectoryId
 
 if TYPE_CHECKING:
-    from rlcore.tokens import Tokens
+    from rlcore.contracts.tokens import Tokens
 
 
 async def check_canary(

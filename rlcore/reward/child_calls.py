@@ -6,13 +6,13 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 from rlcore.config import RewardFunctionConfig
+from rlcore.contracts.workers import Child, Children
 from rlcore.errors import ChildError, PluginError, RlcoreError, WorkerError
 from rlcore.reward.loop_calls import Allowance, Scores
 from rlcore.reward.outcome import Outcome
 from rlcore.reward.seats import Place, Seats, Stopwatch
 from rlcore.reward.spec import FunctionSpec
 from rlcore.types import Lane, Trajectory
-from rlcore.workers import Child, Children
 
 SERVED = "rlcore.reward.served:serve_in_child"
 

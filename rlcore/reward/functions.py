@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from rlcore.config import RewardConfig, RewardFunctionConfig
+from rlcore.contracts.components import BuildContext
+from rlcore.contracts.offers import Scope
+from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import RewardError
-from rlcore.plan import BuildContext, Scope
 from rlcore.reward.call_log import CHARACTERS, CallLog
 from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.child_calls import all_or_none
-from rlcore.reward.manager import RewardManager
 from rlcore.reward.metrics import bound_by
 from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
 from rlcore.reward.seats import Stopwatch

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from rlcore.aio import SharedTasks, Timers
 from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, describe
 from rlcore.reward.copies import private_copy
 from rlcore.reward.outcome import Outcome
@@ -14,7 +15,6 @@ from rlcore.reward.seats import Place, Seats, Stopwatch
 from rlcore.reward.served import ServedReward
 from rlcore.reward.spec import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch
-from rlcore.timers import SharedTasks, Timers
 from rlcore.types import Lane, Trajectory
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore.plan import ResolvedReward
+from rlcore.contracts.components import ResolvedReward
 from rlcore.plan.sources import source_file
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rlcore.contracts.workers import Child
 from rlcore.types import Lane
-from rlcore.workers import Child
 
 
 class Stopwatch:

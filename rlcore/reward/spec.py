@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from rlcore.child import load_reference
+from rlcore.imports import load_reference
 
 FILE_PLUGIN = "rlcore_file_"
 """Begins the names of modules that are plugins in plain files."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from rlcore.timers import Stepwise
+from rlcore.aio import Stepwise
 
 logger = logging.getLogger(__name__)
 

@@ -9,21 +9,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlcore.testing.conformance import Report, check_plugin
     from rlcore.testing.prompts import write_prompts
-    from rlcore.testing.suites import (
-        ActorWorkerSuite,
-        AdvantageEstimatorSuite,
-        AgentLoopSuite,
-        CriticEngineSuite,
-        CriticWorkerSuite,
-        PolicyLossSuite,
-        ReferenceWorkerSuite,
-        ResourcePoolSuite,
-        RewardFunctionSuite,
-        RewardManagerSuite,
-        RewardReplicaSuite,
-        RolloutWorkerSuite,
-        ScorerSuite,
-    )
+    from rlcore.testing.suites.actor import ActorWorkerSuite
+    from rlcore.testing.suites.agents import AgentLoopSuite
+    from rlcore.testing.suites.critic import CriticEngineSuite, CriticWorkerSuite
+    from rlcore.testing.suites.estimator import AdvantageEstimatorSuite
+    from rlcore.testing.suites.policy_loss import PolicyLossSuite
+    from rlcore.testing.suites.pool import ResourcePoolSuite
+    from rlcore.testing.suites.reference import ReferenceWorkerSuite
+    from rlcore.testing.suites.reward_function import RewardFunctionSuite
+    from rlcore.testing.suites.reward_manager import RewardManagerSuite
+    from rlcore.testing.suites.reward_replica import RewardReplicaSuite
+    from rlcore.testing.suites.rollout import RolloutWorkerSuite
+    from rlcore.testing.suites.scorer import ScorerSuite
 
 __all__ = [
     "ActorWorkerSuite",

@@ -14,18 +14,20 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from rlcore.agents import AgentLoop, RolloutTask
 from rlcore.algo.kl import kl_controller
 from rlcore.config import TrackConfig
-from rlcore.critic import CriticEngine
+from rlcore.contracts.agents import AgentLoop, RolloutTask
+from rlcore.contracts.critic import CriticEngine
+from rlcore.contracts.offers import Scope
+from rlcore.contracts.reward_manager import RewardManager
 from rlcore.data import PromptOrder
-from rlcore.launch import Run, launch, plan_run
-from rlcore.metrics import MetricsLog, TrajectoryLog
-from rlcore.plan import RunPlan, Scope
-from rlcore.reward import RewardManager
-from rlcore.terminal import Terminal
+from rlcore.plan import RunPlan
+from rlcore.plugins.planning import plan_run
+from rlcore.report.metrics import MetricsLog, TrajectoryLog
+from rlcore.report.terminal import Terminal
+from rlcore.report.trackers import Trackers
+from rlcore.runtime.launch import Run, launch
 from rlcore.testing.runs import run_settings
-from rlcore.track import Trackers
 from rlcore.train.session import load_data
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.types import Batch, Float32s, Lane, Metrics, Prompt, Ref, Reward, Sampling, Scored, Trajectory

@@ -5,10 +5,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.child import load_reference
+from rlcore.config.offers import ConfigSection, Offer
+from rlcore.contracts.offers import Algorithm, RewardFunction, WorkerClass
 from rlcore.errors import CALLED, PluginError, RlcoreError, boundary
-from rlcore.plan import Algorithm, ConfigSection, Offer, RewardFunction, WorkerClass
-from rlcore.plan.choose import algorithm_problem
+from rlcore.imports import load_reference
+from rlcore.plan.components import algorithm_problem
 from rlcore.plan.limits import limited
 from rlcore.plan.requests import check_class
 from rlcore.plugins import Hooks, load

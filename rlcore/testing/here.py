@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.child import load_reference
+from rlcore.contracts.workers import Child
 from rlcore.errors import ChildError, boundary
-from rlcore.workers import Child
+from rlcore.imports import load_reference
 
 
 class HereChild:
@@ -45,7 +45,7 @@ class HereChildren:
         deadline_s: float = 60.0,
         env: Sequence[str] | None = None,
     ) -> Child:
-        """See `rlcore.workers.Children`."""
+        """See `rlcore.contracts.workers.Children`."""
         self.started.append(HereChild(load_reference(reference)(*args), name))
         return self.started[-1]
 

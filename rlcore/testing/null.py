@@ -15,28 +15,31 @@ import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlcore.actor import ACTOR, ActorWorker
-from rlcore.critic import CriticWorker
+from rlcore.config.offers import ConfigSection
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.critic import CriticWorker
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import RewardFunction, WorkerClass
+from rlcore.contracts.reference import ReferenceWorker
+from rlcore.contracts.rollout import RolloutWorker
+from rlcore.contracts.workers import WorkerContext
+from rlcore.data.tokens import ByteTokens
 from rlcore.errors import CheckpointError, WorkerError
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import ConfigSection, RewardFunction, WorkerClass
-from rlcore.reference import ReferenceWorker
-from rlcore.rollout import RolloutWorker
 from rlcore.testing.admission import Admission
 from rlcore.testing.null_busy import Busy
 from rlcore.testing.null_critic import NullCritic
 from rlcore.testing.null_decoding import Float64s, decode, log_softmax
-from rlcore.tokens import ByteTokens
+from rlcore.testing.null_settings import NullSection
 from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, Ref, WeightsHandle
-from rlcore.workers import WorkerContext
 
 ADAM_EPSILON = 1e-8
+
+
 SETTINGS: tuple[str, ...] = (
     "model.path=none",
     "model.tokenizer=bytes",
@@ -47,32 +50,6 @@ SETTINGS: tuple[str, ...] = (
     "reward.functions.letters.children=1",
 )
 """Overrides of a run on this plugin; it is enabled by `--plugin null`. To read prompts, set the source's path again."""
-
-
-@dataclass(frozen=True)
-class NullSection:
-    """Delays and faults, for tests; `plugins.null`."""
-
-    setup_s: float = 0.0
-    """Seconds that setting up the actor takes."""
-    update_s: float = 0.0
-    """Seconds that an update takes."""
-    token_s: float = 0.0
-    """Seconds that a token takes; all rows are decoded at once."""
-    logprobs_s: float = 0.0
-    """Seconds that a pass for log-probs takes, the reference's too."""
-    save_s: float = 0.0
-    """Seconds that saving takes."""
-    fail_at_update: int = 0
-    """The update, counted from 1, that raises; 0: none."""
-    fail_at_token: int = 0
-    """Generation raises when rows have reached this many tokens; 0: never."""
-    nan_updates: tuple[int, ...] = ()
-    """Updates, counted from 1, whose gradient is not finite."""
-    forget_version: int = 0
-    """The rollout misses this version and all later ones: it says that it samples with the one before; 0: none."""
-    die_at_token: int = 0
-    """The first replica to have decoded that many tokens of a row kills its process, once in a run; 0: none."""
 
 
 def logprobs_of(logits_V: Float64s, batch: Batch, temperature: float) -> Float32s:

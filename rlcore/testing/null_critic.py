@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlcore.critic import CriticWorker
+from rlcore.contracts.critic import CriticWorker
+from rlcore.contracts.workers import WorkerContext
 from rlcore.errors import CheckpointError, boundary
 from rlcore.testing.null_busy import Busy
 from rlcore.types import Batch, Float32s, Metrics, Ref
-from rlcore.workers import WorkerContext
 
 PLACES = 64
 RATE = 0.5

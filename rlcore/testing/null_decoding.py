@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rlcore.tokens import ByteTokens
+from rlcore.data.tokens import ByteTokens
 from rlcore.types import Completion, Finish, GenerateRequest, Sampling
 
 if TYPE_CHECKING:
-    from rlcore.testing.null import NullSection
+    from rlcore.testing.null_settings import NullSection
 
 Float64s = npt.NDArray[np.float64]
 

@@ -11,12 +11,15 @@ import numpy as np
 
 from rlcore.cluster.child import ChildProcesses
 from rlcore.config import RewardConfig, RewardFunctionConfig, RolloutConfig, RunConfig
+from rlcore.contracts.components import BuildContext, ResolvedReward
+from rlcore.contracts.offers import Scope
+from rlcore.contracts.requests import Role
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.contracts.workers import Children, WorkerGroup
+from rlcore.data.tokens import ByteTokens
 from rlcore.errors import PlanError
-from rlcore.plan import BuildContext, ResolvedReward, Role, Scope
-from rlcore.reward import FunctionRewards, RewardManager, build_function_rewards
-from rlcore.tokens import ByteTokens
+from rlcore.reward.functions import FunctionRewards, build_function_rewards
 from rlcore.types import Finish, FrozenDict, Lane, Prompt, Reward, Scored, Trajectory, TrajectoryId
-from rlcore.workers import Children, WorkerGroup
 
 T = TypeVar("T")
 

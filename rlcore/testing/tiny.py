@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rlcore.algo.aggregation import Mode, row_weights
-from rlcore.batch import collate
+from rlcore.data.batch import collate
 from rlcore.types import Batch, Finish, Prompt, Reward, Scored, Trajectory, TrajectoryId
 
 VOCABULARY = 264

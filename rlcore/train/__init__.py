@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlcore import checkpoint
 from rlcore.errors import CheckpointError
-from rlcore.launch import plan_run
 from rlcore.plan import RunPlan
-from rlcore.train.directory import choose_directory
+from rlcore.plugins.planning import plan_run
+from rlcore.train import checkpoint
 from rlcore.train.origin import Start
+from rlcore.train.run_dir import choose_directory
 from rlcore.train.session import TrainResult, evaluate_async, train_async
 from rlcore.train.signals import Stopped
 from rlcore.types import Metrics

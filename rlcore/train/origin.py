@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcore import checkpoint
 from rlcore.errors import CheckpointError
-from rlcore.metrics import last_step
+from rlcore.report.metrics import last_step
+from rlcore.train import checkpoint
 
 NAMED = 5
 """Unusable checkpoints that an error names; of more it gives the number."""

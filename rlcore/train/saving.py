@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore import checkpoint
-from rlcore.actor import ActorWorker
 from rlcore.config import CheckpointConfig
+from rlcore.contracts.actor import ActorWorker
 from rlcore.errors import CheckpointError, RlcoreError, boundary
-from rlcore.schedule.saved import read_scored, write_scored
+from rlcore.train import checkpoint
+from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
 CRITIC = "critic"

@@ -9,24 +9,25 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcore import checkpoint
-from rlcore.actor import ActorWorker
 from rlcore.algo.kl import kl_controller
+from rlcore.cluster.deadlines import Deadlines
 from rlcore.config import RunConfig
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.tokens import Tokens
 from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
 from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError
-from rlcore.evaluate import evaluate
-from rlcore.launch import Deadlines, Run, launch
-from rlcore.metrics import MetricsLog, TrajectoryLog
 from rlcore.plan import RunPlan
+from rlcore.report.advice import advice
+from rlcore.report.metrics import MetricsLog, TrajectoryLog
+from rlcore.report.terminal import Terminal
+from rlcore.report.trackers import Trackers, require_installed
 from rlcore.reward.canary import check_canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
-from rlcore.schedule.advice import advice
-from rlcore.terminal import Terminal
-from rlcore.tokens import Tokens
-from rlcore.track import Trackers, require_installed
-from rlcore.train.directory import locked, logging_to, open_directory, plan_changes, write_plan
+from rlcore.runtime.launch import Run, launch
+from rlcore.train import checkpoint
+from rlcore.train.evaluate import evaluate
 from rlcore.train.origin import Origin, Start, find_origin
+from rlcore.train.run_dir import locked, logging_to, open_directory, plan_changes, write_plan
 from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest
 from rlcore.train.trainer import Progress, Sinks, Trainer

@@ -9,20 +9,20 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.actor import ActorWorker
-from rlcore.agents import AgentLoop
 from rlcore.algo.kl import FixedKl
-from rlcore.critic import CriticEngine
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.critic import CriticEngine
+from rlcore.contracts.reward_manager import RewardManager
 from rlcore.data import PromptOrder
-from rlcore.evaluate import evaluate
-from rlcore.launch import Run
-from rlcore.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
-from rlcore.reward import RewardManager
-from rlcore.schedule.flight import Flight, issuing
-from rlcore.schedule.timing import Timeline
-from rlcore.schedule.work import StepWork
-from rlcore.terminal import Terminal
-from rlcore.track import Trackers
+from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
+from rlcore.report.terminal import Terminal
+from rlcore.report.trackers import Trackers
+from rlcore.runtime.launch import Run
+from rlcore.train.buffer import Flight, issuing
+from rlcore.train.evaluate import evaluate
+from rlcore.train.step import StepWork
+from rlcore.train.timing import Timeline
 from rlcore.train.updates import Updates
 from rlcore.types import Batch, Lane, Metrics, Prompt, Scored
 

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
 
-from rlcore.actor import ActorWorker
-from rlcore.arrival.arrays import checked_metrics
+from rlcore.checks.arrays import checked_metrics
+from rlcore.contracts.actor import ActorWorker
 from rlcore.errors import RlcoreError, WorkerError
-from rlcore.launch import Run
+from rlcore.runtime.launch import Run
 from rlcore.types import Batch, Metrics
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from rlcore.agents.single_turn import SingleTurn
 from rlcore.errors import ConfigError
-from rlcore.launch import Run
+from rlcore.runtime.launch import Run
 from rlcore.types import Prompt
 
 CheckPrompt = Callable[[Prompt, int], None]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.checkpoint import FileOperations, latest, load, publish, staging
 from rlcore.errors import CheckpointError
+from rlcore.report.files import FileOperations
+from rlcore.train.checkpoint import latest, load, publish, staging
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]
 
@@ -218,7 +219,7 @@ def test_a_disk_full_while_pointing_to_the_new_checkpoint_says_that_it_was_saved
 LIMITED = """
 import resource, signal, sys
 from pathlib import Path
-from rlcore.checkpoint import publish, staging
+from rlcore.train.checkpoint import publish, staging
 from rlcore.errors import CheckpointError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 run_dir = Path(sys.argv[1])

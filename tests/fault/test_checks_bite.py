@@ -11,10 +11,9 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(560)]
 
 ROOT = Path(__file__).parent.parent.parent
 MODULES = (
-    *(
-        f"rlcore/plan/{name}.py"
-        for name in ("checked", "interfaces", "requests", "pools", "choose", "schedule", "ranks")
-    ),
+    "rlcore/checks/data.py",
+    "rlcore/checks/interfaces.py",
+    *(f"rlcore/plan/{name}.py" for name in ("requests", "pools", "components", "schedule", "ranks")),
     *(f"rlcore/plugins/{name}.py" for name in ("hooks", "load")),
 )
 TESTS = (

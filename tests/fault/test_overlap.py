@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore import metrics
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.testing.runs import run_settings
 from rlcore.train import run_training
 
@@ -16,9 +16,9 @@ TIMED = """
 import json, time
 from pathlib import Path
 
-from rlcore.actor import ActorWorker
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import WorkerClass
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import WorkerClass
 from rlcore.testing.null import NullActor
 
 RLCORE_API = "1"

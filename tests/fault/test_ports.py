@@ -11,7 +11,7 @@ pytestmark = pytest.mark.fault
 MEETING = """
 import sys
 import torch
-from rlcore.backends.hf.ranks import Ranks
+from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.errors import WorkerError
 try:
     Ranks(0, 2, sys.argv[1], torch.device("cpu"))

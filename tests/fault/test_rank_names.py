@@ -24,9 +24,9 @@ import json
 import os
 import time
 
-from rlcore.actor import ActorWorker
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import WorkerClass
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import WorkerClass
 from rlcore.testing.leaks import is_running
 from rlcore.testing.null import NullActor
 from rlcore.types import WeightsHandle

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from rlcore.algo.advantage import AdvantageInputs, grpo
-from rlcore.batch import collate
 from rlcore.cluster.child import ChildProcesses
 from rlcore.config import RewardConfig, RewardFunctionConfig, RolloutConfig, RunConfig, TrainConfig
+from rlcore.data.batch import collate
 from rlcore.errors import RewardError
-from rlcore.reward import FunctionRewards, build_function_rewards
+from rlcore.reward.functions import FunctionRewards, build_function_rewards
 from rlcore.reward.policy import apply_failures
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all
@@ -245,7 +245,7 @@ import asyncio, sys
 from pathlib import Path
 from rlcore.cluster.child import ChildProcesses
 from rlcore.config import RewardFunctionConfig
-from rlcore.reward import build_function_rewards
+from rlcore.reward.functions import build_function_rewards
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all
 
 async def main():

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlcore import metrics
 from rlcore.errors import RewardError
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.service import NEVER, Answer, Asked, ScriptedService, serving
 from rlcore.train import TrainResult, train

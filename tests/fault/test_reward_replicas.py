@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlcore import metrics
-from rlcore.launch import launch, plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
+from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
 from rlcore.testing.rewards import make_trajectory, score_all
 from rlcore.testing.service import chat_answer, serving

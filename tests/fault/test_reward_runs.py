@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlcore import metrics
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.train import TrainResult, train
 

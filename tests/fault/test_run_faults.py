@@ -11,9 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlcore import checkpoint, metrics
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
+from rlcore.train import checkpoint
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(540)]
 

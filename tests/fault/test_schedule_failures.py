@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlcore import metrics
 from rlcore.errors import RewardError
+from rlcore.report import metrics
 from rlcore.testing.causes import NUM, PROMPTS, SAMPLES, Script, chance, played
 from rlcore.types import FrozenDict, Reward, RewardStatus, Trajectory
 

@@ -15,18 +15,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rlcore.agents import AgentLoop, RolloutTask
 from rlcore.algo.kl import FixedKl
 from rlcore.config import TrackConfig
+from rlcore.contracts.agents import AgentLoop, RolloutTask
+from rlcore.contracts.components import BuildContext, Component
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.reward_manager import RewardManager
 from rlcore.data import PromptOrder
-from rlcore.hookspecs import hookimpl
-from rlcore.launch import Run, launch, plan_run
-from rlcore.metrics import MetricsLog, TrajectoryLog, read_trajectories
-from rlcore.plan import BuildContext, Component
-from rlcore.reward import RewardManager
-from rlcore.terminal import Terminal
+from rlcore.plugins.planning import plan_run
+from rlcore.report.metrics import MetricsLog, TrajectoryLog, read_trajectories
+from rlcore.report.terminal import Terminal
+from rlcore.report.trackers import Trackers
+from rlcore.runtime.launch import Run, launch
 from rlcore.testing import write_prompts
-from rlcore.track import Trackers
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.types import Lane, Prompt, Reward, RewardStatus, Sampling, Scored, Trajectory
 

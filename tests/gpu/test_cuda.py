@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore import metrics
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.train import TrainResult, train

@@ -77,7 +77,7 @@ def build_wheels(wheels: Path) -> None:
         need(tops == {package, f"{wheel.name.split('-py3')[0]}.dist-info"}, f"{wheel.name} holds {sorted(tops)}")
         need(f"{package}/py.typed" in names, f"{wheel.name} has no py.typed")
         if package == "rlcore":
-            need("rlcore/catalog.toml" in names, f"{wheel.name} has no catalog.toml")
+            need("rlcore/plan/catalog.toml" in names, f"{wheel.name} has no catalog.toml")
             need(any(name.endswith("licenses/LICENSE") for name in names), f"{wheel.name} has no LICENSE")
 
 

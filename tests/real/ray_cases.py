@@ -16,14 +16,15 @@ from typing import Any
 
 import ray
 
-from rlcore import checkpoint
 from rlcore.cli import main
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.ray import RayCluster
 from rlcore.errors import WorkerError
-from rlcore.launch import launch, plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.runtime.launch import launch
 from rlcore.testing.rewards import make_trajectory, score_all
 from rlcore.testing.runs import differing, run_settings
+from rlcore.train import checkpoint
 from rlcore.types import Lane, RewardStatus, Scored
 
 HEAD, HERE = sys.argv[1], Path(sys.argv[2])
@@ -31,10 +32,11 @@ PLUGIN = '''
 import asyncio, errno, os, time
 
 from rlcore import RawScore, RewardReplica, WorkerClass, hookimpl
-from rlcore.actor import ActorWorker
-from rlcore.plan import Component, Role, WorkerRequest
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.components import Component
+from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.testing.null import NullActor
-from rlcore.workers import Worker
+from rlcore.contracts.workers import Worker
 
 RLCORE_API = "1"
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.backends.hf.ranks import balanced
-from rlcore.batch import select
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
+from rlcore.data.batch import select
+from rlcore.engines.hf.train.ranks import balanced
 from rlcore.errors import WorkerError
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
@@ -25,10 +25,10 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 SOURCE = """
     from dataclasses import replace
-    from rlcore.actor import ActorWorker
-    from rlcore.backends.hf.worker import HfActor
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import *
+    from rlcore.contracts.actor import ActorWorker
+    from rlcore.engines.hf.worker import HfActor
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
 
     def whole(tensor):
         return getattr(tensor, "full_tensor", lambda: tensor)()

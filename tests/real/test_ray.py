@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.child import OURS
+from rlcore.cluster.child_main import OURS
 from rlcore.cluster.host import Shipment
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.runs import differing, run_settings
@@ -153,9 +153,11 @@ def test_a_cluster_that_is_too_small_is_told_who_wants_what(head: str, tmp_path:
 
 CROWD = """
     RLCORE_API = "1"
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import Component, Role, WorkerClass, WorkerRequest
-    from rlcore.workers import Worker
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.components import Component
+    from rlcore.contracts.requests import Role, WorkerRequest
+    from rlcore.contracts.offers import WorkerClass
+    from rlcore.contracts.workers import Worker
 
     class Extra(Worker):
         def setup(self):
@@ -204,9 +206,11 @@ def test_isolated_replicas_on_ray_stream_fail_by_name_and_are_started_anew(head:
 PROBING = """
     RLCORE_API = "1"
     import asyncio, os
-    from rlcore.hookspecs import hookimpl
-    from rlcore.plan import Component, Role, WorkerClass, WorkerRequest
-    from rlcore.workers import Worker
+    from rlcore.contracts.hooks import hookimpl
+    from rlcore.contracts.components import Component
+    from rlcore.contracts.requests import Role, WorkerRequest
+    from rlcore.contracts.offers import WorkerClass
+    from rlcore.contracts.workers import Worker
 
     class Probe(Worker):
         def setup(self):

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from rlcore import checkpoint
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import differing, run_settings
-from rlcore.train import train
+from rlcore.train import checkpoint, train
 
 pytestmark = [
     pytest.mark.real,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.cluster.printed import MAX_LOG_LINES, NUM_RECENT, Printed
+from rlcore.cluster.worker_output import MAX_LOG_LINES, NUM_RECENT, Printed
 from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import run_settings
 
@@ -24,9 +24,9 @@ RLCORE_API = "1"
 
 import logging, os, sys
 
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import WorkerClass
-from rlcore.rollout import RolloutWorker
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import WorkerClass
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullReplica
 
 

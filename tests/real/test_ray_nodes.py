@@ -172,7 +172,7 @@ RLCORE_API = "1"
 import asyncio, os
 
 from rlcore import RawScore, RewardReplica, WorkerClass, hookimpl
-from rlcore.rollout import RolloutWorker
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullReplica
 
 

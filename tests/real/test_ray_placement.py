@@ -74,7 +74,7 @@ RLCORE_API = "1"
 from dataclasses import replace
 
 from rlcore import WorkerClass, hookimpl
-from rlcore.rollout import RolloutWorker
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullReplica
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rlcore import metrics
 from rlcore.errors import PlanError
 from rlcore.plan import Facts, make_plan
 from rlcore.plugins import configure
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.testing.tiny import write_tiny_model
@@ -31,12 +31,15 @@ import json
 import sys
 from pathlib import Path
 
-from rlcore.actor import ActorWorker
-from rlcore.backends.hf.worker import HfActor
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import Component, PoolSpec, Role, WorkerClass, WorkerRequest
-from rlcore.reward import RawScore, RewardManager, RewardReplica, ScoreRequest
-from rlcore.rollout import RolloutWorker
+from rlcore.contracts.actor import ActorWorker
+from rlcore.engines.hf.worker import HfActor
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.components import Component
+from rlcore.contracts.offers import PoolSpec, WorkerClass
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.reward_replica import RawScore, RewardReplica, ScoreRequest
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullReplica
 from rlcore.types import Reward, Scored
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.actor import ActorWorker
-from rlcore.batch import select
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.reference import ReferenceWorker
+from rlcore.data.batch import select
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
-from rlcore.reference import ReferenceWorker
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch, Float32s
 

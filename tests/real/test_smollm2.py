@@ -11,23 +11,14 @@ import torch
 
 from rlcore.algo.aggregation import row_weights
 from rlcore.algo.loss import clip
-from rlcore.backends.hf import TrainEngine
-from rlcore.backends.hf.policy_loss import PolicyLoss
-from rlcore.backends.hf.rollout import EmbeddedSampler
-from rlcore.batch import collate, micro_batches
 from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
-from rlcore.tokens import TemplateTokens, Tokens, load_tokens
-from rlcore.types import (
-    Batch,
-    Completion,
-    GenerateRequest,
-    Prompt,
-    Reward,
-    Sampling,
-    Scored,
-    Trajectory,
-    TrajectoryId,
-)
+from rlcore.contracts.tokens import Tokens
+from rlcore.data.batch import collate, micro_batches
+from rlcore.data.tokens import TemplateTokens, load_tokens
+from rlcore.engines.hf import TrainEngine
+from rlcore.engines.hf.sample.sampler import EmbeddedSampler
+from rlcore.engines.hf.train.policy_loss import PolicyLoss
+from rlcore.types import Batch, Completion, GenerateRequest, Prompt, Reward, Sampling, Scored, Trajectory, TrajectoryId
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 

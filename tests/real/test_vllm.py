@@ -24,7 +24,7 @@ from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.types import Completion, GenerateRequest, Sampling, WeightsHandle
 
 if TYPE_CHECKING:
-    from rlcore.backends.vllm.sampler import VllmSampler
+    from rlcore.engines.vllm.sampler import VllmSampler
 
 pytestmark = [
     pytest.mark.real,
@@ -197,10 +197,10 @@ async def sampled_with_other_weights(directory: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rlcore.backends.vllm.engine import open_engine, rollout_arguments
-    from rlcore.backends.vllm.sampler import VllmSampler
-    from rlcore.launch import plan_run
-    from rlcore.tokens import load_tokens
+    from rlcore.data.tokens import load_tokens
+    from rlcore.engines.vllm.engine import open_engine, rollout_arguments
+    from rlcore.engines.vllm.sampler import VllmSampler
+    from rlcore.plugins.planning import plan_run
 
     config = plan_run([EXAMPLE / "config.yaml"], []).config
     unknown_models_are_refused(config, directory)
@@ -260,7 +260,7 @@ async def more_than_fits_in_a_batch(sampler: "VllmSampler", prompt: Sequence[int
 
 def unknown_models_are_refused(config: RunConfig, directory: Path) -> None:
     """Ask for an engine with a model that vLLM does not know."""
-    from rlcore.backends.vllm.engine import open_engine, rollout_arguments
+    from rlcore.engines.vllm.engine import open_engine, rollout_arguments
 
     with pytest.raises(WorkerError) as caught:
         open_engine(rollout_arguments(of_unknown_architecture(config, directory), "cpu"), "rollout[0.0]", 1)

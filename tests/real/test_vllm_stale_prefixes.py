@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore import metrics
+from rlcore.report import metrics
 from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.testing.tiny import write_tiny_model
 

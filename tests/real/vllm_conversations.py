@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from rlcore.actor import ActorWorker
-from rlcore.agents import RolloutTask
 from rlcore.algo.kl import FixedKl
-from rlcore.batch import collate
-from rlcore.cluster.generator import RolloutService
 from rlcore.config import TrackConfig
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.agents import RolloutTask
 from rlcore.data import PromptOrder, load_prompts
-from rlcore.launch import Run, launch, plan_run
-from rlcore.metrics import MetricsLog, TrajectoryLog
-from rlcore.terminal import Terminal
-from rlcore.track import Trackers
+from rlcore.data.batch import collate
+from rlcore.plugins.planning import plan_run
+from rlcore.report.metrics import MetricsLog, TrajectoryLog
+from rlcore.report.terminal import Terminal
+from rlcore.report.trackers import Trackers
+from rlcore.runtime.launch import Run, launch
+from rlcore.runtime.rollout_service import RolloutService
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.types import GenerateRequest, Lane, Prompt, Reward, Sampling, Scored, Trajectory
 
@@ -46,7 +47,7 @@ AGENT = '''
 import asyncio
 from pathlib import Path
 
-from rlcore_agent_loop import ToolCall
+from rlcore_agent_loop.tools.calls import ToolCall
 
 GO = Path(__file__).parent / "go"
 

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 
-from rlcore.agents import AgentLoop
 from rlcore.config import RunConfig
+from rlcore.config.offers import ConfigSection
+from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.components import BuildContext, Component
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import RewardFunction, WorkerClass
+from rlcore.contracts.requests import WorkerRequest
 from rlcore.errors import PluginError
-from rlcore.hookspecs import hookimpl
-from rlcore.plan import BuildContext, Component, ConfigSection, RewardFunction, WorkerClass, WorkerRequest
-from rlcore_agent_loop.calls import ToolCall
 from rlcore_agent_loop.checks import check_settings
-from rlcore_agent_loop.environments import Environment, Step
+from rlcore_agent_loop.conversation.environments import Environment, Step
 from rlcore_agent_loop.settings import AgentLoopSettings
-from rlcore_agent_loop.worker import AGENT, AgentWorker, LoopWorker
+from rlcore_agent_loop.tools.calls import ToolCall
+from rlcore_agent_loop.workers.worker import AGENT, AgentWorker, LoopWorker
 
 __all__ = ["AgentLoopSettings", "AgentWorker", "Environment", "Step", "ToolCall"]
 
@@ -29,7 +32,7 @@ def requests(config: RunConfig, section: AgentLoopSettings) -> Sequence[WorkerRe
 def build(context: BuildContext) -> AgentLoop:
     """The loop, on the run's rollout service: on the loop of the run, or in workers of its own."""
     from rlcore_agent_loop.loop import ToolLoop
-    from rlcore_agent_loop.spread import SpreadLoop
+    from rlcore_agent_loop.workers.spread import SpreadLoop
 
     if context.generator is None:
         raise PluginError("agent loop 'agent_loop': it was built without a rollout service")

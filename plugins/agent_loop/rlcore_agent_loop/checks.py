@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError, nearest
-from rlcore_agent_loop.parsers import PARSERS
 from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.tools.parsers import PARSERS
 
 HERE = "plugins.agent_loop"
 

@@ -7,26 +7,26 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from rlcore.agents import AgentLoop, RolloutTask
-from rlcore.child import load_reference
+from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.errors import ConfigError, boundary
+from rlcore.imports import load_reference
 from rlcore.types import Lane, Metrics, Prompt, Sampling, Trajectory
-from rlcore_agent_loop.admission import Admission
-from rlcore_agent_loop.agent import Agents
-from rlcore_agent_loop.conversation import Conversation, Kit
-from rlcore_agent_loop.environments import Environments
-from rlcore_agent_loop.flight import Counts, Flight, Sample
-from rlcore_agent_loop.opening import Opening
-from rlcore_agent_loop.parsers import PARSERS, Parser
-from rlcore_agent_loop.prompt_checks import Room, check_column
+from rlcore_agent_loop.agents.agent import Agents
+from rlcore_agent_loop.conversation.conversation import Conversation, Kit
+from rlcore_agent_loop.conversation.environments import Environments
+from rlcore_agent_loop.conversation.opening import Opening
+from rlcore_agent_loop.conversation.prompt_checks import Room, check_column
+from rlcore_agent_loop.conversation.turns import Turns, group_name
 from rlcore_agent_loop.settings import AgentLoopSettings
-from rlcore_agent_loop.tools import Tools
-from rlcore_agent_loop.turns import Turns, group_name
+from rlcore_agent_loop.tools.parsers import PARSERS, Parser
+from rlcore_agent_loop.tools.tools import Tools
+from rlcore_agent_loop.workers.admission import Admission
+from rlcore_agent_loop.workers.flight import Counts, Flight, Sample
 
 if TYPE_CHECKING:
-    from rlcore.rollout import Generator
-    from rlcore.tokens import Tokens
-    from rlcore.workers import Children
+    from rlcore.contracts.rollout import Generator
+    from rlcore.contracts.tokens import Tokens
+    from rlcore.contracts.workers import Children
 
 logger = logging.getLogger(__name__)
 

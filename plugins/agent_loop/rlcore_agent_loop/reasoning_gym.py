@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcore.errors import ChildError
 from rlcore.types import Message, Prompt
-from rlcore_agent_loop.environments import Environment, Step
+from rlcore_agent_loop.conversation.environments import Environment, Step
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 

@@ -15,10 +15,10 @@ from rlcore.testing.rewards import make_prompt
 from rlcore.testing.suites.harness import Suite, extra, run
 from rlcore.testing.suites.reward_function import ODD
 from rlcore.types import Message, Prompt
-from rlcore_agent_loop.calls import ToolCall
-from rlcore_agent_loop.environments import Environments, SampleEnvironment, Step
+from rlcore_agent_loop.conversation.environments import Environments, SampleEnvironment, Step
 from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings, ToolSettings
-from rlcore_agent_loop.tools import SampleTools, Tools
+from rlcore_agent_loop.tools.calls import ToolCall
+from rlcore_agent_loop.tools.tools import SampleTools, Tools
 
 T = TypeVar("T")
 NAME = "tested"

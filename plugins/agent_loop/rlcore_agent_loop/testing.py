@@ -10,25 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.agents import AgentLoop, RolloutTask
 from rlcore.cluster.child import ChildProcesses
+from rlcore.contracts.agents import AgentLoop, RolloutTask
+from rlcore.contracts.tokens import Tokens
+from rlcore.contracts.workers import Children, ReplicaEvent, ReplicaHandle
+from rlcore.data.tokens import ByteTokens
 from rlcore.testing.here import HereChildren
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_prompt
-from rlcore.tokens import ByteTokens, Tokens
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Metrics, Prompt, Sampling, Trajectory
-from rlcore.workers import Children, ReplicaEvent, ReplicaHandle
-from rlcore_agent_loop.conversation import Kit
-from rlcore_agent_loop.endpoint import Endpoint
-from rlcore_agent_loop.episode import Episode
+from rlcore_agent_loop.agents.endpoint import Endpoint
+from rlcore_agent_loop.agents.recording import Recording
+from rlcore_agent_loop.conversation.conversation import Kit
+from rlcore_agent_loop.conversation.episode import Episode
+from rlcore_agent_loop.conversation.turns import Turns
 from rlcore_agent_loop.loop import ToolLoop
-from rlcore_agent_loop.parsers import hermes
-from rlcore_agent_loop.recording import Recording
 from rlcore_agent_loop.settings import AgentLoopSettings
-from rlcore_agent_loop.spread import SpreadLoop
-from rlcore_agent_loop.tools import Tools
-from rlcore_agent_loop.turns import Turns
-from rlcore_agent_loop.worker import LoopWorker
+from rlcore_agent_loop.tools.parsers import hermes
+from rlcore_agent_loop.tools.tools import Tools
+from rlcore_agent_loop.workers.spread import SpreadLoop
+from rlcore_agent_loop.workers.worker import LoopWorker
 
 END = ByteTokens.EOS
 Script = Callable[[int, int, tuple[int, ...]], Sequence[int]]
@@ -59,7 +60,7 @@ class ScriptedPolicy:
         """Names of requests that were given up before they were answered."""
 
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
-        """See `rlcore.rollout.Generator`."""
+        """See `rlcore.contracts.rollout.Generator`."""
         self.requests += requests
         for request in requests:
             fields = request.id.split("/")  # source/index/epoch, and of later turns /sample/turns before
@@ -101,12 +102,13 @@ class HereWorker:
         self._worker.equip(tokens, children)
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """See `rlcore.workers.ReplicaHandle`; arguments and result go through pickle, as between processes."""
+        """See `rlcore.contracts.workers.ReplicaHandle`; arguments and result go through pickle, as between
+        processes."""
         args, kwargs = pickle.loads(pickle.dumps((args, kwargs)))
         return pickle.loads(pickle.dumps(await getattr(self._worker, method.__name__)(*args, **kwargs)))
 
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        """See `rlcore.workers.ReplicaHandle`."""
+        """See `rlcore.contracts.workers.ReplicaHandle`."""
         args, kwargs = pickle.loads(pickle.dumps((args, kwargs)))
         async with aclosing(getattr(self._worker, method.__name__)(*args, **kwargs)) as items:
             async for item in items:
@@ -114,7 +116,7 @@ class HereWorker:
 
 
 class HereCrew:
-    """Workers that never die. Implements `rlcore.workers.WorkerGroup`."""
+    """Workers that never die. Implements `rlcore.contracts.workers.WorkerGroup`."""
 
     def __init__(self, num: int, tokens: Tokens, children: Any) -> None:
         self.replicas = [HereWorker(index, tokens, children) for index in range(num)]

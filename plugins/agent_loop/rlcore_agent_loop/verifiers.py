@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.child import load_reference
 from rlcore.errors import ChildError, ConfigError, boundary
+from rlcore.imports import load_reference
 
 COLUMN = "verifiers"
 """Column of a row, as JSON, that an environment is given."""

@@ -8,12 +8,12 @@ from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings, T
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, talk
 
 from rlcore.algo.advantage import AdvantageInputs, gae
-from rlcore.batch import collate
+from rlcore.data.batch import collate
 from rlcore.types import Batch, Reward, Scored, Trajectory
 
 GAMMA, LAM = 0.9, 0.5
 MINE = """
-from rlcore_agent_loop import Environment, Step
+from rlcore_agent_loop.conversation.environments import Environment, Step
 
 def look():
     return "7"

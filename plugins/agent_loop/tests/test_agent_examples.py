@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlcore_agent_loop import ToolCall
+from rlcore_agent_loop.tools.calls import ToolCall
 
-from rlcore import metrics
-from rlcore.child import load_reference
+from rlcore.imports import load_reference
+from rlcore.report import metrics
 from rlcore.testing.rewards import make_prompt, make_trajectory
 
 ROOT = Path(__file__).parents[3]

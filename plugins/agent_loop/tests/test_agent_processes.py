@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlcore_agent_loop.agent import Agents
-from rlcore_agent_loop.seats import LostProcess, Seats
+from rlcore_agent_loop.agents.agent import Agents
+from rlcore_agent_loop.conversation.turns import Turns
 from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, kit_of, talk
-from rlcore_agent_loop.turns import Turns
+from rlcore_agent_loop.tools.seats import LostProcess, Seats
 
-from rlcore.agents import RolloutTask
 from rlcore.cluster.child import ChildProcesses
+from rlcore.contracts.agents import RolloutTask
+from rlcore.contracts.workers import Child
 from rlcore.errors import ChildError
 from rlcore.testing.rewards import make_prompt
 from rlcore.types import Lane, Sampling, Trajectory
-from rlcore.workers import Child
 
 AGENTS = """
 import asyncio, json, os, time, urllib.error, urllib.request

@@ -6,9 +6,9 @@ import pytest
 from rlcore_agent_loop import requests
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 
-from rlcore import metrics
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.train import train
 

@@ -15,10 +15,11 @@ import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, talk
 
-from rlcore.agents import RolloutTask
+from rlcore.contracts.agents import RolloutTask
 from rlcore.data import load_prompts
 from rlcore.errors import WorkerError
-from rlcore.launch import Run, launch, plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.runtime.launch import Run, launch
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_prompt
 from rlcore.types import Lane, Sampling, Trajectory
@@ -27,7 +28,7 @@ MINE = """
 import os, signal
 from pathlib import Path
 
-from rlcore_agent_loop import ToolCall
+from rlcore_agent_loop.tools.calls import ToolCall
 
 HERE = Path(__file__).parent
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rlcore import metrics
+from rlcore.report import metrics
 from rlcore.testing.service import Answer, Asked, serving
 from rlcore.train import train
 
@@ -11,7 +11,7 @@ TOOL = """
 import asyncio, time
 from pathlib import Path
 
-from rlcore_agent_loop import ToolCall
+from rlcore_agent_loop.tools.calls import ToolCall
 
 
 class Wait:

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlcore_agent_loop.messages import answer
-from rlcore_agent_loop.parsers import hermes
+from rlcore_agent_loop.agents.messages import answer
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import call, contents, says, talk
+from rlcore_agent_loop.tools.parsers import hermes
 
 from rlcore.errors import ConfigError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
 from rlcore.testing.rewards import make_prompt
 
 TOOLS = """

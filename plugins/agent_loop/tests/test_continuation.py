@@ -9,8 +9,8 @@ from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import ScriptedPolicy, call, talk
 
 from rlcore.config import ModelConfig
+from rlcore.data.tokens import TemplateTokens, load_tokens
 from rlcore.errors import ConfigError
-from rlcore.tokens import TemplateTokens, load_tokens
 from rlcore.types import Message
 
 SMOLLM2 = Path(".models/smollm2-135m-instruct")

@@ -11,16 +11,16 @@ import pytest
 from rlcore_agent_loop.loop import ToolLoop
 from rlcore_agent_loop.settings import AgentLoopSettings
 
-from rlcore.agents import AgentLoop
 from rlcore.agents.single_turn import SingleTurn
 from rlcore.config import RewardFunctionConfig
+from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.rollout import Generator
 from rlcore.data import PromptOrder
-from rlcore.reward import build_function_rewards
-from rlcore.rollout import Generator
-from rlcore.schedule.flight import Flight, Issuing
+from rlcore.data.tokens import ByteTokens
+from rlcore.reward.functions import build_function_rewards
 from rlcore.testing.here import HereChildren
 from rlcore.testing.rewards import make_prompt, reward_context
-from rlcore.tokens import ByteTokens
+from rlcore.train.buffer import Flight, Issuing
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
 
 REWARDS = """

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlcore_agent_loop.agents.endpoint import Endpoint
+from rlcore_agent_loop.agents.program import Program
 from rlcore_agent_loop.checks import check_settings
-from rlcore_agent_loop.endpoint import Endpoint
-from rlcore_agent_loop.program import Program
 from rlcore_agent_loop.rewards import environment
 from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings, ToolSettings
 from rlcore_agent_loop.testing import END, HELLO, Ask, ScriptedPolicy, call, contents, says, served, talk

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from rlcore_agent_loop.messages import answer, for_template, normalised
-from rlcore_agent_loop.parsers import pythonic
+from rlcore_agent_loop.agents.messages import answer, for_template, normalised
 from rlcore_agent_loop.testing import END, HELLO, Ask, ScriptedPolicy, says, served
+from rlcore_agent_loop.tools.parsers import pythonic
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
 MORE = {"role": "user", "content": "more"}

@@ -15,7 +15,7 @@ from rlcore.types import Finish, Prompt
 
 ENVIRONMENTS = '''
 from pathlib import Path
-from rlcore_agent_loop import Environment, Step
+from rlcore_agent_loop.conversation.environments import Environment, Step
 
 class Guess(Environment):
     """Wants the number of the seed, one to nine."""

@@ -7,13 +7,13 @@ import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings
 from rlcore_agent_loop.testing import contents, says, talk
 
-from rlcore import metrics
-from rlcore.tokens import ByteTokens
+from rlcore.data.tokens import ByteTokens
+from rlcore.report import metrics
 from rlcore.train import train
 
 ENVIRONMENTS = """
 from pathlib import Path
-from rlcore_agent_loop import Environment, Step
+from rlcore_agent_loop.conversation.environments import Environment, Step
 
 def closed(self):
     Path(__file__).with_name("closed_" + type(self).__name__).touch()

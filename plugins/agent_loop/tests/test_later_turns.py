@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pytest
-from rlcore_agent_loop.turns import LaterTurns
+from rlcore_agent_loop.conversation.turns import LaterTurns
 
 from rlcore import WorkerError
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
@@ -20,7 +20,7 @@ class Engine:
         self.stopped: list[list[str]] = []
 
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
-        """See `rlcore.rollout.Generator`."""
+        """See `rlcore.contracts.rollout.Generator`."""
         names = [each.id for each in requests]
         self.calls.append(names)
         try:

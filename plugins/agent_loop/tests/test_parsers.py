@@ -1,8 +1,8 @@
 """How calls are written."""
 
 import pytest
-from rlcore_agent_loop.calls import ToolCall
-from rlcore_agent_loop.parsers import MAX_PARSED_CHARS, hermes, llama3_json, pythonic
+from rlcore_agent_loop.tools.calls import ToolCall
+from rlcore_agent_loop.tools.parsers import MAX_PARSED_CHARS, hermes, llama3_json, pythonic
 
 ADD = ToolCall("add", {"a": 1, "b": 2})
 

@@ -9,10 +9,10 @@ import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings, EnvironmentSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, says, talk
 
+from rlcore.data.tokens import ByteTokens
 from rlcore.errors import ConfigError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
 from rlcore.testing.rewards import make_prompt
-from rlcore.tokens import ByteTokens
 from rlcore.train import train
 from rlcore.types import FrozenDict, Prompt
 
@@ -118,7 +118,8 @@ def test_a_template_that_moves_its_tools_behind_a_turn_is_refused_at_the_start(
     settings: AgentLoopSettings, tmp_path: Path
 ) -> None:
     (tmp_path / "worlds.py").write_text(
-        "from rlcore_agent_loop import Environment\nclass World(Environment):\n    def step(self, messages): ...\n"
+        "from rlcore_agent_loop.conversation.environments import Environment\nclass World(Environment):\n"
+        "    def step(self, messages): ...\n"
     )
     both = replace(settings, environment=EnvironmentSettings(f"{tmp_path / 'worlds.py'}:World"))
     with pytest.raises(ConfigError, match="the role 'user' breaks it: a message of this role changes"):

@@ -8,12 +8,13 @@ import reasoning_gym
 from rlcore_agent_loop import build
 from rlcore_agent_loop.suites import EnvironmentSuite, ToolSuite
 from rlcore_agent_loop.testing import call
-from rlcore_agent_loop.worker import LoopWorker
+from rlcore_agent_loop.workers.worker import LoopWorker
 
 from rlcore.testing import leaks
 from rlcore.testing.rewards import make_prompt, make_trajectory
-from rlcore.testing.suites import AgentLoopSuite, RewardFunctionSuite, failures
-from rlcore.testing.suites.harness import all_checks
+from rlcore.testing.suites.agents import AgentLoopSuite
+from rlcore.testing.suites.harness import all_checks, failures
+from rlcore.testing.suites.reward_function import RewardFunctionSuite
 from rlcore.types import FrozenDict
 
 EXAMPLES = Path(__file__).parents[3] / "examples"

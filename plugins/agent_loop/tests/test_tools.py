@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rlcore_agent_loop.calls import as_text
-from rlcore_agent_loop.schemas import schema_of
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says, talk
+from rlcore_agent_loop.tools.calls import as_text
+from rlcore_agent_loop.tools.schemas import schema_of
 
 from rlcore.errors import ChildError, ConfigError
 from rlcore.testing.rewards import make_prompt

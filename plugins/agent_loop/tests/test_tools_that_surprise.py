@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlcore_agent_loop.admission import Admission
-from rlcore_agent_loop.flight import Flight
-from rlcore_agent_loop.schemas import schema_of
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says, talk
+from rlcore_agent_loop.tools.schemas import schema_of
+from rlcore_agent_loop.workers.admission import Admission
+from rlcore_agent_loop.workers.flight import Flight
 
-from rlcore.agents import RolloutTask
+from rlcore.contracts.agents import RolloutTask
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.testing.rewards import make_prompt
 from rlcore.types import Trajectory
@@ -22,7 +22,7 @@ TOOLS = """
 import asyncio, os
 from pathlib import Path
 
-from rlcore_agent_loop import ToolCall
+from rlcore_agent_loop.tools.calls import ToolCall
 
 SHARED = {}
 
@@ -226,7 +226,7 @@ def test_a_parser_that_is_no_function_is_an_error_at_the_start(name: str, why: s
 
 def test_turns_without_a_call_make_the_same_call_another_one(tmp_path: Path) -> None:
     (tmp_path / "worlds.py").write_text(
-        "from rlcore_agent_loop import Environment, Step\n"
+        "from rlcore_agent_loop.conversation.environments import Environment, Step\n"
         "class Asks(Environment):\n"
         "    def step(self, messages):\n"
         "        return Step([{'role': 'user', 'content': 'go on'}])\n"

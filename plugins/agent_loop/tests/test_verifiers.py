@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlcore_agent_loop.program import Program
+from rlcore_agent_loop.agents.program import Program
 from rlcore_agent_loop.verifiers import Verifiers
 
-from rlcore import metrics
 from rlcore.errors import ConfigError
+from rlcore.report import metrics
 
 ROOT = Path(__file__).parents[3]
 PYTHON = ROOT / ".venv-verifiers" / "bin" / "python"

@@ -4,11 +4,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from rlcore.critic import CriticEngine, CriticWorker
+from rlcore.contracts.critic import CriticEngine, CriticWorker
+from rlcore.contracts.requests import Role
+from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import ConfigError
-from rlcore.plan import Role
 from rlcore.types import Batch, Float32s, Metrics, Ref
-from rlcore.workers import WorkerGroup
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 
 logger = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from rlcore.config import ModelConfig
 from rlcore.errors import ConfigError, boundary
-from rlcore.machine import SavedTensor, model_directory, model_shape, saved_tensors
+from rlcore.runtime.machine import SavedTensor, model_directory, model_shape, saved_tensors
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 
 HEAD_FILE = "value_head.safetensors"
-"""Holds the head of a saved critic: `rlcore.backends.hf.VALUE_HEAD_FILE`, which cannot be imported without torch."""
+"""Holds the head of a saved critic: `rlcore.engines.hf.VALUE_HEAD_FILE`, which cannot be imported without torch."""
 NAMES = ("score", "classifier", "v_head.summary", "v_head", "value_head", "summary")
 """Heads of transformers' sequence and token classifiers, of TRL's models with a value head, and of others'."""
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")

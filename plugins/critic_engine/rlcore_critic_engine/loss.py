@@ -2,7 +2,7 @@
 
 import torch
 
-from rlcore.backends.hf import LossTerms, MicroBatch, Predictions
+from rlcore.engines.hf import LossTerms, MicroBatch, Predictions
 
 
 class ValueLoss:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from rlcore.algo.registry import resolve
-from rlcore.backends.hf import (
+from rlcore.config import ModelConfig
+from rlcore.contracts.workers import WorkerContext
+from rlcore.engines.hf import (
     VALUE_HEAD_FILE,
     HfActor,
     TrainEngine,
@@ -19,10 +20,9 @@ from rlcore.backends.hf import (
     seed_process,
     use_threads,
 )
-from rlcore.config import ModelConfig
 from rlcore.errors import CheckpointError, ConfigError, WorkerError, boundary
-from rlcore.machine import model_directory
-from rlcore.workers import WorkerContext
+from rlcore.imports import resolve
+from rlcore.runtime.machine import model_directory
 from rlcore_critic_engine.heads import StartingHead, starting_head
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.trunk import TrunkValueModel

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlcore.backends.hf import MicroBatch, PolicyModel, ValueModel
 from rlcore.config import LoraConfig
+from rlcore.engines.hf import MicroBatch, PolicyModel, ValueModel
 from rlcore.errors import ConfigError
 
 ALL_LINEAR = ("all-linear",)

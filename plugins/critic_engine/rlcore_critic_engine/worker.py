@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.critic import CriticWorker
+from rlcore.contracts.critic import CriticWorker
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Float32s, Metrics, Ref
 
 if TYPE_CHECKING:
-    from rlcore.backends.hf import TrainEngine
+    from rlcore.engines.hf import TrainEngine
 
 
 class HfCritic(CriticWorker):

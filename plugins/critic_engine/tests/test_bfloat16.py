@@ -10,9 +10,9 @@ import torch
 from rlcore_critic_engine.loss import ValueLoss
 from rlcore_critic_engine.trunk import TrunkValueModel
 
-from rlcore.backends.hf import PolicyModel, TrainEngine, ValueModel
-from rlcore.backends.hf.model import ModelKind, load_model
 from rlcore.config import EngineConfig, LoraConfig, ModelConfig
+from rlcore.engines.hf import PolicyModel, TrainEngine, ValueModel
+from rlcore.engines.hf.train.model import ModelKind, load_model
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Ref
 

@@ -15,13 +15,14 @@ from rlcore_critic_engine.critic import ValueCritic
 from rlcore_critic_engine.loss import ValueLoss
 from rlcore_critic_engine.settings import CriticSettings
 
-from rlcore.actor import ACTOR
-from rlcore.backends.hf import MicroBatch, Predictions
-from rlcore.batch import select
 from rlcore.config import ClusterConfig, EngineConfig, LoraConfig, ModelConfig, RunConfig
-from rlcore.critic import CriticWorker
+from rlcore.contracts.actor import ACTOR
+from rlcore.contracts.critic import CriticWorker
+from rlcore.contracts.offers import PoolSpec
+from rlcore.contracts.requests import ModelFacts, ModelShape
+from rlcore.data.batch import select
+from rlcore.engines.hf import MicroBatch, Predictions
 from rlcore.errors import ConfigError
-from rlcore.plan import ModelFacts, ModelShape, PoolSpec
 from rlcore.testing.tiny import random_batch
 from rlcore.types import Batch, Ref
 

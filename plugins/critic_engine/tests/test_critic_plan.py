@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlcore.errors import PlanError
-from rlcore.launch import plan_run
 from rlcore.plan import RunPlan, WorkerPlan
+from rlcore.plugins.planning import plan_run
 from rlcore.types import SharedPrefix
 
 

@@ -18,14 +18,14 @@ from rlcore_critic_engine.settings import CriticSettings
 from rlcore_critic_engine.worker import HfCritic
 from safetensors.torch import load_file, save_file
 
-from rlcore.backends.hf import VALUE_HEAD_FILE
 from rlcore.config import LoraConfig, ModelConfig, RunConfig
+from rlcore.contracts.workers import WorkerContext
+from rlcore.engines.hf import VALUE_HEAD_FILE
 from rlcore.errors import ConfigError
-from rlcore.launch import plan_run
 from rlcore.plan import RunPlan
+from rlcore.plugins.planning import plan_run
 from rlcore.testing.tiny import random_batch, write_tiny_classifier, write_tiny_model
 from rlcore.types import Batch, Float32s, Ref
-from rlcore.workers import WorkerContext
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rlcore.backends.hf import VALUE_HEAD_FILE
-from rlcore.batch import select
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
-from rlcore.critic import CriticWorker
-from rlcore.launch import Cluster
+from rlcore.contracts.critic import CriticWorker
+from rlcore.data.batch import select
+from rlcore.engines.hf import VALUE_HEAD_FILE
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
+from rlcore.runtime.launch import Cluster
 from rlcore.testing.tiny import random_batch, write_tiny_classifier, write_tiny_model
 from rlcore.types import Batch, Metrics, Ref
 

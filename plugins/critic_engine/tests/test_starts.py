@@ -12,13 +12,13 @@ from rlcore_critic_engine.start import starting_model
 from rlcore_critic_engine.worker import HfCritic
 from safetensors.torch import save_file
 
-from rlcore.backends.hf import ValueModel, load_value_head
-from rlcore.backends.hf.model import ModelKind, load_model
 from rlcore.config import LoraConfig, ModelConfig, RunConfig
+from rlcore.contracts.workers import WorkerContext
+from rlcore.engines.hf import ValueModel, load_value_head
+from rlcore.engines.hf.train.model import ModelKind, load_model
 from rlcore.errors import CheckpointError, ConfigError, RlcoreError, WorkerError
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch, Ref, SharedPrefix, TokenArrays
-from rlcore.workers import WorkerContext
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,11 @@ from rlcore_critic_engine import build, rlcore_resource_pools
 from rlcore_critic_engine.critic import CRITIC
 from rlcore_critic_engine.worker import HfCritic
 
-from rlcore.backends.hf import HfActor
-from rlcore.plan import WorkerRequest
+from rlcore.contracts.requests import WorkerRequest
+from rlcore.engines.hf import HfActor
 from rlcore.testing.null_critic import NullCritic
-from rlcore.testing.suites import CriticEngineSuite, CriticWorkerSuite, ResourcePoolSuite
+from rlcore.testing.suites.critic import CriticEngineSuite, CriticWorkerSuite
+from rlcore.testing.suites.pool import ResourcePoolSuite
 from rlcore.testing.tiny import write_tiny_model
 
 FUNCTIONS = {"policy_loss": "rlcore.algo.loss:clip", "value_loss": "rlcore_critic_engine.loss:ValueLoss"}

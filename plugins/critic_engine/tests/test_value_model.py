@@ -16,12 +16,12 @@ import torch
 from rlcore_critic_engine.settings import CriticSettings
 from rlcore_critic_engine.worker import HfCritic
 
-from rlcore.backends.hf import HfActor
-from rlcore.batch import micro_batches
 from rlcore.config import ClusterConfig, EngineConfig, LoraConfig, ModelConfig, RunConfig
+from rlcore.contracts.workers import Worker, WorkerContext
+from rlcore.data.batch import micro_batches
+from rlcore.engines.hf import HfActor
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch, Ref, SharedPrefix
-from rlcore.workers import Worker, WorkerContext
 
 LORA = LoraConfig(enabled=True, rank=2)
 KINDS: dict[str, dict[str, Any]] = {
@@ -145,7 +145,7 @@ def loss_at(worker: HfCritic, batch: Batch) -> float:
 
 def exact_values(worker: HfCritic, batch: Batch) -> npt.NDArray[np.float64]:
     """The model's values in float64; `values` hands out float32."""
-    from rlcore.backends.hf import MicroBatch
+    from rlcore.engines.hf import MicroBatch
 
     micro = MicroBatch(batch, torch.device("cpu"))
     with torch.no_grad():

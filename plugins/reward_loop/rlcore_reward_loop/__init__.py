@@ -18,10 +18,10 @@ from rlcore import (
     hookimpl,
 )
 from rlcore_reward_loop.checks import check
+from rlcore_reward_loop.models.vllm_replica import VllmReplica
+from rlcore_reward_loop.models.vllm_resources import complete_replica
+from rlcore_reward_loop.models.worker import HfReplica
 from rlcore_reward_loop.settings import RewardLoopSettings
-from rlcore_reward_loop.vllm_replica import VllmReplica
-from rlcore_reward_loop.vllm_resources import complete_replica
-from rlcore_reward_loop.worker import HfReplica
 
 NAME = "reward_loop"
 MAIN_POOL = WorkerRequest.pool

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from rlcore import ConfigError, PlanError, RunConfig
 from rlcore.errors import nearest
+from rlcore_reward_loop.models.vllm_resources import check_devices
 from rlcore_reward_loop.settings import JudgeSettings, RewardLoopSettings, RewardSettings
-from rlcore_reward_loop.vllm_resources import check_devices
 
 WHERE = "plugins.reward_loop"
 

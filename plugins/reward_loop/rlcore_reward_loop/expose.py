@@ -14,10 +14,10 @@ from aiohttp import web
 
 from rlcore import FrozenDict, Lane, ScoreRequest
 from rlcore.redaction import remember_variable
-from rlcore_reward_loop.client import NoAnswer
-from rlcore_reward_loop.replicas import Replicas
+from rlcore_reward_loop.client.http import NoAnswer
+from rlcore_reward_loop.client.service import Call, Service
+from rlcore_reward_loop.models.replicas import Replicas
 from rlcore_reward_loop.rewards import CHAT_PATH
-from rlcore_reward_loop.service import Call, Service
 
 URL_VARIABLE, TOKEN_VARIABLE = "RLCORE_REWARD_URL", "RLCORE_REWARD_TOKEN"
 EVAL_URL_VARIABLE = "RLCORE_REWARD_EVAL_URL"

@@ -6,21 +6,21 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scope, Scored, Trajectory
-from rlcore.reward import FunctionRewards, RewardReplica
+from rlcore.contracts.reward_replica import RewardReplica
 from rlcore.reward.call_log import CallLog
 from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.child_calls import all_or_none
-from rlcore.reward.functions import group_function
+from rlcore.reward.functions import FunctionRewards, group_function
 from rlcore.reward.metrics import bound_by
 from rlcore.reward.seats import Stopwatch
 from rlcore.reward.watchdog import LoopWatch
 from rlcore_reward_loop.checks import WHERE, template_of
-from rlcore_reward_loop.client import allow_connections
+from rlcore_reward_loop.client.http import allow_connections
+from rlcore_reward_loop.client.service import Service
 from rlcore_reward_loop.expose import Exposure
-from rlcore_reward_loop.replicas import Replicas
+from rlcore_reward_loop.models.replicas import Replicas
 from rlcore_reward_loop.rewards import JudgeSource, ModelSource, RemoteReward, ServiceSource, Source, group_of
 from rlcore_reward_loop.running import RunningStatistics
-from rlcore_reward_loop.service import Service
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings
 
 

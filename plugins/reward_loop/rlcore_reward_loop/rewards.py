@@ -13,11 +13,11 @@ from rlcore.redaction import clipped
 from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.group_scores import after_the_group, scored_indices, with_score
 from rlcore.reward.outcome import MAX_DEPTH, Outcome, failed, number, too_deep
-from rlcore_reward_loop.client import NoAnswer
-from rlcore_reward_loop.judge import answer_tokens, chat, engine_options, messages, response_text, said, score_of
-from rlcore_reward_loop.replicas import Replicas
+from rlcore_reward_loop.client.http import NoAnswer
+from rlcore_reward_loop.client.service import Call, Service
+from rlcore_reward_loop.judges.judge import answer_tokens, chat, engine_options, messages, response_text, said, score_of
+from rlcore_reward_loop.models.replicas import Replicas
 from rlcore_reward_loop.running import RunningStatistics
-from rlcore_reward_loop.service import Call, Service
 from rlcore_reward_loop.settings import JudgeSettings, RewardSettings
 
 CHAT_PATH = "/chat/completions"

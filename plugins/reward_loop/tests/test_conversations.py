@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rlcore_reward_loop.conversations import Conversations, Unreadable
+from rlcore_reward_loop.models.conversations import Conversations, Unreadable
+from rlcore_reward_loop.models.vllm_replica import VllmReplica
 from rlcore_reward_loop.settings import ModelSettings
-from rlcore_reward_loop.vllm_replica import VllmReplica
 
+from rlcore.contracts.reward_replica import RawScore, ScoreRequest
+from rlcore.contracts.workers import WorkerContext
 from rlcore.errors import WorkerError
-from rlcore.reward import RawScore, ScoreRequest
 from rlcore.types import FrozenDict
-from rlcore.workers import WorkerContext
 
 NO_SYSTEM = """{% for each in messages %}{% if each['role'] == 'system' %}
 {{ raise_exception('System role not supported') }}{% endif %}{{ each['content'] }}{% endfor %}"""
@@ -72,8 +72,8 @@ def test_what_the_engine_refuses_is_the_requests_error_unless_the_engine_has_die
 
 @pytest.mark.real
 def test_a_template_that_refuses_system_messages_costs_the_replica_nothing(tmp_path: Path) -> None:
+    from rlcore_reward_loop.models.worker import HfReplica
     from rlcore_reward_loop.settings import RewardLoopSettings
-    from rlcore_reward_loop.worker import HfReplica
     from transformers import AutoTokenizer
 
     from rlcore.testing.tiny import write_tiny_classifier

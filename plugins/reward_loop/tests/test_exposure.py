@@ -12,12 +12,12 @@ from typing import Any
 import aiohttp
 import pytest
 from rlcore_reward_loop.expose import Exposure
-from rlcore_reward_loop.replicas import Replicas
+from rlcore_reward_loop.models.replicas import Replicas
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, ServiceSettings
 
 from rlcore.config import RewardFunctionConfig
+from rlcore.contracts.reward_replica import RawScore, ScoreRequest
 from rlcore.redaction import redact
-from rlcore.reward import RawScore, ScoreRequest
 from rlcore.reward.call_log import CallLog
 from rlcore.reward.seats import Stopwatch
 from rlcore.testing.rewards import make_trajectory

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
 
-from rlcore import metrics
 from rlcore.errors import PluginError
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import Answer, Asked, serving

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from rlcore_reward_loop.client import NoAnswer, seconds
+from rlcore_reward_loop.client.http import NoAnswer, seconds
 from rlcore_reward_loop.rewards import _judged, judgement
 
 from rlcore import RewardStatus

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rlcore_reward_loop.client import NoAnswer
-from rlcore_reward_loop.conversations import Unreadable
-from rlcore_reward_loop.judge import answer_tokens, engine_options, messages, quoted, score_of
+from rlcore_reward_loop.client.http import NoAnswer
+from rlcore_reward_loop.judges.judge import answer_tokens, engine_options, messages, quoted, score_of
+from rlcore_reward_loop.judges.vllm_judge import check_options, is_whole
+from rlcore_reward_loop.models.conversations import Unreadable
 from rlcore_reward_loop.settings import JudgeSettings, RewardLoopSettings, RewardSettings, ServiceSettings
-from rlcore_reward_loop.vllm_judge import check_options, is_whole
 
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import Answer, Asked, chat_answer, serving

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlcore_reward_loop.batching import Batcher
-from rlcore_reward_loop.gate import Gate, Pace, Turns
-from rlcore_reward_loop.router import NoTarget, Router
+from rlcore_reward_loop.client.limits import Gate, Pace, Turns
+from rlcore_reward_loop.client.router import NoTarget, Router
+from rlcore_reward_loop.models.batching import Batcher
 
 from rlcore.errors import WorkerError
 from rlcore.reward.seats import Stopwatch

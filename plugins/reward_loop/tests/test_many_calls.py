@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rlcore_reward_loop import build
-from rlcore_reward_loop.client import OTHER_FILES, allow_connections
+from rlcore_reward_loop.client.http import OTHER_FILES, allow_connections
 from rlcore_reward_loop.settings import RewardLoopSettings
 
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all

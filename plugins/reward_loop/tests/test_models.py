@@ -8,16 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rlcore_reward_loop.client import NoAnswer
-from rlcore_reward_loop.replicas import Replicas
+from rlcore_reward_loop.client.http import NoAnswer
+from rlcore_reward_loop.models.replicas import Replicas
 from rlcore_reward_loop.settings import ModelSettings
 
-from rlcore import metrics
+from rlcore.contracts.reward_replica import RawScore, RewardReplica, ScoreRequest
 from rlcore.errors import ConfigError, PlanError, RlcoreError, WorkerError
-from rlcore.launch import plan_run
 from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
-from rlcore.reward import RawScore, RewardReplica, ScoreRequest
+from rlcore.plugins.planning import plan_run
+from rlcore.report import metrics
 from rlcore.reward.call_log import CallLog
 from rlcore.reward.seats import Stopwatch
 from rlcore.testing.service import ScriptedService, chat_answer, serving

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rlcore import checkpoint, metrics
-from rlcore.schedule.saved import read_scored
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.service import NEVER, Answer, Asked, ScriptedService, serving
-from rlcore.train import Stopped, TrainResult, train
+from rlcore.train import Stopped, TrainResult, checkpoint, train
+from rlcore.train.saved_samples import read_scored
 from rlcore.types import Prompt
 
 SECRET = "sk-a-token-of-a-service"

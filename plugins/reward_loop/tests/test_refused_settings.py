@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlcore.errors import ConfigError, PlanError
-from rlcore.launch import plan_run
+from rlcore.plugins.planning import plan_run
 
 BAD_SETTINGS = {
     "no rewards": ({}, "rewards: empty; needs at least one"),

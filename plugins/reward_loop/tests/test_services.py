@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rlcore_reward_loop.client import seconds
-from rlcore_reward_loop.service import pause_s
+from rlcore_reward_loop.client.http import seconds
+from rlcore_reward_loop.client.service import pause_s
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
 
-from rlcore import metrics
 from rlcore.config import RewardFunctionConfig
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import NEVER, Answer, Asked, serving

@@ -6,15 +6,18 @@ from pathlib import Path
 import pytest
 from rlcore_reward_loop import build, rlcore_resource_pools
 from rlcore_reward_loop.manager import RewardLoop
+from rlcore_reward_loop.models.worker import HfReplica
 from rlcore_reward_loop.rewards import RemoteReward
-from rlcore_reward_loop.worker import HfReplica
 
 from rlcore import BuildContext
-from rlcore.plan import Role, WorkerRequest
-from rlcore.reward import RewardReplica
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.reward_replica import RewardReplica
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import Answer, Asked, chat_answer, serving
-from rlcore.testing.suites import ResourcePoolSuite, RewardManagerSuite, RewardReplicaSuite, ScorerSuite
+from rlcore.testing.suites.pool import ResourcePoolSuite
+from rlcore.testing.suites.reward_manager import RewardManagerSuite
+from rlcore.testing.suites.reward_replica import RewardReplicaSuite
+from rlcore.testing.suites.scorer import ScorerSuite
 from rlcore.testing.tiny import write_tiny_classifier
 from rlcore.types import FrozenDict, Trajectory
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rlcore_reward_loop.conversations import activated, check_head, check_outputs, serves_scores, until_padding
+from rlcore_reward_loop.models.conversations import activated, check_head, check_outputs, serves_scores, until_padding
 from rlcore_reward_loop.settings import ModelSettings
 from safetensors.numpy import save_file
 
-from rlcore import metrics
 from rlcore.errors import ConfigError
+from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.testing.tiny import write_tiny_classifier, write_tiny_model
@@ -117,7 +117,7 @@ def config_of(directory: Path, models: dict[str, dict[str, Any]]) -> dict[str, A
 
 @pytest.mark.real
 def test_on_transformers_too_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
-    from rlcore_reward_loop.classifier import Classifier
+    from rlcore_reward_loop.models.classifier import Classifier
 
     path = str(write_tiny_model(tmp_path / "policy"))
     with pytest.raises(ConfigError, match=r"'.*policy': its files have no weight 'score\.weight'"):
@@ -146,7 +146,7 @@ def test_every_score_of_a_run_on_vllm_is_the_one_of_transformers(tmp_path: Path)
 
 def compare(directory: Path) -> None:
     """Train one step, and score what it sampled with the replica of transformers."""
-    from rlcore_reward_loop.classifier import Classifier
+    from rlcore_reward_loop.models.classifier import Classifier
 
     models = {name: {"path": str(directory / name), **SETTINGS[name]} for name in MODELS}
     result = train(config_of(directory, models))

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rlcore_reward_loop.models.vllm_replica import VllmReplica
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings
-from rlcore_reward_loop.vllm_replica import VllmReplica
 
 from rlcore import ConfigError, WorkerContext
 from rlcore.plan import Facts, RunPlan, make_plan
@@ -27,7 +27,7 @@ def planned(config_of: Callable[..., dict[str, Any]], device: str = "cuda", **mo
 
 def arguments(monkeypatch: pytest.MonkeyPatch, device: str, **model: Any) -> dict[str, Any]:
     """What the replica of a model starts its engine with."""
-    from rlcore.backends.vllm import engine
+    from rlcore.engines.vllm import engine
 
     taken: dict[str, Any] = {}
     monkeypatch.setattr(engine, "open_engine", lambda given, who, threads: taken.update(given))

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rlcore_reward_loop.judge import engine_options, score_of
+from rlcore_reward_loop.judges.judge import engine_options, score_of
+from rlcore_reward_loop.models.vllm_replica import VllmReplica
 from rlcore_reward_loop.settings import JudgeSettings, ModelSettings, RewardLoopSettings, RewardSettings
-from rlcore_reward_loop.vllm_replica import VllmReplica
 
-from rlcore.reward import RawScore, ScoreRequest
+from rlcore.contracts.reward_replica import RawScore, ScoreRequest
+from rlcore.contracts.workers import WorkerContext
 from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.types import FrozenDict
-from rlcore.workers import WorkerContext
 
 MODEL = Path(__file__).resolve().parents[3] / ".models" / "smollm2-135m-instruct"
 QUESTION = {"role": "user", "content": "How good is the answer '4' to 'What is 2 + 2?', from 0 to 10?"}

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.launch import launch, plan_run
+from rlcore.plugins.planning import plan_run
+from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
 from rlcore.testing.leaks import descendants, leaks
 from rlcore.testing.marks import NEEDS_VLLM

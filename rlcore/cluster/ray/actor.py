@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from rlcore.child import OK, OURS
+from rlcore.cluster.child_main import OK, OURS
 from rlcore.cluster.host import Shipment, WorkerHost
 from rlcore.errors import RlcoreError, WorkerError, boundary
 

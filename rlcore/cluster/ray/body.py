@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 import rlcore.errors
-from rlcore.child import OK
+from rlcore.cluster.child_main import OK
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment
 from rlcore.cluster.ranks import answers_of_ranks

@@ -21,17 +21,17 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlcore.cluster.contexts import context_of, threads_of
 from rlcore.cluster.deadlines import Deadlines
-from rlcore.cluster.guard import VARIABLE, Guard
 from rlcore.cluster.host import Shipment, pack, thread_environment
 from rlcore.cluster.process import first_error
 from rlcore.cluster.ray.actor import MAX_CALLS, ActorHost
 from rlcore.cluster.ray.body import LOOPBACK, ActorBody
 from rlcore.cluster.ray.output import ActorOutput
 from rlcore.cluster.ray.placement import Placement, bundles_of, slots_of
+from rlcore.cluster.reaper import VARIABLE, Guard
 from rlcore.cluster.replica import Group, Replica, Seat
 from rlcore.cluster.thread import WorkerThread
+from rlcore.cluster.worker_context import context_of, threads_of
 from rlcore.config import ClusterConfig
 from rlcore.errors import WorkerError, boundary, describe
 from rlcore.plan import RunPlan, WorkerPlan

@@ -12,8 +12,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 from rlcore.errors import WorkerError
 from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
-from rlcore.plan.places import meeting_in, places_of
-from rlcore.plan.turns import actor_pool
+from rlcore.plan.colocation import actor_pool
+from rlcore.plan.placement import meeting_in, places_of
 
 NAME = "rlcore"
 """Every placement group of ours is named 'rlcore RUN POOL', so that another run can say who holds the cluster."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.actor import ACTOR, ActorWorker
-from rlcore.batch import select
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.data.batch import select
 from rlcore.testing.suites.harness import extra, need_metrics
 from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of, need_per_token, same_bits
 from rlcore.types import Batch, Float32s, Metrics

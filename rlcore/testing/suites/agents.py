@@ -8,10 +8,10 @@ from zlib import crc32
 
 import numpy as np
 
-from rlcore.agents import AgentLoop, RolloutTask
+from rlcore.contracts.agents import AgentLoop, RolloutTask
+from rlcore.data.tokens import ByteTokens
 from rlcore.testing.rewards import make_prompt
 from rlcore.testing.suites.harness import ComponentSuite, extra
-from rlcore.tokens import ByteTokens
 from rlcore.types import Completion, Finish, GenerateRequest, Lane, Prompt, Sampling, Trajectory, TrajectoryId
 
 NUM_SAMPLES = 3
@@ -28,7 +28,7 @@ class Policy:
         self.num_asked = 0
 
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
-        """See `rlcore.rollout.Generator`."""
+        """See `rlcore.contracts.rollout.Generator`."""
         for request in requests:
             for sample in range(request.n):
                 await asyncio.sleep(0)

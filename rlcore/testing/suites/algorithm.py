@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rlcore.algo.probe import finite_tensor, probe
-from rlcore.algo.registry import resolve
-from rlcore.plan import Algorithm, AlgorithmKind, Need, Scope
+from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
+from rlcore.imports import resolve
 from rlcore.testing.suites.harness import Suite, extra
 
 TOLERANCE = 1e-5

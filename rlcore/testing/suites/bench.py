@@ -9,7 +9,7 @@ from rlcore.cluster.host import named
 from rlcore.cluster.local import LocalReplica
 from rlcore.cluster.replica import Group
 from rlcore.cluster.thread import WorkerThread
-from rlcore.workers import Worker, WorkerContext
+from rlcore.contracts.workers import Worker, WorkerContext
 
 DEADLINES = Deadlines(setup_s=60.0, call_s=30.0, close_s=10.0)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.batch import select
-from rlcore.critic import CriticEngine, CriticWorker
+from rlcore.contracts.critic import CriticEngine, CriticWorker
+from rlcore.data.batch import select
 from rlcore.testing.suites.harness import ComponentSuite, Suite, extra, need_metrics, run
 from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of, need_per_token, same_bits
 from rlcore.types import Batch, Float32s, Ref

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algo.advantage import AdvantageInputs
-from rlcore.plan import AlgorithmKind, Need, Scope
+from rlcore.contracts.offers import AlgorithmKind, Need, Scope
 from rlcore.testing.suites.algorithm import TOLERANCE, AlgorithmSuite
 from rlcore.testing.suites.harness import extra
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from rlcore.child import load_reference
+from rlcore.checks.interfaces import breaches
 from rlcore.cluster.child import ChildProcesses
+from rlcore.contracts.components import BuildContext
+from rlcore.contracts.requests import Role
+from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import PluginError, RlcoreError, boundary
-from rlcore.plan import BuildContext, Role
-from rlcore.plan.interfaces import breaches
+from rlcore.imports import load_reference
 from rlcore.plugins import configure
 from rlcore.plugins.load import name_of
 from rlcore.testing.here import HereChildren
@@ -22,7 +24,6 @@ from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import WAIT_S, reward_context
 from rlcore.testing.suites.bench import Bench
 from rlcore.types import Metrics
-from rlcore.workers import WorkerGroup
 
 C = TypeVar("C", bound=Callable[..., None])
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
-from rlcore.algo.registry import resolve
 from rlcore.config import AlgoConfig
-from rlcore.plan import AlgorithmKind
+from rlcore.contracts.offers import AlgorithmKind
+from rlcore.imports import resolve
 from rlcore.testing.suites.algorithm import AlgorithmSuite
 from rlcore.testing.suites.harness import extra
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.plan import PoolSpec, WorkerRequest
+from rlcore.contracts.offers import PoolSpec
+from rlcore.contracts.requests import WorkerRequest
 from rlcore.testing.suites.harness import Suite
 
 

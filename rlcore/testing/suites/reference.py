@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from rlcore.batch import select
-from rlcore.reference import REFERENCE, ReferenceWorker
+from rlcore.contracts.reference import REFERENCE, ReferenceWorker
+from rlcore.data.batch import select
 from rlcore.testing.suites import actor as actors
 from rlcore.testing.suites.harness import extra
 from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of, need_per_token, same_bits

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.plan import Scope
-from rlcore.reward import RewardManager
+from rlcore.contracts.offers import Scope
+from rlcore.contracts.reward_manager import RewardManager
 from rlcore.testing.rewards import make_trajectory, score_all, stream_of
 from rlcore.testing.suites.harness import ComponentSuite, extra
 from rlcore.types import Lane, Reward, RewardStatus, Scored, Trajectory, TrajectoryId

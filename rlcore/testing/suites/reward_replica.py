@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rlcore.reward import RawScore, RewardReplica, ScoreRequest
+from rlcore.contracts.reward_replica import RawScore, RewardReplica, ScoreRequest
 from rlcore.testing.suites.harness import extra
 from rlcore.testing.suites.workers import Work, WorkerSuite
 from rlcore.types import FrozenDict, Message

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.actor import ActorWorker
-from rlcore.rollout import ROLLOUT, RolloutWorker
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.testing.suites.harness import extra, loaded, need
 from rlcore.testing.suites.workers import Work, WorkerSuite
 from rlcore.types import Completion, Finish, GenerateRequest, Sampling

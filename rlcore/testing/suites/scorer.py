@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from rlcore.plan import Scope
+from rlcore.contracts.offers import Scope
 from rlcore.reward.outcome import Outcome
 from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.testing.suites.harness import ContextSuite, extra, run

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlcore.cluster.local import LocalReplica
+from rlcore.contracts.workers import Worker
 from rlcore.testing.suites.bench import Bench
 from rlcore.testing.suites.harness import Suite, loaded, need_conforming, run, scratch
 from rlcore.testing.tiny import random_batch
 from rlcore.types import Batch, Float32s, Ref
-from rlcore.workers import Worker
 
 T = TypeVar("T")
 

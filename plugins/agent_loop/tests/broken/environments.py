@@ -2,7 +2,7 @@
 
 import random
 
-from rlcore_agent_loop import Environment, Step
+from rlcore_agent_loop.conversation.environments import Environment, Step
 
 
 class Guess(Environment):

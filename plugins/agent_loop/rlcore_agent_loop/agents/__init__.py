@@ -1,0 +1,1 @@
+"""Agents that talk to the policy through an OpenAI-compatible endpoint."""

@@ -1,0 +1,146 @@
+"""An OpenAI-compatible endpoint on loopback: each sample has a token of its own, and only two paths exist."""
+
+import hmac
+import itertools
+import json
+import secrets
+import time
+from typing import Any
+
+from aiohttp import web
+
+from rlcore.errors import RlcoreError
+from rlcore_agent_loop.agents.messages import BadRequest
+from rlcore_agent_loop.agents.recording import Answer, Recording
+
+MODEL = "policy"
+"""The one model there is; requests may name any."""
+MAX_BODY_BYTES = 8 << 20
+CLOSE_S = 2.0
+
+
+class Unknown(RlcoreError):
+    """A request without the token of a running sample."""
+
+
+class Endpoint:
+    """Serves /v1/chat/completions and /v1/models to agents that hold a sample's token."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._samples: dict[str, tuple[str, Recording]] = {}
+        self._runner: web.AppRunner | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Listen on a free port of 127.0.0.1."""
+        app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_get("/v1/models", self._models)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=CLOSE_S)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}/v1"
+
+    async def close(self) -> None:
+        """Stop listening; also more than once."""
+        runner, self._runner = self._runner, None
+        for _, recording in self._samples.values():
+            recording.close()
+        if runner is not None:
+            await runner.cleanup()
+
+    def admit(self, recording: Recording) -> str:
+        """A token with which the sample's agent may talk to the policy."""
+        number, secret = str(next(self._numbers)), secrets.token_urlsafe(32)
+        self._samples[number] = (secret, recording)
+        return f"{number}.{secret}"
+
+    def revoke(self, token: str) -> None:
+        """The sample has ended: its token is worth nothing from now on."""
+        _, recording = self._samples.pop(token.partition(".")[0])
+        recording.close()
+
+    def _recording(self, request: web.Request) -> Recording:
+        """Whose token the request carries; the secret is compared in constant time. Unknown if it is nobody's."""
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        number, _, secret = given.partition(".")
+        known, recording = self._samples.get(number, ("", None))
+        if recording is None or not hmac.compare_digest(known.encode(), secret.encode()):
+            raise Unknown("the token of a running sample is needed")
+        return recording
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        try:
+            self._recording(request)
+            response: web.StreamResponse = await handler(request)
+        except Unknown as error:
+            return _error(401, str(error), "invalid_api_key")
+        except BadRequest as error:
+            return _error(400, str(error), error.code)
+        return response
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "rlcore"}]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = json.loads(await request.read())
+        except (ValueError, RecursionError) as cause:
+            raise BadRequest("the body is not JSON") from cause
+        if not isinstance(body, dict):
+            raise BadRequest("the body is no object")
+        recording = self._recording(request)
+        answer = await recording.complete(body)
+        name = f"chatcmpl-{recording.num_requests}"
+        if not body.get("stream"):
+            return web.json_response(_whole(name, answer))
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for event in (json.dumps(_chunk(name, answer)), "[DONE]"):
+            await response.write(f"data: {event}\n\n".encode())
+        await response.write_eof()
+        return response
+
+
+def _whole(name: str, answer: Answer) -> dict[str, Any]:
+    message = {**answer.message, "content": answer.message["content"] or None, "refusal": None}
+    return {
+        "id": name,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [{"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}],
+        "usage": _usage(answer),
+    }
+
+
+def _chunk(name: str, answer: Answer) -> dict[str, Any]:
+    """The whole answer as the one chunk of a stream."""
+    delta = dict(answer.message)
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": place, **each} for place, each in enumerate(delta["tool_calls"])]
+    return {
+        "id": name,
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": MODEL,
+        "choices": [{"index": 0, "delta": delta, "finish_reason": answer.finish_reason}],
+        "usage": _usage(answer),
+    }
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    return {
+        "prompt_tokens": answer.num_prompt,
+        "completion_tokens": answer.num_sampled,
+        "total_tokens": answer.num_prompt + answer.num_sampled,
+    }
+
+
+def _error(status: int, message: str, code: str) -> web.Response:
+    kind = "invalid_request_error" if status == 400 else "authentication_error"
+    return web.json_response({"error": {"message": message, "type": kind, "code": code, "param": None}}, status=status)

@@ -1,0 +1,104 @@
+"""Messages as clients of the OpenAI protocol send them, in one form, so that they can be compared."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcore.errors import RlcoreError
+from rlcore_agent_loop.tools.calls import ToolCall, encodable_text
+
+Plain = dict[str, Any]
+
+
+class BadRequest(RlcoreError):
+    """What a client sent cannot be answered; it is told why."""
+
+    def __init__(self, message: str, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def normalised(messages: Any) -> list[Plain]:
+    """The messages, each with role, content as text, and what else has a meaning; BadRequest for anything else."""
+    if not isinstance(messages, list) or not messages:
+        raise BadRequest("messages: needs a list of at least one")
+    return [_message(each) for each in messages]
+
+
+def _message(message: Any) -> Plain:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise BadRequest("messages: each needs a role")
+    role = "system" if message["role"] == "developer" else message["role"]
+    plain: Plain = {"role": role, "content": _text(message.get("content"))}
+    if message.get("tool_calls"):
+        if not isinstance(message["tool_calls"], list):
+            raise BadRequest("messages: tool_calls needs a list")
+        plain["tool_calls"] = [_call(each) for each in message["tool_calls"]]
+    for name in ("tool_call_id", "name"):
+        if isinstance(message.get(name), str):
+            plain[name] = message[name]
+    return plain
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return encodable_text(content or "")
+    if not isinstance(content, list):
+        raise BadRequest(f"messages: found a content that is {type(content).__name__}; needs text")
+    parts = [each.get("text") if isinstance(each, dict) else None for each in content]
+    if not all(isinstance(each, str) for each in parts):
+        raise BadRequest("messages: contents other than text are not served")
+    return encodable_text("".join(str(each) for each in parts))
+
+
+def _call(call: Any) -> Plain:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRequest("messages: a tool call needs a function with a name")
+    arguments = function.get("arguments") or "{}"
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {
+            "name": function["name"],
+            "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+        },
+    }
+
+
+def for_template(messages: Sequence[Mapping[str, Any]]) -> list[Plain]:
+    """The messages as chat templates expect them: arguments of calls as objects."""
+    return [{**each, "tool_calls": [_opened(call) for call in each["tool_calls"]]} if "tool_calls" in each
+            else dict(each) for each in messages]  # fmt: skip
+
+
+def _opened(call: Mapping[str, Any]) -> Plain:
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+    except (ValueError, RecursionError):
+        arguments = {}
+    opened = arguments if isinstance(arguments, dict) else {}
+    return {**call, "function": {**call["function"], "arguments": opened}}
+
+
+def answer(text: str, calls: Sequence[ToolCall], number: int) -> Plain:
+    """What the policy said as the protocol has it; calls that cannot be made, or sent as JSON, stay in the text."""
+    good = [call for call in calls if not call.problem]
+    try:
+        arguments = [json.dumps(dict(call.arguments)) for call in good]
+    except (TypeError, ValueError, RecursionError):
+        good = []
+    if not good or len(good) != len(calls):
+        return {"role": "assistant", "content": text}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": f"call_{number}_{place}",
+                "type": "function",
+                "function": {"name": call.name, "arguments": arguments[place]},
+            }
+            for place, call in enumerate(good)
+        ],
+    }

@@ -1,0 +1,55 @@
+"""What runs in the child process of an agent: somebody's function or object, told where the policy is served."""
+
+import asyncio
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rlcore.errors import ChildError, ConfigError
+from rlcore.imports import load_reference
+
+GIVEN = ("base_url", "api_key", "model", "messages", "question", "columns")
+"""Arguments that an agent may take, by name."""
+
+
+class Program:
+    """Holds the function, or the object that a class made; `rlcore.cluster.child_main` serves `run`, several at a time
+    unless `alone`."""
+
+    def __init__(self, reference: str, kwargs: Mapping[str, Any], alone: bool) -> None:
+        self._function, self._kwargs, self._alone = load_reference(reference), dict(kwargs), alone
+        if isinstance(self._function, type):
+            self._function, self._kwargs = self._function(**kwargs), {}
+        parameters = inspect.signature(self._function).parameters.values()
+        self._open = any(each.kind is each.VAR_KEYWORD for each in parameters)
+        self._names = {each.name for each in parameters}
+        required = {
+            each.name
+            for each in parameters
+            if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        }
+        if unknown := sorted(required - set(GIVEN) - set(self._kwargs)):
+            raise ConfigError(
+                f"plugins.agent_loop.agent.fn: {reference} needs {', '.join(unknown)}; given are {', '.join(GIVEN)} "
+                "and plugins.agent_loop.agent.kwargs"
+            )
+        if not alone and not self._open and not {"base_url", "api_key"} <= self._names:
+            raise ConfigError(
+                f"plugins.agent_loop.agent.fn: {reference} takes no base_url and api_key; needs both, or "
+                "plugins.agent_loop.agent.threads=1, with which OPENAI_BASE_URL and OPENAI_API_KEY say them"
+            )
+
+    def run(self, given: Mapping[str, Any]) -> float | str | None:
+        """What the function returns: a reward, a last word, or nothing; a coroutine is run on a loop of its own."""
+        if self._alone:
+            os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = given["base_url"], given["api_key"]
+        named = {name: value for name, value in given.items() if self._open or name in self._names}
+        value = self._function(**named, **self._kwargs)
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        if value is None or isinstance(value, str):
+            return value
+        if isinstance(value, (bool, int, float)) and value == value:
+            return float(value)
+        raise ChildError(f"the agent returned {type(value).__name__}; needs a reward, a text or None")

@@ -1,0 +1,198 @@
+"""What an agent and the policy say to each other through the endpoint, recorded as the tokens of one sample."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcore.errors import ConfigError
+from rlcore.types import Completion, Finish, Sampling
+from rlcore_agent_loop.agents.messages import BadRequest, Plain, answer, for_template, normalised
+from rlcore_agent_loop.conversation.conversation import Kit
+from rlcore_agent_loop.conversation.episode import MAX_TOKENS, MAX_TURNS, Episode, Part
+from rlcore_agent_loop.conversation.turns import Turns
+
+OURS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
+"""Settings of a request that the run decides: another distribution would not be the policy's."""
+
+UNSERVED: Mapping[str, tuple[Any, ...]] = {
+    "tool_choice": ("auto", "none"),
+    "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+}
+"""Settings of a request that change what is sampled or answered, with the values that ask for nothing."""
+
+
+@dataclass(eq=False)
+class Thread:
+    """A part with the messages that its tokens say."""
+
+    part: Part
+    history: list[Plain]
+    tools: Any
+    busy: bool = False
+    stable: dict[str, bool] = field(default_factory=dict)
+    """Of roles that were asked for: whether the chat template leaves what was before such a message as it is."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request is answered."""
+
+    message: Plain
+    finish_reason: str
+    num_prompt: int
+    num_sampled: int
+
+
+@dataclass(eq=False)
+class Recording:
+    """One sample: a request whose messages extend recorded ones continues their tokens, another one begins a part."""
+
+    kit: Kit
+    turns: Turns
+    sampling: Sampling
+    episode: Episode
+    threads: list[Thread] = field(default_factory=list)
+    num_requests: int = 0
+    overridden: set[str] = field(default_factory=set)
+    failure: BaseException | None = None
+    """What generation raised: the run's, not the agent's, to handle."""
+    closed: bool = False
+    _at_work: "set[asyncio.Task[Completion]]" = field(default_factory=set)
+
+    async def complete(self, body: Mapping[str, Any]) -> Answer:
+        """Sample the next turn; BadRequest, which the agent is told, when there is none."""
+        messages, tools = normalised(body.get("messages")), body.get("tools") or []
+        self._check(body, tools)
+        limit, stop = _max_tokens(body), _stop(body)
+        try:
+            thread, new, ids = self._extended(messages, tools) or self._begun(messages, tools)
+        except ConfigError as error:
+            raise BadRequest(f"messages: {error}") from error
+        self.num_requests += 1
+        number = self.num_requests
+        part, prompt_ids = thread.part, [*thread.part.ids, *ids]
+        rest = self._rest(part) - len(ids)
+        budget = min(self.kit.turn_budget(rest), limit or rest)
+        thread.busy, answered = True, False
+        try:
+            completion = await self._sample(number, prompt_ids, budget, stop)
+            text = self.kit.tokens.decode(completion.token_ids.tolist())
+            calls = self.kit.calls(text) if tools and body.get("tool_choice") != "none" else []
+            message = answer(text, calls, number)
+            answered = True
+        finally:
+            thread.busy = False
+            if not (answered or part.turns):  # nothing can continue a part that has no turn
+                self.threads.remove(thread)
+                self.episode.parts.remove(part)
+        # Only now: what was not answered is asked again, and must not stand there twice.
+        part.told(ids, new)
+        part.sampled(completion, message)
+        thread.history = [*messages, message]
+        cut = completion.finish is Finish.LENGTH
+        reason = "length" if cut else ("tool_calls" if "tool_calls" in message else "stop")
+        return Answer(message, reason, len(prompt_ids), len(completion.token_ids))
+
+    def close(self) -> None:
+        """No request is answered any more; those under way are given up."""
+        self.closed = True
+        for task in tuple(self._at_work):
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until nothing is generated any more."""
+        if self._at_work:
+            await asyncio.wait(tuple(self._at_work))
+
+    def _check(self, body: Mapping[str, Any], tools: Any) -> None:
+        if self.num_requests >= self.kit.settings.max_turns:
+            self.episode.ended_by = MAX_TURNS
+            raise BadRequest(f"this sample has had its {self.kit.settings.max_turns} turns", MAX_TURNS)
+        if body.get("n") not in (None, 1):
+            raise BadRequest(f"n={body['n']}: one choice is served")
+        if tools and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
+            raise BadRequest("tools: needs a list of objects")
+        if tools and not self.kit.tokens.tells_tools():
+            raise BadRequest("tools: the chat template does not tell the policy about tools")
+        for name, ignorable in UNSERVED.items():
+            if body.get(name) not in (None, *ignorable):
+                raise BadRequest(f"{name}={body[name]!r:.80}: it is not served; leave it out")
+        self.overridden |= {name for name in OURS if body.get(name) is not None}
+
+    async def _sample(self, number: int, ids: Sequence[int], budget: int, stop: Sequence[str]) -> Completion:
+        episode = self.episode
+        task = asyncio.create_task(self.turns.next(episode.task, episode.sample, number, tuple(ids), budget, stop))
+        self._at_work.add(task)
+        task.add_done_callback(self._at_work.discard)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+        if task.cancelled():
+            raise BadRequest("this sample has ended", "sample_ended")
+        if (error := task.exception()) is not None:
+            self.failure = self.failure or error
+            raise BadRequest("generation failed", "generation_failed")
+        return task.result()
+
+    def _extended(self, messages: list[Plain], tools: Any) -> tuple[Thread, list[Plain], Sequence[int]] | None:
+        """(the thread whose recorded messages these extend, the new ones, their ids); None if there is none."""
+        for thread in reversed(self.threads):
+            known = len(thread.history)
+            new = messages[known:]
+            if thread.busy or thread.tools != tools or not new or messages[:known] != thread.history:
+                continue
+            if any(each["role"] in ("assistant", "system") or not self._stable(thread, each["role"]) for each in new):
+                continue
+            ids = self.kit.tokens.continuation(for_template(new), thread.part.ids[-1])
+            if len(ids) >= self._rest(thread.part):
+                raise self._too_long()
+            return thread, new, ids
+        return None
+
+    def _begun(self, messages: list[Plain], tools: Any) -> tuple[Thread, list[Plain], Sequence[int]]:
+        """A new thread, whose part has the messages' ids already."""
+        part = Part(list(self.kit.tokens.encode_prompt(for_template(messages), tools)))
+        if self._rest(part) <= 0:
+            raise self._too_long()
+        thread = Thread(part, list(messages), tools)
+        self.threads.append(thread)
+        self.episode.parts.append(part)
+        return thread, [], ()
+
+    def _stable(self, thread: Thread, role: str) -> bool:
+        if role not in thread.stable:
+            thread.stable[role] = self.kit.stable(role, thread.tools)
+        return thread.stable[role]
+
+    def _rest(self, part: Part) -> int:
+        try:
+            who = self.episode.task.prompt.id
+            return self.kit.budget(part.num_prompt, self.sampling.max_tokens, who) - part.num_response
+        except ConfigError:
+            return 0
+
+    def _too_long(self) -> BadRequest:
+        self.episode.ended_by = MAX_TOKENS
+        return BadRequest("this conversation has used its tokens", "context_length_exceeded")
+
+
+def _max_tokens(body: Mapping[str, Any]) -> int | None:
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise BadRequest("max_tokens: needs a number of at least 1")
+    return limit
+
+
+def _stop(body: Mapping[str, Any]) -> Sequence[str]:
+    stop = body.get("stop") or []
+    found = [stop] if isinstance(stop, str) else stop
+    if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
+        raise BadRequest("stop: needs a text or a list of texts")
+    return found

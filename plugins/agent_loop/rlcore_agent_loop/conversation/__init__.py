@@ -1,0 +1,1 @@
+"""One sample as a conversation: turns, environments, and the trajectory it becomes."""

@@ -1,0 +1,278 @@
+"""One sample of the tool loop, a coroutine of its own: turns, calls and answers until something ends it."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlcore.aio import Timers
+from rlcore.contracts.agents import RolloutTask
+from rlcore.errors import ChildError, ConfigError, RlcoreError, boundary
+from rlcore.types import Completion, Finish, Message, Sampling, Trajectory
+from rlcore_agent_loop.conversation.environments import Environments, SampleEnvironment
+from rlcore_agent_loop.conversation.episode import (
+    ENVIRONMENT,
+    FAILED,
+    MAX_TOKENS,
+    MAX_TURNS,
+    SAME_CALLS,
+    STOP,
+    TIME,
+    TURN_TOKENS,
+    Episode,
+    Part,
+)
+from rlcore_agent_loop.conversation.turns import Turns
+from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.tools.calls import ToolCall, refused
+from rlcore_agent_loop.tools.parsers import Parser
+from rlcore_agent_loop.tools.tools import SampleTools, Tools
+
+if TYPE_CHECKING:
+    from rlcore.contracts.tokens import Tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Kit:
+    """What all conversations share."""
+
+    tokens: "Tokens"
+    tools: Tools
+    environments: Environments | None
+    parser: Parser
+    settings: AgentLoopSettings
+    timers: Timers = field(default_factory=Timers)
+    """What ends conversations that take too long."""
+    window: int | None = None
+    """Tokens that the engine takes, if it says so."""
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of a prompt and all that follows, at most; None is unknown."""
+        chosen = self.settings.context_tokens
+        known = [each for each in (chosen, self.window) if each]
+        return min(known) if known else self.tokens.context_length
+
+    def budget(self, num_prompt: int, max_tokens: int, who: str) -> int:
+        """Tokens that may follow a prompt; ConfigError when the context has no room for any."""
+        context = self.context
+        if context is None:
+            return max_tokens
+        if num_prompt >= context:
+            chosen = context == self.settings.context_tokens
+            raise ConfigError(
+                f"agent loop: the prompt '{who}' has {num_prompt} tokens, schemas of its tools included, and "
+                f"{'plugins.agent_loop.context_tokens' if chosen else 'the model window'} is {context}: nothing could "
+                f"be sampled; {'raise it, or lower' if chosen else 'lower'} data.max_prompt_tokens"
+            )
+        return min(max_tokens, context - num_prompt)
+
+    def calls(self, text: str) -> list[ToolCall]:
+        """The calls in a turn; a parser that fails is one call that cannot be made."""
+        try:
+            with boundary(f"the parser {self.settings.parser}", ChildError):
+                found = self.parser(text)
+                calls = list(found)
+        except ChildError as error:
+            return [refused(str(error))]
+        wrong = next((each for each in calls if not isinstance(each, ToolCall)), None)
+        if wrong is not None:
+            kind = type(wrong).__name__
+            return [refused(f"the parser {self.settings.parser} returned {kind}; needs rlcore_agent_loop.ToolCall")]
+        return calls
+
+    def stable(self, role: str, tools: Sequence[Mapping[str, Any]] = ()) -> bool:
+        """Whether a message of this role, behind a turn, leaves what was before it as it is."""
+        try:
+            self.tokens.check_continuation([role], tools)
+        except ConfigError:
+            return False
+        return True
+
+    def turn_budget(self, rest: int) -> int:
+        """Tokens of the next turn when `rest` are left."""
+        return min(rest, self.settings.turn_tokens or rest)
+
+
+class Conversation:
+    """Runs one sample."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        turns: Turns,
+        task: RolloutTask,
+        sample: int,
+        sampling: Sampling,
+        due: float,
+        prompt_ids: Sequence[int],
+    ) -> None:
+        """`due`: when its time is up, on the loop's clock."""
+        self._kit, self._turns, self._sampling, self._due = kit, turns, sampling, due
+        self._settings = kit.settings
+        self.episode = Episode(task, sample)
+        self._prompt_ids = prompt_ids
+        """Empty when the environment says how the conversation opens."""
+        self._name = f"{task.prompt.id}/{task.epoch}/{sample}"
+        self._opening: Sequence[Message] = task.prompt.messages
+        self._last_calls: list[tuple[str, str]] = []
+        self._num_same = 0
+        self._environment: SampleEnvironment | None = None
+
+    async def run(self, first: Completion | None = None) -> list[Trajectory]:
+        """The finished sample; `first` is the first turn, where no environment opens the conversation: None when that
+        did not come in time.
+        """
+        tools = self._kit.tools.open(self._name, self.episode.task.prompt)
+        try:
+            if self._kit.environments is None:
+                await self._converse_in_time(tools, first)
+            else:
+                self._environment = self._kit.environments.open(self._name)
+                try:
+                    await self._converse_in_time(tools, first)
+                finally:
+                    await self._environment.close()
+            self.episode.info["num_calls"] = tools.num_calls
+            self.episode.info["num_call_errors"] = tools.num_errors
+        finally:
+            await tools.close()
+        if not self.episode.parts:
+            prompt = self.episode.task.prompt.messages
+            self.episode.parts.append(Part(list(self._kit.tokens.encode_prompt(prompt, tools.schemas))))
+        return self.episode.trajectories()
+
+    async def _converse_in_time(self, tools: SampleTools, first: Completion | None) -> None:
+        limit = self._kit.timers.until(self._due)
+        try:
+            with limit:
+                self.episode.ended_by = await self._converse(tools, first)
+        except TimeoutError:
+            if not limit.expired:
+                raise
+            self.episode.ended_by = TIME
+
+    async def _converse(self, tools: SampleTools, first: Completion | None) -> str:
+        """Turns until one ends the sample; why it ended."""
+        if (problem := await self._open(tools)) is not None:
+            return problem
+        if first is None and self._environment is None:
+            return TIME
+        for turn in range(1, self._settings.max_turns + 1):
+            part = self.episode.parts[-1]
+            completion = await self._turn(part, turn, first if turn == 1 else None)
+            text = self._kit.tokens.decode(completion.token_ids.tolist())
+            part.sampled(completion, {"role": "assistant", "content": text})
+            if completion.finish is Finish.LENGTH:
+                return MAX_TOKENS if self._rest(part) <= 0 else TURN_TOKENS
+            began = time.monotonic()
+            ended, messages, restart = await self._answer(tools, text, last=turn == self._settings.max_turns)
+            part.waited(time.monotonic() - began)
+            if ended:
+                return ended
+            if problem := self._begin(messages, tools) if restart else self._tell(part, messages, tools):
+                return problem
+        return MAX_TURNS
+
+    async def _open(self, tools: SampleTools) -> str | None:
+        """Begin the first part; why the sample ends here already, or None."""
+        if self._environment is None:
+            self.episode.parts.append(Part(list(self._prompt_ids)))
+            return None
+        task = self.episode.task
+        try:
+            self._opening = await self._environment.reset(task.prompt, task.seed + self.episode.sample)
+        except ChildError as error:
+            return self._failed(error)
+        return self._begin(self._opening, tools)
+
+    def _failed(self, error: RlcoreError) -> str:
+        self.episode.info["error"] = str(error)
+        return FAILED
+
+    def _begin(self, messages: Sequence[Message], tools: SampleTools) -> str | None:
+        """A part of its own, which the environment opens; why the sample ends instead, or None."""
+        try:
+            ids = self._kit.tokens.encode_prompt(messages, tools.schemas)
+        except ConfigError as error:
+            return self._failed(error)
+        try:
+            self._kit.budget(len(ids), self._sampling.max_tokens, self.episode.task.prompt.id)
+        except ConfigError:
+            if not self.episode.parts:
+                raise
+            return MAX_TOKENS
+        self.episode.parts.append(Part(list(ids)))
+        self._opening = messages
+        return None
+
+    def _rest(self, part: Part) -> int:
+        """Tokens that the part may still take."""
+        who = self.episode.task.prompt.id
+        return self._kit.budget(part.num_prompt, self._sampling.max_tokens, who) - part.num_response
+
+    async def _turn(self, part: Part, turn: int, first: Completion | None) -> Completion:
+        if first is not None:
+            return first
+        budget = self._kit.turn_budget(self._rest(part))
+        return await self._turns.next(self.episode.task, self.episode.sample, turn - 1, part.ids, budget)
+
+    def _tell(self, part: Part, messages: Sequence[Message], tools: SampleTools) -> str | None:
+        """Append the messages and the opening of the next turn; why the sample ends instead, or None."""
+        for role in {str(each["role"]) for each in messages} - {"user", self._settings.result_role}:
+            if not self._kit.stable(role, tools.schemas):
+                return self._failed(
+                    ChildError(
+                        f"environment.step returned a message of the role '{role}', which changes how the chat "
+                        "template writes what was before, or is refused by it; needs the role user, or restart=True"
+                    )
+                )
+        try:
+            ids = self._kit.tokens.continuation(messages, part.ids[-1])
+        except ConfigError as error:
+            if self._environment is None:
+                raise
+            return self._failed(error)
+        if len(ids) >= self._rest(part):
+            return MAX_TOKENS
+        part.told(ids, messages)
+        return None
+
+    async def _answer(self, tools: SampleTools, text: str, last: bool) -> tuple[str, Sequence[Message], bool]:
+        """(why the sample ends or '', what the policy is told, whether that begins a new part)."""
+        settings, calls = self._settings, self._kit.calls(text)
+        if calls:
+            if self._repeats(calls):
+                return SAME_CALLS, (), False
+            if last:
+                return MAX_TURNS, (), False
+            results = await tools.results(calls, settings.max_calls, settings.max_result_chars)
+            told = [
+                {"role": settings.result_role, "name": call.name or "tool", "content": result}
+                for call, result in zip(calls, results, strict=True)
+            ]
+            return "", told, False
+        self._last_calls = []
+        if self._environment is None:
+            return STOP, (), False
+        try:
+            step = await self._environment.step([*self._opening, *self.episode.parts[-1].messages])
+        except ChildError as error:
+            return self._failed(error), (), False
+        self.episode.add_reward(step.reward)
+        if step.info:
+            self.episode.info["environment"] = dict(step.info)
+        if step.done:
+            return ENVIRONMENT, (), False
+        return (MAX_TURNS if last else ""), step.messages, step.restart
+
+    def _repeats(self, calls: Sequence[ToolCall]) -> bool:
+        """Whether this is one turn too many in a row with the same calls."""
+        made = [(call.name, repr(_sorted(call.arguments)) + call.problem) for call in calls]
+        self._num_same = self._num_same + 1 if made == self._last_calls else 1
+        self._last_calls = made
+        return self._num_same > self._settings.max_same_calls
+
+
+def _sorted(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return sorted(arguments.items(), key=lambda item: item[0])

@@ -1,0 +1,188 @@
+"""Environments: what answers the policy's turns that call no tool, such as user simulators and games."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlcore.errors import ChildError
+from rlcore.imports import load_reference
+from rlcore.types import Message, Prompt
+from rlcore_agent_loop.settings import EnvironmentSettings
+from rlcore_agent_loop.tools.calls import encodable
+from rlcore_agent_loop.tools.seats import Seat, Seats
+from rlcore_agent_loop.tools.sources import awaited, within
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An environment's answer to a turn."""
+
+    messages: Sequence[Message] = ()
+    """What the policy is told; none is right only with `done`."""
+    done: bool = False
+    """The sample ends here."""
+    reward: float = 0.0
+    """Added to the sample's `environment_reward`."""
+    restart: bool = False
+    """`messages` are a new conversation: what follows is a part of its own, which does not see what was before."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Kept with the trajectory, as `info['environment']`; plain values."""
+
+
+class Environment(ABC):
+    """One object a sample; subclasses implement `step`, sync (run in a child process) or async (run on the loop).
+
+    Sync and async may not be mixed in one class.
+    """
+
+    def reset(self, prompt: Prompt, seed: int) -> Any:
+        """The opening messages; those of the prompt unless a subclass says otherwise."""
+        return prompt.messages
+
+    @abstractmethod
+    def step(self, messages: Sequence[Message]) -> Any:
+        """The answer, a `Step`, to a conversation that ends with the policy's turn."""
+
+    def close(self) -> Any:
+        """The sample has ended."""
+
+
+class Environments:
+    """Makes the environment of each sample."""
+
+    def __init__(self, settings: EnvironmentSettings, seats: Seats) -> None:
+        self._settings, self._seats = settings, seats
+        self._class: Any = None
+
+    async def start(self) -> None:
+        """Learn whether it is async; the seats must have been started."""
+        if await self._seats.call(self._seats.free(), "environment", 60.0, "environment_is_async"):
+            self._class = await asyncio.to_thread(load_reference, self._settings.fn)
+
+    def open(self, sample: str) -> "SampleEnvironment":
+        """The environment of one sample, not yet reset."""
+        if self._class is not None:
+            return Here(self._class, self._settings)
+        return InChild(sample, self._settings, self._seats)
+
+
+class SampleEnvironment(ABC):
+    """An environment as the loop sees it; every method raises ChildError for whatever went wrong."""
+
+    @abstractmethod
+    async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
+        """The opening messages."""
+
+    @abstractmethod
+    async def step(self, messages: Sequence[Message]) -> Step:
+        """The answer to a conversation that ends with the policy's turn."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """The sample has ended; what goes wrong is logged."""
+
+
+class InChild(SampleEnvironment):
+    """A sync environment, in a child process."""
+
+    def __init__(self, sample: str, settings: EnvironmentSettings, seats: Seats) -> None:
+        self._sample, self._settings, self._seats = sample, settings, seats
+        self._seat: Seat = seats.free()
+        self._generation = -1
+
+    async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
+        return opening(await self._call("reset", self._sample, prompt, seed))
+
+    async def step(self, messages: Sequence[Message]) -> Step:
+        return checked(await self._call("step", self._sample, [dict(each) for each in messages]))
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        who, deadline_s = f"environment.{method}", self._settings.deadline_s
+        if method == "reset":
+            return await self._seats.call(self._seat, who, deadline_s, method, *args, began=self._began)
+        return await self._seats.call(self._seat, who, deadline_s, method, *args, generation=self._generation)
+
+    def _began(self) -> None:
+        """From here on there is something in the child that has to be let go, also when `reset` raises."""
+        self._generation = self._seat.generation
+
+    async def close(self) -> None:
+        if self._seat.generation != self._generation or not self._seat.child.alive:
+            return
+        try:
+            await self._call("release", self._sample)
+        except ChildError as error:
+            logger.warning("sample %s: %s", self._sample, error)
+
+
+class Here(SampleEnvironment):
+    """An async environment, on the loop."""
+
+    def __init__(self, cls: Any, settings: EnvironmentSettings) -> None:
+        self._class, self._settings = cls, settings
+        self._environment: Any = None
+
+    async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
+        async def work() -> Any:
+            self._environment = self._class(**self._settings.kwargs)
+            return await awaited(self._environment.reset(prompt, seed))
+
+        return opening(await within("environment.reset", self._settings.deadline_s, work()))
+
+    async def step(self, messages: Sequence[Message]) -> Step:
+        async def work() -> Any:
+            return await awaited(self._environment.step(list(messages)))
+
+        return checked(await within("environment.step", self._settings.deadline_s, work()))
+
+    async def close(self) -> None:
+        close = getattr(self._environment, "close", None)
+        if not callable(close):
+            return
+
+        async def work() -> None:
+            await awaited(close())
+
+        try:
+            await within("environment.close", self._settings.deadline_s, work())
+        except ChildError as error:
+            logger.warning("%s", error)
+
+
+def opening(messages: Any) -> list[Message]:
+    """What `reset` returned, if it opens a conversation; ChildError otherwise."""
+    found = readable("reset returned", messages)
+    if not found:
+        raise ChildError("environment.reset returned no messages; needs at least one")
+    return found
+
+
+def readable(what: str, messages: Any) -> list[Message]:
+    """The messages of an environment; ChildError if they are none. What no tokenizer could encode is replaced."""
+    if not isinstance(messages, (list, tuple)):
+        raise ChildError(f"environment.{what} {type(messages).__name__} as messages; needs a list of them")
+    for each in messages:
+        if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
+            raise ChildError(f"environment.{what} the message {each!r:.80}; needs one with role and content")
+        if not isinstance(each.get("content", ""), (str, list, tuple, type(None))):
+            found = type(each["content"]).__name__
+            raise ChildError(f"environment.{what} a message whose content is {found}; needs text")
+    return [encodable(each) for each in messages]
+
+
+def checked(step: Any) -> Step:
+    """The step, if it is one that the loop can go on with."""
+    if not isinstance(step, Step):
+        raise ChildError(f"environment.step returned {type(step).__name__}; needs rlcore_agent_loop.Step")
+    if not step.done and not step.messages:
+        raise ChildError("environment.step returned no messages and is not done; needs one of them")
+    if not isinstance(step.reward, (int, float)) or step.reward != step.reward:
+        raise ChildError(f"environment.step returned reward={step.reward!r}; needs a number")
+    if not isinstance(step.info, Mapping):
+        raise ChildError(f"environment.step returned {type(step.info).__name__} as info; needs a mapping")
+    return step if step.done else replace(step, messages=readable("step returned", step.messages))

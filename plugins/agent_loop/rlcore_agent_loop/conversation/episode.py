@@ -1,0 +1,161 @@
+"""A sample while it grows, turn by turn, and the trajectories it becomes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlcore.contracts.agents import RolloutTask
+from rlcore.types import (
+    Bools,
+    Completion,
+    Finish,
+    Float32s,
+    FrozenDict,
+    Int32s,
+    Message,
+    Trajectory,
+    TrajectoryId,
+    frozen_messages,
+)
+
+STOP, MAX_TURNS, MAX_TOKENS, TURN_TOKENS = "stop", "max_turns", "max_tokens", "turn_tokens"
+TIME, SAME_CALLS, ENVIRONMENT, FAILED = "time_s", "max_same_calls", "environment", "environment_failed"
+AGENT, AGENT_FAILED = "agent", "agent_failed"
+CUT = (MAX_TOKENS, TURN_TOKENS, TIME)
+"""Ends by which a response counts as truncated."""
+_PLAIN = frozenset({type(None), bool, int, float, str})
+
+
+@dataclass(eq=False)
+class Part:
+    """Tokens that follow one another."""
+
+    ids: list[int]
+    """All of them, the prompt's included."""
+    num_prompt: int = field(init=False)
+    logprobs: list[Float32s] = field(default_factory=list)
+    """Of each turn, one a token."""
+    messages: list[Message] = field(default_factory=list)
+    """What was said after the prompt."""
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    turns: list[FrozenDict[str, Any]] = field(default_factory=list)
+    """Of each turn: start, num_tokens, versions, finish."""
+    generate_s: list[float] = field(default_factory=list)
+    """Seconds of each turn's generation."""
+    tools_s: list[float] = field(default_factory=list)
+    """Seconds of the tools, or of the environment, that followed each turn."""
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.ids)
+
+    @property
+    def num_response(self) -> int:
+        """Tokens after the prompt, sampled or not."""
+        return len(self.ids) - self.num_prompt
+
+    def sampled(self, completion: Completion, message: Message) -> None:
+        """The policy took a turn."""
+        runs = completion.versions or ((0, completion.version),)
+        for offset, version in runs:
+            if not self.versions or self.versions[-1][1] != version:
+                self.versions.append((len(self.ids) + offset, version))
+        self.turns.append(
+            FrozenDict(
+                {
+                    "start": len(self.ids),
+                    "num_tokens": len(completion.token_ids),
+                    "versions": tuple([version for _, version in runs]),
+                    "finish": completion.finish.value,
+                }
+            )
+        )
+        self.ids += completion.token_ids.tolist()
+        self.logprobs.append(completion.logprobs)
+        self.messages.append(message)
+        self.generate_s.append(completion.generate_s)
+        self.tools_s.append(0.0)
+
+    def told(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
+        """What the policy did not sample: results, words of a user, and the opening of its next turn."""
+        self.ids += ids
+        self.messages += messages
+
+    def waited(self, seconds: float) -> None:
+        """Tools or environment took this long after the last turn."""
+        self.tools_s[-1] += seconds
+
+    def arrays(self) -> tuple[Int32s, Bools, Float32s]:
+        """(T,) token ids, which were sampled, and log-probs, 0 where none was.
+
+        What was said to a policy that never answered is no part of what it is trained on: the last token is a sampled
+        one, or the prompt's last.
+        """
+        spans = [(each["start"], each["start"] + each["num_tokens"]) for each in self.turns]
+        length = max([end for start, end in spans if end > start], default=self.num_prompt)
+        mask_T, logprobs_T = np.zeros(length, dtype=np.bool_), np.zeros(length, dtype=np.float32)
+        for (start, end), logprobs_N in zip(spans, self.logprobs, strict=True):
+            mask_T[start:end] = True
+            logprobs_T[start:end] = logprobs_N
+        return np.array(self.ids if length == len(self.ids) else self.ids[:length], dtype=np.int32), mask_T, logprobs_T
+
+
+@dataclass(eq=False)
+class Episode:
+    """One sample: its parts, why it ended, and what its environment made of it."""
+
+    task: RolloutTask
+    sample: int
+    parts: list[Part] = field(default_factory=list)
+    ended_by: str = STOP
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of all parts."""
+        return sum(len(part.turns) for part in self.parts)
+
+    def add_reward(self, reward: float) -> None:
+        """From the environment."""
+        self.info["environment_reward"] = self.info.get("environment_reward", 0.0) + float(reward)
+
+    def trajectories(self) -> list[Trajectory]:
+        """One for each part; all say how many there are, and why the sample ended."""
+        return [self._trajectory(index, part) for index, part in enumerate(self.parts)]
+
+    def _trajectory(self, index: int, part: Part) -> Trajectory:
+        token_ids_T, loss_mask_T, logprobs_T = part.arrays()
+        last = index == len(self.parts) - 1
+        return Trajectory(
+            id=TrajectoryId(self.task.prompt.id, self.task.epoch, self.sample, index),
+            prompt=self.task.prompt,
+            token_ids=token_ids_T,
+            loss_mask=loss_mask_T,
+            logprobs=logprobs_T,
+            completion=frozen_messages(part.messages),
+            finish=Finish.LENGTH if last and self.ended_by in CUT else Finish.STOP,
+            versions=tuple(part.versions),
+            turns=len(part.turns),
+            num_parts=len(self.parts),
+            timing=FrozenDict({"generate_s": sum(part.generate_s, 0.0), "tools_s": sum(part.tools_s, 0.0)}),
+            info=FrozenDict(
+                {
+                    **{name: frozen(value) for name, value in self.info.items()},
+                    "ended_by": self.ended_by,
+                    "turns": tuple(part.turns),
+                    "timing": FrozenDict({"generate_s": tuple(part.generate_s), "tools_s": tuple(part.tools_s)}),
+                }
+            ),
+        )
+
+
+def frozen(value: Any) -> Any:
+    """Lists as tuples and dicts as frozen ones, all the way down: nobody has to copy what nobody can write to."""
+    if type(value) in _PLAIN:  # most are; to ask whether they are mappings takes many times longer
+        return value
+    if isinstance(value, Mapping):
+        return FrozenDict({key: frozen(inner) for key, inner in value.items()})
+    if isinstance(value, (list, tuple)):
+        return tuple(frozen(inner) for inner in value)
+    return value

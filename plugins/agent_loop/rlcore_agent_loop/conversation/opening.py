@@ -1,0 +1,39 @@
+"""The first turns of conversations that begin together: sampled in one call, and each begins its conversation."""
+
+import asyncio
+from collections.abc import Sequence
+
+from rlcore.aio import Timers
+from rlcore.types import Completion, GenerateRequest
+from rlcore_agent_loop.conversation.conversation import Conversation
+from rlcore_agent_loop.conversation.turns import Turns
+from rlcore_agent_loop.workers.flight import Flight, Sample
+
+
+class Opening:
+    """Conversations that have nothing to do before their first turn is there."""
+
+    def __init__(self, flight: Flight, timers: Timers) -> None:
+        self._flight, self._timers = flight, timers
+        self.waiting: dict[Sample, Conversation] = {}
+
+    async def sample(self, turns: Turns, requests: Sequence[GenerateRequest], due: float) -> None:
+        """Ask for the first turns, and begin each conversation with its own; at `due` those that have none yet end.
+
+        A turn that nobody waits for is sampled too: what a sample draws depends on its place in the group.
+        """
+        self._timers.set(self, due, self._time_is_up)
+        try:
+            await turns.sample_groups(requests, self._begin)
+        finally:
+            # behind the conversations that have just begun: their own limits come and go on this one's timer
+            asyncio.get_running_loop().call_soon(self._timers.take_back, self)
+
+    def _begin(self, sample: Sample, first: Completion | None) -> None:
+        conversation = self.waiting.pop(sample, None)
+        if conversation is not None:
+            self._flight.begin(lambda: conversation.run(first))
+
+    def _time_is_up(self) -> None:
+        for sample in list(self.waiting):
+            self._begin(sample, None)

@@ -1,0 +1,53 @@
+"""Whether prompts can be served: seen over all the data, before the first request."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlcore.errors import ConfigError, nearest
+from rlcore.types import Prompt
+from rlcore_agent_loop.conversation.conversation import Kit
+from rlcore_agent_loop.settings import AgentLoopSettings
+
+if TYPE_CHECKING:
+    from rlcore.types import Message
+
+MAX_TEMPLATE_TOKENS = 64
+"""More than any template puts around one message."""
+
+
+def check_column(settings: AgentLoopSettings, prompts: Sequence[Prompt]) -> None:
+    """ConfigError when no prompt has the column that says which tools it may call: each would have all of them."""
+    column = settings.tools_column
+    if column and prompts and not any(column in prompt.columns for prompt in prompts):
+        columns = sorted({name for prompt in prompts for name in prompt.columns})
+        raise ConfigError(
+            f"plugins.agent_loop.tools_column: no row has a column '{column}'; {nearest(column, columns)}"
+        )
+
+
+class Room:
+    """Finds prompts that, with the schemas of their tools, leave nothing of the context."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self._around: dict[tuple[str, ...], int] = {}
+        """Tokens of a short prompt, by the names of its tools."""
+
+    def check(self, prompt: Prompt, schemas: Sequence[Mapping[str, Any]]) -> None:
+        """ConfigError naming the prompt and the numbers. Most prompts are so short that they need not be tokenised."""
+        context = self._kit.context
+        if context is None:
+            return
+        # A token is a byte at least, and a message's representation is longer than what a template makes of it.
+        longest = sum(len(repr(dict(each)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS for each in prompt.messages)
+        if self._with(schemas) + longest < context:
+            return
+        num_tokens = len(self._kit.tokens.encode_prompt(prompt.messages, schemas))
+        self._kit.budget(num_tokens, 1, prompt.id)
+
+    def _with(self, schemas: Sequence[Mapping[str, Any]]) -> int:
+        names = tuple([str(each["function"]["name"]) for each in schemas])
+        if names not in self._around:
+            short: Message = {"role": "user", "content": "x"}
+            self._around[names] = len(self._kit.tokens.encode_prompt([short], schemas))
+        return self._around[names]

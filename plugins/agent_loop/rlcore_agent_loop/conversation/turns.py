@@ -1,0 +1,156 @@
+"""How turns are sampled: first turns of a group together, later ones each by itself, as soon as it can begin."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlcore.contracts.agents import RolloutTask
+from rlcore.errors import WorkerError
+from rlcore.types import Completion, GenerateRequest, Lane, Sampling
+
+if TYPE_CHECKING:
+    from rlcore.contracts.rollout import Generator
+
+
+def group_name(task: RolloutTask) -> str:
+    """Names a group in requests; its conversations share a replica, whose cache holds their prompt."""
+    return f"{task.prompt.id}/{task.epoch}"
+
+
+class Turns:
+    """Samples the turns of one rollout."""
+
+    def __init__(self, generator: "Generator", sampling: Sampling, lane: Lane) -> None:
+        self._generator, self._sampling, self._lane = generator, sampling, lane
+        self._limited: dict[tuple[int, tuple[str, ...]], Sampling] = {}
+        """The sampling of turns by their token limit and further stops: most turns have that of another."""
+        self._later = LaterTurns(generator, lane)
+
+    def first(self, task: RolloutTask, ids: Sequence[int], max_tokens: int) -> GenerateRequest:
+        """The request for the first turns of a whole group."""
+        name = group_name(task)
+        return GenerateRequest(name, tuple(ids), self._limit(max_tokens), task.n, task.seed, conversation=name)
+
+    async def sample_groups(
+        self, requests: Sequence[GenerateRequest], arrived: Callable[[tuple[str, int], Completion], None]
+    ) -> None:
+        """Tell `arrived` of each first turn, by (group, sample); one call, so that the engine sees them all."""
+        async with aclosing(self._generator.generate(requests, self._lane)) as completions:  # type: ignore[type-var]
+            async for completion in completions:
+                arrived((completion.request_id, completion.sample), completion)
+
+    async def next(
+        self, task: RolloutTask, sample: int, turn: int, ids: Sequence[int], max_tokens: int, stop: Sequence[str] = ()
+    ) -> Completion:
+        """One further turn; cancelling this cancels its generation."""
+        name = group_name(task)
+        # A stream of its own, or all turns would begin with the same numbers.
+        seed = int(np.random.SeedSequence([task.seed, sample, turn]).generate_state(1, np.uint32)[0])
+        sampling = self._limit(max_tokens, tuple(stop))
+        request = GenerateRequest(f"{name}/{sample}/{turn}", tuple(ids), sampling, 1, seed, conversation=name)
+        return await self._later.ask(request)
+
+    def _limit(self, max_tokens: int, stop: tuple[str, ...] = ()) -> Sampling:
+        found = self._limited.get((max_tokens, stop))
+        if found is None:
+            found = replace(self._sampling, max_tokens=max_tokens, stop=(*self._sampling.stop, *stop))
+            self._limited[max_tokens, stop] = found
+        return found
+
+
+class LaterTurns:
+    """Single turns, each asked for and given up by itself; those asked for at the same moment are one call.
+
+    What a call costs on its way to the engine and back it costs once. A call goes on while it owes a turn that somebody
+    waits for; a turn that was given up meanwhile is decoded until then, and nobody gets it.
+    """
+
+    def __init__(self, generator: "Generator", lane: Lane) -> None:
+        self._generator, self._lane = generator, lane
+        self._gathering: dict[str, _Question] = {}
+        """Asked for in this turn of the event loop."""
+
+    async def ask(self, request: GenerateRequest) -> Completion:
+        """The turn. Cancelling this returns when the engine was told to stop it, or others of its call go on."""
+        loop = asyncio.get_running_loop()
+        question = _Question(request, loop.create_future())
+        if not self._gathering:
+            loop.call_soon(self._send)
+        self._gathering[request.id] = question
+        try:
+            return await question.answer
+        except asyncio.CancelledError:
+            await self._give_up(question)
+            raise
+
+    def _send(self) -> None:
+        gathered, self._gathering = self._gathering, {}
+        if gathered:  # whoever asked may have given up
+            _Call(gathered).begin(self._generator, self._lane)
+
+    async def _give_up(self, question: "_Question") -> None:
+        name, call = question.request.id, question.call
+        if call is None:
+            self._gathering.pop(name, None)
+        elif call.owed.pop(name, None) is not None:
+            call.num_given_up += 1
+            if not call.owed:
+                await call.stop()
+
+
+@dataclass(eq=False)
+class _Question:
+    """A turn that somebody waits for."""
+
+    request: GenerateRequest
+    answer: "asyncio.Future[Completion]"
+    call: "_Call | None" = None
+    """The call that it is part of, when it has been made."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of the generator."""
+
+    owed: dict[str, _Question]
+    """By the name of the request: what was not answered yet."""
+    task: "asyncio.Task[None] | None" = None
+    num_given_up: int = 0
+    """Turns that nobody waits for any more."""
+
+    def begin(self, generator: "Generator", lane: Lane) -> None:
+        """Ask; whatever ends the call, everything it owes is answered."""
+        for each in self.owed.values():
+            each.call = self
+        self.task = asyncio.create_task(self._ask(generator, lane))
+        self.task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Cancel it, and wait until it has ended."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+
+    async def _ask(self, generator: "Generator", lane: Lane) -> None:
+        requests = [each.request for each in self.owed.values()]
+        async with aclosing(generator.generate(requests, lane)) as completions:  # type: ignore[type-var]
+            async for completion in completions:  # to the end: there is nothing to cancel then
+                question = self.owed.pop(completion.request_id, None)
+                if question is not None and not question.answer.done():
+                    question.answer.set_result(completion)
+                if self.num_given_up and not self.owed:
+                    break
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        for name, each in self.owed.items():
+            if each.answer.done():
+                continue
+            if task.cancelled():
+                each.answer.cancel()
+            else:
+                each.answer.set_exception(error or WorkerError(f"rollout: turn {name} was never finished"))

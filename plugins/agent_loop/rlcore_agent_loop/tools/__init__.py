@@ -1,0 +1,1 @@
+"""Tools: their calls, where they run, and how the policy names them."""

@@ -1,0 +1,102 @@
+"""Finds tool calls in what the policy said. Its words are data: they are parsed, and never evaluated.
+
+A parser is a function of the turn's text that returns the calls in it, in order, and none where there is none.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlcore_agent_loop.tools.calls import ToolCall, refused
+
+Parser = Callable[[str], Sequence[ToolCall]]
+MAX_PARSED_CHARS = 100_000
+"""Longer Python-style calls are not parsed: its parser needs memory and depth for them."""
+_TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>(.*?)(?:</function>|\Z)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\s]+)>(.*?)</parameter>", re.DOTALL)
+
+
+def hermes(text: str) -> list[ToolCall]:
+    """Calls between <tool_call> and </tool_call>: JSON with name and arguments, or Qwen's <function=name> in XML."""
+    return [_xml(body) if "<function=" in body else _json(body) for body in _TAGGED.findall(text)]
+
+
+def llama3_json(text: str) -> list[ToolCall]:
+    """A turn that is JSON objects with name and parameters, separated by semicolons, and nothing else."""
+    rest = text.strip().removeprefix("<|python_tag|>").strip()
+    if not rest.startswith("{"):
+        return []
+    found: list[ToolCall] = []
+    decoder = json.JSONDecoder()
+    while rest.startswith("{"):
+        try:
+            value, end = decoder.raw_decode(rest)
+        except (ValueError, RecursionError) as cause:
+            return [*found, refused(f"the call is not JSON: {cause}")]
+        found.append(_named(value))
+        rest = rest[end:].lstrip().removeprefix(";").lstrip()
+    return found
+
+
+def pythonic(text: str) -> list[ToolCall]:
+    """A turn that is one call, or a list of calls, in Python, with literals as keyword arguments: [add(a=1, b=2)]."""
+    text = text.strip()
+    if not re.match(r"\[?\s*[A-Za-z_][\w.]*\(", text) or text[-1] not in ")]":
+        return []
+    if len(text) > MAX_PARSED_CHARS:
+        return [refused(f"the call has {len(text)} characters; at most {MAX_PARSED_CHARS}")]
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as cause:
+        return [refused(f"the call is not Python: {type(cause).__name__}")]
+    return [_python(node) for node in (tree.elts if isinstance(tree, ast.List) else [tree])]
+
+
+PARSERS: dict[str, Parser] = {"hermes": hermes, "llama3_json": llama3_json, "pythonic": pythonic}
+"""By the name that `plugins.agent_loop.parser` gives them."""
+
+
+def _json(body: str) -> ToolCall:
+    try:
+        return _named(json.loads(body))
+    except (ValueError, RecursionError) as cause:
+        return refused(f"the call is not JSON: {cause}")
+
+
+def _named(call: Any) -> ToolCall:
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return refused("the call has no name")
+    arguments = call.get("arguments", call.get("parameters")) or {}
+    if not isinstance(arguments, dict):
+        return refused("the arguments are no object")
+    return ToolCall(call["name"], arguments)
+
+
+def _xml(body: str) -> ToolCall:
+    match = _FUNCTION.search(body)
+    if match is None:
+        return refused("the call has no name")
+    return ToolCall(match[1], {name: _value(text) for name, text in _PARAMETER.findall(match[2])})
+
+
+def _value(text: str) -> Any:
+    """What a parameter holds: JSON if it is, else the text without the line breaks around it."""
+    text = text.removeprefix("\n").removesuffix("\n")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _python(node: ast.expr) -> ToolCall:
+    if not isinstance(node, ast.Call):
+        return refused("the call is no call of a function")
+    if node.args or any(each.arg is None for each in node.keywords):
+        return refused("the call has arguments without a name; needs name=value")
+    try:
+        return ToolCall(ast.unparse(node.func), {str(each.arg): ast.literal_eval(each.value) for each in node.keywords})
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return refused("an argument is no literal; needs numbers, strings, lists and the like")

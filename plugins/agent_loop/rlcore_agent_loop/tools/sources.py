@@ -1,0 +1,194 @@
+"""Where tools come from: what every source of tools does, and the source of functions and classes of the config."""
+
+import asyncio
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlcore.errors import ChildError, boundary, describe
+from rlcore.imports import load_reference
+from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.tools.calls import as_text
+from rlcore_agent_loop.tools.schemas import schema_of
+from rlcore_agent_loop.tools.seats import Seat, Seats
+from rlcore_agent_loop.tools.toolbox import FUNCTION, OBJECTS, created, kind_of
+
+
+class Source(ABC):
+    """A source of tools."""
+
+    name: str
+    """How errors name it."""
+
+    @abstractmethod
+    async def start(self, describe: bool) -> None:
+        """Make ready; with `describe`, schemas are wanted."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of everything; also more than once."""
+
+    @abstractmethod
+    def schemas(self) -> Mapping[str, Mapping[str, Any]]:
+        """The tools by name, with their schemas in the form of OpenAI (empty ones if they were not wanted)."""
+
+    @abstractmethod
+    async def call(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+        """The result of a call as text; ChildError for whatever went wrong."""
+
+    async def release(self, sample: str) -> None:
+        """The sample has ended; ChildError when an object of it raises."""
+
+
+class Functions(Source):
+    """The functions and classes of `plugins.agent_loop.tools`: sync ones in child processes, async ones here.
+
+    What holds the state of samples has child processes of its own: a function that hangs takes nobody's state with it.
+    """
+
+    name = "plugins.agent_loop.tools"
+
+    def __init__(self, settings: AgentLoopSettings, seats: Seats, objects: Seats) -> None:
+        self._settings, self._seats, self._objects = settings, seats, objects
+        self._kinds: dict[str, tuple[str, bool]] = {}
+        self._async: dict[str, Any] = {}
+        self._schemas: dict[str, Mapping[str, Any]] = {}
+        self._held: dict[tuple[str, str], _Held] = {}
+        self._places: dict[str, _Place] = {}
+
+    async def start(self, describe: bool) -> None:
+        """Start what serves functions, and learn what each tool is; what cannot be imported fails there.
+
+        The seats of objects are started if anything needs them.
+        """
+        if not self._settings.tools:
+            if self._settings.environment.fn:
+                await self._objects.start()
+            return
+        await self._seats.start()
+        self._kinds = await self._seats.call(self._seats.free(), "tools", 60.0, "kinds")
+        for name, tool in self._settings.tools.items():
+            is_async = self._kinds[name][1]
+            target = await asyncio.to_thread(load_reference, tool.fn) if is_async or describe else None
+            if is_async:
+                self._async[name] = target
+            self._schemas[name] = await asyncio.to_thread(schema_of, name, target) if describe else {}
+        if self._settings.environment.fn or (OBJECTS, False) in self._kinds.values():
+            if (FUNCTION, False) in self._kinds.values():
+                await self._objects.start()
+            else:
+                self._objects.take_over(self._seats)
+
+    async def close(self) -> None:
+        """The seats are their owner's to close."""
+
+    def schemas(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._schemas
+
+    async def call(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+        """See `Source.call`."""
+        tool = self._settings.tools[name]
+        max_chars = tool.max_result_chars or self._settings.max_result_chars
+        if name in self._async:
+            value = await within(name, tool.deadline_s, self._here(name, sample, columns, arguments))
+            return as_text(value, max_chars)
+        if self._kinds[name][0] != OBJECTS:
+            seat = self._seats.free()
+            return str(await self._seats.call(seat, name, tool.deadline_s, "call", name, dict(arguments), max_chars))
+        if sample not in self._places:
+            self._places[sample] = _Place(self._objects.free())
+        place = self._places[sample]
+        async with place.lock:
+            if name not in place.held:
+                await self._create(name, sample, place, columns)
+            args = (name, sample, dict(arguments), max_chars)
+            generation = place.held[name]
+            return str(
+                await self._objects.call(place.seat, name, tool.deadline_s, "execute", *args, generation=generation)
+            )
+
+    async def _create(self, name: str, sample: str, place: "_Place", columns: Mapping[str, Any]) -> None:
+        """Make the sample's object, in whichever child serves by then: what does not exist cannot have been lost."""
+        seat, deadline_s = place.seat, self._settings.tools[name].deadline_s
+        await self._objects.call(seat, f"{name}.create", deadline_s, "create", name, sample, dict(columns))
+        place.held[name] = seat.generation
+
+    async def _here(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
+        target = self._async[name]
+        if kind_of(target)[0] != OBJECTS:
+            return await target(**arguments)
+        held = self._held.setdefault((sample, name), _Held())
+        async with held.lock:
+            if held.made is None:
+                new, pending = created(target, columns)
+                await awaited(pending)
+                held.made = new
+        return await held.made.execute(**arguments)
+
+    async def release(self, sample: str) -> None:
+        """Let the sample's objects go, here and in its child; each gets its turn, also when another raises."""
+        problems = []
+        place = self._places.pop(sample, None)
+        if place is not None and place.seat.generation in place.held.values() and place.seat.child.alive:
+            generation = place.seat.generation
+            try:
+                await self._objects.call(place.seat, "release", 10.0, "release", sample, generation=generation)
+            except ChildError as error:
+                problems.append(str(error))
+        for key in [(sample, name) for name in self._async if (sample, name) in self._held]:
+            release = getattr(self._held.pop(key).made, "release", None)
+            if callable(release):
+                try:
+                    await within(f"{key[1]}.release", self._settings.tools[key[1]].deadline_s, _finished(release))
+                except ChildError as error:
+                    problems.append(str(error))
+        if problems:
+            raise ChildError("; ".join(problems))
+
+
+@dataclass(eq=False)
+class _Place:
+    """Where the objects of a sample live: all in one child, which takes one call at a time."""
+
+    seat: Seat
+    held: dict[str, int] = field(default_factory=dict)
+    """Of each tool whose object was created, the generation of the child that holds it."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(eq=False)
+class _Held:
+    """A sample's object of an async tool, once it was created."""
+
+    made: Any = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+async def _finished(release: Any) -> None:
+    await awaited(release())
+
+
+async def awaited(value: Any) -> Any:
+    """The value, or what it comes to if it has to be awaited."""
+    return await value if inspect.isawaitable(value) else value
+
+
+async def within(who: str, deadline_s: float, work: Awaitable[Any]) -> Any:
+    """What somebody's coroutine returns; ChildError naming it when it raises, exits, takes longer, or says that it was
+    cancelled though nobody cancels us."""
+    limit = asyncio.timeout(deadline_s)
+    try:
+        async with limit:
+            with boundary(who, ChildError):
+                return await work
+    except TimeoutError as cause:
+        raise ChildError(f"{who} took longer than {deadline_s:g} s") from cause
+    except SystemExit as cause:  # it would end the run
+        raise ChildError(f"{who}: {describe(cause)}") from cause
+    except asyncio.CancelledError as cause:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise ChildError(f"{who}: {describe(cause)}: something that it awaited was cancelled") from cause

@@ -1,0 +1,91 @@
+"""What runs in the child process of sync tools and environments: functions and objects, nothing of the run."""
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcore.errors import ChildError, boundary
+from rlcore.imports import load_reference
+from rlcore_agent_loop.tools.calls import as_text
+
+FUNCTION, OBJECTS = "function", "objects"
+"""Kinds of tools: called, or one object a sample."""
+
+
+def kind_of(target: Any) -> tuple[str, bool]:
+    """(kind of a tool, whether it is async)."""
+    if isinstance(target, type):
+        return OBJECTS, inspect.iscoroutinefunction(getattr(target, "execute", None))
+    return FUNCTION, inspect.iscoroutinefunction(target)
+
+
+class Toolbox:
+    """Holds functions, and the objects of samples; `rlcore.cluster.child_main` serves its methods."""
+
+    def __init__(self, tools: Mapping[str, str], environment: str, environment_kwargs: Mapping[str, Any]) -> None:
+        self._tools = {name: load_reference(reference) for name, reference in tools.items()}
+        self._environment = load_reference(environment) if environment else None
+        self._environment_kwargs = environment_kwargs
+        self._objects: dict[tuple[str, str], Any] = {}
+
+    def kinds(self) -> dict[str, tuple[str, bool]]:
+        """`kind_of` each tool."""
+        return {name: kind_of(target) for name, target in self._tools.items()}
+
+    def environment_is_async(self) -> bool:
+        """Whether the environment runs on the loop of the run."""
+        return inspect.iscoroutinefunction(getattr(self._environment, "step", None))
+
+    def call(self, name: str, arguments: Mapping[str, Any], max_chars: int) -> str:
+        """The function's result as text, cut off here, so that no long one crosses the pipe."""
+        return as_text(self._tools[name](**arguments), max_chars)
+
+    def create(self, name: str, sample: str, columns: Mapping[str, Any]) -> None:
+        """Make the sample's object."""
+        new, pending = created(self._tools[name], columns)
+        finished(pending)
+        self._objects[sample, name] = new
+
+    def execute(self, name: str, sample: str, arguments: Mapping[str, Any], max_chars: int) -> str:
+        """The result of the sample's object."""
+        return as_text(self._objects[sample, name].execute(**arguments), max_chars)
+
+    def reset(self, sample: str, prompt: Any, seed: int) -> Any:
+        """The opening messages of the sample's environment."""
+        if self._environment is None:
+            raise ChildError("there is no environment")
+        self._objects[sample, ""] = self._environment(**self._environment_kwargs)
+        return finished(self._objects[sample, ""].reset(prompt, seed))
+
+    def step(self, sample: str, messages: Sequence[Mapping[str, Any]]) -> Any:
+        """The environment's answer."""
+        return self._objects[sample, ""].step(messages)
+
+    def release(self, sample: str) -> None:
+        """Let the sample's objects go; each gets its turn, also when another raises."""
+        mine = [key for key in self._objects if key[0] == sample]
+        problems = []
+        for key in mine:
+            done = self._objects.pop(key)
+            release = getattr(done, "release", None) or getattr(done, "close", None)
+            if callable(release):
+                try:
+                    with boundary(key[1] or "environment", ChildError):
+                        finished(release())
+                except ChildError as error:
+                    problems.append(str(error))
+        if problems:
+            raise ChildError("; ".join(problems))
+
+
+def created(cls: Any, columns: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(an object for one sample, what its `create` returned, which may have to be awaited)."""
+    new = cls()
+    create = getattr(new, "create", None)
+    return new, create(columns) if callable(create) else None
+
+
+def finished(value: Any) -> Any:
+    """The value; of a coroutine, what it returns, on a loop of its own."""
+    return asyncio.run(value) if inspect.iscoroutine(value) else value

@@ -1,0 +1,143 @@
+"""The tools of a run, and of one sample; whatever happens in a call, the policy gets a text."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlcore.contracts.workers import Child, Children
+from rlcore.errors import ChildError, ConfigError, nearest
+from rlcore.types import Prompt
+from rlcore_agent_loop.checks import absolute
+from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.tools.calls import ToolCall
+from rlcore_agent_loop.tools.mcp_source import McpServer
+from rlcore_agent_loop.tools.seats import Seats
+from rlcore_agent_loop.tools.sources import Functions, Source
+
+logger = logging.getLogger(__name__)
+
+START_S = 60.0
+"""Seconds that a child may take to import tools and environment."""
+
+
+class Tools:
+    """All sources of tools, and the child processes they share with the environment."""
+
+    def __init__(self, children: Children, settings: AgentLoopSettings) -> None:
+        self._children, self._settings = children, settings
+        self.seats = Seats(self._start_child, settings.children)
+        """Of what holds the state of samples: objects of tools, and environments."""
+        self._functions = Seats(self._start_child, settings.children)
+        self._sources: list[Source] = [Functions(settings, self._functions, self.seats)]
+        self._sources += [McpServer(name, server, settings.max_result_chars) for name, server in settings.mcp.items()]
+        self._owners: dict[str, Source] = {}
+        self._schemas: dict[str, Mapping[str, Any]] = {}
+        self._described: Sequence[Mapping[str, Any]] = ()
+        """Schemas of all tools that the policy is told about."""
+
+    async def start(self, describe: bool) -> None:
+        """Start the children and every source.
+
+        ConfigError naming the two sources of one tool's name; PluginError or ChildError naming what cannot be imported.
+        """
+        for source in self._sources:
+            await source.start(describe)
+            for name, schema in source.schemas().items():
+                if name in self._owners:
+                    raise ConfigError(
+                        f"{source.name}: its tool '{name}' has the name of one of {self._owners[name].name}; needs one "
+                        "tool for each name: rename one, or leave it out of the server's `tools`"
+                    )
+                self._owners[name], self._schemas[name] = source, schema
+        self._described = [each for each in self._schemas.values() if each]
+
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        """Those of all tools that the policy is told about."""
+        return self._described
+
+    async def close(self) -> None:
+        """End what was started; also more than once."""
+        await asyncio.gather(self.seats.close(), self._functions.close(), *(source.close() for source in self._sources))
+
+    def open(self, sample: str, prompt: Prompt) -> "SampleTools":
+        """The tools of one sample; ConfigError when its column names one that there is not."""
+        column = self._settings.tools_column
+        chosen = prompt.columns.get(column) if column else None
+        if chosen is None:
+            return SampleTools(sample, prompt.columns, self._owners, self._described)
+        names = self._names(f"plugins.agent_loop.tools_column: column '{column}' of prompt '{prompt.id}'", chosen)
+        owners = {name: self._owners[name] for name in names}
+        schemas = [self._schemas[name] for name in names if self._schemas[name]]
+        return SampleTools(sample, prompt.columns, owners, schemas)
+
+    def _names(self, who: str, chosen: Any) -> Sequence[str]:
+        names = [chosen] if isinstance(chosen, str) else chosen
+        if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
+            raise ConfigError(f"{who} is {chosen!r:.80}; needs the name of a tool, or a list of names")
+        for name in names:
+            if name not in self._owners:
+                raise ConfigError(f"{who} names the tool '{name}'; {nearest(name, list(self._owners))}")
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise ConfigError(f"{who} names the tool '{twice}' twice; needs each once")
+        return names
+
+    async def _start_child(self, index: int) -> Child:
+        settings = self._settings
+        return await self._children.start(
+            "rlcore_agent_loop.tools.toolbox:Toolbox",
+            {name: absolute(tool.fn) for name, tool in settings.tools.items()},
+            absolute(settings.environment.fn) if settings.environment.fn else "",
+            dict(settings.environment.kwargs),
+            name=f"tools {index}",
+            deadline_s=START_S,
+        )
+
+
+class SampleTools:
+    """What one sample may call."""
+
+    def __init__(
+        self,
+        sample: str,
+        columns: Mapping[str, Any],
+        owners: Mapping[str, Source],
+        schemas: Sequence[Mapping[str, Any]],
+    ) -> None:
+        self._sample, self._columns, self._owners = sample, columns, owners
+        self.schemas = schemas
+        self.num_calls = 0
+        self.num_errors = 0
+
+    async def results(self, calls: Sequence[ToolCall], max_calls: int, max_chars: int) -> list[str]:
+        """A text for each call, made at the same time; that of one that failed begins with 'error: '."""
+        made = [self._result(call, max_chars) for call in calls[:max_calls]]
+        over = [self._failed(f"more than {max_calls} calls in one turn", max_chars) for _ in calls[max_calls:]]
+        self.num_calls += len(calls)
+        # One call needs no task of its own.
+        results = [await made[0]] if len(made) == 1 else await asyncio.gather(*made)
+        return [*results, *over]
+
+    async def _result(self, call: ToolCall, max_chars: int) -> str:
+        if call.problem:
+            return self._failed(call.problem, max_chars)
+        if call.name not in self._owners:
+            return self._failed(f"there is no tool '{call.name}'; {nearest(call.name, list(self._owners))}", max_chars)
+        try:
+            return await self._owners[call.name].call(call.name, self._sample, self._columns, call.arguments)
+        except ChildError as error:
+            return self._failed(str(error), max_chars)
+
+    def _failed(self, problem: str, max_chars: int) -> str:
+        self.num_errors += 1
+        return f"error: {problem.encode(errors='replace').decode()[:max_chars]}"
+
+    async def close(self) -> None:
+        """The sample has ended: its objects are let go. What they raise then is logged."""
+        if not self.num_calls:
+            return
+        for source in dict.fromkeys(self._owners.values()):
+            try:
+                await source.release(self._sample)
+            except ChildError as error:
+                logger.warning("sample %s: %s", self._sample, error)

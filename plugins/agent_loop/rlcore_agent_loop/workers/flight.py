@@ -1,0 +1,155 @@
+"""The conversations of one rollout: let in group by group, delivered as they end; none outlives the rollout."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
+from typing import Any
+
+from rlcore.aio import SharedTasks
+from rlcore.contracts.agents import RolloutTask
+from rlcore.errors import WorkerError
+from rlcore.types import Metrics, Trajectory
+from rlcore_agent_loop.conversation.turns import group_name
+from rlcore_agent_loop.workers.admission import Admission
+
+Sample = tuple[str, int]
+"""A group's name and the number of one of its samples."""
+
+
+class Flight:
+    """The tasks of one rollout."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._arrived: deque[Sequence[Trajectory] | BaseException] = deque()
+        self._news = asyncio.Event()
+        """Something has arrived."""
+        self._owed = 0
+        """Places taken and not yet given back."""
+        self._admission = admission
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._shared = SharedTasks(self.spawn)
+        self._given_up: set[asyncio.Task[None]] = set()
+        """Those that were cancelled because nobody needs them."""
+
+    async def samples(
+        self,
+        tasks: Sequence[RolloutTask],
+        begin: Callable[[Sequence[RolloutTask]], None],
+        done: Collection[Sample] = (),
+    ) -> AsyncGenerator[Sequence[Trajectory], None]:
+        """The parts of each sample the moment it ends, of all but those that are `done`.
+
+        `begin` is given groups, in order, as many at a time as there is room for. The first error of anything that was
+        spawned ends it.
+        """
+        names = [group_name(task) for task in tasks]
+        if len(set(names)) != len(names):
+            raise WorkerError("agent loop: a pair of prompt and epoch came twice in one call; each must come once")
+        counts = Counter(name for name, _ in done)
+        waiting = [(task, task.n - counts[name]) for task, name in zip(tasks, names, strict=True)]
+        self.spawn(self._admit(waiting, begin))
+        left = sum(num for _, num in waiting)
+        try:
+            while left:
+                while not self._arrived:
+                    self._news.clear()
+                    await self._news.wait()
+                arrived = self._arrived.popleft()
+                if isinstance(arrived, BaseException):
+                    raise arrived
+                left -= 1
+                yield arrived
+        finally:
+            await self._close()
+
+    async def _admit(
+        self, waiting: list[tuple[RolloutTask, int]], begin: Callable[[Sequence[RolloutTask]], None]
+    ) -> None:
+        while waiting:
+            await self._admission.take(waiting[0][1])
+            group = [waiting.pop(0)]
+            while waiting and self._admission.take_now(waiting[0][1]):
+                group.append(waiting.pop(0))
+            self._owed += sum(num for _, num in group)
+            begin([task for task, _ in group])
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run in the background; what it raises ends the rollout."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def begin(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
+        """Run a sample and deliver it; in a task of its own if it waits for something."""
+        self._shared.begin(self._deliver(run))
+
+    async def _deliver(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
+        self.deliver(await run())
+
+    def deliver(self, parts: Sequence[Trajectory]) -> None:
+        """A sample has ended."""
+        self._arrive(parts)
+        self._owed -= 1
+        self._admission.give_back(1)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if task in self._given_up:
+            self._given_up.discard(task)
+        elif task.cancelled():
+            self._arrive(WorkerError("agent loop: a conversation was cancelled by something that it awaited"))
+            return
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._arrive(error)
+
+    def give_up(self, *tasks: "asyncio.Task[None]") -> None:
+        """Cancel what was spawned and is not needed any more."""
+        for task in tasks:
+            if not task.done():
+                self._given_up.add(task)
+                task.cancel()
+
+    def _arrive(self, item: Sequence[Trajectory] | BaseException) -> None:
+        self._arrived.append(item)
+        self._news.set()
+
+    async def _close(self) -> None:
+        """Cancel what still runs, wait for it, and give its places back."""
+        self._shared.close()
+        tasks = [task for task in self._tasks if not task.done()]  # of a step that went well nearly none is left
+        self.give_up(*tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        owed, self._owed = self._owed, 0
+        if owed:
+            self._admission.give_back(owed)
+
+
+class Counts:
+    """What samples that have ended say of themselves."""
+
+    def __init__(self) -> None:
+        self._samples = self._parts = self._turns = self._calls = self._errors = 0
+        self._ended: Counter[str] = Counter()
+
+    def add(self, parts: Sequence[Trajectory]) -> None:
+        """A sample has ended."""
+        info = parts[-1].info
+        self._samples += 1
+        self._parts += len(parts)
+        self._turns += sum(part.turns for part in parts)
+        self._calls += info.get("num_calls", 0)
+        self._errors += info.get("num_call_errors", 0)
+        self._ended[str(info["ended_by"])] += 1
+
+    def metrics(self) -> Metrics:
+        """Means over the samples, agent/turns_mean, agent/parts_mean and agent/ended/<why>_frac;
+        agent/num_new_parts, how often a sample began a part anew; agent/num_tool_calls, and agent/num_tool_errors."""
+        found = {
+            "agent/turns_mean": self._turns / max(1, self._samples),
+            "agent/parts_mean": self._parts / max(1, self._samples),
+            "agent/num_new_parts": float(self._parts - self._samples),
+            "agent/num_tool_calls": float(self._calls),
+            "agent/num_tool_errors": float(self._errors),
+        }
+        return found | {f"agent/ended/{why}_frac": n / self._samples for why, n in sorted(self._ended.items())}

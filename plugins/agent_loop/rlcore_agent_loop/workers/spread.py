@@ -1,0 +1,223 @@
+"""The agent loop whose conversations run in workers of the role `agent`; the run only asks the policy for them."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlcore.contracts.agents import AgentLoop, RolloutTask
+from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
+from rlcore.errors import RlcoreError, WorkerError
+from rlcore.types import Lane, Metrics, Prompt, Sampling, Trajectory
+from rlcore_agent_loop.checks import located
+from rlcore_agent_loop.conversation.prompt_checks import check_column
+from rlcore_agent_loop.conversation.turns import group_name
+from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.workers.admission import Admission
+from rlcore_agent_loop.workers.flight import Counts, Flight, Sample
+from rlcore_agent_loop.workers.worker import AgentWorker, Answered, Asked, Ended, Withdrawn
+
+if TYPE_CHECKING:
+    from rlcore.contracts.rollout import Generator
+
+logger = logging.getLogger(__name__)
+
+MAX_BEGINS = 2
+"""How often a conversation is begun: one whose worker died goes to another, or to its successor, once."""
+CHECKED_TOGETHER = 512
+"""Prompts of one call."""
+
+
+class SpreadLoop(AgentLoop):
+    """Deals groups out to workers, and the policy's turns to conversations; the same samples as without workers."""
+
+    def __init__(
+        self,
+        generator: "Generator",
+        workers: WorkerGroup[AgentWorker],
+        settings: AgentLoopSettings,
+        max_restarts: int = 0,
+        window: int | None = None,
+    ) -> None:
+        self._generator, self._settings, self._window = generator, located(settings), window
+        self._crew = Crew(workers, max_restarts)
+        self._admission = Admission(settings.max_conversations)
+        self._numbers = itertools.count()
+        self._counts = Counts()
+
+    async def start(self) -> None:
+        """Start tools, environment and agents in every worker; also, from now on, in one that comes back."""
+        await self._crew.workers.each(AgentWorker.start, self._settings, self._window)
+        self._crew.workers.before_return(self._start_again)
+
+    async def _start_again(self, worker: ReplicaHandle[AgentWorker]) -> None:
+        await worker.call(AgentWorker.start, self._settings, self._window)
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """See `ToolLoop.check`; a worker knows the tools."""
+        check_column(self._settings, prompts)
+        for first in range(0, len(prompts), CHECKED_TOGETHER):
+            some = tuple(prompts[first : first + CHECKED_TOGETHER])
+            await self._crew.workers.replicas[0].call(AgentWorker.check, some)
+
+    async def close(self) -> None:
+        alive = [worker for worker in self._crew.workers.replicas if worker.alive]
+        await asyncio.gather(*(worker.call(AgentWorker.stop) for worker in alive))
+
+    async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
+        """Every trajectory of every task, the moment its sample ends; see `ToolLoop.rollout`.
+
+        The conversations of a worker that dies are begun again elsewhere, those that had ended are kept; WorkerError
+        when that one dies too.
+        """
+        flight = Flight(self._admission)
+
+        def begin(group: Sequence[RolloutTask]) -> None:
+            for place, dealt in self._crew.deal(group):
+                flight.spawn(self._run(flight, place, dealt, sampling, lane))
+
+        async with aclosing(flight.samples(tasks, begin)) as samples:
+            async for parts in samples:
+                self._counts.add(parts)
+                for trajectory in parts:
+                    yield trajectory
+
+    async def _run(
+        self, flight: Flight, place: int, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane
+    ) -> None:
+        """See these groups through, wherever that is."""
+        share = _Share(next(self._numbers), tasks, sampling, lane)
+        for left in reversed(range(MAX_BEGINS)):
+            worker = self._crew.workers.replicas[place]
+            try:
+                await self._talk(flight, share, worker, place)
+                return
+            except RlcoreError as error:
+                if worker.alive:
+                    raise
+                names = ", ".join(f"{name}/{sample}" for name, sample in itertools.islice(share.missing(), 3))
+                lost = f"{sum(1 for _ in share.missing())} conversations ({names})"
+                if not left:
+                    raise WorkerError(f"{error}; {lost} had lost a worker before, and are not begun again") from error
+                logger.warning("%s; %s are begun again", error, lost)
+                place = await self._crew.moved(place, sum(1 for _ in share.missing()), error)
+
+    async def _talk(self, flight: Flight, share: "_Share", worker: ReplicaHandle[AgentWorker], place: int) -> None:
+        """One stream of a worker, until every sample of the share has come."""
+        answers: asyncio.Queue[Answered] = asyncio.Queue()
+        sending = flight.spawn(_send(worker, share.number, answers))
+        asked: dict[int, asyncio.Task[None]] = {}
+        done = tuple(share.done)
+        stream = worker.stream(AgentWorker.rollout, share.number, share.left(), share.sampling, share.lane, done)
+        try:
+            async with aclosing(stream) as messages:
+                async for message in messages:
+                    if isinstance(message, Ended):
+                        share.ended(message.parts)
+                        self._crew.outstanding[place] -= 1
+                        flight.deliver(message.parts)
+                    elif isinstance(message, Asked):
+                        asked[message.number] = flight.spawn(self._ask(message, share.lane, answers))
+                    elif isinstance(message, Withdrawn) and message.number in asked:
+                        flight.give_up(asked.pop(message.number))
+        finally:
+            self._crew.outstanding[place] -= sum(1 for _ in share.missing())
+            flight.give_up(sending, *asked.values())
+            await asyncio.gather(sending, *asked.values(), return_exceptions=True)
+        if missing := sum(1 for _ in share.missing()):
+            raise WorkerError(f"{worker.name}: it says it is done, but {missing} samples are missing")
+
+    async def _ask(self, question: Asked, lane: Lane, answers: "asyncio.Queue[Answered]") -> None:
+        """The policy's completions, as they come."""
+        async with aclosing(self._generator.generate(question.requests, lane)) as completions:  # type: ignore[type-var]
+            async for completion in completions:
+                answers.put_nowait(Answered(question.number, completion))
+
+    def metrics(self) -> Metrics:
+        """See `Counts.metrics`; of the samples that ended since the last time."""
+        counts, self._counts = self._counts, Counts()
+        return counts.metrics()
+
+
+async def _send(worker: ReplicaHandle[AgentWorker], number: int, answers: "asyncio.Queue[Answered]") -> None:
+    """Bring answers to a worker, all there are at a time; that it has died is told by its stream."""
+    while True:
+        some = [await answers.get()]
+        while not answers.empty():
+            some.append(answers.get_nowait())
+        try:
+            await worker.call(AgentWorker.answer, number, tuple(some))
+        except RlcoreError:
+            if worker.alive:
+                raise
+            return
+
+
+@dataclass(eq=False)
+class _Share:
+    """Groups that go to one worker, and which of their samples have ended."""
+
+    number: int
+    tasks: Sequence[RolloutTask]
+    sampling: Sampling
+    lane: Lane
+    done: set[Sample] = field(default_factory=set)
+
+    def ended(self, parts: Sequence[Trajectory]) -> None:
+        first = parts[0].id
+        self.done.add((f"{first.prompt}/{first.epoch}", first.sample))
+
+    def missing(self) -> Iterator[Sample]:
+        for task in self.tasks:
+            name = group_name(task)
+            yield from ((name, sample) for sample in range(task.n) if (name, sample) not in self.done)
+
+    def left(self) -> tuple[RolloutTask, ...]:
+        """The groups of which any sample is missing."""
+        names = {name for name, _ in self.missing()}
+        return tuple(task for task in self.tasks if group_name(task) in names)
+
+
+class Crew:
+    """The workers, how much each has to do, and which of them serve."""
+
+    def __init__(self, workers: WorkerGroup[AgentWorker], max_restarts: int) -> None:
+        self.workers = workers
+        self.outstanding = [0] * len(workers.replicas)
+        """Samples that each has not finished."""
+        self._max_restarts = max_restarts
+        self._losses = [0] * len(workers.replicas)
+        self._changed = asyncio.Event()
+        workers.on_event(self._note)
+
+    def _note(self, event: ReplicaEvent) -> None:
+        self._losses[event.index] += event.kind == "lost"
+        self._changed.set()
+
+    def _alive(self) -> list[int]:
+        return [index for index, worker in enumerate(self.workers.replicas) if worker.alive]
+
+    def deal(self, tasks: Sequence[RolloutTask]) -> list[tuple[int, list[RolloutTask]]]:
+        """What each worker gets: a group goes to the one that serves and has the least to do; of equals the first."""
+        places = self._alive() or list(range(len(self.workers.replicas)))
+        dealt: dict[int, list[RolloutTask]] = {}
+        for task in tasks:
+            place = min(places, key=self.outstanding.__getitem__)
+            self.outstanding[place] += task.n
+            dealt.setdefault(place, []).append(task)
+        return sorted(dealt.items(), key=lambda item: item[0])
+
+    async def moved(self, place: int, num: int, error: RlcoreError) -> int:
+        """Where the samples of a worker that died go: to the one with the least to do, once one serves; `error` when
+        none will."""
+        while not (places := self._alive()):
+            if all(losses > self._max_restarts for losses in self._losses):
+                raise error
+            self._changed.clear()
+            await self._changed.wait()
+        chosen = min(places, key=self.outstanding.__getitem__)
+        self.outstanding[chosen] += num
+        return chosen

@@ -1,0 +1,215 @@
+"""The role `agent`: conversations in processes of their own, which ask the run for every turn of the policy.
+
+A rollout is one stream. Beside samples that have ended, the worker sends what it asks of the policy on it; answers come
+as calls. So it is a call and a stream like others, on every cluster, and no socket is opened.
+"""
+
+import asyncio
+import itertools
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlcore.contracts.agents import RolloutTask
+from rlcore.contracts.requests import Role
+from rlcore.contracts.workers import Worker, WorkerContext
+from rlcore.errors import WorkerError
+from rlcore.types import Completion, GenerateRequest, Lane, Prompt, Sampling, Trajectory
+from rlcore_agent_loop.settings import AgentLoopSettings
+
+if TYPE_CHECKING:
+    from rlcore.cluster.child import ChildProcesses
+    from rlcore.contracts.tokens import Tokens
+    from rlcore_agent_loop.loop import ToolLoop
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The worker wants these requests' completions."""
+
+    number: int
+    """Of the question, within its rollout."""
+    requests: tuple[GenerateRequest, ...]
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """Nobody waits for what is left of a question."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A completion, to the question of that number."""
+
+    number: int
+    completion: Completion
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """A sample has ended; these are its parts."""
+
+    parts: tuple[Trajectory, ...]
+
+
+Message = Asked | Withdrawn | Ended
+
+
+class AgentWorker(Worker):
+    """Runs conversations."""
+
+    @abstractmethod
+    async def start(self, settings: AgentLoopSettings, window: int | None) -> None:
+        """Start tools, environment and agents; `window` is how many tokens the engine takes, None if it does not say.
+
+        ConfigError when the chat template cannot serve their messages.
+        """
+
+    @abstractmethod
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """ConfigError naming a prompt that cannot be served; see `ToolLoop.check`."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End what `start` began."""
+
+    @abstractmethod
+    def rollout(
+        self,
+        number: int,
+        tasks: Sequence[RolloutTask],
+        sampling: Sampling,
+        lane: Lane,
+        done: Collection[tuple[str, int]],
+    ) -> AsyncIterator[Message]:
+        """Each sample of each task as it ends, but for those that are `done`, and what is asked of the policy.
+
+        `number` tells this rollout from others of the same worker.
+        """
+
+    @abstractmethod
+    async def answer(self, number: int, answers: Sequence[Answered]) -> None:
+        """What the policy said; of a rollout that is over it is ignored."""
+
+
+AGENT = Role("agent", AgentWorker)
+
+
+class Exchange:
+    """The rollout service as a worker sees it: questions go out, answers are brought."""
+
+    def __init__(self) -> None:
+        self.out: asyncio.Queue[Message | None] = asyncio.Queue()
+        """What the run is told; None: there is no more."""
+        self._numbers = itertools.count()
+        self._open: dict[int, asyncio.Queue[Completion]] = {}
+
+    async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncGenerator[Completion, None]:
+        """See `rlcore.contracts.rollout.Generator`; how long it may take and that each comes once is seen to by the
+        run."""
+        number, left = next(self._numbers), sum(request.n for request in requests)
+        answers = self._open[number] = asyncio.Queue()
+        self.out.put_nowait(Asked(number, tuple(requests)))
+        try:
+            while left:
+                completion = await answers.get()
+                left -= 1
+                yield completion
+        finally:
+            del self._open[number]
+            if left:
+                self.out.put_nowait(Withdrawn(number))
+
+    def answer(self, answers: Sequence[Answered]) -> None:
+        """Hand answers to whoever asked, if they still wait."""
+        for each in answers:
+            if each.number in self._open:
+                self._open[each.number].put_nowait(each.completion)
+
+
+class LoopWorker(AgentWorker):
+    """Runs the plugin's loop; its tools are in child processes of this one."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self._rollouts: dict[int, Exchange] = {}
+        self._loop: ToolLoop | None = None
+        self._children: ChildProcesses | None = None
+
+    def setup(self) -> None:
+        """Load tokenizer and chat template, and get ready to start children."""
+        from rlcore.cluster.child import ChildProcesses
+        from rlcore.data.tokens import load_tokens
+
+        config = self.context.config
+        self.equip(load_tokens(config.model, config.data.system_prompt), ChildProcesses())
+
+    def equip(self, tokens: "Tokens", children: "ChildProcesses") -> None:
+        """Run conversations with these."""
+        self._tokens, self._children = tokens, children
+
+    async def start(self, settings: AgentLoopSettings, window: int | None) -> None:
+        """See `AgentWorker.start`."""
+        from rlcore_agent_loop.loop import ToolLoop
+
+        if self._children is None:
+            raise WorkerError(f"{self.context}: start() came before setup()")
+        self._loop = ToolLoop(Exchange(), self._tokens, self._children, settings, window)
+        await self._loop.start()
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """See `AgentWorker.check`."""
+        if self._loop is not None:
+            self._loop.check_prompts(prompts)
+
+    async def stop(self) -> None:
+        """See `AgentWorker.stop`."""
+        if self._loop is not None:
+            await self._loop.close()
+        if self._children is not None:
+            await self._children.close()
+
+    async def rollout(
+        self,
+        number: int,
+        tasks: Sequence[RolloutTask],
+        sampling: Sampling,
+        lane: Lane,
+        done: Collection[tuple[str, int]],
+    ) -> AsyncIterator[Message]:
+        """See `AgentWorker.rollout`."""
+        exchange = self._rollouts[number] = Exchange()
+        running = asyncio.create_task(self._run(exchange, tasks, sampling, lane, done))
+        try:
+            while (message := await exchange.out.get()) is not None:
+                yield message
+            await running
+        finally:
+            del self._rollouts[number]
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def _run(
+        self,
+        exchange: Exchange,
+        tasks: Sequence[RolloutTask],
+        sampling: Sampling,
+        lane: Lane,
+        done: Collection[tuple[str, int]],
+    ) -> None:
+        try:
+            if self._loop is not None:
+                async with aclosing(self._loop.samples(exchange, tasks, sampling, lane, done)) as samples:
+                    async for parts in samples:
+                        exchange.out.put_nowait(Ended(tuple(parts)))
+        finally:
+            exchange.out.put_nowait(None)
+
+    async def answer(self, number: int, answers: Sequence[Answered]) -> None:
+        """See `AgentWorker.answer`."""
+        if number in self._rollouts:
+            self._rollouts[number].answer(answers)

@@ -1,0 +1,1 @@
+"""Calls to services: HTTP, retries, limits, routing, the audit log."""

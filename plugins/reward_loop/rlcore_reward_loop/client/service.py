@@ -1,0 +1,284 @@
+"""A service: calls that are bounded in time, tries, company and pace, over all rewards that ask it."""
+
+import asyncio
+import hashlib
+import json
+import random
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlcore import Lane
+from rlcore.aio import Timers
+from rlcore.reward.call_log import CallLog
+from rlcore.reward.seats import Stopwatch
+from rlcore_reward_loop.checks import WHERE
+from rlcore_reward_loop.client.http import ENCODER, Client, NoAnswer, Unavailable, plain
+from rlcore_reward_loop.client.limits import Gate, Pace, Turns
+from rlcore_reward_loop.client.router import NoTarget, Router
+from rlcore_reward_loop.settings import ServiceSettings
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 10.0
+CHARACTERS_PER_TOKEN = 4.0
+MOST_SHARED = 3
+"""A call that finds so many identical ones fail asks for itself, so that not all of them fail one after another."""
+JITTER = random.Random()
+"""A generator of its own: how long a pause is must not move anybody else's random numbers."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One question."""
+
+    reward: str
+    """The part of the reward that asks."""
+    id: str
+    """What it is asked about."""
+    body: Mapping[str, Any]
+    path: str = ""
+    """Follows the service's address."""
+    answer_tokens: int = 0
+    """Tokens that the answer may have, for the pace."""
+    with_ids: bool = False
+    """The questions in the body hold ids, which do not count when it is asked whether two are identical."""
+
+
+@dataclass(eq=False)
+class _Asking:
+    """A call that identical ones wait for."""
+
+    answer: "asyncio.Future[Any] | None" = None
+    begun: bool = False
+    """It has its slot and its turn."""
+
+
+class Service:
+    """An entry of `services`, started."""
+
+    def __init__(self, name: str, settings: ServiceSettings, audit: CallLog, asked: Stopwatch):
+        """`asked` runs while a call is under way or waits."""
+        self.name, self.settings, self.audit = name, settings, audit
+        self._asked, self._for_slot = asked, Stopwatch()
+        self.client = Client(settings.token)
+        self.timers = Timers()
+        self.gate = Gate(settings.concurrency, settings.eval_slots, settings.adaptive, self._for_slot)
+        self.turns = Turns(Pace(settings.requests_per_minute), Pace(settings.tokens_per_minute))
+        self.router = Router(settings.urls, settings.eject_after, settings.eject_s)
+        self._cache: OrderedDict[bytes, Any] = OrderedDict()
+        self._under_way: dict[tuple[bytes, Lane], _Asking] = {}
+        self.counts: dict[str, float] = defaultdict(float)
+
+    async def start(self) -> None:
+        """Make ready to connect."""
+        await self.client.start()
+
+    async def close(self) -> None:
+        """Let nobody through any more."""
+        self.turns.close()
+        await self.router.close()
+        await self.client.close()
+
+    def take_counts(self) -> dict[str, float]:
+        """num_retries, num_cache_hits and num_ejections since the last call; in_flight_max and ejected."""
+        gate, counts = self.gate, self.counts
+        taken = {name: counts.pop(name, 0.0) for name in ("num_retries", "num_cache_hits")}
+        taken["num_ejections"], self.router.num_ejections = float(self.router.num_ejections), 0
+        taken["in_flight_max"], gate.most_in_flight = float(gate.most_in_flight), sum(gate.num_in_flight.values())
+        return taken | {"ejected": float(self.router.num_ejected), "concurrency": float(int(gate.limit))}
+
+    def take_waits(self) -> dict[str, float]:
+        """Seconds since the last call for which calls waited for more of a setting, by its key.
+
+        Whoever waits for the rate has a slot, and keeps others from it: that time is the rate's alone. Slots that are
+        fewer than configured are so because the service cannot take more: then it needs further addresses.
+        """
+        where = f"{WHERE}.services.{self.name}"
+        rate = {
+            "requests_per_minute": self.turns.for_requests.take(),
+            "tokens_per_minute": self.turns.for_tokens.take(),
+        }
+        slots = "concurrency" if int(self.gate.least_limit) >= self.settings.concurrency else "urls"
+        self.gate.least_limit = self.gate.limit
+        waits = {**rate, slots: max(0.0, self._for_slot.take() - sum(rate.values()))}
+        return {f"{where}.{setting}": seconds for setting, seconds in waits.items()}
+
+    @property
+    def num_in_flight(self) -> int:
+        """Calls under way."""
+        return sum(self.gate.num_in_flight.values())
+
+    def ask(self, call: Call, lane: Lane) -> Coroutine[Any, Any, Any]:
+        """The service's answer, parsed; NoAnswer when the tries are used up or the deadline has passed.
+
+        The deadline's clock starts when the call has a slot and its turn, so that a long queue fails nobody.
+        """
+        return self._ask_once(call, lane) if self.settings.cache else self._ask(call, lane)
+
+    async def _ask_once(self, call: Call, lane: Lane) -> Any:
+        """What an identical call was answered, if there was one."""
+        key = _key(call)
+        for _ in range(MOST_SHARED):
+            if key in self._cache:
+                self.counts["num_cache_hits"] += 1
+                self._cache.move_to_end(key)
+                return self._cache[key]
+            if (same := self._identical(key, lane)) is None:
+                break
+            await asyncio.wait([same])
+            if not same.cancelled() and same.exception() is None:
+                self.counts["num_cache_hits"] += 1
+                return same.result()
+            # Whoever asked has gone or failed: a failure is one call's own, and the next one asks.
+        asking = _Asking()
+        mine = asking.answer = asyncio.ensure_future(self._ask(call, lane, asking))
+        self._under_way.setdefault((key, lane), asking)
+        try:
+            answer = self._cache[key] = await mine
+        finally:
+            if self._under_way.get((key, lane)) is asking:
+                del self._under_way[key, lane]
+        while len(self._cache) > self.settings.cache:
+            self._cache.popitem(last=False)
+        return answer
+
+    def _identical(self, key: bytes, lane: Lane) -> "asyncio.Future[Any] | None":
+        """The answer of an identical call that is worth waiting for: an evaluation waits for no queued training."""
+        for of in Lane:
+            found = self._under_way.get((key, of))
+            if found is not None and found.answer is not None and (found.begun or lane in (of, Lane.TRAIN)):
+                return found.answer
+        return None
+
+    async def _ask(self, call: Call, lane: Lane, asking: "_Asking | None" = None) -> Any:
+        body = ENCODER.encode(call.body).encode()
+        self._asked.start()
+        try:
+            if not self.gate.enter(lane):
+                await self.gate.wait(lane)
+            try:
+                return await _Tries(self, call, body, lane, asking).answer()
+            finally:
+                self.gate.leave(lane)
+        finally:
+            self._asked.stop()
+
+
+def _key(call: Call) -> bytes:
+    questions = call.body.get("samples", [call.body]) if call.with_ids else [call.body]
+    left_out = ("id",) if call.with_ids else ()
+    identity = [{key: value for key, value in each.items() if key not in left_out} for each in questions]
+    text = json.dumps([call.path, identity], default=plain, sort_keys=True)
+    return hashlib.sha256(text.encode()).digest()
+
+
+class _Tries:
+    """The tries of one call."""
+
+    def __init__(self, service: Service, call: Call, body: bytes, lane: Lane, asking: _Asking | None) -> None:
+        self.service, self.call, self.body, self.lane, self.asking = service, call, body, lane, asking
+        self.settings = service.settings
+        self.tokens = len(body) / CHARACTERS_PER_TOKEN + call.answer_tokens
+        self.last = ""
+        self.where = ""
+        self.content = b""
+        self.tried = 0
+
+    async def answer(self) -> Any:
+        """The answer; NoAnswer naming the address, the deadline or the tries. Either way it goes into the audit log."""
+        began = time.monotonic()
+        status = "ok"
+        try:
+            return await self._try_until(began + self.settings.deadline_s)
+        except NoAnswer as cause:
+            status = str(cause)
+            raise
+        except asyncio.CancelledError:
+            status = "cancelled"
+            raise
+        finally:
+            if self.service.audit.wants(status):
+                self.service.audit.record(
+                    reward=self.call.reward,
+                    id=self.call.id,
+                    target=self.where or self.service.name,
+                    query=self.body,
+                    response=self.content,
+                    status=status,
+                    tries=self.tried,
+                    lane=self.lane.value,
+                    latency_s=round(time.monotonic() - began, 4),
+                )
+
+    async def _try_until(self, due: float) -> Any:
+        service, avoid = self.service, None
+        while True:
+            if not service.turns.now(self.tokens):
+                due += await service.turns.turn(self.lane, self.tokens)
+            if self.asking is not None:
+                self.asking.begun = True
+            try:
+                target, number = service.router.take_now(avoid) or await service.router.take(due, avoid)
+            except NoTarget as cause:
+                raise self._no_answer(str(cause)) from cause
+            self.where = target.name
+            self.tried += 1
+            try:
+                with service.timers.within(due - time.monotonic()):
+                    answer, self.content = await service.client.post(
+                        target.name + self.call.path, self.body, self.settings.max_response_bytes
+                    )
+            except TimeoutError:
+                service.router.failed(target, number, "no answer in time", self.call.id)
+                service.gate.overloaded()
+                raise self._no_answer(f"no answer within deadline_s={self.settings.deadline_s:g}") from None
+            except Unavailable as cause:
+                if cause.overloaded:
+                    service.gate.overloaded()
+                service.router.failed(target, number, str(cause), self.call.id)
+                self.last, avoid = str(cause), target
+                await self._pause(due, cause.retry_after_s)
+            except NoAnswer as cause:
+                service.router.succeeded(target, number)
+                raise self._no_answer(str(cause)) from cause
+            except asyncio.CancelledError:
+                service.router.dropped(target, number)
+                raise
+            else:
+                service.router.succeeded(target, number)
+                service.gate.served()
+                self._count_tokens(answer)
+                return answer
+
+    async def _pause(self, due: float, retry_after_s: float | None) -> None:
+        """Wait before the next try; NoAnswer when there will be none."""
+        if self.tried >= self.settings.tries:
+            last, self.last = self.last, ""
+            raise self._no_answer(f"{last} in the last of {self.settings.tries} tries")
+        wait_s = pause_s(self.tried, retry_after_s)
+        if time.monotonic() + wait_s >= due:
+            raise self._no_answer(
+                f"no answer within deadline_s={self.settings.deadline_s:g}: the next try is {wait_s:.1f} s away"
+            )
+        self.service.counts["num_retries"] += 1
+        await asyncio.sleep(wait_s)
+
+    def _no_answer(self, why: str) -> NoAnswer:
+        also = f", before which it {self.last}" if self.last else ""
+        return NoAnswer(f"service '{self.service.name}' ({self.where or 'no address'}): {why}{also}")
+
+    def _count_tokens(self, answer: Any) -> None:
+        usage = answer.get("usage") if isinstance(answer, dict) else None
+        total = usage.get("total_tokens") if isinstance(usage, dict) else None
+        if isinstance(total, (int, float)) and 0 <= total < 1e9:
+            self.service.turns.correct(total - self.tokens)
+
+
+def pause_s(tried: int, retry_after_s: float | None) -> float:
+    """Seconds until the next try: what the service asks for and up to 10 % more, else twice as long each time, with
+    jitter."""
+    if retry_after_s is not None:
+        return retry_after_s * JITTER.uniform(1.0, 1.1)
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (tried - 1)) * JITTER.uniform(0.5, 1.0))

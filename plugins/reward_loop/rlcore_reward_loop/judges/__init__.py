@@ -1,0 +1,1 @@
+"""Judges: what they are asked, and the score that an answer holds."""

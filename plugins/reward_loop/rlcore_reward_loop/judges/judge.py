@@ -1,0 +1,143 @@
+"""What a judge is asked, and the score that its answer holds. Pure functions: no network."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rlcore import Trajectory
+from rlcore.redaction import clipped
+from rlcore.reward.outcome import number
+from rlcore_reward_loop.client.http import NoAnswer
+from rlcore_reward_loop.judges.vllm_judge import GUIDES
+from rlcore_reward_loop.settings import JudgeSettings
+
+PLACES = re.compile(r"\{(prompt|response|answer)\}")
+FENCE = re.compile(r"```(?:json)?\s*\n?(.*?)```", re.DOTALL)
+THOUGHT_END = "</think>"
+
+
+def chat(trajectory: Trajectory, template: str, judge: JudgeSettings) -> dict[str, Any]:
+    """The body of the chat request about a sample."""
+    body: dict[str, Any] = {"model": judge.model, "messages": messages(trajectory, template, judge)}
+    body |= sampling(judge)
+    if judge.structured != "none" and not judge.pattern:
+        body["response_format"] = response_format(judge)
+    return body | judge.options
+
+
+def sampling(judge: JudgeSettings) -> dict[str, Any]:
+    """How the answer is drawn; what the settings leave to the judge is absent."""
+    chosen = {"max_tokens": judge.max_tokens, "temperature": judge.temperature}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def answer_tokens(judge: JudgeSettings) -> int:
+    """Tokens that an answer may have, by either of the names that APIs have for it; 0: not known."""
+    found = judge.max_tokens or judge.options.get("max_completion_tokens")
+    return found if isinstance(found, int) else 0
+
+
+def engine_options(judge: JudgeSettings) -> dict[str, Any]:
+    """`ScoreRequest.options` for a judge that the run serves: sampling, and a guide that binds it to its JSON."""
+    guide: dict[str, Any] = {}
+    if judge.structured != "none" and not judge.pattern and not judge.options.keys() & set(GUIDES):
+        schema = {"json": score_schema(judge)}
+        guide = schema if judge.structured == "json_schema" else {"json_object": True}
+    return {**sampling(judge), **guide, **judge.options}
+
+
+def messages(trajectory: Trajectory, template: str, judge: JudgeSettings) -> list[dict[str, str]]:
+    """The conversation that the judge continues.
+
+    Every place of the template is filled in one pass, so that a '{answer}' in the response stays what it is.
+    """
+    prompt = trajectory.prompt
+    parts = {
+        "prompt": "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in prompt.messages),
+        "answer": "(none)" if prompt.answer is None else str(prompt.answer),
+        "response": quoted(response_text(trajectory)),
+    }
+    asked = PLACES.sub(lambda place: parts[place.group(1)], template)
+    system = [{"role": "system", "content": judge.system}] if judge.system else []
+    return [*system, {"role": "user", "content": asked}]
+
+
+def response_text(trajectory: Trajectory) -> str:
+    """The response as the judge sees it: a string, or what each message of an agent's holds, by role."""
+    if isinstance(trajectory.completion, str):
+        return trajectory.completion
+    return "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in trajectory.completion)
+
+
+def quoted(text: str) -> str:
+    """The text between tags that it cannot close: their name is a hash of it."""
+    tag = f"response-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
+    return f"<{tag}>\n{text}\n</{tag}>"
+
+
+def response_format(judge: JudgeSettings) -> dict[str, Any]:
+    """The structured output that is asked for: an object with the score alone."""
+    if judge.structured == "json_object":
+        return {"type": "json_object"}
+    judgement = {"name": "judgement", "strict": True, "schema": score_schema(judge)}
+    return {"type": "json_schema", "json_schema": judgement}
+
+
+def score_schema(judge: JudgeSettings) -> dict[str, Any]:
+    """The JSON schema of an object with the score alone."""
+    return {
+        "type": "object",
+        "properties": {judge.score_field: {"type": "number"}},
+        "required": [judge.score_field],
+        "additionalProperties": False,
+    }
+
+
+def said(answer: Any) -> str:
+    """The text of a chat answer; NoAnswer when there is none, or it was cut off."""
+    try:
+        choice = answer["choices"][0]
+        text = choice["message"]["content"]
+    except (KeyError, IndexError, TypeError) as cause:
+        raise NoAnswer(f"answered with {clipped(str(answer), 80)!r}; choices[0].message.content is needed") from cause
+    if choice.get("finish_reason") == "length":
+        raise NoAnswer("the answer was cut off; raise judge.max_tokens")
+    if not isinstance(text, str) or not text.strip():
+        raise NoAnswer("the judge said nothing")
+    return text
+
+
+def score_of(text: str, judge: JudgeSettings) -> float:
+    """The score in a judge's text, in the range; NoAnswer for prose, no number, or one out of range under 'fail'."""
+    text = text.rpartition(THOUGHT_END)[2].strip()
+    value = number(_by_pattern(text, judge.pattern) if judge.pattern else _by_field(text, judge.score_field))
+    if isinstance(value, str):
+        raise NoAnswer(f"the judge's score {value}")
+    if judge.lowest <= value <= judge.highest:
+        return value
+    if judge.out_of_range == "fail":
+        raise NoAnswer(f"the judge's score is {value:g}; needs {judge.lowest:g} to {judge.highest:g}")
+    return min(judge.highest, max(judge.lowest, value))
+
+
+def _by_field(text: str, field: str) -> Any:
+    fenced = FENCE.fullmatch(text)
+    try:
+        found = json.loads(fenced.group(1) if fenced else text)
+    except (ValueError, RecursionError) as cause:
+        raise NoAnswer(f"the judge said {clipped(text, 60)!r}; JSON is needed") from cause
+    if not isinstance(found, Mapping) or field not in found:
+        raise NoAnswer(f"the judge said {clipped(text, 60)!r}; an object with '{field}' is needed")
+    return found[field]
+
+
+def _by_pattern(text: str, pattern: str) -> float:
+    matches = list(re.finditer(pattern, text))
+    if not matches:
+        raise NoAnswer(f"the judge said {clipped(text, 60)!r}, in which pattern finds nothing")
+    try:
+        return float(matches[-1].group(1))
+    except (TypeError, ValueError) as cause:
+        raise NoAnswer(f"the judge's score {matches[-1].group(1)!r} is no number") from cause

@@ -1,0 +1,102 @@
+"""A generative judge in a vLLM engine: it answers conversations with text, from which the caller takes the score."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from rlcore import Message, RawScore, ScoreRequest, WorkerError
+from rlcore.errors import boundary
+from rlcore_reward_loop.models.conversations import Unreadable
+from rlcore_reward_loop.settings import ModelSettings
+
+PLAIN_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
+GUIDES = ("json", "json_object", "regex", "choice")
+"""Options that bind the answer to a JSON schema, any JSON object, a regular expression, or one of several texts."""
+
+
+class VllmJudge:
+    """Knows the tokenizer; the engine is given with each request."""
+
+    def __init__(self, settings: ModelSettings, config: Any) -> None:
+        """`config` is the model's configuration; WorkerError when the tokenizer cannot be loaded."""
+        from transformers import AutoTokenizer
+
+        self._where = settings.tokenizer or settings.path
+        with boundary(f"judge '{settings.path}' cannot be loaded", WorkerError):
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(self._where, trust_remote_code=False)
+        text = config.get_text_config()
+        self.max_tokens = min(settings.max_tokens, getattr(text, "max_position_embeddings", settings.max_tokens))
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of vLLM's AsyncEngineArgs that a judge needs."""
+        return {"tokenizer": self._where, "generation_config": "vllm", "enable_prefix_caching": True}
+
+    async def answer(self, engine: Any, request: ScoreRequest, number: str) -> RawScore:
+        """The judge's answer to a conversation; Unreadable when it cannot have one."""
+        from vllm import TokensPrompt  # type: ignore[import-not-found]
+
+        options = {key: value for key, value in request.options.items() if value is not None}
+        check_options(options)
+        with boundary("the conversation cannot be read", Unreadable):
+            ids = self._encode(request.messages)
+        room = self.max_tokens - len(ids)
+        wanted = options.setdefault("max_tokens", room)
+        if not ids or not isinstance(wanted, int) or not 0 < wanted <= room:
+            error = f"the conversation has {len(ids)} tokens; with the answer {self.max_tokens} are the most"
+            raise Unreadable(f"{error}, and max_tokens={wanted}")
+        with boundary("an option cannot be used", Unreadable):
+            sampling = _sampling(options)
+        final, prompt = None, TokensPrompt(prompt_token_ids=ids)
+        async with aclosing(engine.generate(prompt, sampling, number)) as outputs:
+            async for output in outputs:
+                final = output.outputs[0]
+        if final is None:
+            raise Unreadable("the judge said nothing")
+        if final.finish_reason == "length" and not is_whole(final.text, options):
+            raise Unreadable("the answer was cut off; raise judge.max_tokens")
+        return RawScore(request.id, text=final.text)
+
+    def _encode(self, messages: Sequence[Message]) -> list[int]:
+        plain = [dict(each) for each in messages]
+        if self._tokenizer.chat_template:
+            ids = self._tokenizer.apply_chat_template(
+                plain, add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        else:
+            text = "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in plain)
+            ids = self._tokenizer.encode(text + "\nassistant: ")
+        return [int(each) for each in ids]
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Unreadable for an option that is not known."""
+    known = (*PLAIN_OPTIONS, *GUIDES)
+    for name in sorted(options.keys() - set(known)):
+        raise Unreadable(f"option '{name}' is not known; choose from: {', '.join(known)}")
+
+
+def is_whole(text: str, options: Mapping[str, Any]) -> bool:
+    """Whether an answer that ended at its last token is all that was to be said: a guide may end just there."""
+    if "regex" in options or "choice" in options:
+        return True
+    if "json" not in options and "json_object" not in options:
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _sampling(options: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # type: ignore[import-not-found]
+
+    plain = {name: options[name] for name in PLAIN_OPTIONS if name in options}
+    guide = {name: options[name] for name in GUIDES if name in options}
+    return SamplingParams(
+        **plain,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        structured_outputs=StructuredOutputsParams(**guide) if guide else None,
+    )

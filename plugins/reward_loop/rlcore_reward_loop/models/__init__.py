@@ -1,0 +1,1 @@
+"""Reward models: replicas, and what they serve."""

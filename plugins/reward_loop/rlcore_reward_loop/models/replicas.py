@@ -1,0 +1,172 @@
+"""The replicas of a reward model, as the controller sees them: one queue, and the replica that will answer first."""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rlcore import Lane, RawScore, RewardReplica, RlcoreError, ScoreRequest, WorkerError, WorkerGroup, WorkerRequest
+from rlcore.reward.call_log import CallLog
+from rlcore.reward.seats import Stopwatch
+from rlcore_reward_loop.checks import WHERE
+from rlcore_reward_loop.client.http import NoAnswer
+from rlcore_reward_loop.client.limits import Gate
+from rlcore_reward_loop.client.router import NoTarget, Router, Target
+from rlcore_reward_loop.settings import ModelSettings, health_limit_s
+
+logger = logging.getLogger(__name__)
+
+MAIN_POOL = WorkerRequest.pool
+TRIES = 2
+"""A request whose replica failed goes to another one, once."""
+
+
+class Replicas:
+    """An entry of `models`, started."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: ModelSettings,
+        group: WorkerGroup[RewardReplica],
+        audit: CallLog,
+        asked: Stopwatch,
+    ) -> None:
+        """`asked` runs while a request is under way or waits."""
+        self.name, self.settings = name, settings
+        self._group, self._audit = group, audit
+        self._by_name = {replica.name: replica for replica in group.replicas}
+        self._asked, self._for_slot = asked, Stopwatch()
+        self.gate = Gate(settings.concurrency, settings.eval_slots, False, self._for_slot)
+        self.router = Router(list(self._by_name), 1, settings.health_s, self._healthy)
+        self.counts: dict[str, float] = defaultdict(float)
+        self._turning, self._num_askers = asyncio.Lock(), 0
+
+    async def close(self) -> None:
+        """End the looks at replicas that failed."""
+        await self.router.close()
+
+    def take_counts(self) -> dict[str, float]:
+        """num_retries and num_ejections since the last call; in_flight_max and ejected."""
+        taken = {"num_retries": self.counts.pop("num_retries", 0.0)}
+        taken["num_ejections"], self.router.num_ejections = float(self.router.num_ejections), 0
+        taken["in_flight_max"], self.gate.most_in_flight = float(self.gate.most_in_flight), self.num_in_flight
+        return taken | {"ejected": float(self.router.num_ejected)}
+
+    def take_waits(self) -> dict[str, float]:
+        """Seconds since the last call for which requests waited for more of a setting, by its key."""
+        return {f"{WHERE}.models.{self.name}.replicas": self._for_slot.take()}
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests under way."""
+        return sum(self.gate.num_in_flight.values())
+
+    async def begin(self) -> None:
+        """Scores will be asked for. Replicas that share the main pool wake up; each `begin` has its `end`."""
+        if self.settings.pool == MAIN_POOL:
+            async with self._turning:
+                self._num_askers += 1
+                if self._num_askers == 1:
+                    await self._tell(RewardReplica.wake)
+
+    async def end(self) -> None:
+        """No more scores for now: when nobody asks, replicas that share the main pool let go of the device."""
+        if self.settings.pool == MAIN_POOL:
+            async with self._turning:
+                self._num_askers -= 1
+                if self._num_askers == 0:
+                    await self._tell(RewardReplica.sleep)
+
+    async def _tell(self, method: Callable[[RewardReplica], Coroutine[Any, Any, None]]) -> None:
+        calls = [replica.call(method) for replica in self._group.replicas]
+        try:
+            async with asyncio.timeout(self.settings.deadline_s):
+                found = await asyncio.gather(*calls, return_exceptions=True)
+        except TimeoutError:
+            found = [WorkerError(f"{self.name}: {method.__name__}() took longer than {self.settings.deadline_s:g} s")]
+        for each in found:
+            if isinstance(each, RlcoreError):  # a replica that died is the router's to deal with
+                logger.warning("%s", each)
+            elif isinstance(each, BaseException):
+                raise each
+
+    async def addresses(self) -> list[str]:
+        """Base URLs of the replicas that serve a chat API themselves."""
+        found = await self._group.each(RewardReplica.address)
+        return [address for address in found if address]
+
+    async def ask(self, reward: str, request: ScoreRequest, lane: Lane) -> RawScore:
+        """What a replica says; NoAnswer when two replicas failed, none is healthy, or the deadline has passed."""
+        self._asked.start()
+        try:
+            return await self._ask_in_turn(reward, request, lane)
+        finally:
+            self._asked.stop()
+
+    async def _ask_in_turn(self, reward: str, request: ScoreRequest, lane: Lane) -> RawScore:
+        async with self.gate.slot(lane):
+            began = time.monotonic()
+            status, raw = "cancelled", RawScore(request.id)
+            try:
+                raw = await self._ask(request, began + self.settings.deadline_s)
+                status = raw.error or "ok"
+            except NoAnswer as cause:
+                status = str(cause)
+                raise
+            finally:
+                if self._audit.wants(status):
+                    self._audit.record(
+                        reward=reward,
+                        id=request.id,
+                        target=self.name,
+                        query=[dict(each) for each in request.messages],
+                        response={"score": raw.score, "text": raw.text},
+                        status=status,
+                        lane=lane.value,
+                        latency_s=round(time.monotonic() - began, 4),
+                    )
+        if raw.error:
+            raise NoAnswer(f"model '{self.name}': {raw.error}")
+        return raw
+
+    async def _ask(self, request: ScoreRequest, due: float) -> RawScore:
+        said: list[str] = []
+        avoid = None
+        for tried in range(TRIES):
+            try:
+                target, number = await self.router.take(due, avoid)
+            except NoTarget as cause:
+                raise NoAnswer(f"model '{self.name}': no replica is healthy: {cause}") from cause
+            if tried:
+                self.counts["num_retries"] += 1
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + due - time.monotonic()):
+                    [raw] = await self._by_name[target.name].call(RewardReplica.score, [request])
+            except TimeoutError as cause:
+                self.router.failed(target, number, "no answer in time")
+                raise NoAnswer(
+                    f"model '{self.name}': {target.name} gave no answer within deadline_s={self.settings.deadline_s:g}"
+                ) from cause
+            except RlcoreError as cause:
+                self.router.failed(target, number, str(cause))
+                said.append(str(cause))
+                avoid = target
+            except asyncio.CancelledError:
+                self.router.dropped(target, number)
+                raise
+            else:
+                self.router.succeeded(target, number)
+                return raw
+        raise NoAnswer(f"model '{self.name}': {said[-1]}; the try before that: {said[0]}")
+
+    async def _healthy(self, target: Target) -> bool:
+        try:
+            async with asyncio.timeout(health_limit_s(self.settings)):
+                await self._by_name[target.name].call(RewardReplica.health)
+        except (RlcoreError, TimeoutError) as cause:
+            target.last_error = str(cause) or "no sign of life"
+            return False
+        return True

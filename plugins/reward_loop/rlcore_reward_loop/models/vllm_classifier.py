@@ -1,0 +1,38 @@
+"""A sequence classifier or scalar head in a vLLM engine, which forms the batches. Its scores are those of `hf`."""
+
+from contextlib import aclosing
+from typing import Any
+
+from rlcore import RawScore, ScoreRequest
+from rlcore_reward_loop.models.conversations import Conversations, check_head, until_padding
+from rlcore_reward_loop.settings import ModelSettings
+
+
+class VllmClassifier:
+    """Reads conversations and outputs; the engine is given with each request."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        """WorkerError when its tokenizer cannot be loaded, ConfigError when it lacks the head or output."""
+        self._conversations = Conversations(settings)
+        check_head(settings.path)
+        self.max_tokens = self._conversations.max_tokens
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of vLLM's AsyncEngineArgs that a classifier needs: ids go in, so vLLM needs no tokenizer."""
+        return {"runner": "pooling", "skip_tokenizer_init": True}
+
+    async def answer(self, engine: Any, request: ScoreRequest, number: str) -> RawScore:
+        """The score of a conversation; Unreadable when it has none."""
+        from vllm import PoolingParams, TokensPrompt  # type: ignore[import-not-found]
+
+        ids = self._conversations.read(request.messages)
+        # vLLM scores the last token, whatever it is.
+        prompt = TokensPrompt(prompt_token_ids=until_padding(ids, self._conversations.pad_id))
+        logits: list[float] = []
+        # Without vLLM's own activation: which one it takes depends on the model's configuration.
+        async with aclosing(
+            engine.encode(prompt, PoolingParams(task="classify", use_activation=False), number)
+        ) as outputs:
+            async for output in outputs:
+                logits = [float(each) for each in output.outputs.data.flatten()]
+        return RawScore(request.id, self._conversations.score(logits))

@@ -1,0 +1,117 @@
+"""A replica on vLLM, a generative judge or a classifier: a thin shell, so that planning imports no vllm."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from rlcore import RawScore, RewardReplica, ScoreRequest, WorkerError
+from rlcore.errors import boundary
+from rlcore_reward_loop.models.conversations import Unreadable
+from rlcore_reward_loop.models.vllm_resources import GPU_MEMORY_FRAC, parallel_arguments
+from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings
+
+KV_CACHE_GIB = 1.0
+
+
+class VllmReplica(RewardReplica):
+    """Answers conversations: with a number if the model has a head for scores, else with text."""
+
+    def setup(self) -> None:
+        """Start the engine; WorkerError when vLLM is missing, too old, or cannot serve the model.
+
+        ConfigError when the model is of the other sort than the rewards that ask it.
+        """
+        from rlcore.engines.vllm.engine import device_arguments, open_engine
+
+        section, device = self.context.section, self.context.device
+        if not isinstance(section, RewardLoopSettings) or self.context.role not in section.models:
+            raise WorkerError(f"{self.context}: plugins.reward_loop.models has no '{self.context.role}'")
+        self.settings: ModelSettings = section.models[self.context.role]
+        model = self._open_model(section)
+        arguments = {
+            "model": self.settings.path,
+            "dtype": self.settings.dtype,
+            "max_model_len": model.max_tokens,
+            "enable_sleep_mode": device != "cpu",
+            **model.arguments(),
+        }
+        if device != "cpu":
+            arguments |= parallel_arguments(self.settings)
+        arguments |= device_arguments(device, KV_CACHE_GIB, GPU_MEMORY_FRAC) | self.settings.options
+        self.open_with(model, open_engine(arguments, str(self.context), self.context.threads))
+
+    def open_with(self, model: Any, engine: Any) -> None:
+        """Serve a VllmClassifier or VllmJudge with an engine."""
+        from rlcore.engines.vllm.engine import ending_with
+
+        self._model, self._engine = model, engine
+        self._ending = partial(ending_with, self._engine, self.context)
+        self._awake, self._idle = asyncio.Event(), asyncio.Event()
+        self._awake.set()
+        self._idle.set()
+        self._num_under_way = 0
+        self._numbers = itertools.count()
+
+    def _open_model(self, section: RewardLoopSettings) -> Any:
+        """A VllmClassifier or a VllmJudge, as the model's own configuration says."""
+        from transformers import AutoConfig
+
+        from rlcore_reward_loop.judges.vllm_judge import VllmJudge
+        from rlcore_reward_loop.models.conversations import serves_scores
+        from rlcore_reward_loop.models.vllm_classifier import VllmClassifier
+
+        path = self.settings.path
+        with boundary(f"reward model '{path}' cannot be loaded", WorkerError):
+            config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        kinds = {each.kind for each in section.rewards.values() if each.served_by == self.context.role}
+        if serves_scores(path, config.architectures or (), kinds):
+            return VllmClassifier(self.settings)
+        return VllmJudge(self.settings, config)
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
+        """The answer to each conversation; one that cannot be read or has a wrong option has an error instead."""
+        while not self._awake.is_set():  # it may have gone to sleep again before this call has its turn
+            await self._awake.wait()
+        self._num_under_way += 1
+        self._idle.clear()
+        try:
+            with self._ending(), boundary(f"{self.context}: its engine", WorkerError):
+                return list(await asyncio.gather(*(self._answer(each) for each in requests)))
+        finally:
+            self._num_under_way -= 1
+            if not self._num_under_way:
+                self._idle.set()
+
+    async def _answer(self, request: ScoreRequest) -> RawScore:
+        try:
+            with boundary("vLLM", Unreadable):
+                number = f"{request.id}.{next(self._numbers)}"
+                answer: RawScore = await self._model.answer(self._engine, request, number)
+        except Unreadable as cause:
+            if self._engine.errored:
+                raise WorkerError(f"{self.context}: its engine: {cause}") from cause
+            return RawScore(request.id, error=str(cause))  # the engine goes on: it was this request
+        return answer
+
+    async def health(self) -> str:
+        with boundary(f"{self.context}: its engine", WorkerError):
+            await self._engine.check_health()
+        return f"{self.settings.path} on vLLM, {self.context.device}"
+
+    async def sleep(self) -> None:
+        """Drain, then hand the device's memory to others; on a CPU there is nothing to hand over."""
+        self._awake.clear()
+        await self._idle.wait()
+        if self.context.device != "cpu" and not await self._engine.is_sleeping():
+            await self._engine.sleep(1)
+
+    async def wake(self) -> None:
+        if not self._awake.is_set() and await self._engine.is_sleeping():
+            await self._engine.wake_up()
+        self._awake.set()
+
+    def close(self) -> None:
+        if hasattr(self, "_engine"):
+            self._engine.shutdown()

@@ -1,0 +1,211 @@
+"""Checks of completions, trajectories, rewards, numbers per token and metrics, each called once for what arrives.
+
+Every check raises one line that begins with `who`: the worker and its method, or the slot, its component and the
+method. Metrics may be NaN or infinite, which says something of a run; what is trained on may not.
+"""
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from rlcore.checks.results import kind
+from rlcore.errors import PluginError, RlcoreError, WorkerError, shown
+from rlcore.types import (
+    Batch,
+    Completion,
+    Finish,
+    Float32s,
+    Metrics,
+    Ref,
+    Reward,
+    RewardStatus,
+    Scored,
+    Trajectory,
+    TrajectoryId,
+)
+
+ROUNDING = 1e-4
+"""Log-probs may lie this far above 0: engines divide by the mass that they kept, in float32."""
+_INT = (int, np.integer)
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+_highest = np.maximum.reduce
+"""The shorter way of what is asked of every completion."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Rewards are float32 from where they become a batch."""
+
+
+def check_completion(who: str, item: Any, vocabulary: int | None) -> None:
+    """WorkerError unless `item` is a completion that can be trained on.
+
+    (N,) ids inside the vocabulary (None: its size is not known), (N,) finite log-probs of at most 0 but for rounding,
+    a finish reason, versions that begin with the first token. That it was asked for is the rollout service's to say.
+    """
+    if not isinstance(item, Completion):
+        raise WorkerError(f"{who} yielded {kind(item)}; needs Completion")
+    if problem := _wrong_completion(item, vocabulary):
+        raise WorkerError(f"{who}: sample {shown(item.sample)} of request {shown(item.request_id)}: {problem}")
+
+
+def _wrong_completion(item: Completion, vocabulary: int | None) -> str:
+    if not isinstance(item.request_id, str) or not isinstance(item.sample, int):
+        return "request_id and sample are not those of the request; needs its id and an index below its n"
+    if problem := _wrong_array("token_ids", item.token_ids, "iu", "integers"):
+        return problem
+    if problem := _wrong_array("logprobs", item.logprobs, "f", "floating-point numbers"):
+        return problem
+    num = len(item.token_ids)
+    if len(item.logprobs) != num:
+        return f"found {num} token_ids and {len(item.logprobs)} logprobs; needs one log-prob per token"
+    if num and (problem := _wrong_ids(item.token_ids, vocabulary) or wrong_logprobs(item.logprobs)):
+        return problem
+    if not isinstance(item.finish, Finish):
+        return f"finish is {shown(item.finish)}; needs one of {', '.join(map(repr, Finish))}"
+    if not isinstance(item.version, int) or item.version < 0:
+        return f"version is {shown(item.version)}; needs the number of the weights, 0 or more"
+    return _wrong_versions(item.versions, 0, num) if item.versions else ""
+
+
+def _wrong_array(name: str, array: Any, kinds: str, needed: str) -> str:
+    if type(array) is np.ndarray and array.dtype.kind in kinds and array.ndim == 1:
+        return ""
+    if not isinstance(array, np.ndarray):
+        return f"{name} is {kind(array)}; needs a numpy array"
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        return f"{name} has shape {array.shape} and dtype {array.dtype}; needs one dimension of {needed}"
+    return ""
+
+
+def _wrong_ids(ids_N: Any, vocabulary: int | None) -> str:
+    """Of integers; ids are int32 in a batch."""
+    num_ids = vocabulary or 2**31
+    # read as unsigned, a negative id is larger than any: one look at all numbers instead of two
+    if _highest(ids_N.view(_UNSIGNED[ids_N.itemsize])).item() < num_ids:
+        return ""
+    bad = next(each for each in ids_N.ravel().tolist() if not 0 <= each < num_ids)
+    return f"token id {bad}; needs 0 to {num_ids - 1}" + (", the model's vocabulary" if vocabulary else "")
+
+
+def wrong_logprobs(logprobs_N: Any) -> str:
+    """What is wrong with log-probs of tokens that were sampled; empty when nothing is."""
+    # a product with itself is finite only if every number is, and costs less than to ask each
+    if _highest(logprobs_N).item() <= ROUNDING and logprobs_N.dot(logprobs_N) < np.inf:
+        return ""
+    bad_N = logprobs_N[~(np.isfinite(logprobs_N) & (logprobs_N <= ROUNDING))]
+    first = bad_N[0] if len(bad_N) else logprobs_N.min()
+    return f"log-prob {first:g}; needs finite numbers of at most 0"
+
+
+def _wrong_versions(versions: Any, begin: int | None, num: int) -> str:
+    """Of (position, version) pairs, which begin at `begin` (None: anywhere) and lie within `num` positions."""
+    needed = "needs pairs (position, version) of integers, positions in ascending order"
+    if not isinstance(versions, tuple):
+        return f"versions is {kind(versions)}; {needed}"
+    before: Any = -1
+    for each in versions:
+        if type(each) is not tuple or len(each) != 2 or not isinstance(each[0], _INT) or not isinstance(each[1], _INT):
+            return f"versions holds {shown(each)}; {needed}"
+        if not before < each[0] < (num or 1) or each[1] < 0:
+            return f"versions holds {shown(each)} of {num} tokens; {needed}"
+        if before < 0 and begin is not None and each[0] != begin:
+            return f"versions begins at position {each[0]}; needs {begin}, the first token"
+        before = each[0]
+    return ""
+
+
+def check_trajectory(who: str, row: Any) -> None:
+    """PluginError unless `row` is a trajectory whose arrays are what they are declared to be; numbers are not read."""
+    if not isinstance(row, Trajectory):
+        raise PluginError(f"{who} yielded {kind(row)}; needs Trajectory")
+    if not isinstance(row.id, TrajectoryId):
+        raise PluginError(f"{who} yielded a Trajectory whose id is {kind(row.id)}; needs TrajectoryId")
+    if problem := _wrong_trajectory(row):
+        raise PluginError(f"{who}: trajectory {row.id}: {problem}")
+
+
+def _wrong_trajectory(row: Trajectory) -> str:
+    problem = (
+        _wrong_array("token_ids", row.token_ids, "iu", "integers")
+        or _wrong_array("loss_mask", row.loss_mask, "b", "booleans")
+        or _wrong_array("logprobs", row.logprobs, "f", "floating-point numbers")
+    )
+    if problem:
+        return problem
+    num = len(row.token_ids)
+    if len(row.loss_mask) != num or len(row.logprobs) != num:
+        lengths = num, len(row.loss_mask), len(row.logprobs)
+        return f"token_ids, loss_mask and logprobs have lengths {lengths}; needs one length"
+    if not isinstance(row.completion, (str, tuple)):
+        return f"completion is {kind(row.completion)}; needs text, or a tuple of messages"
+    if not isinstance(row.finish, Finish):
+        return f"finish is {shown(row.finish)}; needs one of {', '.join(map(repr, Finish))}"
+    if not isinstance(row.num_parts, int) or row.num_parts < 0:
+        return f"num_parts is {shown(row.num_parts)}; needs the number of parts, or 0"
+    return _wrong_versions(row.versions, None, num)
+
+
+def check_scored(who: str, row: Any) -> None:
+    """PluginError unless `row` is a trajectory with a reward, whose score is a finite float32 if its status is OK."""
+    if not isinstance(row, Scored):
+        raise PluginError(f"{who} yielded {kind(row)}; needs Scored")
+    if not isinstance(row.trajectory, Trajectory) or not isinstance(row.reward, Reward):
+        found = f"{kind(row.trajectory)} and {kind(row.reward)}"
+        raise PluginError(f"{who} yielded Scored of {found}; needs a Trajectory and its Reward")
+    status, score = row.reward.status, row.reward.score
+    if not isinstance(status, RewardStatus):
+        found = f"status is {shown(status)}; needs one of {', '.join(map(repr, RewardStatus))}"
+        raise PluginError(f"{who}: reward of {row.trajectory.id}: {found}")
+    if not isinstance(score, (float, Real)) or isinstance(score, bool):
+        raise PluginError(f"{who}: reward of {row.trajectory.id}: score is {kind(score)}; needs a number")
+    if status is RewardStatus.OK and not -LARGEST <= score <= LARGEST:
+        raise PluginError(
+            f"{who}: reward of {row.trajectory.id}: score is {score} with status OK; needs a finite number, or a "
+            "status that says that there is none"
+        )
+
+
+def check_tokens(who: str, batch: Batch, rows: Sequence[TrajectoryId], vocabulary: int | None) -> None:
+    """PluginError unless all ids of a batch are inside the vocabulary, and log-probs of sampled tokens are such.
+
+    `rows` are the trajectories of the batch, which `who` made. Ids of None: the vocabulary's size is not known.
+    """
+    tokens = batch.tokens.get()
+    mask_BT = tokens.loss_mask_BT
+    sampled_N, ids_N = tokens.rollout_logprobs_BT[mask_BT], tokens.token_ids_BT[tokens.valid_BT]
+    if len(ids_N) and (problem := _wrong_ids(ids_N, vocabulary)):
+        raise PluginError(f"{who}: a trajectory of {rows[0]} to {rows[-1]} has {problem}")
+    if len(sampled_N) and (problem := wrong_logprobs(sampled_N)):
+        bad_BT = mask_BT & ~(np.isfinite(tokens.rollout_logprobs_BT) & (tokens.rollout_logprobs_BT <= ROUNDING))
+        raise PluginError(f"{who}: trajectory {rows[int(bad_BT.any(axis=1).argmax())]}: {problem}")
+
+
+def per_token(who: str, value: Any, batch: Batch, error: type[RlcoreError], named: str) -> Float32s:
+    """(B, T) what `who` computed for each token of the batch, such as 'log-probs'; finite where the loss mask is True.
+
+    `error` for anything else; what stands outside the mask is not looked at.
+    """
+    mask_BT = batch.tokens.get().loss_mask_BT
+    needed = f"needs a Ref of {mask_BT.shape} floating-point numbers, one per token"
+    if not isinstance(value, Ref):
+        raise error(f"{who} returned {kind(value)}; {needed}")
+    values_BT = value.get()
+    if not isinstance(values_BT, np.ndarray):
+        raise error(f"{who} returned a Ref of {kind(values_BT)}; {needed}")
+    if values_BT.shape != mask_BT.shape or values_BT.dtype.kind != "f":
+        raise error(f"{who} returned shape {values_BT.shape} and dtype {values_BT.dtype}; {needed}")
+    if not np.isfinite(values_BT).all() and (bad_BT := ~np.isfinite(values_BT) & mask_BT).any():
+        found = f"{int(bad_BT.sum())} of {int(mask_BT.sum())} {named} are not finite, the first {values_BT[bad_BT][0]}"
+        raise error(f"{who}: {found}; needs a number for every token that was sampled; nothing was updated on them")
+    return np.asarray(values_BT, dtype=np.float32)
+
+
+def checked_metrics(who: str, value: Any, error: type[RlcoreError]) -> Metrics:
+    """Metrics by name, as floats; NaN and infinities are legal. `error` for anything that is not a dict of numbers."""
+    needed = "needs a dict of str to float"
+    if not isinstance(value, Mapping):
+        raise error(f"{who} returned {kind(value)}; {needed}")
+    for name, each in value.items():
+        if not isinstance(name, str) or isinstance(each, bool) or not isinstance(each, (float, Real)):
+            raise error(f"{who} returned {shown(name)}: {shown(each)}; {needed}")
+    return {name: float(each) for name, each in value.items()}

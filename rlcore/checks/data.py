@@ -1,0 +1,196 @@
+"""Checks of the data that plugins hand over, called where that data is made.
+
+Each raises OfferError naming class, field, value and what is needed; the boundary around the plugin's code adds whose
+code it was.
+"""
+
+import math
+import re
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import is_dataclass
+from enum import Enum
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from rlcore.checks.interfaces import Kind, kind_of, refuses
+from rlcore.checks.references import FORM, well_formed
+from rlcore.errors import CALLED, OfferError, PluginError, boundary, shown
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+def listed(result: object, kind: type[T], whose: str) -> Sequence[T]:
+    """What a function of a plugin returned; PluginError unless it is a list or tuple of `kind`."""
+    if not isinstance(result, (list, tuple)):
+        if isinstance(result, Coroutine):
+            result.close()
+        raise PluginError(f"{whose} returned {type(result).__name__}; needs a list or tuple of {kind.__name__}")
+    with boundary(whose, PluginError, CALLED):  # a subclass of list may iterate as it likes
+        items = list(result)
+    for item in items:
+        if not isinstance(item, kind):
+            raise PluginError(f"{whose} returned a list with {shown(item)}; needs {kind.__name__}")
+    return items
+
+
+def refuse(made: object, field: str, needs: str) -> None:
+    """Raise the OfferError about one field of an offer."""
+    raise OfferError(f"{_who(made)}: {field} is {shown(getattr(made, field))}; needs {needs}")
+
+
+def check_names(made: object, *fields: str) -> None:
+    """Names that become parts of paths and of metric names."""
+    for field in fields:
+        value = getattr(made, field)
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            refuse(made, field, "a name of letters, digits, '.', '_' and '-'")
+
+
+def check_texts(made: object, *fields: str) -> None:
+    """One line of text, not empty."""
+    for field in fields:
+        value = getattr(made, field)
+        if not isinstance(value, str) or not value.strip() or not value.isprintable():
+            refuse(made, field, "one line of text, not empty")
+
+
+def check_flags(made: object, *fields: str) -> None:
+    """True or False, and nothing that merely is true or false."""
+    for field in fields:
+        if not isinstance(getattr(made, field), bool):
+            refuse(made, field, "True or False")
+
+
+def check_whole(made: object, least: int, *fields: str) -> None:
+    """Whole numbers of at least `least`; booleans are not numbers."""
+    for field in fields:
+        value = getattr(made, field)
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            refuse(made, field, f"a whole number of at least {least}")
+
+
+def check_numbers(made: object, least: float | None, *fields: str, most: float = math.inf) -> None:
+    """Finite numbers, of at least `least` unless that is None, and at most `most`; booleans are not numbers."""
+    for field in fields:
+        value = getattr(made, field)
+        if not is_finite(value) or (least is not None and value < least) or value > most:
+            bounds = (
+                ""
+                if least is None
+                else f" of at least {least:g}" + (f", at most {most:g}" if math.isfinite(most) else "")
+            )
+            refuse(made, field, f"a finite number{bounds}")
+
+
+def check_above(made: object, bound: float, field: str) -> None:
+    """A finite number above `bound`."""
+    value = getattr(made, field)
+    if not is_finite(value) or value <= bound:
+        refuse(made, field, f"a finite number above {bound:g}")
+
+
+def is_finite(value: Any) -> bool:
+    """True for a number that a float holds; booleans are not numbers."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
+
+
+def check_text_choice(made: object, field: str, choices: Sequence[str]) -> None:
+    """One of some texts."""
+    value = getattr(made, field)
+    if not isinstance(value, str) or value not in choices:
+        refuse(made, field, f"one of {', '.join(map(str, choices))}")
+
+
+def check_choice(made: object, field: str, choices: type[Enum]) -> None:
+    """A member of an enumeration; its text is not one."""
+    if not isinstance(getattr(made, field), choices):
+        refuse(made, field, f"one of {_members(choices)}")
+
+
+def check_choices(made: object, field: str, choices: type[Enum]) -> None:
+    """A set of members of an enumeration."""
+    value = getattr(made, field)
+    if not isinstance(value, (set, frozenset)) or not all(isinstance(each, choices) for each in value):
+        refuse(made, field, f"a frozenset of {_members(choices)}")
+
+
+def check_is(made: object, field: str, kind: type[Any], *, optional: bool = False) -> None:
+    """An instance of a class, or None where that is allowed."""
+    value = getattr(made, field)
+    if not isinstance(value, kind) and not (optional and value is None):
+        refuse(made, field, f"a {kind.__name__}{' or None' if optional else ''}")
+
+
+def check_subclass(made: object, field: str, base: type[Any]) -> None:
+    """A class that really inherits from `base`."""
+    value = getattr(made, field)
+    if not isinstance(value, type) or base not in value.__mro__:
+        refuse(made, field, f"a subclass of {base.__module__}.{base.__name__}")
+
+
+def check_settings(made: object, field: str) -> None:
+    """A frozen dataclass, the class itself."""
+    value = getattr(made, field)
+    if not isinstance(value, type) or not is_dataclass(value) or not value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        refuse(made, field, "a frozen dataclass")
+
+
+def check_reference(made: object, field: str) -> None:
+    """'module:attr', of which the form alone is looked at."""
+    if not well_formed(getattr(made, field)):
+        refuse(made, field, FORM)
+
+
+def check_references(made: object, field: str) -> None:
+    """References by purpose."""
+    value = getattr(made, field)
+    if not isinstance(value, Mapping):
+        refuse(made, field, "a mapping of purposes to references, {'loss': 'module:attr'}")
+    for purpose, reference in value.items():
+        if not isinstance(purpose, str) or not purpose or not well_formed(reference):
+            found = f"{shown(purpose)}: {shown(reference)}"
+            raise OfferError(f"{_who(made)}: {field} has {found}; needs a purpose and {FORM}")
+
+
+def check_mapping(made: object, field: str) -> None:
+    """A mapping with dotted keys."""
+    value = getattr(made, field)
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) and key for key in value):
+        refuse(made, field, "a mapping of dotted keys to values, {'reward.manager': 'mine'}")
+
+
+def check_distinct(made: object, field: str) -> None:
+    """A tuple or list of names, each once."""
+    value = getattr(made, field)
+    names = value if isinstance(value, (tuple, list)) else [None]
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        refuse(made, field, "a tuple of names, each once")
+
+
+def check_call(made: object, field: str, arguments: Sequence[str]) -> None:
+    """A plain function that can be called with these positional arguments."""
+    value = getattr(made, field)
+    if not callable(value):
+        refuse(made, field, f"a function of ({', '.join(arguments)})")
+    if kind_of(value) in (Kind.ASYNC, Kind.GENERATOR):
+        raise OfferError(f"{_who(made)}: {field} is {kind_of(value)}; needs {Kind.PLAIN}")
+    if problem := refuses(value, arguments):
+        raise OfferError(f"{_who(made)}: {field} {problem}")
+
+
+def _members(choices: type[Enum]) -> str:
+    return ", ".join(f"{choices.__name__}.{each.name}" for each in choices)
+
+
+def _who(made: object) -> str:
+    """The class of an offer, and which of them: RewardFunction 'half', WorkerRequest 'judge'."""
+    role = getattr(getattr(made, "role", None), "name", None)
+    known = getattr(made, "name", None) or role or getattr(made, "backend", None)
+    return f"{type(made).__name__} '{known}'" if isinstance(known, str) and known.isprintable() else type(made).__name__

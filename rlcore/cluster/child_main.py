@@ -1,0 +1,215 @@
+"""The entry of a killable child process: `python -m rlcore.cluster.child_main`, spoken to over pipes by
+`rlcore.cluster.child`.
+
+The child is told the *reference* of something callable, calls it, and serves the methods of the object it gets, or
+leaves the serving to that object's `serve_calls(pipe, calls)`. It imports the standard library and `rlcore.errors`, and
+what the reference needs. Frames are a length and a call's number followed by a pickle; the pipes are private to parent
+and child, so both ends of the pickles are ours.
+
+A child never outlives its parent. Three things see to it, each where the one before may fail: the end of the request
+pipe; a lifeline pipe on which nothing is ever sent and whose end makes the *kernel* kill the child's process group,
+also while some C code holds the interpreter lock; and PR_SET_PDEATHSIG.
+"""
+
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import os
+import pickle
+import queue
+import signal
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+
+from rlcore.errors import ChildError, RlcoreError, boundary
+from rlcore.imports import load_reference
+
+FRAME = struct.Struct("!QQ")
+"""Number of bytes of the pickle, and number of the call it belongs to."""
+
+
+OK, RAISED, OURS = "ok", "raised", "ours"
+"""Kinds of answers: a value; somebody's exception as (message, trace); an error of rlcore as (class, message)."""
+
+
+SETUP = 0
+"""Number of the call that makes the object; methods are called from 1."""
+
+
+CLOSE_GRACE_S = 1.0
+"""How long a child may take to end by itself after the parent closed the pipe."""
+
+
+PR_SET_PDEATHSIG = 1
+
+
+class Pipe:
+    """The child's end of the two pipes."""
+
+    def __init__(self, requests: int, answers: int) -> None:
+        self._requests = os.fdopen(requests, "rb")
+        self._answers = os.fdopen(answers, "wb", buffering=0)
+        self._lock = threading.Lock()
+        self.max_bytes = 1 << 26
+
+    def read(self) -> tuple[int, bytes] | None:
+        """The next call's number and pickle; None at the end of the pipe."""
+        header = self._requests.read(FRAME.size)
+        if len(header) < FRAME.size:
+            return None
+        size, number = FRAME.unpack(header)
+        payload = self._requests.read(size)
+        return (number, payload) if len(payload) == size else None
+
+    def answer(self, number: int, kind: str, value: Any) -> None:
+        """Send an answer; one that cannot be pickled or is too long is replaced by an error that says so."""
+        try:
+            with boundary("the result cannot be sent to the parent", ChildError):
+                payload = pickle.dumps((kind, value), protocol=pickle.HIGHEST_PROTOCOL)
+            if len(payload) > self.max_bytes:
+                raise ChildError(
+                    f"the result has {len(payload)} bytes; at most {self.max_bytes} can be sent to the parent"
+                )
+        except ChildError as cause:
+            payload = pickle.dumps((RAISED, (str(cause), "")))
+        frame = memoryview(FRAME.pack(len(payload), number) + payload)
+        with self._lock:
+            while frame:
+                frame = frame[self._answers.write(frame) :]
+
+
+def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
+    """Run `work` and send what became of it; False when it raised.
+
+    Whatever user code raises is an error like others, also SystemExit, KeyboardInterrupt and CancelledError: a parent
+    that is not answered waits until the deadline, and then kills every call of this process.
+    """
+    try:
+        with boundary("", ChildError, BaseException):
+            value = work()
+    except ChildError as error:
+        cause = error.__cause__ or error
+        said = str(error).removeprefix(": ")  # the exception by itself, or what a ChildError says
+        pipe.answer(number, RAISED, (said, "".join(traceback.format_exception(cause, limit=-20))))
+    except RlcoreError as error:
+        pipe.answer(number, OURS, (type(error).__name__, str(error)))
+    else:
+        pipe.answer(number, OK, value)
+        return True
+    return False
+
+
+def serve_call(pipe: Pipe, served: Any, number: int, payload: bytes) -> None:
+    """Run one call of a method and send its result."""
+
+    def work() -> Any:
+        method, args = pickle.loads(payload)
+        return getattr(served, method)(*args)
+
+    answered(pipe, number, work)
+
+
+def serve_on_main_thread(pipe: Pipe, served: Any, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
+    """One call at a time, here, so that `signal.alarm` works; no alarm survives its call."""
+    while (call := calls.get()) is not None:
+        serve_call(pipe, served, *call)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def serve_on_threads(
+    pipe: Pipe, served: Any, calls: "queue.SimpleQueue[tuple[int, bytes] | None]", threads: int
+) -> None:
+    """Up to `threads` calls at a time."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="call")
+    while (call := calls.get()) is not None:
+        pool.submit(serve_call, pipe, served, *call)
+    pool.shutdown(wait=False, cancel_futures=True)
+
+
+def end_group() -> None:
+    """Kill this process and every process that code in it started."""
+    os.killpg(0, signal.SIGKILL)
+
+
+def read_calls(pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
+    """Feed `calls` until the pipe ends; then give the main thread a moment, and end."""
+    while (call := pipe.read()) is not None:
+        calls.put(call)
+    calls.put(None)
+    threading.Event().wait(CLOSE_GRACE_S)
+    end_group()
+
+
+def tie_to_parent(parent: int, lifeline: int) -> None:
+    """End with the parent: see the module's docstring. The parent made us the leader of a process group."""
+
+    def parent_died(_signum: int, _frame: FrameType | None) -> None:
+        end_group()
+
+    signal.signal(signal.SIGTERM, parent_died)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
+            fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        end_group()
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until the pipe ends. Arguments: the parent's id and the file descriptors of the three pipes."""
+    parent, requests, answers, lifeline = (int(argument) for argument in arguments)
+    for descriptor in (requests, answers, lifeline):
+        os.set_inheritable(descriptor, False)
+    tie_to_parent(parent, lifeline)
+    pipe = Pipe(requests, answers)
+    first = pipe.read()
+    if first is None:
+        return
+    start = pickle.loads(first[1])
+    sys.path[:] = start["path"]
+    sys.argv[:] = [start["name"]]
+    os.environ.pop("PYTHONPATH", None)
+    os.environ.update(start["environment"])
+    pipe.max_bytes = start["max_bytes"]
+    calls: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+    threading.Thread(target=read_calls, args=(pipe, calls), name="read_calls", daemon=True).start()
+    served: list[Any] = []
+    if start.get("stack_s"):  # also while C code holds the interpreter lock
+        faulthandler.dump_traceback_later(start["stack_s"])
+    is_ready = answered(
+        pipe, SETUP, lambda: served.append(load_reference(start["reference"])(*pickle.loads(start["args"])))
+    )
+    faulthandler.cancel_dump_traceback_later()
+    if is_ready:
+        threads = start["threads"]
+        serve_calls = getattr(served[0], "serve_calls", None)
+        if callable(serve_calls):
+            serve_calls(pipe, calls)
+        elif threads == 1:
+            serve_on_main_thread(pipe, served[0], calls)
+        else:
+            serve_on_threads(pipe, served[0], calls, threads)
+        close = getattr(served[0], "close", None)
+        if callable(close):
+            close()
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    finally:
+        if sys.exception() is not None:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads that still run user code must not keep the process, so nothing waits for them.
+        os._exit(0)

@@ -1,0 +1,89 @@
+"""Ends what a driver leaves of the Ray that it started: `python -m rlcore.cluster.reaper MARK`.
+
+Ray's servers end with the driver, but the agents beside them notice only after a minute. This process holds a pipe
+whose other end is the driver's alone, waits for its end, and kills every process that belongs to that Ray: those that
+were started with the mark in their environment, which some of Ray's write over, and those that write to a file of
+the session's directory, which the driver names on the pipe once there is one.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlcore.cluster.strays import marked
+
+VARIABLE = "RLCORE_RAY_OF"
+"""Holds the mark in the environment of what is guarded."""
+PATIENCE_S = 5.0
+"""How long it goes on looking for what is still being started."""
+QUIET_S = 0.3
+"""It has ended what is left when it has found nothing for this long: a process may be starting another."""
+
+
+class Guard:
+    """The guard of everything that is started with the mark in its environment from now on."""
+
+    def __init__(self, mark: str) -> None:
+        command = [sys.executable, "-m", "rlcore.cluster.reaper", mark]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def watch(self, session: str) -> None:
+        """Whoever writes to a file of this directory belongs to it, too."""
+        if self._process.stdin is not None:
+            self._process.stdin.write(f"{session}\n".encode())
+            self._process.stdin.flush()
+
+    def dismiss(self) -> None:
+        """Let it end what is left, and itself."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(2 * PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def belonging(mark: str, session: str, driver: int) -> Iterator[int]:
+    """Processes of this user, but for driver and guard, that have the mark or write to a file of the session."""
+    yield from (int(entry.name) for entry in marked(VARIABLE, mark) if int(entry.name) != driver)
+    for entry in Path("/proc").glob("[0-9]*") if session else ():
+        with contextlib.suppress(OSError):
+            if int(entry.name) not in (os.getpid(), driver) and _writes_to(entry, session):
+                yield int(entry.name)
+
+
+def _writes_to(entry: Path, directory: str) -> bool:
+    for link in (entry / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(link).startswith(f"{directory}/"):
+                flags = int((entry / "fdinfo" / link.name).read_text().split("flags:")[1].split()[0], 8)
+                if flags & os.O_ACCMODE != os.O_RDONLY:
+                    return True
+    return False
+
+
+def main(mark: str) -> None:
+    """Wait for the end of standard input, then kill until nothing has been left for a while."""
+    driver = os.getppid()
+    session = sys.stdin.readline().strip()
+    sys.stdin.read()
+    ends_at = time.monotonic() + PATIENCE_S
+    quiet_at = time.monotonic() + QUIET_S
+    while time.monotonic() < min(quiet_at, ends_at):
+        for process in belonging(mark, session, driver):
+            quiet_at = time.monotonic() + QUIET_S
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

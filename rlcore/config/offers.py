@@ -1,0 +1,54 @@
+"""Offers and who made them, and the one that the configuration itself reads: a settings section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from rlcore.checks.data import (
+    check_mapping,
+    check_names,
+    check_settings,
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ConfigSection:
+    """A section of the configuration: a frozen dataclass, and defaults that its plugin sets elsewhere in the config."""
+
+    name: str
+    """Of a plugin: the plugin's name, found at `plugins.<name>`. The core's own stand at the top level."""
+    type: type[Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted keys of the main config, below the user's files: {'reward.manager': 'judges'}."""
+
+    def __post_init__(self) -> None:
+        check_names(self, "name")
+        check_settings(self, "type")
+        check_mapping(self, "defaults")
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Who made an offer."""
+
+    plugin: str
+    distribution: str
+    """The distribution's name, or the path of a plain file."""
+    version: str
+    kind: str = "plugin"
+    """'plugin', or 'entry point' of the group rlcore.rewards."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} '{self.plugin}' ({self.distribution} {self.version})"
+
+
+@dataclass(frozen=True)
+class Offer(Generic[T]):
+    """An offer with its provider."""
+
+    value: T
+    provider: Provider

@@ -1,0 +1,65 @@
+"""The role that trains the policy."""
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+from rlcore.contracts.requests import Role
+from rlcore.contracts.workers import Worker
+from rlcore.errors import WorkerError
+from rlcore.types import Batch, Float32s, Metrics, Ref, WeightsHandle
+
+
+class ActorWorker(Worker):
+    """Owns the policy's weights and optimizer."""
+
+    @abstractmethod
+    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+        """(B, T) log-probs of the batch's tokens under the current weights and the rollout's temperature."""
+
+    def expect(self, num_updates: int) -> None:
+        """Told once before the first update how many optimizer steps the whole run makes; schedules of lr end there."""
+
+    def begin_updates(self) -> None:
+        """Called before the first update of a step: the time to bring what an update needs to the device."""
+
+    def end_updates(self) -> None:
+        """Called after the last update of a step, and after an error: the time to free what only an update needs.
+
+        Before `publish`, so that nothing which wakes up for the new weights finds the device full.
+        """
+
+    @abstractmethod
+    def update(self, minibatch: Batch) -> Metrics:
+        """Exactly one optimizer step; skipped, and counted in 'actor/skipped', when the gradient is not finite."""
+
+    @abstractmethod
+    def publish(self, version: int) -> None:
+        """Name the current weights: what the rollout samples from now on carries this version."""
+
+    def weights(self, version: int, directory: Path) -> WeightsHandle:
+        """Write the current weights, named `version`, into the new `directory`, in the form that
+        `WorkerContext.weights_kind` names: an adapter is merged unless it is 'adapter'.
+
+        For rollout replicas that hold a copy of their own; of several ranks one writes. With 'link' the weights are
+        copied in memory, and this process sends them to each replica that asks for them until the next call.
+        """
+        raise WorkerError(
+            f"{self.context}: {type(self).__name__} cannot hand its weights to another process; choose a rollout that "
+            "is embedded in it"
+        )
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write the model directory (`model/`, opened by from_pretrained) and the training state below `directory`."""
+
+    @abstractmethod
+    def restore(self, directory: Path) -> None:
+        """Load what `save` wrote, bit for bit."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What the engine knows about itself: num_parameters, context_length, vocabulary (token ids are below it)."""
+
+
+ACTOR = Role("actor", ActorWorker)

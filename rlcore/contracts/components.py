@@ -1,0 +1,128 @@
+"""Components: what fills a slot of the trainer, and what it is built with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from rlcore.checks.data import (
+    check_above,
+    check_call,
+    check_choice,
+    check_flags,
+    check_is,
+    check_numbers,
+    check_texts,
+)
+from rlcore.config import RunConfig
+from rlcore.contracts.workers import WorkerGroup
+
+if TYPE_CHECKING:
+    from rlcore.contracts.rollout import Generator
+    from rlcore.contracts.tokens import Tokens
+    from rlcore.contracts.workers import Children
+
+from rlcore.contracts.offers import Scope
+from rlcore.contracts.requests import Role, WorkerRequest
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+def no_requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
+    """The `requests` of a component that needs no workers."""
+    return ()
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """A named part of the reward that a reward manager brings beside `reward.functions`, for whoever reads the plan."""
+
+    name: str
+    weight: float
+    scope: Scope
+    deadline_s: float
+    kind: str
+    """What gives the score, in a word: 'judge'."""
+    served_by: str
+    """Where: an address, or the name of the role that the component states for it."""
+    on_failure: str = ""
+    """What follows when there is no score; empty where that is not said of a part."""
+
+    def __post_init__(self) -> None:
+        check_texts(self, "name", "kind", "served_by")
+        check_numbers(self, None, "weight")
+        check_choice(self, "scope", Scope)
+        check_above(self, 0.0, "deadline_s")
+        check_is(self, "on_failure", str)
+
+
+def no_parts(config: RunConfig, section: Any) -> Sequence[RewardPart]:
+    """The `reward_parts` of a component that brings none."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Component(Generic[T_co]):
+    """An offer to fill a slot: agents, reward or critic."""
+
+    name: str
+    build: Callable[[BuildContext], T_co]
+    requests: Callable[[RunConfig, Any], Sequence[WorkerRequest]] = no_requests
+    reward_parts: Callable[[RunConfig, Any], Sequence[RewardPart]] = no_parts
+    """Of a reward manager: the parts of the reward that it brings itself. The plan shows them."""
+    uses_reward_functions: bool = False
+    """Of a reward manager: it computes `reward.functions`. A run that configures them needs one that does."""
+
+    def __post_init__(self) -> None:
+        check_texts(self, "name")
+        check_call(self, "build", ["context"])
+        check_call(self, "requests", ["config", "section"])
+        check_call(self, "reward_parts", ["config", "section"])
+        check_flags(self, "uses_reward_functions")
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a component is built with. It reaches its own workers only."""
+
+    config: RunConfig
+    section: Any
+    """The settings section of the plugin that offered the component, or None."""
+    workers: Callable[[Role[Any]], WorkerGroup[Any]]
+    """The workers of one of the component's own roles; PlanError for any other."""
+    generator: Generator | None
+    """The rollout service; None while the rollout's own component is built."""
+    reward_functions: Mapping[str, ResolvedReward]
+    """`reward.functions` by name, each matched with its offer, file or module."""
+    tokens: Tokens
+    """The tokenizer and chat template of the run."""
+    children: Children
+    """Starts killable child processes."""
+    run_dir: Path
+    seed: int
+    metrics: Callable[[str, float], None]
+    """Records a metric of the current step."""
+    context_length: int | None = None
+    """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
+
+
+@dataclass(frozen=True)
+class ResolvedReward:
+    """A configured reward function, with where to import it from and the settings that hold."""
+
+    name: str
+    reference: str
+    """'module:attr' or '/abs/file.py:attr'."""
+    provided_by: str
+    weight: float
+    scope: Scope
+    deadline_s: float
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    settings: Any = None
+    """The settings section of the plugin that offers it, for a function that takes `settings`; None without one."""
+    is_factory: bool = False
+    """As its source says, a call of it with `kwargs` returns the function; False also where that is not known yet."""
+    post_process: str = ""
+    """Where to import the function from that looks at a group's scores; empty: none."""

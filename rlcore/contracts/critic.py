@@ -1,0 +1,101 @@
+"""The critic slot: what estimates values for advantage estimators that need them."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from rlcore.contracts.workers import Worker
+from rlcore.types import Batch, Float32s, Metrics, Ref
+
+
+class CriticWorker(Worker):
+    """Owns a value model and its optimizer."""
+
+    @abstractmethod
+    def values(self, batch: Batch) -> Ref[Float32s]:
+        """(B, T) value of the state before token t is sampled, where the loss mask is True, else 0."""
+
+    def expect(self, num_updates: int) -> None:
+        """Told once before the first update how many the whole run makes; schedules of lr end there."""
+
+    def facts(self) -> dict[str, Any]:
+        """Facts of the loaded model: where it is said, 'head' names what its value head starts from."""
+        return {}
+
+    def begin_updates(self) -> None:
+        """Called before the first update of a step: the time to bring what an update needs to the device."""
+
+    def end_updates(self) -> None:
+        """Called after the last update of a step, and after an error: the time to free what only an update needs."""
+
+    @abstractmethod
+    def update(self, minibatch: Batch) -> Metrics:
+        """Exactly one optimizer step."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write the model directory and the training state into `directory`, which is the critic's own."""
+
+    @abstractmethod
+    def restore(self, directory: Path) -> None:
+        """Load what `save` wrote, bit for bit."""
+
+
+class CriticEngine(ABC):
+    """Fills the critic slot."""
+
+    async def start(self) -> None:
+        """Make ready."""
+
+    async def close(self) -> None:
+        """Let go of everything."""
+
+    async def expect(self, num_updates: int) -> int:
+        """Told once before the first update how many the whole run makes; in how many of them the actor updates too."""
+        return num_updates
+
+    async def begin_updates(self) -> None:
+        """Called before the first update of a step."""
+
+    async def end_updates(self) -> None:
+        """Called after the last update of a step, and after an error."""
+
+    @abstractmethod
+    async def values(self, batch: Batch) -> Ref[Float32s] | None:
+        """(B, T) values of the step-start critic; None of the engine 'none'."""
+
+    @abstractmethod
+    async def update(self, minibatch: Batch) -> Metrics:
+        """One optimizer step of the critic."""
+
+    @abstractmethod
+    def actor_may_update(self) -> bool:
+        """False while the critic warms up."""
+
+    async def save(self, directory: Path) -> None:
+        """Write the critic into `directory`, the engine's own part of the checkpoint: it is there, and empty."""
+
+    async def restore(self, directory: Path) -> None:
+        """Load what `save` wrote; of an engine that wrote nothing the directory does not exist."""
+
+    def metrics(self) -> Metrics:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Take up what `state` returned."""
+
+
+class NoCritic(CriticEngine):
+    """The engine 'none': estimators that need no values."""
+
+    async def values(self, batch: Batch) -> Ref[Float32s] | None:
+        return None
+
+    async def update(self, minibatch: Batch) -> Metrics:
+        return {}
+
+    def actor_may_update(self) -> bool:
+        return True

@@ -1,0 +1,73 @@
+"""Every hook of rlcore.
+
+All are declaring: each returns a list of offers, every enabled plugin's list counts, and the order of plugins has no
+meaning. They run once, before any process starts. A plugin is a module with functions of these names, marked
+`hookimpl`.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from rlcore.config import RunConfig
+    from rlcore.config.offers import ConfigSection
+    from rlcore.contracts.agents import AgentLoop
+    from rlcore.contracts.components import Component
+    from rlcore.contracts.critic import CriticEngine
+    from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
+    from rlcore.contracts.requests import WorkerRequest
+    from rlcore.contracts.reward_manager import RewardManager
+
+hookspec = pluggy.HookspecMarker("rlcore")
+hookimpl = pluggy.HookimplMarker("rlcore")
+
+
+@hookspec
+def rlcore_config_sections() -> "Sequence[ConfigSection]":  # type: ignore[empty-body]
+    """Settings sections: a frozen dataclass for `plugins.<name>`, and defaults of the main configuration.
+
+    Called first, before the configuration is read.
+    """
+
+
+@hookspec
+def rlcore_reward_functions() -> "Sequence[RewardFunction]":  # type: ignore[empty-body]
+    """Reward functions by reference; `reward.functions.<x>.fn` names and weighs them."""
+
+
+@hookspec
+def rlcore_reward_managers() -> "Sequence[Component[RewardManager]]":  # type: ignore[empty-body]
+    """Reward managers; `reward.manager` picks one."""
+
+
+@hookspec
+def rlcore_critic_engines() -> "Sequence[Component[CriticEngine]]":  # type: ignore[empty-body]
+    """Critic engines; `critic.engine` picks one."""
+
+
+@hookspec
+def rlcore_agent_loops() -> "Sequence[Component[AgentLoop]]":  # type: ignore[empty-body]
+    """Agent loops; `rollout.agent` picks one."""
+
+
+@hookspec
+def rlcore_algorithms() -> "Sequence[Algorithm]":  # type: ignore[empty-body]
+    """Advantage estimators and policy losses; `algo.advantage` and `algo.policy_loss` pick them."""
+
+
+@hookspec
+def rlcore_resource_pools(config: "RunConfig", requests: "tuple[WorkerRequest, ...]") -> "Sequence[PoolSpec]":  # type: ignore[empty-body]
+    """Device pools for the roles of this run; sees the requests of all components.
+
+    Offer a pool only for a role of your own: a pool that no role uses is an error.
+    """
+
+
+@hookspec
+def rlcore_worker_classes() -> "Sequence[WorkerClass]":  # type: ignore[empty-body]
+    """Worker classes, each for one (interface, backend) pair; the planner picks the one that was asked for."""
+
+
+HOOK_NAMES: tuple[str, ...] = tuple(name for name in dict(globals()) if name.startswith("rlcore_"))

@@ -1,0 +1,175 @@
+"""What plugins offer: worker classes, pools, reward functions, algorithms. Plain frozen data: no torch, no process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from rlcore.checks.data import (
+    check_above,
+    check_call,
+    check_choice,
+    check_choices,
+    check_distinct,
+    check_flags,
+    check_is,
+    check_names,
+    check_reference,
+    check_subclass,
+    check_texts,
+    check_whole,
+    refuse,
+)
+from rlcore.config import RunConfig
+from rlcore.contracts.pool_placement import placement_problem
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.workers import Worker
+from rlcore.errors import OfferError
+
+
+class Scope(StrEnum):
+    """How much of a step a function must see at once."""
+
+    SAMPLE = "sample"
+    GROUP = "group"
+    BATCH = "batch"
+
+
+class Need(StrEnum):
+    """What an algorithm needs beside rewards."""
+
+    VALUES = "values"
+    GREEDY_BASELINE = "greedy_baseline"
+    REFERENCE = "reference"
+    MINIBATCH_STATISTICS = "minibatch_statistics"
+    GROUP = "group"
+    """At least two samples of a prompt, because they are compared; whatever has `Scope.GROUP` needs it unsaid."""
+
+
+class AlgorithmKind(StrEnum):
+    """What an algorithm is."""
+
+    ADVANTAGE = "advantage"
+    POLICY_LOSS = "policy_loss"
+
+
+def as_asked(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
+    """The `complete` of a class that needs what was asked for it, and no more."""
+    return request
+
+
+WEIGHT_SYNCS = ("files", "link")
+"""The values of `rollout.weights`."""
+
+
+@dataclass(frozen=True)
+class WorkerClass:
+    """An offer: this class implements this interface under this backend name."""
+
+    interface: type[Worker]
+    backend: str
+    cls: type[Worker]
+    inside: Role[Any] | None = None
+    """The class is served inside this role's worker and needs it as `WorkerContext.host`: an embedded rollout says
+    ACTOR. The host has the same backend. The planner gives the request the same `inside`, so nobody reads it from a
+    backend's name."""
+    every_rank: bool = False
+    """Inside a host of several ranks there is one of it in each, and each does its share (`WorkerContext.rank`)."""
+    isolated: bool = False
+    """It serves, and may die and be restarted: requests that it fills are `isolated`, whoever stated them."""
+    complete: Callable[[RunConfig, Any, WorkerRequest], WorkerRequest] = as_asked
+    """(config, section of the offer's plugin, request) -> the request with what the class needs: replicas, ranks, gpus,
+    cpus, threads, pool and memory (`device_frac`, `bytes_per_parameter`, `cached_tokens`, `engine`, `model`). Pure; the
+    same for every role. A pool other than `main` that was asked for stays, and so do role, backend, references and
+    `isolated`; `inside` may be set where it is None."""
+    weight_sync: frozenset[str] = frozenset({"files"})
+    """Of a rollout that is not served inside the actor: the values of `rollout.weights` that it can take."""
+
+    def __post_init__(self) -> None:
+        check_subclass(self, "interface", Worker)
+        check_subclass(self, "cls", Worker)
+        check_texts(self, "backend")
+        check_is(self, "inside", Role, optional=True)
+        check_flags(self, "every_rank", "isolated")
+        check_call(self, "complete", ["config", "section", "request"])
+        if not isinstance(self.weight_sync, frozenset) or not self.weight_sync <= set(WEIGHT_SYNCS):
+            refuse(self, "weight_sync", f"a frozenset of: {', '.join(WEIGHT_SYNCS)}")
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """An offer of devices that roles share. Sizes of 0 are derived from the requests.
+
+    With `nodes` above 1 the ranks of each role are laid out over exactly that many nodes, evenly and in order.
+    """
+
+    name: str
+    gpus_per_node: int = 0
+    nodes: int = 1
+    union_of: tuple[str, ...] = ()
+    placement: str = "pack"
+    """Where Ray puts the ranks of a pool that does not say `nodes`. pack: on as few nodes as it can; spread: on as many
+    as it can; strict_spread: each on a node of its own; one_node: all on one."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the nodes that Ray may take: {'ray.io/accelerator-type': 'H100'}, '!H100' or 'in(H100, H200)'."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Custom resources of Ray that each bundle reserves: {'fast_network': 1}. A bundle is the place of one rank; of a
+    pool with `nodes` above 1, its part of a node."""
+
+    def __post_init__(self) -> None:
+        check_names(self, "name")
+        check_whole(self, 0, "gpus_per_node")
+        check_whole(self, 1, "nodes")
+        check_distinct(self, "union_of")
+        if problem := placement_problem(self.placement, self.labels, self.resources):
+            raise OfferError(f"PoolSpec '{self.name}': {problem}")
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """An offer of a reward function, by reference; `reward.functions.<x>.fn` names it.
+
+    A function, class or factory with a parameter `settings` gets the plugin's section of the configuration.
+    """
+
+    name: str
+    reference: str
+    """'module:attr'."""
+    scope: Scope = Scope.SAMPLE
+    deadline_s: float | None = None
+    """Seconds a call may take, where the config does not say."""
+
+    def __post_init__(self) -> None:
+        check_texts(self, "name")
+        check_reference(self, "reference")
+        check_choice(self, "scope", Scope)
+        if self.deadline_s is not None:
+            check_above(self, 0.0, "deadline_s")
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An offer of an advantage estimator or policy loss, by reference; `algo.advantage`, `algo.policy_loss` name it."""
+
+    name: str
+    kind: AlgorithmKind
+    reference: str
+    scope: Scope
+    needs: frozenset[Need] = frozenset()
+    per_token: bool = False
+    """An estimator that returns (B, T) advantages instead of (B,)."""
+    selection: str = ""
+    """Reference of a function that picks tokens out of a whole mini-batch for a policy loss that treats them
+    differently: `rlcore.algo.covariance`. Such a loss needs MINIBATCH_STATISTICS."""
+
+    def __post_init__(self) -> None:
+        check_texts(self, "name")
+        check_choice(self, "kind", AlgorithmKind)
+        check_reference(self, "reference")
+        check_choice(self, "scope", Scope)
+        check_choices(self, "needs", Need)
+        check_flags(self, "per_token")
+        if self.selection != "":
+            check_reference(self, "selection")

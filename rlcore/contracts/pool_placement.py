@@ -1,0 +1,47 @@
+"""What a pool may say of the nodes that it is placed on: the words, and what is wrong with them."""
+
+import re
+from collections.abc import Mapping
+from typing import get_args, get_type_hints
+
+from rlcore.checks.data import is_finite
+from rlcore.config.sections import PoolConfig
+
+PLACEMENTS: tuple[str, ...] = get_args(get_type_hints(PoolConfig)["placement"])
+RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
+"""Resources of Ray that are no custom ones: what a pool takes of them follows from its roles."""
+
+_NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
+_KEY = re.compile(rf"(?:[a-zA-Z0-9][a-zA-Z0-9_.-]{{0,252}}/)?{_NAME}")
+_VALUE = re.compile(rf"!?{_NAME}|!?in\({_NAME}(?:, ?{_NAME})*\)")
+
+
+def placement_problem(placement: object, labels: object, resources: object) -> str:
+    """What is wrong with them, in words that name the field; empty if nothing is."""
+    if placement not in PLACEMENTS:
+        return f"placement is {placement!r:.80}; choose from: {', '.join(PLACEMENTS)}"
+    return _labels_problem(labels) or _resources_problem(resources)
+
+
+def _labels_problem(labels: object) -> str:
+    if not isinstance(labels, Mapping):
+        return f"labels is {labels!r:.80}; needs a mapping of label to value"
+    for key, value in labels.items():
+        if not (isinstance(key, str) and _KEY.fullmatch(key)):
+            return f"labels has the key {key!r:.80}; needs a label of Ray's nodes, such as 'ray.io/accelerator-type'"
+        if not (isinstance(value, str) and _VALUE.fullmatch(value)):
+            return f"labels['{key}'] is {value!r:.80}; needs a text such as 'H100', '!H100' or 'in(H100, H200)'"
+    return ""
+
+
+def _resources_problem(resources: object) -> str:
+    if not isinstance(resources, Mapping):
+        return f"resources is {resources!r:.80}; needs a mapping of custom resource to amount"
+    for name, amount in resources.items():
+        if not (isinstance(name, str) and name) or name in RESERVED:
+            return f"resources has the key {name!r:.80}; needs the name of a custom resource of Ray"
+        if not (is_finite(amount) and amount > 0):
+            return f"resources['{name}'] is {amount!r:.80}; needs a number above 0"
+        if amount > 1 and amount != int(amount):
+            return f"resources['{name}'] is {amount:g}; Ray knows fractions below 1 only, so it needs a whole number"
+    return ""

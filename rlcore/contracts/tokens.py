@@ -1,0 +1,173 @@
+"""The tokenizer and chat template of a run, as components use them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import ConfigError
+from rlcore.types import Message
+
+END_PROBE = "rlcore0end0probe"
+"""A text that no chat template contains, put where a response stands to see what follows it."""
+
+
+_ASKED = {"role": "user", "content": "x"}
+
+
+_THOUGHT = f"<think>\nx\n</think>\n\n{END_PROBE}"
+"""A response of the kind that some templates shorten once others follow it."""
+
+
+class Tokens(ABC):
+    """Prompts to token ids, token ids to text."""
+
+    eos_ids: frozenset[int]
+    """Tokens that end a response."""
+    pad_id: int
+    """What fills a row up; no mask selects it."""
+    context_length: int | None
+    """Tokens that the model's window holds; None is unknown."""
+
+    def __init__(self, system_prompt: str = "") -> None:
+        self._system_prompt = system_prompt
+        self._num_end: int | None = None
+
+    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
+        """The ids of the conversation and the opening of the next assistant turn.
+
+        The system prompt is put first when the conversation has no system message. `tools` are schemas in the form of
+        OpenAI, for templates that tell the model about them.
+        """
+        plain = [plain_message(message) for message in messages]
+        if self._system_prompt and not any(message.get("role") == "system" for message in plain):
+            plain.insert(0, {"role": "system", "content": self._system_prompt})
+        return self._encode_text(self._render(plain, [plain_message(tool) for tool in tools], opening=True))
+
+    def continuation(self, messages: Sequence[Message], last_id: int) -> tuple[int, ...]:
+        """The ids to put behind an assistant turn whose last sampled id is `last_id`.
+
+        They are the end of that turn, unless `last_id` ended it, then `messages`, and the opening of the next assistant
+        turn, with the separators of the chat template. Nothing that was there before is tokenised: the template is
+        asked for a short conversation with the same messages, and what follows the response in it is what follows here.
+        ConfigError when the template leaves responses out; `check_continuation` finds the other ways to be wrong.
+        """
+        said = {"role": "assistant", "content": END_PROBE}
+        text = self._render([_ASKED, said, *(plain_message(message) for message in messages)], (), opening=True)
+        ids = self._encode_text(_after_probe(text))
+        return ids[self._end_of_turn_length() :] if last_id in self.eos_ids else ids
+
+    def _end_of_turn_length(self) -> int:
+        """How many ids the template puts behind a response up to the token that ends it; 0 if it has no such token."""
+        if self._num_end is None:
+            said = {"role": "assistant", "content": END_PROBE}
+            ids = self._encode_text(_after_probe(self._render([_ASKED, said], (), opening=False)))
+            ends = [place for place, each in enumerate(ids) if each in self.eos_ids]
+            self._num_end = ends[0] + 1 if ends else 0
+        return self._num_end
+
+    def check_continuation(self, roles: Sequence[str], tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """ConfigError naming the first role of `roles`, or `assistant`, that makes the template rewrite what was there.
+
+        A template is prefix-stable if a conversation with one more message begins with the conversation without it, and
+        an assistant's message with the opening of its turn. With any other, what the policy sees in training is not
+        what the template would show it elsewhere. With `tools`, schemas in the form of OpenAI, that must hold where the
+        template tells about them, and they must not change how a message is written: some templates put them before the
+        last message of a user.
+        """
+        schemas = [plain_message(tool) for tool in tools]
+        way_out = "needs a chat template that only appends (model.chat_template names a file with one)"
+        opened = self._render([_ASKED], schemas, opening=True)
+        for said in (END_PROBE, _THOUGHT):
+            answered = [_ASKED, {"role": "assistant", "content": said}]
+            before = self._render(answered, schemas, opening=False)
+            if said == END_PROBE and not (before.startswith(opened) and said in before):
+                raise ConfigError(
+                    "chat template: the role 'assistant' breaks it: a response does not stand behind the opening of "
+                    f"its turn as it was sampled; {way_out}"
+                )
+            for role in roles:
+                more = [*answered, {"role": role, "name": "x", "content": "y"}]
+                try:
+                    after = self._render(more, schemas, opening=True)
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"chat template: the role '{role}' breaks it: the template refuses it: {error}; {way_out}"
+                    ) from error
+                if not after.startswith(before.rstrip()):
+                    raise ConfigError(
+                        f"chat template: the role '{role}' breaks it: a message of this role changes how the turns "
+                        f"before it are written; {way_out}"
+                    )
+                if (
+                    schemas
+                    and said == END_PROBE
+                    and _after_probe(after) != _after_probe(self._render(more, (), opening=True))
+                ):
+                    raise ConfigError(
+                        f"chat template: the role '{role}' breaks it: a message of this role is written otherwise when "
+                        f"there are tools; {way_out}"
+                    )
+
+    def tells_tools(self) -> bool:
+        """Whether the chat template tells the model about tools."""
+        tool = {"type": "function", "function": {"name": END_PROBE, "description": "", "parameters": {}}}
+        return END_PROBE in self._render([_ASKED], [tool], opening=True)
+
+    def check_stop(self, stop: Sequence[str], who: str = "rollout.stop") -> None:
+        """ConfigError naming the first stop string that no response could be seen to hold: `decode` leaves out special
+        tokens, and what one of them spells is sampled as that token."""
+        for text in stop:
+            hidden = next((special for special in self._special_texts() if special in text), None)
+            if hidden is None:
+                continue
+            way_out = (
+                f"leave it out: '{hidden}' ends a response anyway"
+                if self._special_texts()[hidden] in self.eos_ids
+                else f"name plain text, or make '{hidden}' an eos_token_id in the model's generation_config.json"
+            )
+            raise ConfigError(
+                f"{who}: the string {text!r} holds '{hidden}', a special token; those are no part of a "
+                f"response's text, so it would never be found; {way_out}"
+            )
+
+    def _special_texts(self) -> Mapping[str, int]:
+        """The text of each token that `decode` leaves out, with its id."""
+        return {}
+
+    @abstractmethod
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, opening: bool
+    ) -> str:
+        """The text of exactly these messages and, with `opening`, the beginning of the next assistant turn."""
+
+    @abstractmethod
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        """The ids of a text of the template, special tokens recognised and none added."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens left out."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write the tokenizer's files, chat template included, into a model directory."""
+
+
+def _after_probe(text: str) -> str:
+    """What the template wrote behind the response."""
+    _, found, rest = text.partition(END_PROBE)
+    if not found:
+        raise ConfigError(
+            "chat template: it leaves out the assistant's turn; needs one that keeps it (model.chat_template)"
+        )
+    return rest
+
+
+def plain_message(value: Any) -> Any:
+    """Mappings and sequences as dicts and lists, all the way down: templates test for those types."""
+    if isinstance(value, Mapping):
+        return {key: plain_message(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_message(inner) for inner in value]
+    return value

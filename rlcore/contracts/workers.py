@@ -1,0 +1,181 @@
+"""What runs in a worker, and how the controller talks to it.
+
+A worker class is a thin shell: `__init__` only stores its context, `setup()` imports the heavy modules and builds the
+engine. The controller never holds a worker; it holds a `WorkerGroup` of `ReplicaHandle`s and names the method by the
+interface's own function, `await group.replicas[0].call(ActorWorker.update, batch)`, so that mypy checks the call.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
+
+from rlcore.types import SharedPrefix
+
+W_co = TypeVar("W_co", bound="Worker", covariant=True)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerContext:
+    """Everything a worker is told; it discovers nothing by itself."""
+
+    role: str
+    replica: int
+    rank: int
+    """Rank within the replica."""
+    num_ranks: int
+    config: Any
+    """The `RunConfig`."""
+    section: Any
+    """The settings section of the plugin that offered the class, or None."""
+    references: Mapping[str, str]
+    """Functions chosen by the plan for this role, by purpose: {'policy_loss': 'rlcore.algo.loss:clip'}."""
+    run_dir: Path
+    seed: int
+    threads: int
+    device: str
+    """'cpu', or 'cuda:3'."""
+    shared_prefix: SharedPrefix = SharedPrefix.NONE
+    """How the prompt of a group is computed once for its samples, decided by the plan."""
+    host: "Worker | None" = None
+    """The worker this one is served `inside` of, set up already."""
+    rendezvous: str = ""
+    """Where the ranks of this replica meet: `init_method` of torch.distributed; empty with one rank."""
+    weights_kind: str = ""
+    """How an actor hands its weights to the rollout, a `WeightsHandle.kind`; '' where that samples from its own."""
+    address: str = "127.0.0.1"
+    """Of this node, as the run's other nodes reach it."""
+
+    def __str__(self) -> str:
+        return f"{self.role}[{self.replica}.{self.rank}]"
+
+
+class Worker(ABC):
+    """A job of the run. `async def` methods run concurrently on the worker's loop, plain ones one at a time."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Import what is heavy and build the engine; called once, in the worker's own thread or process."""
+
+    def close(self) -> None:
+        """Let go of what `setup` acquired; called once, also after a failure."""
+
+
+@dataclass(frozen=True)
+class ReplicaEvent:
+    """A replica that may be restarted has died, or serves again."""
+
+    kind: Literal["lost", "restored"]
+    index: int
+    """Of the replica in `WorkerGroup.replicas`."""
+    name: str
+    reason: str = ""
+    """Of the loss."""
+
+
+class ReplicaHandle(Protocol[W_co]):
+    """One replica of a role, as the controller sees it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def alive(self) -> bool:
+        """False while a replica that died is not back; its calls raise WorkerError at once."""
+        ...
+
+    @overload
+    def call(
+        self, method: Callable[Concatenate[W_co, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[R]: ...
+
+    @overload
+    def call(self, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
+
+    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """The result of the method on rank 0; raises WorkerError naming role, replica and cause."""
+        ...
+
+    def stream(
+        self, method: Callable[Concatenate[W_co, P], AsyncIterator[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncGenerator[R, None]:
+        """The items of an async-generator method, as they come; `aclose()` ends the method, too."""
+        ...
+
+
+class WorkerGroup(Protocol[W_co]):
+    """All replicas of a role."""
+
+    @property
+    def replicas(self) -> "Sequence[ReplicaHandle[W_co]]": ...
+
+    @overload
+    def each(
+        self, method: Callable[Concatenate[W_co, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[list[R]]: ...
+
+    @overload
+    def each(
+        self, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[list[R]]: ...
+
+    def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Awaitable[list[Any]]:
+        """The method's result on every replica, in order."""
+        ...
+
+    def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
+        """Call back, on the controller's loop, when a replica is lost and when it serves again.
+
+        Only replicas whose request says `isolated` are restarted, at most `cluster.max_restarts` times each.
+        """
+        ...
+
+    def before_return(self, prepare: "Callable[[ReplicaHandle[Any]], Awaitable[None]]") -> None:
+        """Await this for a restarted replica before it is `alive` again: the place to give it the current weights."""
+        ...
+
+
+class Child(Protocol):
+    """A killable child process that serves the methods of one object (see `rlcore.cluster.child_main`)."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
+        """The method's result.
+
+        Raises TimeoutError when the deadline passes (the child is then killed), WorkerError when the child died, and
+        ChildError (of `rlcore.errors`) when the method itself raised.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the process, by force if it does not end by itself."""
+        ...
+
+
+class Children(Protocol):
+    """Starts child processes; the run ends those that are left."""
+
+    async def start(
+        self,
+        reference: str,
+        *args: Any,
+        name: str,
+        threads: int = 1,
+        deadline_s: float = 60.0,
+        env: Sequence[str] | None = None,
+    ) -> Child:
+        """A child in which `reference` ('module:attr' or '/abs/file.py:attr') was called with `args` (picklable).
+
+        The result is the object whose methods the child serves; `threads` calls run at a time, on the child's main
+        thread when it is 1. Nothing of rlcore that imports torch is imported there. `env` names the environment
+        variables that it gets beside those that any Python process needs; None: all of them.
+        """
+        ...

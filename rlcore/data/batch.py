@@ -1,0 +1,300 @@
+"""Batches: from groups of scored trajectories to padded arrays, and from those to mini-batches and micro-batches.
+
+Rows keep one order through all of this: groups as they were given, in a group samples by index, in a sample parts by
+index. What arrived first has no meaning.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlcore.checks.arrays import LARGEST
+from rlcore.errors import PluginError, RewardError
+from rlcore.types import Batch, Bools, Finish, Float32s, Int64s, Ref, RewardStatus, Scored, TokenArrays, Trajectory
+
+
+def collate(groups: Sequence[Sequence[Scored]], pad_id: int) -> Batch:
+    """A batch with one row a trajectory, sorted by sample and part within each group, padded on the right.
+
+    Each inner sequence is the group of one prompt, in any order; a group of which nothing is left counts for nothing.
+    Failed samples must be gone or given a value before. RewardError for a sample without a finite score; PluginError
+    for a trajectory whose arrays disagree, comes twice or stands in another prompt's group, and for parts of one
+    sample with different rewards.
+    """
+    sorted_groups = [sorted(group, key=_place) for group in groups if group]
+    rows = [each for group in sorted_groups for each in group]
+    prompts = [(group[0].trajectory.id.prompt, group[0].trajectory.id.epoch) for group in sorted_groups]
+    if len(set(prompts)) < len(prompts):
+        raise PluginError(f"batch: two groups of {len(prompts)} are of one prompt and epoch; a prompt is one group")
+    for group in sorted_groups:
+        _check_group(group)
+        _check_rewards(group)
+    trajectories = [each.trajectory for each in rows]
+    tokens = _token_arrays(trajectories, pad_id)
+    if (first_B := tokens.loss_mask_BT[:, :1].any(axis=1)).any():
+        bad = trajectories[int(first_B.argmax())].id
+        raise PluginError(f"batch: trajectory {bad} has a loss at position 0, whose token has no probability")
+    group_B = _int64s([index for index, group in enumerate(sorted_groups) for _ in group])
+    lengths_B = _int64s([len(each.token_ids) for each in trajectories])
+    return Batch(
+        tokens=Ref(tokens),
+        sample_B=_unit_numbers(group_B, _int64s([each.id.sample for each in trajectories])),
+        group_B=group_B,
+        lengths_B=lengths_B,
+        num_sampled_B=np.count_nonzero(tokens.loss_mask_BT, axis=1).astype(np.int64),
+        prompt_lengths_B=_prompt_lengths(tokens.loss_mask_BT, lengths_B),
+        rewards_B=np.array([each.reward.score for each in rows], dtype=np.float32),
+        truncated_B=np.array([each.finish is Finish.LENGTH for each in trajectories], dtype=np.bool_),
+        token_scores=_token_scores(rows),
+        baselines_B=_baselines(rows),
+    )
+
+
+def rescored(batch: Batch, groups: Sequence[Sequence[Scored]]) -> Batch:
+    """What `collate` makes of the same trajectories with other rewards, of which `batch` was made; same errors.
+
+    Groups and rows stand in the order of the batch.
+    """
+    for group in groups:
+        _check_rewards(group)
+    rows = [each for group in groups for each in group]
+    rewards_B = np.array([each.reward.score for each in rows], dtype=np.float32)
+    return replace(batch, rewards_B=rewards_B, token_scores=_token_scores(rows), baselines_B=_baselines(rows))
+
+
+def select(batch: Batch, rows: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
+    """The chosen rows as a batch of their own, in the order given, trimmed to the longest of them.
+
+    Samples and groups are numbered anew from 0, in the order of their old numbers. Weights stay: they hold the
+    denominators of the mini-batch that was weighed. Fetches every `Ref`, so it belongs where the arrays live.
+    """
+    index = np.asarray(rows, dtype=np.int64)
+    length = int(batch.lengths_B[index].max(initial=0))
+    chosen: dict[str, Any] = {}
+    for each in fields(batch):
+        value = getattr(batch, each.name)
+        if isinstance(value, Ref):
+            value = Ref(_select_tokens(value.get(), index, length))
+        elif value is not None:
+            value = value[index]
+        chosen[each.name] = value
+    for name in ("sample_B", "group_B"):
+        chosen[name] = np.unique(chosen[name], return_inverse=True)[1].astype(np.int64)
+    return Batch(**chosen)
+
+
+def minibatches(batch: Batch, num_groups: int, rng: np.random.Generator) -> list[Batch]:
+    """The batch as mini-batches of `num_groups` whole groups each, drawn without replacement; 0: one of all groups.
+
+    The last one is smaller when the number of groups does not divide. Weights are not set: they are the mini-batch's
+    own (`rlcore.algo.aggregation.row_weights`). An empty batch has none.
+    """
+    groups = np.unique(batch.group_B)
+    size = num_groups or max(1, len(groups))
+    if size >= len(groups) > 0:
+        return [replace(batch, weights_B=None)]
+    groups = rng.permutation(groups)
+    parts = [groups[start : start + size] for start in range(0, len(groups), size)]
+    return [replace(select(batch, np.flatnonzero(np.isin(batch.group_B, part))), weights_B=None) for part in parts]
+
+
+def micro_batches(lengths_B: npt.NDArray[np.integer], max_tokens: int) -> list[Int64s]:
+    """Row indices of micro-batches, longest rows first, every row exactly once.
+
+    A micro-batch costs its number of rows times its longest row, padding included, and that is at most `max_tokens`;
+    a row that is longer than this is a micro-batch of its own. Greedy over sorted lengths, which no other grouping of
+    the sorted rows beats in number.
+    """
+    order = np.argsort(-np.asarray(lengths_B, dtype=np.int64), kind="stable")
+    result: list[Int64s] = []
+    start = 0
+    while start < len(order):
+        longest = int(lengths_B[order[start]])
+        num_rows = len(order) if longest == 0 else max(1, max_tokens // longest)
+        result.append(order[start : start + num_rows].astype(np.int64))
+        start += num_rows
+    return result
+
+
+def shared_prefixes(batch: Batch) -> Int64s:
+    """(B,) how many tokens every row of the row's group begins with alike; none of them was sampled in any row."""
+    token_ids_BT = batch.tokens.get().token_ids_BT
+    prefix_B = np.zeros(len(batch), dtype=np.int64)
+    for group in np.unique(batch.group_B):
+        rows = np.flatnonzero(batch.group_B == group)
+        unsampled = int(batch.prompt_lengths_B[rows].min())
+        starts = token_ids_BT[rows, :unsampled]
+        differs = (starts != starts[0]).any(axis=0)
+        prefix_B[rows] = int(differs.argmax()) if differs.any() else unsampled
+    return prefix_B
+
+
+def suffix_lengths(batch: Batch, prefix_B: Int64s) -> Int64s:
+    """(B,) tokens of each row after its prefix that a prediction needs: those before the row's last loss token."""
+    loss_mask_BT = batch.tokens.get().loss_mask_BT
+    last_B = np.where(loss_mask_BT.any(axis=1), loss_mask_BT.shape[1] - 1 - loss_mask_BT[:, ::-1].argmax(axis=1), 0)
+    return np.maximum(last_B - prefix_B, 0)
+
+
+def shared_micro_batches(batch: Batch, max_tokens: int, *, packed: bool) -> list[Int64s]:
+    """Row indices of micro-batches in which a group's prefix counts once, most costly groups first, every row once.
+
+    `packed`: a micro-batch costs its prefixes and suffixes, without padding; else prefixes and suffixes are padded to
+    the longest of their kind. A group that costs more than `max_tokens` is divided, and its prefix computed once in
+    each part; a row that alone costs more is a micro-batch of its own.
+    """
+    prefix_B = shared_prefixes(batch)
+    suffix_B = suffix_lengths(batch, prefix_B)
+    pieces = [
+        piece
+        for group in np.unique(batch.group_B)
+        for piece in _pieces(np.flatnonzero(batch.group_B == group), prefix_B, suffix_B, max_tokens, packed)
+    ]
+    if packed:
+        pieces.sort(key=lambda piece: -int(prefix_B[piece[0]] + suffix_B[piece].sum()))
+    else:
+        pieces.sort(key=lambda piece: -int(prefix_B[piece[0]] + suffix_B[piece].max()))
+    result: list[list[Int64s]] = []
+    for piece in pieces:
+        if result and _cost([*result[-1], piece], prefix_B, suffix_B, packed) <= max_tokens:
+            result[-1].append(piece)
+        else:
+            result.append([piece])
+    return [np.sort(np.concatenate(each)) for each in result]
+
+
+def _pieces(rows: Int64s, prefix_B: Int64s, suffix_B: Int64s, max_tokens: int, packed: bool) -> list[Int64s]:
+    """The rows of one group, longest first, in runs of at most `max_tokens` each."""
+    ordered = rows[np.argsort(-suffix_B[rows], kind="stable")]
+    pieces, start = [], 0
+    for end in range(1, len(ordered) + 1):
+        if end - start > 1 and _cost([ordered[start:end]], prefix_B, suffix_B, packed) > max_tokens:
+            pieces.append(ordered[start : end - 1])
+            start = end - 1
+    return [*pieces, ordered[start:]]
+
+
+def _cost(pieces: Sequence[Int64s], prefix_B: Int64s, suffix_B: Int64s, packed: bool) -> int:
+    """Tokens of one forward pass over the pieces, each of which is of one group."""
+    prefixes = [int(prefix_B[piece[0]]) for piece in pieces]
+    if packed:
+        return sum(prefixes) + sum(int(suffix_B[piece].sum()) for piece in pieces)
+    longest = max(int(suffix_B[piece].max()) for piece in pieces)
+    return len(pieces) * max(prefixes) + sum(map(len, pieces)) * longest
+
+
+def _place(scored: Scored) -> tuple[int, int]:
+    return scored.trajectory.id.sample, scored.trajectory.id.part
+
+
+def _check_group(group: Sequence[Scored]) -> None:
+    """The checks of `collate` on the trajectories of one sorted group."""
+    first, before = group[0].trajectory.id, None
+    for each in group:
+        row = each.trajectory.id
+        _check_arrays(each.trajectory)
+        if row.prompt != first.prompt or row.epoch != first.epoch:
+            raise PluginError(f"batch: trajectory {row} stands in the group of prompt '{first.prompt}'")
+        if before is not None and before.sample == row.sample and before.part == row.part:
+            raise PluginError(f"batch: trajectory {row} comes twice; each must come exactly once")
+        before = row
+
+
+def _check_rewards(group: Sequence[Scored]) -> None:
+    """The checks of `collate` on the rewards of one sorted group."""
+    before: Scored | None = None
+    for each in group:
+        row, reward = each.trajectory.id, each.reward
+        if reward.status is not RewardStatus.OK:
+            raise RewardError(
+                f"batch: the reward of {row} is '{reward.status}'; drop the sample or give it a value first"
+            )
+        if not -LARGEST <= reward.score <= LARGEST:
+            raise RewardError(f"batch: the reward of {row} is {reward.score}; a finite score is needed")
+        if reward.token_scores is not None:
+            _check_token_scores(each, reward.token_scores)
+        if before is not None and before.trajectory.id.sample == row.sample and before.reward.score != reward.score:
+            raise PluginError(
+                f"batch: parts of {row.unit()} have rewards {before.reward.score} and {reward.score}; "
+                "the parts of a sample share one reward"
+            )
+        before = each
+
+
+def _check_arrays(trajectory: Trajectory) -> None:
+    loss_mask_T, shape = trajectory.loss_mask, trajectory.token_ids.shape
+    if len(shape) != 1 or loss_mask_T.shape != shape or trajectory.logprobs.shape != shape:
+        shapes = shape, loss_mask_T.shape, trajectory.logprobs.shape
+        raise PluginError(f"batch: arrays of trajectory {trajectory.id} have shapes {shapes}; one (T,) is needed")
+
+
+def _check_token_scores(scored: Scored, scores: Float32s) -> None:
+    row = scored.trajectory.id
+    if scores.shape != scored.trajectory.token_ids.shape:
+        expected = scored.trajectory.token_ids.shape
+        raise RewardError(f"batch: token_scores of {row} have shape {scores.shape}; {expected} is needed, one a token")
+    if not np.isfinite(scores).all():
+        raise RewardError(f"batch: token_scores of {row} are not all finite")
+    if scores[~scored.trajectory.loss_mask].any():
+        raise RewardError(f"batch: token_scores of {row} reward a token that the policy did not sample; needs 0 there")
+
+
+def _unit_numbers(group_B: Int64s, sample_in_group_B: Int64s) -> Int64s:
+    """(B,) the samples numbered from 0; the parts of a sample follow each other."""
+    begins_B = np.ones(len(group_B), dtype=np.bool_)
+    begins_B[1:] = (group_B[1:] != group_B[:-1]) | (sample_in_group_B[1:] != sample_in_group_B[:-1])
+    return np.asarray(np.cumsum(begins_B) - 1, dtype=np.int64)
+
+
+def _prompt_lengths(loss_mask_BT: Bools, lengths_B: Int64s) -> Int64s:
+    """(B,) tokens before the first sampled one, all of them if none was sampled: `Trajectory.prompt_length`."""
+    if not loss_mask_BT.size:
+        return lengths_B
+    return np.asarray(np.where(loss_mask_BT.any(axis=1), loss_mask_BT.argmax(axis=1), lengths_B), dtype=np.int64)
+
+
+def _token_arrays(trajectories: Sequence[Trajectory], pad_id: int) -> TokenArrays:
+    lengths_B = _int64s([len(each.token_ids) for each in trajectories])
+    valid_BT = np.arange(int(lengths_B.max(initial=0))) < lengths_B[:, None]
+    token_ids_BT = np.full(valid_BT.shape, pad_id, dtype=np.int32)
+    loss_mask_BT = np.zeros(valid_BT.shape, dtype=np.bool_)
+    logprobs_BT = np.zeros(valid_BT.shape, dtype=np.float32)
+    if trajectories:
+        # one assignment for all rows: a step may have many thousands
+        token_ids_BT[valid_BT] = np.concatenate([each.token_ids for each in trajectories])
+        loss_mask_BT[valid_BT] = np.concatenate([each.loss_mask for each in trajectories])
+        logprobs_BT[valid_BT] = np.concatenate([each.logprobs for each in trajectories])
+    logprobs_BT[~loss_mask_BT] = 0.0
+    return TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, logprobs_BT)
+
+
+def _token_scores(rows: Sequence[Scored]) -> Ref[Float32s] | None:
+    """(B, T) extra rewards, 0 where a sample has none; None when nobody has any."""
+    if all(each.reward.token_scores is None for each in rows):
+        return None
+    scores_BT = np.zeros((len(rows), max(len(each.trajectory.token_ids) for each in rows)), dtype=np.float32)
+    for row, each in enumerate(rows):
+        if each.reward.token_scores is not None:
+            scores_BT[row, : len(each.reward.token_scores)] = each.reward.token_scores
+    scores_BT.flags.writeable = False
+    return Ref(scores_BT)
+
+
+def _baselines(rows: Sequence[Scored]) -> Float32s | None:
+    """(B,) scores of greedy samples; None when a row has none."""
+    found = [each.baseline for each in rows if each.baseline is not None]
+    return np.array(found, dtype=np.float32) if rows and len(found) == len(rows) else None
+
+
+def _select_tokens(value: Any, rows: Int64s, length: int) -> Any:
+    """Rows of an array or of every array of a `TokenArrays`, trimmed."""
+    if isinstance(value, TokenArrays):
+        return TokenArrays(**{each.name: getattr(value, each.name)[rows, :length] for each in fields(value)})
+    return value[rows, :length]
+
+
+def _int64s(values: Sequence[int]) -> Int64s:
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,180 @@
+"""The only owner of tokenizer and chat template: text becomes token ids here, once, and never again.
+
+`load_tokens` reads what `model` and `data.system_prompt` say. Everybody else gets a `Tokens` from the build context.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcore.config import ModelConfig
+from rlcore.errors import ConfigError, boundary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+from rlcore.contracts.tokens import END_PROBE, Tokens, plain_message
+
+BYTES = "bytes"
+"""The value of `model.tokenizer` that picks `ByteTokens`."""
+
+
+class ByteTokens(Tokens):
+    """A tokenizer without files: the 256 bytes of UTF-8, and one end-of-turn token that also pads."""
+
+    EOS = 256
+    VOCABULARY = 257
+
+    def __init__(self, system_prompt: str = "") -> None:
+        super().__init__(system_prompt)
+        self.eos_ids = frozenset({self.EOS})
+        self.pad_id = self.EOS
+        self.context_length = None
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, opening: bool
+    ) -> str:
+        lines = [f"tool: {json.dumps(tool)}\n" for tool in tools]
+        lines += [f"{message.get('role')}: {message.get('content') or ''}\n" for message in messages]
+        return "".join([*lines, "assistant: " if opening else ""])
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode(errors="replace"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes([i for i in ids if i < self.EOS]).decode(errors="replace")
+
+    def save(self, directory: Path) -> None:
+        """There is nothing to write: `model.tokenizer=bytes` says it all."""
+
+
+class TemplateTokens(Tokens):
+    """A transformers tokenizer with its chat template."""
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        system_prompt: str = "",
+        template_kwargs: Mapping[str, Any] | None = None,
+        model_eos_ids: frozenset[int] = frozenset(),
+        context_length: int | None = None,
+    ) -> None:
+        super().__init__(system_prompt)
+        self._tokenizer: Any = tokenizer
+        self._template_kwargs = {key: plain_message(value) for key, value in (template_kwargs or {}).items()}
+        self.context_length = context_length
+        self._specials = {
+            str(each): int(number) for number, each in self._tokenizer.added_tokens_decoder.items() if each.special
+        }
+        ends = set(model_eos_ids) | self._end_of_turn()
+        if tokenizer.eos_token_id is not None:
+            ends.add(int(tokenizer.eos_token_id))
+        if not ends:
+            raise ConfigError(
+                f"tokenizer '{tokenizer.name_or_path}': neither it nor the model names an end-of-sequence token, so no "
+                "response could end; set eos_token in the tokenizer's files or eos_token_id in generation_config.json"
+            )
+        self.eos_ids = frozenset(ends)
+        self.pad_id = int(tokenizer.pad_token_id) if tokenizer.pad_token_id is not None else min(ends)
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, opening: bool
+    ) -> str:
+        with boundary("the chat template (model.chat_template, model.chat_template_kwargs)", ConfigError):
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=list(tools) or None,
+                    tokenize=False,
+                    add_generation_prompt=opening,
+                    **self._template_kwargs,
+                )
+            )
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(int(i) for i in self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
+
+    def save(self, directory: Path) -> None:
+        self._tokenizer.save_pretrained(directory)
+
+    def _special_texts(self) -> Mapping[str, int]:
+        return self._specials
+
+    def _end_of_turn(self) -> set[int]:
+        """The special token that the template puts behind an assistant's message; empty if it puts none."""
+        from jinja2 import TemplateError
+
+        conversation = [{"role": "user", "content": "x"}, {"role": "assistant", "content": END_PROBE}]
+        try:
+            text = self._tokenizer.apply_chat_template(conversation, tokenize=False, **self._template_kwargs)
+        except (TemplateError, TypeError, KeyError, ValueError):
+            return set()  # a template that refuses this conversation; the other sources of eos_ids remain
+        _, found, tail = str(text).rpartition(END_PROBE)
+        first = self._tokenizer.encode(tail, add_special_tokens=False)[:1] if found else []
+        added = self._tokenizer.added_tokens_decoder
+        return {int(i) for i in first if i in added and added[i].special}
+
+
+def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
+    """The tokens of a run.
+
+    `eos_ids` are the tokenizer's end-of-sequence token, those of the model's generation configuration, and the
+    end-of-turn token of the chat template. ConfigError when files or template are missing.
+    """
+    if model.tokenizer == BYTES:
+        return ByteTokens(system_prompt)
+    _require_directory(model.path)
+    from transformers import AutoTokenizer
+
+    name = model.tokenizer or model.path
+    with boundary(f"tokenizer '{name}' (model.tokenizer, model.path)", ConfigError):
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=model.revision, trust_remote_code=False)
+    if model.chat_template:
+        with boundary(f"model.chat_template='{model.chat_template}'", ConfigError):
+            tokenizer.chat_template = Path(model.chat_template).expanduser().read_text(encoding="utf-8")
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"tokenizer '{name}': it has no chat template, and prompts are conversations; name a Jinja file in "
+            "model.chat_template"
+        )
+    model_eos_ids, context_length = _model_facts(model)
+    return TemplateTokens(
+        tokenizer,
+        system_prompt=system_prompt,
+        template_kwargs=model.chat_template_kwargs,
+        model_eos_ids=model_eos_ids,
+        context_length=context_length,
+    )
+
+
+def _require_directory(path: str) -> None:
+    """ConfigError when `path` can only be a directory and is none, or is one without a model."""
+    found = Path(path).expanduser()
+    if found.is_dir():
+        if not (found / "config.json").is_file():
+            raise ConfigError(f"model.path: the directory '{path}' holds no model: needs one with a config.json")
+    elif path.startswith(("/", ".", "~")) or found.exists():
+        raise ConfigError(
+            f"model.path: there is no directory '{path}' (looked for {found.absolute()}); needs a model directory, or "
+            "a name on the Hub such as HuggingFaceTB/SmolLM2-135M-Instruct"
+        )
+
+
+def _model_facts(model: ModelConfig) -> tuple[frozenset[int], int | None]:
+    """(end-of-sequence ids, context length) that the model's own configuration files state."""
+    from transformers import AutoConfig, GenerationConfig
+
+    with boundary(f"model.path='{model.path}'", ConfigError):
+        config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=False)
+    try:
+        stated = GenerationConfig.from_pretrained(model.path, revision=model.revision).eos_token_id
+    except OSError:  # the file is optional
+        stated = getattr(config.get_text_config(), "eos_token_id", None)
+    ids = stated if isinstance(stated, list) else [stated]
+    window = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return frozenset(int(i) for i in ids if i is not None), int(window) if window else None

@@ -1,0 +1,40 @@
+"""Resources that this backend's classes need for a request; planning imports this, and no torch."""
+
+from dataclasses import replace
+from typing import Any
+
+from rlcore.config import RunConfig
+from rlcore.contracts.actor import ACTOR
+from rlcore.contracts.requests import WorkerRequest
+from rlcore.plan.memory import BYTES, frozen_bytes_per_parameter
+
+BASE_NOTE = "the actor's weights with the LoRA adapter off serve as the reference; no second model is loaded"
+
+
+def complete_embedded(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
+    """The request with the tokens that are cached at most, and the copy of float32 weights that a CPU multiplies few
+    rows with, while it generates."""
+    packs = config.cluster.device == "cpu" and config.actor.dtype == "float32"
+    packed = float(BYTES["float32"]) if packs else 0.0
+    return replace(request, cached_tokens=_cached_tokens(config), bytes_per_parameter=packed)
+
+
+def _cached_tokens(config: RunConfig) -> int:
+    """What is held at most: each row's own tokens, and each prompt once for its rows."""
+    kinds = [(config.rollout.samples_per_prompt, config.rollout.max_tokens)]
+    if config.eval.sources:
+        kinds.append((config.eval.samples_per_prompt, config.eval.max_tokens or config.rollout.max_tokens))
+    rows, prompt = config.rollout.max_rows, config.data.max_prompt_tokens
+    return max(rows * response + (-(-rows // samples) + 1) * prompt for samples, response in kinds)
+
+
+def complete_reference(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
+    """The actor's base where that has a LoRA adapter; else a second model with the actor's ranks and sharding.
+
+    A `reference.path` asks for a second model in any case.
+    """
+    actor = config.actor
+    if actor.lora.enabled and not config.reference.path and actor.backend == request.backend:
+        return replace(request, inside=ACTOR, engine=actor, bytes_per_parameter=0.0, note=BASE_NOTE)
+    held = frozen_bytes_per_parameter(actor) if request.bytes_per_parameter else 0.0
+    return replace(request, ranks=actor.ranks, bytes_per_parameter=held)

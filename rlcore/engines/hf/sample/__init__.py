@@ -1,0 +1,1 @@
+"""The sampling wing: decodes with the very weights that are trained."""

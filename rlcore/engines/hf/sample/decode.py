@@ -1,0 +1,247 @@
+"""The passes of a model over rows that share prompts: prompts once, then one token of every row at a time.
+
+It works through transformers' own modules, so for any causal language model whose state is keys and values; what it
+computes is compared with the model's plain forward pass before it is used.
+
+Letters as in `kv_cache`; N prompts of one pass, H hidden size, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.engines.hf.sample.decode_row import Group, Row
+from rlcore.engines.hf.sample.fused_decode import FewOperations, is_known, is_watched
+from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache
+from rlcore.engines.hf.sample.packed_linear import PackedLinears, can_pack
+from rlcore.engines.hf.sample.row_attention import attending
+from rlcore.engines.hf.train.head import at_least_float32
+from rlcore.engines.hf.train.model import PolicyModel
+
+PASS_TOKENS = 8192
+"""Tokens of one pass over prompts, padding included: they bound the memory of its activations."""
+PACK_TOKENS = 16
+"""The weights are packed when a row may still draw this many: packing takes as long as a few of them."""
+
+
+class Decoder:
+    """Holds the live rows and their cache. Rows are taken as they come: order and admission are the caller's."""
+
+    def __init__(self, model: PolicyModel, max_rows: int, device: torch.device) -> None:
+        self.rows: list[Row] = []
+        """Live rows, by slot."""
+        self.groups: list[Group] = []
+        """Prompts in the cache, by slot."""
+        self._model = model
+        self._max_rows = max_rows
+        self._device = device
+        self._hidden_RH: Tensor | None = None
+        self._packed: PackedLinears | None = None
+        self.siblings: list[tuple[nn.Linear, ...]] = []
+        """Linear layers that are given the same tensor."""
+        self.joins = not getattr(model.transformer, "_supports_attention_backend", False)
+        """Whether the model brings an attention of its own, which gets copies of whole rows."""
+        self.shortens = is_known(model.transformer)
+        """Whether one token a row takes fewer operations than the model's own modules would."""
+        self._few: FewOperations | None = None
+        self._is_stale = False
+        self._cache = SlotCache(joins=self.joins)
+
+    def forget(self) -> None:
+        """The weights have changed: nothing that was computed is of use. Rows keep their tokens."""
+        self._packed = self._few = None
+        self._drop_cache()
+
+    def release(self) -> None:
+        """Nobody is left: let go of all memory. What comes next depends on nothing that was but the weights."""
+        self.rows, self.groups, self._packed, self._few = [], [], None, None
+        self._drop_cache()
+
+    def _drop_cache(self) -> None:
+        self._cache.let_go()
+        self._cache = SlotCache(joins=self.joins)
+        self._hidden_RH = None
+        self._is_stale = bool(self.groups)
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Feed every live row the token that it drew last."""
+        self._pack()
+        if self._is_stale:
+            self._is_stale = False
+            self._prefill(self.groups, first=0)
+            if self.rows:
+                self._hidden_RH = self._again()
+        elif self.rows:
+            rows = self._row_pass(0, len(self.rows), [len(row.token_ids) - 1 for row in self.rows], 1)
+            last_R1 = torch.tensor([row.token_ids[-1:] for row in self.rows], device=self._device)
+            self._hidden_RH = self._one_token(rows, last_R1)
+
+    @torch.no_grad()
+    def join(self, rows: Sequence[Row]) -> None:
+        """Take rows in, which then have a hidden state to draw their first token from."""
+        if not rows:
+            return
+        fresh = list(dict.fromkeys(row.group for row in rows if row.group.slot is None))
+        for group in fresh:
+            group.slot = len(self.groups)
+            self.groups.append(group)
+        self._prefill(fresh, first=len(self.groups) - len(fresh))
+        hidden = [row.group.hidden_H for row in rows if row.group.hidden_H is not None]
+        old = [] if self._hidden_RH is None else [self._hidden_RH]
+        self._hidden_RH = torch.cat([*old, torch.stack(hidden)])
+        self.rows.extend(rows)
+
+    def leave(self, gone: Sequence[Row]) -> None:
+        """Drop rows, and the prompts that no sample needs any more; the last ones fill the gaps."""
+        for row in gone:
+            row.group.rows_left -= 1
+            place = self.rows.index(row)
+            last = self.rows.pop()
+            if last is not row:
+                self.rows[place] = last
+                self._cache.move_row(len(self.rows), place, len(last.token_ids) - 1)
+                if self._hidden_RH is not None:
+                    self._hidden_RH[place] = self._hidden_RH[len(self.rows)]
+        if self._hidden_RH is not None:
+            self._hidden_RH = self._hidden_RH[: len(self.rows)]
+        self.drop_prompts()
+
+    def drop_prompts(self) -> None:
+        """Drop the prompts that no sample needs any more."""
+        for group in [each for each in self.groups if each.rows_left == 0]:
+            place, last = group.slot, self.groups.pop()
+            group.slot = group.hidden_H = None
+            if last is not group and place is not None:
+                self.groups[place] = last
+                self._cache.move_prompt(len(self.groups), place)
+                last.slot = place
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """(R, V) logits of every live row's next token, to be read before the next call."""
+        if self._hidden_RH is None:
+            raise ValueError("no row has a hidden state")
+        head = self._model.head
+        with self._packed.used() if self._packed is not None else nullcontext():
+            raw_RV = at_least_float32(head.linear(self._hidden_RH))
+        return head.cap(raw_RV if head.scale == 1.0 else raw_RV.mul_(head.scale))
+
+    def _pack(self) -> None:
+        """Pack the weights if that pays."""
+        most = max((row.request.sampling.max_tokens - len(row.token_ids) for row in self.rows), default=0)
+        if self._packed is None and most >= PACK_TOKENS and can_pack(self._device):
+            self._packed = PackedLinears(self._model.transformer, self._max_rows, self.siblings)
+            self._few = None
+
+    def _prefill(self, groups: Sequence[Group], first: int) -> None:
+        """Compute the prompts of groups whose slots are `first` and those after it."""
+        positions = max((len(group.request.token_ids) for group in groups), default=0)
+        self._cache.reserve_prompts(first + len(groups), positions, self._max_rows)
+        for some in _by_tokens([len(group.request.token_ids) for group in groups]):
+            lengths = [len(group.request.token_ids) for group in groups[some]]
+            token_ids_NT = torch.zeros((len(lengths), max(lengths)), dtype=torch.int64)
+            for index, group in enumerate(groups[some]):
+                token_ids_NT[index, : lengths[index]] = torch.tensor(group.request.token_ids)
+            hidden_NTH = self._pass(PromptPass(first + some.start), token_ids_NT.to(self._device))
+            for index, group in enumerate(groups[some]):
+                group.hidden_H = hidden_NTH[index, lengths[index] - 1].clone()
+
+    def _again(self) -> Tensor:
+        """(R, H) hidden states after the last token of every row, with all their tokens computed anew."""
+        hidden = []
+        for some in _by_tokens([len(row.token_ids) for row in self.rows]):
+            rows = self.rows[some]
+            longest = max(len(row.token_ids) for row in rows)
+            token_ids_RT = torch.zeros((len(rows), longest), dtype=torch.int64)
+            for index, row in enumerate(rows):
+                token_ids_RT[index, : len(row.token_ids)] = torch.tensor(row.token_ids)
+            hidden_RTH = self._pass(
+                self._row_pass(some.start, len(rows), [0] * len(rows), longest), token_ids_RT.to(self._device)
+            )
+            last_R = torch.tensor([len(row.token_ids) - 1 for row in rows], device=self._device)
+            hidden.append(hidden_RTH[torch.arange(len(rows), device=self._device), last_R])
+        return torch.cat(hidden)
+
+    def _row_pass(self, first: int, num: int, own: list[int], tokens: int) -> RowPass:
+        """A pass over rows that hold `own` tokens each."""
+        rows = self.rows[first : first + num]
+        slots = [row.group.slot or 0 for row in rows]
+        members: list[list[int]] = [[] for _ in self.groups]
+        for index, slot in enumerate(slots):
+            members[slot].append(index)
+        width = max(map(len, members))
+        places = [slot * width + members[slot].index(index) for index, slot in enumerate(slots)]
+        filled = [each + [(each or [0])[0]] * (width - len(each)) for each in members]
+        prompt = [len(row.request.token_ids) for row in rows]
+        self._cache.reserve_rows(len(self.rows), max(own) + tokens, self._max_rows)
+        return RowPass(
+            first=first,
+            tokens=tokens,
+            group_R=torch.tensor(slots, device=self._device),
+            prompt_R=torch.tensor(prompt, device=self._device),
+            own_R=torch.tensor(own, device=self._device),
+            num_prompts=len(self.groups),
+            longest_prompt=max(len(group.request.token_ids) for group in self.groups),
+            longest_own=max(own) + tokens,
+            rows_GW=torch.tensor(filled, device=self._device),
+            place_R=torch.tensor(places, device=self._device),
+            same_own=own[0] if len(set(own)) == 1 else None,
+            in_order=places == list(range(len(self.groups) * width)),
+        )
+
+    def _one_token(self, now: RowPass, token_ids_R1: Tensor) -> Tensor:
+        """(R, H) hidden states of a pass of one token a row."""
+        if not self.shortens or self._cache.joins:
+            return self._pass(now, token_ids_R1)[:, 0]
+        if self._few is None and is_watched(self._model.transformer):
+            return self._pass(now, token_ids_R1)[:, 0]
+        if self._few is None:
+            self._few = FewOperations(self._model.transformer, self._packed)
+        return self._few.hidden(now, self._cache, token_ids_R1)
+
+    def _pass(self, now: PromptPass | RowPass, token_ids_NT: Tensor) -> Tensor:
+        """(N, T, H) hidden states of one forward pass."""
+        transformer, cache = self._model.transformer, self._cache
+        cache.now = now
+        settings: dict[str, Any] = {"input_ids": token_ids_NT, "past_key_values": cache, "use_cache": True}
+        if isinstance(now, RowPass):
+            settings["position_ids"] = now.positions_RT
+            if cache.joins:
+                settings["attention_mask"] = self._whole_masks(now)
+        with ExitStack() as stack:
+            if self._packed is not None:
+                stack.enter_context(self._packed.used())
+            if isinstance(now, RowPass) and not cache.joins:
+                stack.enter_context(attending(transformer.config, cache))
+            hidden: Tensor = transformer.base_model(**settings).last_hidden_state
+        return hidden
+
+    def _whole_masks(self, now: RowPass) -> "Tensor | dict[str, Tensor]":
+        """(R, 1, T, P + L) additive masks: one, or one for each kind of layer."""
+        config = self._model.transformer.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        kinds = set(getattr(config, "layer_types", None) or [])
+        dtype = self._model.head.linear.weight.dtype
+        masks = {
+            each: torch.cat(now.masks(each), dim=-1)[:, None].to(dtype)
+            for each in ({None, window} if window else {None})
+        }
+        if len(kinds) > 1:
+            return {kind: masks[window if kind == "sliding_attention" else None] for kind in kinds}
+        return masks[window if window and kinds != {"full_attention"} else None]
+
+
+def _by_tokens(lengths: Sequence[int]) -> Iterator[slice]:
+    """Consecutive rows, as many at a time as `PASS_TOKENS` allow when all are as long as the longest; at least one."""
+    start, longest = 0, 0
+    for index, length in enumerate(lengths):
+        if index > start and max(longest, length) * (index + 1 - start) > PASS_TOKENS:
+            yield slice(start, index)
+            start, longest = index, 0
+        longest = max(longest, length)
+    if lengths:
+        yield slice(start, len(lengths))

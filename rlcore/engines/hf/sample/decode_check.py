@@ -1,0 +1,96 @@
+"""Whether a model can be decoded by `Decoder`, found out by doing it."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlcore.contracts.tokens import Tokens
+from rlcore.engines.hf.sample.decode import PACK_TOKENS, Decoder
+from rlcore.engines.hf.sample.decode_row import Row, rows_of
+from rlcore.engines.hf.sample.packed_linear import siblings_of, watching
+from rlcore.engines.hf.sample.row_attention import UnsupportedAttention
+from rlcore.engines.hf.train.model import PolicyModel
+from rlcore.errors import ConfigError, boundary
+from rlcore.types import GenerateRequest, Sampling
+
+
+def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None:
+    """Choose how the model attends, and find out which of its layers multiply the same tensor.
+
+    ConfigError when decoding gives other logits than its plain forward pass. Weights that are no numbers pass: who
+    samples from them says so.
+    """
+    name = type(model.transformer).__name__
+    kinds = set(getattr(model.transformer.config.get_text_config(), "layer_types", None) or [])
+    if kinds - {"full_attention", "sliding_attention"} or getattr(model.transformer, "_is_stateful", False):
+        raise ConfigError(
+            f"rollout.backend=hf: {name} has layers other than attention ({', '.join(sorted(kinds)) or 'recurrent'}), "
+            "which the embedded rollout cannot decode; choose a model with attention layers only, or another rollout "
+            "backend"
+        )
+    difference = 0.0
+    if decoder.shortens and not decoder.joins:
+        with suppress(ConfigError), boundary(f"rollout.backend=hf: short decoding with {name}", ConfigError):
+            if not _difference(model, decoder, tokens) > _allowed_of_short(model):
+                return
+        decoder.shortens = False  # the model's own modules may still do
+    for joins in (False, True) if not decoder.joins else (True,):
+        decoder.joins = joins
+        try:
+            with boundary(f"rollout.backend=hf: decoding with {name}", ConfigError):
+                difference = _difference(model, decoder, tokens)
+        except ConfigError as error:
+            if not joins and isinstance(error.__cause__, UnsupportedAttention):
+                continue
+            raise
+        if not difference > _allowed(model):
+            return
+    raise ConfigError(
+        f"rollout.backend=hf: tokens that {name} decodes one at a time have logits that differ by {difference:.3g} of "
+        "their size from those of its forward pass; choose another model or another rollout backend"
+    )
+
+
+def _allowed(model: PolicyModel) -> float:
+    return 0.1 if model.head.linear.weight.dtype in (torch.bfloat16, torch.float16) else 1e-3
+
+
+def _allowed_of_short(model: PolicyModel) -> float:
+    return 1e-4 if model.head.linear.weight.dtype == torch.float32 else 1e-6
+
+
+def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
+    """The largest difference of a logit, as a share of the largest logit, over three short rows and two passes."""
+    vocabulary = len(model.head.linear.weight)
+    ids = [index * 7919 % vocabulary for index in range(12)]
+    probe = GenerateRequest("probe", tuple(ids[:8]), Sampling(max_tokens=2 * PACK_TOKENS), 2, 0)
+    rows = [*rows_of(probe, 0, tokens), *rows_of(replace(probe, token_ids=tuple(ids[3:8]), n=1), 0, tokens)]
+    try:
+        with watching(model.transformer) as calls:
+            decoder.join(rows)
+        decoder.siblings = siblings_of(calls)
+        for index, row in enumerate(rows):
+            row.token_ids = ids[8 + index : 10 + index]
+        decoder.forget()
+        decoder.advance()  # computes all tokens anew
+        worst = _worst(model, decoder.logits(), rows)
+        for row in rows:
+            row.token_ids.append(ids[11])
+        decoder.advance()  # one more of each
+        return max(worst, _worst(model, decoder.logits(), rows))
+    finally:
+        decoder.release()
+
+
+@torch.no_grad()
+def _worst(model: PolicyModel, logits_RV: Tensor, rows: list[Row]) -> float:
+    worst = 0.0
+    for row, logits_V in zip(rows, logits_RV, strict=True):
+        whole_1T = torch.tensor([[*row.request.token_ids, *row.token_ids]], device=logits_V.device)
+        hidden_H = model.transformer.base_model(input_ids=whole_1T, use_cache=False).last_hidden_state[0, -1]
+        expected_V = model.head.logits(hidden_H[None])[0]
+        share = (logits_V - expected_V).abs().max() / expected_V.abs().max().clamp_min(1e-3)
+        worst = max(worst, float(share))
+    return worst

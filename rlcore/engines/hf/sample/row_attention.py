@@ -1,0 +1,205 @@
+"""Attention of rows that share prompts, for every transformers model whose attention can be chosen.
+
+The queries of all rows of a prompt are multiplied with its keys at once, so that a prompt is read once for its rows
+and not once for each; both parts are then put together by their log-sums, as in arXiv:2402.05099.
+
+Letters as in `kv_cache`; M queries that share a key-value head: T times the heads of the group.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from rlcore.engines.hf.sample.kv_cache import RowPass, SlotCache, SlotLayer
+from rlcore.engines.hf.train.head import at_least_float32
+
+NAME = "rlcore_rows"
+
+_CACHE: ContextVar[SlotCache] = ContextVar("rlcore_rows_cache")
+
+
+class UnsupportedAttention(Exception):
+    """The model asks for something that `attend` does not compute."""
+
+
+@contextmanager
+def attending(config: Any, cache: SlotCache) -> Iterator[None]:
+    """The model of `config` attends with `attend` inside; to be held for one forward pass."""
+    before = config._attn_implementation
+    token = _CACHE.set(cache)
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+        _CACHE.reset(token)
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """(R, T, heads, D) attention of (R, heads, T, D) queries over the current pass of the cache.
+
+    `key`, `value` and the mask are not read: the cache has written them. `s_aux` are the logits of attention sinks,
+    one a head.
+    """
+    cache = _CACHE.get()
+    current, layer = cache.row_pass, cache.current
+    if layer is None or position_bias is not None:
+        raise UnsupportedAttention("a position bias, or an attention that does not write to the cache")
+    num_rows, heads, tokens, size = query.shape
+    keys_RhLD = layer.row_part(0)
+    kv_heads = keys_RhLD.shape[1]
+    query_RhMD = query.reshape(num_rows, kv_heads, -1, size)
+    scale = size**-0.5 if scaling is None else scaling
+    if tokens == 1 and softcap is None and s_aux is None and can_attend_together(query):
+        out_RhMD = attend_together(query_RhMD, layer, current, scale, sliding_window)
+        return out_RhMD.reshape(num_rows, 1, heads, -1), None
+    mask_G1XP, mask_R1ML = _masks(current, sliding_window, heads // kv_heads, query.dtype)
+
+    query_GhXD = _by_prompt(query_RhMD, current)
+    prompt = _part(query_GhXD, layer.prompt_part(0), layer.prompt_part(1), mask_G1XP, scale, softcap)
+    out_RhMD, log_sum_RhM1 = (_by_row(each, current) for each in prompt)
+    own = _part(query_RhMD, keys_RhLD, layer.row_part(1), mask_R1ML, scale, softcap)
+    out_RhMD = torch.lerp(own[0], out_RhMD, torch.sigmoid(log_sum_RhM1 - own[1]))
+    if s_aux is not None:
+        sinks_1hM1 = s_aux.view(1, kv_heads, -1, 1).repeat_interleave(tokens, dim=2)
+        out_RhMD = out_RhMD * torch.sigmoid(torch.logaddexp(log_sum_RhM1, own[1]) - sinks_1hM1)
+    out_RhTD = out_RhMD.to(query.dtype).reshape(num_rows, heads, tokens, -1)
+    return out_RhTD.transpose(1, 2).contiguous(), None
+
+
+def can_attend_together(tensor: Tensor) -> bool:
+    """Whether `attend_together` is the faster way for what is as `tensor`, and as exact."""
+    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+
+
+def attend_together(
+    query_RhMD: Tensor, layer: SlotLayer, current: RowPass, scale: float, window: int | None = None
+) -> Tensor:
+    """(R, h, M, D) attention of one token a row, with one softmax over its prompt and its own part.
+
+    The operations for whole sequences take several times as long for so few queries as these products do.
+    """
+    num_rows, kv_heads, queries, _ = query_RhMD.shape
+    positions, split = current.longest_prompt + current.longest_own, current.longest_prompt
+    scores_RhMX = query_RhMD.new_empty((num_rows, kv_heads, queries, positions))
+    at_prompt, at_own = scores_RhMX[..., :split], scores_RhMX[..., split:]
+    keys_GhPD, values_GhPD = layer.prompt_part(0), layer.prompt_part(1)
+    keys_RhLD, values_RhLD = layer.row_part(0), layer.row_part(1)
+    with_prompt = _products(_by_prompt(query_RhMD, current), keys_GhPD.transpose(2, 3))
+    if current.in_order:
+        torch.mul(_apart_by_prompt(with_prompt, current), scale, out=_apart(at_prompt, current))
+    else:
+        torch.mul(_by_row(with_prompt, current), scale, out=at_prompt)
+    torch.mul(_products(query_RhMD, keys_RhLD.transpose(2, 3)), scale, out=at_own)
+    mask_R11X = _whole_mask(current, window, query_RhMD.dtype)
+    if mask_R11X is not None:
+        scores_RhMX += mask_R11X
+    torch.softmax(scores_RhMX, dim=-1, out=scores_RhMX)
+    out_RhMD = _products(at_own, values_RhLD)
+    from_prompt = _products(_by_prompt(at_prompt, current), values_GhPD)
+    if current.in_order:
+        _apart(out_RhMD, current).add_(_apart_by_prompt(from_prompt, current))
+        return out_RhMD
+    return out_RhMD.add_(_by_row(from_prompt, current))
+
+
+def _products(left: Tensor, right: Tensor) -> Tensor:
+    """Matrix products over the last two of four dimensions, without the copies that `matmul` makes of parts."""
+    product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
+    return product.view(*left.shape[:-1], right.shape[-1])
+
+
+def _apart(rows_RhMX: Tensor, current: RowPass) -> Tensor:
+    """(G, W, h, M, X) view of rows that stand in the order of their prompts."""
+    return rows_RhMX.view(*current.rows_GW.shape, *rows_RhMX.shape[1:])
+
+
+def _apart_by_prompt(prompts_GhWX: Tensor, current: RowPass) -> Tensor:
+    """(G, W, h, M, X) view of what `_by_prompt` has put together."""
+    num_prompts, kv_heads, _, size = prompts_GhWX.shape
+    return prompts_GhWX.view(num_prompts, kv_heads, current.rows_GW.shape[1], -1, size).transpose(1, 2)
+
+
+def _whole_mask(current: RowPass, window: int | None, dtype: torch.dtype) -> Tensor | None:
+    """(R, 1, 1, P + L) mask of a pass of one token a row, the same for every layer; None where all is seen."""
+    key = window, dtype
+    if key not in current.whole_masks:
+        mask_R1X = torch.cat(current.masks(window), dim=-1)
+        current.whole_masks[key] = mask_R1X[:, None].to(dtype) if bool(mask_R1X.any()) else None
+    return current.whole_masks[key]
+
+
+def _masks(current: RowPass, window: int | None, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(G, 1, 1 or W * M, P) and (R, 1, M, L) masks for heads that share keys, the same for every layer of a pass."""
+    key = window, heads, dtype
+    if key not in current.masks_of_heads:
+        prompt_RTP, own_RTL = current.masks(window)
+        own_R1ML = own_RTL[:, None].repeat(1, 1, heads, 1).to(dtype)
+        if window is None and current.tokens == 1:  # all rows of a prompt see the same
+            prompt_G1XP = prompt_RTP[current.rows_GW[:, 0], None]
+        else:
+            prompt_G1XP = _by_prompt(prompt_RTP[:, None].repeat(1, 1, heads, 1), current)
+        current.masks_of_heads[key] = prompt_G1XP.to(dtype), own_R1ML
+    return current.masks_of_heads[key]
+
+
+def _part(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention over one part of the positions, and (..., 1) the log of its sum; of half precision in float32."""
+    if can_fuse(query.device) and softcap is None and values.shape[-1] == query.shape[-1]:
+        out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, keys, values, attn_mask=mask, scale=scale
+        )
+        return at_least_float32(out), log_sum[..., None]
+    scores = at_least_float32((query * scale) @ keys.transpose(2, 3))
+    if softcap is not None:
+        scores = torch.tanh(scores.div_(softcap)).mul_(softcap)
+    scores += mask
+    highest = scores.amax(dim=-1, keepdim=True)
+    weights = scores.sub_(highest).exp_()
+    total = weights.sum(dim=-1, keepdim=True)
+    return at_least_float32(weights.to(values.dtype) @ values) / total, highest + total.log()
+
+
+def can_fuse(device: torch.device) -> bool:
+    """Whether this build of torch has attention with its log-sums as one operation for that device."""
+    return device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+
+def _by_prompt(rows_RhMX: Tensor, current: RowPass) -> Tensor:
+    """(G, h, W * M, X): the rows of a prompt next to each other."""
+    _, kv_heads, queries, size = rows_RhMX.shape
+    num_prompts, width = current.rows_GW.shape
+    chosen = rows_RhMX if current.in_order else rows_RhMX.index_select(0, current.places_F)
+    apart = chosen.reshape(num_prompts, width, kv_heads, queries, size)
+    return apart.transpose(1, 2).reshape(num_prompts, kv_heads, width * queries, size)
+
+
+def _by_row(prompts_GhWX: Tensor, current: RowPass) -> Tensor:
+    """(R, h, M, X) again."""
+    num_prompts, width = current.rows_GW.shape
+    _, kv_heads, lines, size = prompts_GhWX.shape
+    apart = prompts_GhWX.view(num_prompts, kv_heads, width, lines // width, size).transpose(1, 2)
+    rows = apart.reshape(num_prompts * width, kv_heads, lines // width, size)
+    return rows if current.in_order else rows.index_select(0, current.place_R)
+
+
+AttentionInterface.register(NAME, attend)

@@ -1,0 +1,197 @@
+"""The embedded rollout: samples from the very weights that are being trained, with no copy of them.
+
+All calls of `generate` share one table of rows: rows that end leave at once, waiting rows join, in the order of their
+request ids. Nothing runs in the background: whoever waits for a completion computes the next token of everybody's
+rows, and then lets the loop's other tasks have their turn.
+"""
+
+import asyncio
+import bisect
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from rlcore.contracts.tokens import Tokens
+from rlcore.engines.hf.sample.decode import Decoder
+from rlcore.engines.hf.sample.decode_check import check_decoding
+from rlcore.engines.hf.sample.decode_row import Row, rows_of
+from rlcore.engines.hf.sample.sampling import RowSampling, draw
+from rlcore.engines.hf.train.model import PolicyModel
+from rlcore.errors import ConfigError, WorkerError
+from rlcore.types import Completion, GenerateRequest
+
+HELD_S = 0.002
+"""How often rows that may not be sampled for the moment look whether they may."""
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of `generate`."""
+
+    number: int
+    rows_left: int
+    started: float
+    finished: deque[Completion] = field(default_factory=deque)
+    error: WorkerError | None = None
+
+
+class EmbeddedSampler:
+    """Generates with a policy model, for all who ask at the same time; holds no memory while nobody asks."""
+
+    def __init__(
+        self,
+        model: PolicyModel,
+        tokens: Tokens,
+        *,
+        max_rows: int,
+        device: torch.device,
+        version: Callable[[], int] = lambda: 0,
+        may_sample: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`version` is the last that was published; while `may_sample` says no, rows wait.
+
+        ConfigError for a model that cannot be decoded this way.
+        """
+        self._model = model
+        self._tokens = tokens
+        self._max_rows = max_rows
+        self._device = device
+        self._version, self._may_sample = version, may_sample
+        self._num_changes = 0
+        self._vocabulary = model.head.linear.weight.shape[0]
+        self._decoder = Decoder(model, max_rows, device)
+        self._waiting: list[Row] = []
+        """In canonical order."""
+        self._calls: dict[int, _Call] = {}
+        self._num_calls = 0
+        check_decoding(model, self._decoder, tokens)
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Those that are being decoded."""
+        return self._decoder.rows
+
+    @property
+    def num_waiting(self) -> int:
+        """Rows that wait for a free place."""
+        return len(self._waiting)
+
+    def weights_changed(self) -> None:
+        """To be called around every change of the weights: unfinished rows go on with the new ones.
+
+        What the old weights computed is dropped, and computed again before the next token, with which a new run of
+        `Completion.versions` begins: under the old version if the change is not published by then.
+        """
+        self._num_changes += 1
+        self._decoder.forget()
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
+        """Every completion of every request, each as it finishes; whoever stops early frees the rows.
+
+        ConfigError when a prompt and its response do not fit the window, WorkerError when logits are not numbers.
+        """
+        for request in requests:
+            self._check(request)
+        call = self._submit(requests)
+        try:
+            # Calls that were made at the same time are admitted together.
+            await asyncio.sleep(0)
+            while call.rows_left or call.finished:
+                while call.finished:
+                    yield call.finished.popleft()
+                if call.error is not None:
+                    raise call.error
+                if call.rows_left and not self._may_sample():
+                    await asyncio.sleep(HELD_S)
+                elif call.rows_left:
+                    self._step()
+                    # Other calls of this worker's loop get their turn between two tokens.
+                    await asyncio.sleep(0)
+        finally:
+            self._withdraw(call)
+
+    def _submit(self, requests: Sequence[GenerateRequest]) -> _Call:
+        self._num_calls += 1
+        rows = [row for request in requests for row in rows_of(request, self._num_calls, self._tokens)]
+        call = _Call(self._num_calls, len(rows), time.monotonic())
+        self._calls[call.number] = call
+        for row in rows:
+            bisect.insort(self._waiting, row, key=lambda each: each.order)
+        return call
+
+    def _withdraw(self, call: _Call) -> None:
+        """Forget a call and what is left of its rows."""
+        self._calls.pop(call.number, None)
+        for row in [each for each in self._waiting if each.call == call.number]:
+            self._waiting.remove(row)
+            row.group.rows_left -= 1
+        self._decoder.leave([row for row in self._decoder.rows if row.call == call.number])
+        if not self._calls:
+            self._waiting.clear()
+            self._decoder.release()
+
+    def _step(self) -> None:
+        """One more token of every live row, after as many waiting rows as there is room for have joined."""
+        done = False
+        try:
+            self._decoder.advance()
+            free = self._max_rows - len(self._decoder.rows)
+            joining, self._waiting = self._waiting[:free], self._waiting[free:]
+            self._decoder.join(joining)
+            self._sample()
+            done = True
+        finally:
+            if not done:  # nobody's rows can go on from a step that was half done
+                self._fail()
+
+    def _sample(self) -> None:
+        rows, weights = self._decoder.rows, (self._version(), self._num_changes)
+        settings = RowSampling.of([row.request.sampling for row in rows], self._vocabulary, self._device)
+        token_R, logprob_R = draw(self._decoder.logits(), settings, np.array([row.stream.random() for row in rows]))
+        gone = []
+        for row, token, logprob in zip(rows, token_R.tolist(), logprob_R.tolist(), strict=True):
+            call = self._calls[row.call]
+            try:
+                row.take(token, logprob, weights, self._tokens.eos_ids)
+            except WorkerError as error:
+                call.error = call.error or error
+                gone.append(row)
+                continue
+            if row.finish is not None:
+                call.rows_left -= 1
+                call.finished.append(row.completion(time.monotonic() - call.started))
+                gone.append(row)
+        self._decoder.leave(gone)
+
+    def _fail(self) -> None:
+        """End every call; the one that computed raises what happened itself."""
+        for call in self._calls.values():
+            call.error = call.error or WorkerError("rollout: a pass that other requests took part in failed")
+        self._waiting.clear()
+        self._decoder.release()
+
+    def _check(self, request: GenerateRequest) -> None:
+        num_prompt, budget = len(request.token_ids), request.sampling.max_tokens
+        window = self._model.context_length
+        if num_prompt == 0 or budget < 1:
+            raise WorkerError(
+                f"rollout: request '{request.id}' has {num_prompt} prompt tokens and max_tokens={budget}; both must be "
+                "at least 1"
+            )
+        if window is not None and num_prompt + budget > window:
+            raise ConfigError(
+                f"rollout: request '{request.id}' has {num_prompt} prompt tokens and max_tokens={budget}, together "
+                f"{num_prompt + budget}, but the model's window holds {window}; lower data.max_prompt_tokens or "
+                "rollout.max_tokens (eval.max_tokens)"
+            )
+        self._tokens.check_stop(request.sampling.stop, f"rollout: stop strings of request '{request.id}'")
+        unknown = next((each for each in request.token_ids if not 0 <= each < self._vocabulary), None)
+        if unknown is not None:
+            raise WorkerError(
+                f"rollout: request '{request.id}' holds the token id {unknown}, but the model's vocabulary has "
+                f"{self._vocabulary}; the tokenizer (model.tokenizer) belongs to another model"
+            )

@@ -1,0 +1,1 @@
+"""The training wing: model, loss, optimizer, ranks, and the state on disk."""

@@ -1,0 +1,357 @@
+"""The training engine: a transformers model, its optimizer, and a loss that is handed in.
+
+One engine serves every role that trains: the actor here, a critic in a plugin. It is not a worker; a worker owns one.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlcore.algo.aggregation import weighted_sum
+from rlcore.config import EngineConfig, ModelConfig
+from rlcore.data.batch import select
+from rlcore.engines.hf.train.flops import update_flops
+from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, split
+from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel, load_model
+from rlcore.engines.hf.train.offload import Offload
+from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
+from rlcore.engines.hf.train.probe import check_shared_prefix
+from rlcore.engines.hf.train.ranks import Ranks
+from rlcore.engines.hf.train.score import score
+from rlcore.engines.hf.train.shards import Shards, idle
+from rlcore.engines.hf.train.state import (
+    load_training_state,
+    load_weights,
+    save_adapter,
+    save_training_state,
+    save_weights,
+    save_whole,
+    whole_tensors,
+)
+from rlcore.engines.weight_server import host_copies
+from rlcore.errors import ConfigError, WorkerError
+from rlcore.types import Batch, Float32s, Metrics, SharedPrefix
+
+
+class TrainEngine:
+    """Trains one model. `update` is exactly one optimizer step, in as many micro-batches as the token budget needs."""
+
+    def __init__(
+        self,
+        kind: ModelKind | str,
+        model: ModelConfig | PolicyModel | ValueModel,
+        config: EngineConfig,
+        loss: Loss | None,
+        *,
+        name: str = "actor",
+        loss_name: str = "policy/loss",
+        temperature: float = 1.0,
+        num_updates: int = 0,
+        device: str = "cpu",
+        seed: int = 0,
+        section: str = "",
+        path_key: str = "model.path",
+        peak_tflops: float = 0.0,
+        shared_prefix: SharedPrefix = SharedPrefix.NONE,
+    ) -> None:
+        """Load the model of `model.path`, or take one that is there already.
+
+        `loss` gives each token's loss; None: the engine only scores. `name` is the prefix of the engine's metrics and
+        of its errors, `loss_name` the metric of the weighted loss. `temperature` is the rollout's: log-probs are those
+        of softmax(logits / temperature). `num_updates`: optimizer steps of the whole run, 0 while unknown.
+        `section`: where the settings stand in the configuration, for errors; empty: as `name`. `path_key`: where the
+        model's path does. `peak_tflops`: what the device can do, for 'perf/mfu/<name>', which is not logged when it is
+        0.
+        `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError when the model cannot.
+        A new adapter and its dropout are functions of `seed` and the number of the update, of nothing else.
+        """
+        self.kind = ModelKind(kind)
+        self.config = config
+        self.name = name
+        self._section = section or name
+        self._peak_tflops = peak_tflops
+        self.device = torch.device(device)
+        self.temperature = temperature
+        self.num_updates = num_updates
+        self.updates_done = 0
+        self._loss = loss
+        self._loss_name = loss_name
+        self._skipped_in_a_row = 0
+        self.ranks: Ranks | None = None
+        """The processes that train this model together; None: this one alone."""
+        self._shards: Shards | None = None
+        self._seed = seed
+        with self._seeded():
+            self.model = model if not isinstance(model, ModelConfig) else self._load(model, path_key)
+        self._optimizer = MasterAdamW(self.model, config)
+        self.shared_prefix = shared_prefix
+        check_shared_prefix(self.model, shared_prefix, self._section)
+        self._offload = Offload(self.model, self._optimizer, self.device, config.offload)
+        self._offload.end()
+
+    def _load(self, model: ModelConfig, path_key: str) -> PolicyModel | ValueModel:
+        return load_model(
+            self.kind,
+            model,
+            dtype=self.config.dtype,
+            device=str(self.device),
+            lora=self.config.lora,
+            gradient_checkpointing=self.config.gradient_checkpointing,
+            section=self._section,
+            path_key=path_key,
+        )
+
+    @property
+    def policy(self) -> PolicyModel:
+        """The model of an engine of kind causal_lm; ConfigError of any other."""
+        if not isinstance(self.model, PolicyModel):
+            raise ConfigError(f"{self.name}: a model of kind {self.kind} has no token probabilities")
+        return self.model
+
+    def expect(self, num_updates: int) -> None:
+        """The whole run makes this many optimizer steps; a schedule that falls ends there."""
+        self.num_updates = num_updates
+
+    def join(self, ranks: Ranks | None) -> None:
+        """Train together with other processes from now on; with `sharding` keep only this one's part of everything."""
+        self.ranks = ranks
+        if ranks is not None and self.config.sharding == "fsdp2":
+            self._shards = Shards(self.model, ranks)
+            self._optimizer = MasterAdamW(self.model, self.config)
+            self._offload = Offload(self.model, self._optimizer, self.device, self.config.offload)
+
+    def whole(self) -> AbstractContextManager[None]:
+        """All weights are here inside; every rank has to come here. Nothing may be updated inside."""
+        return nullcontext() if self._shards is None else self._shards.whole()
+
+    def stay_whole(self) -> None:
+        """All weights are here between updates, from now on; every rank has to come here."""
+        if self._shards is not None:
+            self._shards.stay_whole = True
+            with self._shards.whole():
+                pass
+
+    def stay_on_device(self) -> None:
+        """Keep the weights on the device between updates, also with `offload`: something here computes with them."""
+        self._offload.stay()
+
+    def begin_updates(self) -> None:
+        """Bring what `offload` keeps in host memory to the device, until `end_updates`; a second call does nothing.
+
+        An update outside of the two brings it and takes it back by itself.
+        """
+        self._offload.begin()
+
+    def end_updates(self) -> None:
+        """Move optimizer state, and weights that nothing here samples from, to host memory, with `offload`."""
+        self._offload.end()
+
+    def logprobs(self, batch: Batch) -> Float32s:
+        """(B, T) log-probs of the loss tokens under softmax(logits / temperature), 0 elsewhere."""
+        return self._score(self.policy, batch, self.config.micro_batch_tokens)
+
+    def base_logprobs(self, batch: Batch, micro_batch_tokens: int) -> Float32s:
+        """(B, T) as `logprobs`, of the model that the LoRA adapter was added to; ConfigError without an adapter."""
+        if self.model.adapter is None:
+            raise ConfigError(f"{self.name}: it has no LoRA adapter, so there is no base to compare with")
+        with self.policy.without_adapter():
+            return self._score(self.policy, batch, micro_batch_tokens)
+
+    def values(self, batch: Batch) -> Float32s:
+        """(B, T) values before each loss token is sampled, 0 elsewhere; ConfigError unless the kind is value."""
+        if not isinstance(self.model, ValueModel):
+            raise ConfigError(f"{self.name}: a model of kind {self.kind} has no values")
+        return self._score(self.model, batch, self.config.micro_batch_tokens)
+
+    def update(self, minibatch: Batch) -> Metrics:
+        """One optimizer step on the mini-batch, whose `weights_B` hold the denominators.
+
+        The loss is the sum over rows of weights_B[b] times the sum over masked tokens of the loss, so any split into
+        micro-batches gives the same gradient. Metrics are averages over the mini-batch's loss tokens. With a loss or
+        gradient that is not finite weights and optimizer stay as they are and '<name>/skipped' is 1; WorkerError when
+        that happened `max_skipped_updates` times in a row. They also stay when every weight is 0, as of a mini-batch of
+        truncated rows with `algo.overlong=mask`: momentum would move them on a gradient of nothing.
+        """
+        check_schedule(self.config, self.num_updates, self._section)
+        if minibatch.weights_B is not None and not minibatch.weights_B.any():
+            return {f"{self.name}/skipped": 1.0}
+        began = time.perf_counter()
+        alone = self._offload.begin()
+        try:
+            loss, sums = self._accumulate(minibatch)
+            metrics = {self._loss_name: loss, **sums.result(), **self._step(loss)}
+        finally:
+            self._optimizer.clear_gradients()
+            if alone:
+                self._offload.end()
+        if self._shards is not None and self._shards.stay_whole:
+            self.stay_whole()
+        metrics |= self._performance(minibatch, time.perf_counter() - began)
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+    def save(self, directory: Path) -> None:
+        """Write `model/` (LoRA: `adapter/`) and `trainer_state.{safetensors,json}` below `directory`.
+
+        Of several ranks the first one writes; where everything is shared out, each its part of the training state.
+        """
+        counters = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
+        part, num_parts = self._part()
+        with self.whole():
+            if self.ranks is None or self.ranks.rank == 0:
+                save_weights(self.model, directory)
+        if self.ranks is None or self.ranks.rank == 0 or num_parts > 1:
+            save_training_state(directory, self._optimizer, counters, part, num_parts)
+
+    def save_whole(self, directory: Path) -> None:
+        """Write the model into `directory` for from_pretrained, an adapter merged into its base.
+
+        Of several ranks the first one writes.
+        """
+        with self.whole():
+            if self.ranks is None or self.ranks.rank == 0:
+                save_whole(self.model, directory)
+
+    def copy_whole(self) -> dict[str, Tensor]:
+        """In host memory, what `save_whole` would write. Of several ranks the first one has it, the others nothing."""
+        with self.whole():
+            return host_copies(whole_tensors(self.model)) if self.ranks is None or self.ranks.rank == 0 else {}
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapter of a LoRA model into `directory`, as peft does. Of several ranks the first one writes."""
+        with self.whole():
+            if self.ranks is None or self.ranks.rank == 0:
+                save_adapter(self.model, directory)
+
+    def restore(self, directory: Path) -> None:
+        """Load what `save` wrote, bit for bit: weights, optimizer, random states.
+
+        CheckpointError when it is missing, damaged, or of another model.
+        """
+        if self._shards is not None:
+            self._shards.scatter()
+        load_weights(self.model, directory)
+        counters = load_training_state(directory, self._optimizer, *self._part())
+        if self._shards is not None and self._shards.stay_whole:
+            self.stay_whole()
+        self._offload.end()
+        self.updates_done = counters["updates_done"]
+        self._skipped_in_a_row = counters["skipped_in_a_row"]
+
+    def facts(self) -> dict[str, Any]:
+        """num_parameters, num_trainable, context_length and vocabulary (or None)."""
+        return {
+            "num_parameters": sum(each.numel() for each in self.model.parameters()),
+            "num_trainable": sum(each.numel() for each in self.model.parameters() if each.requires_grad),
+            "context_length": self.model.context_length,
+            "vocabulary": getattr(self.model.transformer.config.get_text_config(), "vocab_size", None),
+        }
+
+    def _score(self, model: PolicyModel | ValueModel, batch: Batch, micro_batch_tokens: int) -> Float32s:
+        score_here = partial(
+            score,
+            model,
+            max_tokens=micro_batch_tokens,
+            temperature=self.temperature,
+            device=self.device,
+            shared_prefix=self.shared_prefix,
+        )
+        with self._offload.weights(), self.whole():
+            if self.ranks is not None:
+                return self.ranks.scored(batch, self.shared_prefix, score_here)
+            return score_here(batch)
+
+    def _accumulate(self, minibatch: Batch) -> tuple[float, MetricSums]:
+        """Gradients of the whole mini-batch in the masters, and its loss."""
+        if self._loss is None or minibatch.weights_B is None:
+            raise ValueError(f"{self.name}: an update needs a loss function and the batch's weights_B")
+        loss, sums = 0.0, MetricSums()
+        if self._shards is not None:
+            self._shards.scatter()
+        own, others = self._micro_batches(minibatch)
+        with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded(), self._adding():
+            for index, part in enumerate(own + others):
+                micro = MicroBatch(part, self.device, self.shared_prefix)
+                scores_N, entropy_N = self.model(micro, self.temperature, True)
+                terms = self._loss(micro, Predictions(micro.spread(scores_N), micro.spread(entropy_N)))
+                partial = self._weighted(terms.loss_BT, micro)
+                partial.backward()  # type: ignore[no-untyped-call]
+                self._optimizer.collect_gradients()
+                if index < len(own):
+                    loss += float(partial.detach())
+                    sums.add(terms, micro.mask_BT)
+        if self.ranks is not None:
+            if self._shards is None:
+                self.ranks.sum_gradients(self._optimizer.masters)
+            everything = self.ranks.gather({"loss": loss, **sums.state()})
+            loss, sums = math.fsum(each["loss"] for each in everything), MetricSums.merged(everything)
+        return loss, sums
+
+    def _adding(self) -> AbstractContextManager[None]:
+        """Where gradients are added to their sums at once; not where FSDP needs to see each of them."""
+        return self.model.adding_gradients() if self._shards is None else nullcontext()
+
+    def _micro_batches(self, minibatch: Batch) -> tuple[list[Batch], list[Batch]]:
+        """This rank's micro-batches, and those it computes with weight 0 while the others are at theirs."""
+        here = minibatch if self.ranks is None else select(minibatch, self.ranks.rows_of(minibatch, self.shared_prefix))
+        rows = split(here, self.config.micro_batch_tokens, self.shared_prefix) if len(here) else []
+        own = [select(here, each) for each in rows]
+        return own, [] if self._shards is None else [idle(minibatch)] * self._shards.num_idle(len(own))
+
+    def _part(self) -> tuple[int, int]:
+        """(part, number of parts) of the optimizer's state that is this rank's."""
+        return (0, 1) if self._shards is None or self.ranks is None else (self.ranks.rank, self.ranks.num)
+
+    def _performance(self, minibatch: Batch, seconds: float) -> Metrics:
+        """perf/tflops/<name>: needed operations over wall time; perf/mfu/<name>: those over the device's peak."""
+        with self.model.training_mode():
+            tflops = update_flops(self.model, minibatch, self.shared_prefix) / seconds / 1e12
+        metrics = {f"perf/tflops/{self.name}": tflops}
+        if self._peak_tflops:
+            metrics[f"perf/mfu/{self.name}"] = tflops / self._peak_tflops
+        return metrics
+
+    @contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Random numbers of torch are those of this engine and update; the process's own go on afterwards unchanged."""
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed((self._seed * 1_000_003 + self.updates_done) % 2**63)
+            yield
+
+    @staticmethod
+    def _weighted(loss_BT: Tensor, micro: MicroBatch) -> Tensor:
+        weights_B = torch.tensor(micro.batch.weights_B, dtype=loss_BT.dtype, device=micro.device)
+        return weighted_sum(loss_BT, micro.mask_BT, weights_B)
+
+    def _step(self, loss: float) -> Metrics:
+        """Clip and step, or skip; the engine's own metrics."""
+        lr = learning_rate(self.config, self.updates_done, self.num_updates)
+        norm = self._optimizer.clip_gradients(self.config.max_grad_norm)
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if finite:
+            self._optimizer.step(lr)
+            self.updates_done += 1
+            self._skipped_in_a_row = 0
+        else:
+            self._skipped_in_a_row += 1
+            self._stop_if_hopeless(loss, norm)
+        return {
+            f"{self.name}/grad_norm": norm,
+            f"{self.name}/lr": lr,
+            f"{self.name}/skipped": 0.0 if finite else 1.0,
+        }
+
+    def _stop_if_hopeless(self, loss: float, norm: float) -> None:
+        if self._skipped_in_a_row >= self.config.max_skipped_updates:
+            raise WorkerError(
+                f"{self.name}: {self._skipped_in_a_row} updates in a row had a loss ({loss}) or gradient norm ({norm}) "
+                f"that is not finite, and were skipped; {self._section}.max_skipped_updates="
+                f"{self.config.max_skipped_updates}; look at rewards and advantages, lower {self._section}.lr, or "
+                "start from the last checkpoint"
+            )

@@ -1,0 +1,50 @@
+"""What an update computes, in floating-point operations: the numerator of the metrics under perf/."""
+
+from itertools import chain
+
+from torch import nn
+
+from rlcore.data.batch import shared_prefixes
+from rlcore.engines.hf.train.model import Model, PolicyModel, ValueModel
+from rlcore.types import Batch, SharedPrefix
+
+
+def update_flops(model: Model, batch: Batch, shared_prefix: SharedPrefix) -> float:
+    """Operations that one update on the batch needs, forward and backward, whatever else the implementation does.
+
+    A matrix of n weights costs 2 n a token forward, 2 n for the gradient of its inputs and 2 n for its own if it is
+    trained; the head counts at loss tokens only. Not counted: padding, what gradient checkpointing computes again, a
+    prompt beyond its first time where it is shared, attention scores and everything elementwise. So it is a lower
+    bound, and honest for responses that are short beside the hidden size.
+    """
+    head, embedding = _head(model), model.transformer.get_input_embeddings()
+    outputs = model.transformer.get_output_embeddings()
+    apart = {id(each.weight) for each in (head, embedding, outputs) if each is not None}
+    everything = chain(model.transformer.base_model.parameters(), model.parameters())
+    matrices = {id(each): each for each in everything if each.ndim >= 2 and id(each) not in apart}
+    size = sum(each.numel() for each in matrices.values())
+    trained = sum(each.numel() for each in matrices.values() if each.requires_grad)
+    through = size if trained else 0
+    needed = 2.0 * _num_tokens(batch, shared_prefix) * (size + through + trained)
+    passes = 1 + (1 if trained else 0) + (1 if head.weight.requires_grad else 0)
+    return float(needed + 2.0 * int(batch.num_sampled_B.sum()) * passes * head.weight.numel())
+
+
+def _head(model: Model) -> nn.Linear:
+    if isinstance(model, PolicyModel):
+        return model.head.linear
+    if isinstance(model, ValueModel):
+        return model.value_head
+    raise TypeError(f"{type(model).__name__} has no head")
+
+
+def _num_tokens(batch: Batch, shared_prefix: SharedPrefix) -> int:
+    """Tokens of the batch without padding; a shared prefix once for its group."""
+    total = int(batch.lengths_B.sum())
+    if shared_prefix is SharedPrefix.NONE:
+        return total
+    prefix_B, seen = shared_prefixes(batch), set[int]()
+    for group, prefix in zip(batch.group_B.tolist(), prefix_B.tolist(), strict=True):
+        total -= prefix if group in seen else 0
+        seen.add(group)
+    return total

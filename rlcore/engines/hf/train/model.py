@@ -1,0 +1,336 @@
+"""Transformers models as this backend sees them: a backbone, and a head that is applied at chosen positions only.
+
+Letters: B rows, T positions, N chosen (row, position) pairs, H hidden size.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.config import LoraConfig, ModelConfig
+from rlcore.engines.hf.train.gradients import adding_gradients
+from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scores
+from rlcore.engines.hf.train.prefixes import TREE_ATTENTION, cache_hidden, register_tree_attention, tree_hidden
+from rlcore.engines.hf.train.sharded_tensors import put
+from rlcore.errors import CheckpointError, ConfigError, boundary
+from rlcore.types import SharedPrefix
+
+if TYPE_CHECKING:
+    from rlcore.engines.hf.train.microbatch import MicroBatch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+VALUE_HEAD_FILE = "value_head.safetensors"
+
+
+class ModelKind(StrEnum):
+    """What a model says of a token."""
+
+    CAUSAL_LM = "causal_lm"
+    """Its log-probability given the tokens before it."""
+    VALUE = "value"
+    """The value of the state before it is sampled."""
+
+
+class Model(nn.Module):
+    """A transformers model with a head of ours: what is trained, scored with and sampled from.
+
+    It is always in evaluation mode, so that log-probs mean the same wherever they are computed; `training_mode` turns
+    on only what training needs.
+    """
+
+    owns_transformer: bool = True
+    """Whether the transformer's weights belong to this model: False of one that lives on another's trunk."""
+
+    def __init__(self, transformer: Any, adapter: Any = None) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self._adds_gradients = False
+        # In a tuple, so that torch does not register it: its parameters are those of `transformer`.
+        self._adapter = (adapter,)
+        self.eval()
+
+    @property
+    def adapter(self) -> Any:
+        """The peft model around `transformer`, or None."""
+        return self._adapter[0]
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens that the window holds; None if the model's configuration does not say."""
+        window = getattr(self.transformer.config.get_text_config(), "max_position_embeddings", None)
+        return int(window) if window else None
+
+    def hidden_at(self, micro: MicroBatch) -> Tensor:
+        """(N, H) hidden states from which the loss tokens are predicted: for a token at t of a row, that at t - 1.
+
+        Rows are padded on the right, and attention is causal, so no token sees padding and no mask is needed.
+        """
+        if micro.shared_prefix is SharedPrefix.TREE:
+            return tree_hidden(self.transformer, micro.arrangement)
+        if micro.shared_prefix is SharedPrefix.CACHE:
+            return cache_hidden(self.transformer, micro.arrangement)
+        hidden_BTH = self.transformer.base_model(input_ids=micro.token_ids_BT, use_cache=False).last_hidden_state
+        return torch.index_select(hidden_BTH.flatten(0, 1), 0, micro.flat_N - 1)
+
+    @contextmanager
+    def attending(self, shared_prefix: SharedPrefix) -> Iterator[None]:
+        """The attention that `shared_prefix` needs, inside; backward passes belong inside, too."""
+        if shared_prefix is not SharedPrefix.TREE:
+            yield
+            return
+        register_tree_attention()
+        configs = {id(each.config): each.config for each in self.transformer.modules() if hasattr(each, "config")}
+        before = {key: config._attn_implementation for key, config in configs.items()}
+        try:
+            for config in configs.values():
+                config._attn_implementation = TREE_ATTENTION
+            yield
+        finally:
+            for key, config in configs.items():
+                config._attn_implementation = before[key]
+
+    @contextmanager
+    def training_mode(self) -> Iterator[None]:
+        """Gradient checkpointing and the adapter's dropout are on inside; the model's own dropout stays off.
+
+        A policy whose log-probs are noisy has importance ratios that are noise, so `model.train()` is never called.
+        """
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        switched = [
+            module
+            for name, module in self.named_modules()
+            if isinstance(module, GradientCheckpointingLayer) or "lora_dropout" in name
+        ]
+        for module in switched:
+            module.training = True
+        try:
+            yield
+        finally:
+            for module in switched:
+                module.training = False
+
+    @contextmanager
+    def adding_gradients(self) -> Iterator[None]:
+        """Gradients of weights are added to their sums at once inside; backward passes belong inside, too."""
+        with adding_gradients(self):
+            self._adds_gradients = True
+            try:
+                yield
+            finally:
+                self._adds_gradients = False
+
+    def without_adapter(self) -> Any:
+        """A context in which the model is the one that was started from."""
+        return self.adapter.disable_adapter() if self.adapter is not None else nullcontext()
+
+
+class PolicyModel(Model):
+    """A causal language model; `forward` gives log-probs and entropy."""
+
+    def __init__(self, transformer: Any, head: Head, adapter: Any = None) -> None:
+        super().__init__(transformer, adapter)
+        self._head = (head,)  # in a tuple: the layer is registered with `transformer`
+
+    @property
+    def head(self) -> Head:
+        """What turns hidden states into logits."""
+        return self._head[0]
+
+    def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        """(N,) log-prob and (N,) entropy of the loss tokens, under softmax(logits / temperature)."""
+        hidden_NH = self.hidden_at(micro)
+        targets_N = micro.token_ids_BT.flatten()[micro.flat_N]
+        return token_scores(
+            hidden_NH,
+            targets_N,
+            self.head,
+            temperature,
+            with_entropy=with_entropy,
+            adds_gradient=self._adds_gradients,
+        )
+
+
+class ValueModel(Model):
+    """A backbone with one output: the value of the state before a token. The new head starts at zero.
+
+    The head computes in float32 at least: bfloat16 would round a value near 1 to a multiple of 2^-8.
+    """
+
+    def __init__(self, transformer: Any, adapter: Any = None) -> None:
+        super().__init__(transformer, adapter)
+        weight = next(transformer.parameters())
+        hidden = transformer.config.get_text_config().hidden_size
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        self.value_head = nn.Linear(hidden, 1, device=weight.device, dtype=dtype)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        self.eval()
+
+    def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        """(N,) value before each loss token, and (N,) zeros in place of the entropy."""
+        hidden_NH = self.hidden_at(micro)
+        values_N = self.value_head(hidden_NH.to(self.value_head.weight.dtype))[:, 0]
+        return values_N, torch.zeros_like(values_N)
+
+    def head_tensors(self) -> dict[str, Tensor]:
+        """What the model has beside the backbone, by name: what a value head file holds."""
+        return {name: each.detach() for name, each in self.value_head.named_parameters()}  # state_dict says parts
+
+
+def load_model(
+    kind: ModelKind,
+    model: ModelConfig,
+    *,
+    dtype: str,
+    device: str,
+    lora: LoraConfig | None = None,
+    gradient_checkpointing: bool = False,
+    section: str = "actor",
+    path_key: str = "model.path",
+) -> PolicyModel | ValueModel:
+    """The model of `model.path` on `device`; ConfigError when it cannot be opened or its head is not supported.
+
+    Errors name the settings by `section` and the path by `path_key`.
+    """
+    transformer = open_transformer(
+        kind, model.path, model.revision, attention=model.attention, dtype=dtype, path_key=path_key
+    )
+    transformer.to(device)
+    if gradient_checkpointing:
+        _checkpoint_gradients(transformer)
+    adapter = None
+    if lora is not None and lora.enabled:
+        adapter = _add_adapter(kind, transformer, lora, model.path, section)
+    transformer.eval()
+    if kind == ModelKind.VALUE:
+        value_model = ValueModel(transformer, adapter)
+        if (Path(model.path) / VALUE_HEAD_FILE).is_file():
+            load_value_head(value_model, Path(model.path))
+        return value_model
+    head = find_head(transformer)
+    check_head(transformer, head)
+    return PolicyModel(transformer, head, adapter)
+
+
+def open_transformer(
+    kind: ModelKind, path: str, revision: str, *, attention: str, dtype: str, path_key: str = "model.path"
+) -> Any:
+    """The transformers model of a directory or hub name: of a value model the backbone, else with its output layer.
+
+    ConfigError when its files lack weights, which transformers would fill with random numbers.
+    """
+    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the trainer's
+    opener: Any = AutoModel if kind == ModelKind.VALUE else AutoModelForCausalLM
+    with boundary(f"{path_key}='{path}'", ConfigError):
+        model, loaded = opener.from_pretrained(
+            path,
+            revision=revision,
+            dtype=DTYPES[dtype],
+            attn_implementation=attention,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    missing = sorted(loaded["missing_keys"])
+    if missing:
+        raise ConfigError(
+            f"{path_key}='{path}': its files lack {len(missing)} of the weights of a {type(model).__name__}, "
+            f"{missing[0]} among them; needs a model that was saved whole"
+        )
+    return model
+
+
+def _checkpoint_gradients(transformer: Any) -> None:
+    """Keep only the inputs of each layer for the backward pass."""
+    settings = {"use_reentrant": False}
+    if hasattr(transformer, "activation_checkpointing_enable"):
+        transformer.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+    else:  # its name in earlier releases of transformers 5
+        transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+
+
+def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str, section: str) -> Any:
+    """The peft model around `transformer`, whose linear layers now carry trainable adapters; the rest is frozen."""
+    try:
+        import peft
+    except ImportError as missing:
+        raise ConfigError(
+            f"{section}.lora.enabled=true: the package peft is not installed; pip install 'rlcore[lora]'"
+        ) from missing
+    outputs = [name for name, each in transformer.named_modules() if each is transformer.get_output_embeddings()]
+    if any(f".{name}".endswith(f".{target}") for name in outputs for target in lora.target_modules):
+        raise ConfigError(
+            f"{section}.lora.target_modules={list(lora.target_modules)}: the output layer '{outputs[0]}' cannot carry "
+            "an adapter; leave it out"
+        )
+    alpha: Any = lora.alpha  # peft's annotation says int; it divides, and takes any number
+    targets: Any = lora.target_modules[0] if lora.target_modules == ("all-linear",) else list(lora.target_modules)
+    config = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM" if kind == ModelKind.CAUSAL_LM else "FEATURE_EXTRACTION",
+        # Absolute, so that the saved adapter finds its base from any working directory.
+        base_model_name_or_path=str(Path(path).resolve()) if Path(path).is_dir() else path,
+    )
+    # Nothing a user could act on: peft asks transformers by the name that was, and renames a path we made absolute.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed", UserWarning)
+    with boundary(f"{section}.lora.target_modules={list(lora.target_modules)}", ConfigError):
+        return peft.get_peft_model(transformer, config, autocast_adapter_dtype=False)
+
+
+def save_value_head(model: ValueModel, directory: Path) -> None:
+    """Write the value head file into `directory`: tensors, and the type of model whose hidden states it reads."""
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.head_tensors().items()}
+    save_file(tensors, directory / VALUE_HEAD_FILE, metadata={"model_type": model.transformer.config.model_type})
+
+
+@torch.no_grad()
+def load_value_head(model: ValueModel, directory: Path) -> None:
+    """Take over the value head file of `directory`; CheckpointError when it is missing, damaged or of another model."""
+    from safetensors import safe_open
+
+    file, own = directory / VALUE_HEAD_FILE, model.head_tensors()
+    with boundary(f"value head '{file}'", CheckpointError), safe_open(file, framework="pt") as opened:
+        saved = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        of_type = _type_of_head(opened.metadata() or {}, directory)
+    own_type = model.transformer.config.model_type
+    if of_type not in ("", own_type):
+        raise CheckpointError(
+            f"value head '{file}': it reads the hidden states of a model of type '{of_type}', and this critic's is a "
+            f"'{own_type}'; start from the one that it was saved with"
+        )
+    for name in sorted(saved.keys() | own.keys()):
+        found, needed = (list(each[name].shape) if name in each else "nothing" for each in (saved, own))
+        if found != needed:
+            raise CheckpointError(
+                f"value head '{file}': of '{name}' it holds {found}, this critic needs {needed}; it is the head of "
+                "another model: start from the one that it was saved with"
+            )
+    for name, tensor in own.items():
+        put(tensor, saved[name])
+
+
+def _type_of_head(metadata: dict[str, str], directory: Path) -> str:
+    """The model type of a saved head: by its file, else by the model beside it; empty when neither says."""
+    beside = directory / "config.json"
+    if "model_type" in metadata or not beside.is_file():
+        return metadata.get("model_type", "")
+    return str(json.loads(beside.read_text("utf-8")).get("model_type", ""))

@@ -1,0 +1,145 @@
+"""AdamW over master weights, and the learning-rate schedule.
+
+Arxiv 1711.05101 (decoupled weight decay). Half-precision weights get a float32 master copy: at the learning rates of
+RL an update of a bfloat16 weight would be rounded away.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rlcore.config import EngineConfig
+from rlcore.engines.hf.train import sharded_tensors as parts
+from rlcore.engines.hf.train.sharded_tensors import like, own
+from rlcore.errors import ConfigError
+
+
+def learning_rate(config: EngineConfig, update: int, num_updates: int) -> float:
+    """The learning rate of optimizer step `update` (from 0) of `num_updates` in the run.
+
+    Warm-up grows linearly and reaches lr with step `warmup_steps`; linear and cosine then fall to 0, which they would
+    reach one step after the last.
+    """
+    if update < config.warmup_steps:
+        return config.lr * (update + 1) / config.warmup_steps
+    if config.lr_schedule == "constant":
+        return config.lr
+    progress = (update - config.warmup_steps) / max(1, num_updates - config.warmup_steps)
+    remaining = max(0.0, 1.0 - progress)
+    return config.lr * (remaining if config.lr_schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * remaining))
+
+
+def check_schedule(config: EngineConfig, num_updates: int, who: str) -> None:
+    """ConfigError when the schedule has to end with the run and nobody knows when that is."""
+    if config.lr_schedule != "constant" and num_updates <= 0:
+        raise ConfigError(
+            f"{who}.lr_schedule={config.lr_schedule}: it ends with the last optimizer step, and the number of steps is "
+            "not known; set train.max_steps or train.epochs, or choose constant"
+        )
+
+
+class MasterAdamW:
+    """AdamW over the trainable parameters of a model; float32 and float64 weights are their own masters.
+
+    Weight decay spares vectors: norms and biases.
+    """
+
+    def __init__(self, model: nn.Module, config: EngineConfig) -> None:
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.masters = [_master_of(parameter) for parameter in self.parameters]
+        matrices = [master for master in self.masters if master.ndim >= 2]
+        vectors = [master for master in self.masters if master.ndim < 2]
+        self._adamw = torch.optim.AdamW(
+            [
+                {"params": matrices, "weight_decay": config.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+            ],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            fused=True,
+        )
+
+    def collect_gradients(self) -> None:
+        """Add the half-precision gradients of a micro-batch to the masters', so that sums run in float32."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is parameter or parameter.grad is None:
+                continue
+            gradient = parameter.grad.to(master.dtype)
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            parameter.grad = None
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """The norm of all gradients, which are scaled down to `max_norm` if it is larger; 0 never scales."""
+        gradients = [master.grad for master in self.masters if master.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        if isinstance(norm, DTensor):  # of the ranks' parts
+            norm = norm.full_tensor()
+        if max_norm > 0.0:
+            nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
+        return float(norm)
+
+    def step(self, lr: float) -> None:
+        """One AdamW step with the masters' gradients."""
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self._publish()
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients."""
+        for tensor in (*self.parameters, *self.masters):
+            tensor.grad = None
+
+    def to(self, device: torch.device) -> None:
+        """Move the optimizer's state to a device; the masters that are copies go with it."""
+        for state in self._adamw.state.values():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and name != "step":
+                    state[name] = parts.moved(value, device)
+        for master in self._copies():
+            master.data = parts.moved(master.data, device)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors by name, of sharded ones this rank's part, and plain values: what a checkpoint keeps."""
+        adamw = self._adamw.state_dict()
+        tensors = {
+            f"adamw.{index}.{name}": own(value)
+            for index, each in adamw["state"].items()
+            for name, value in each.items()
+        }
+        tensors |= {f"master.{index}": own(master) for index, master in enumerate(self._copies())}
+        return tensors, {"param_groups": adamw["param_groups"]}
+
+    def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+        """Take up what `state` returned, bit for bit."""
+        trained = [each for group in self._adamw.param_groups for each in group["params"]]
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            kind, index, *rest = name.split(".")
+            if kind == "adamw":
+                of_one = state.setdefault(int(index), {})
+                of_one[rest[0]] = like(value, trained[int(index)]) if value.ndim else value
+        self._adamw.load_state_dict({"state": state, "param_groups": values["param_groups"]})
+        with torch.no_grad():
+            for number, master in enumerate(self._copies()):
+                own(master).copy_(tensors[f"master.{number}"])
+
+    def _copies(self) -> list[Tensor]:
+        pairs: Iterable[tuple[Tensor, Tensor]] = zip(self.parameters, self.masters, strict=True)
+        return [master for parameter, master in pairs if master is not parameter]
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+
+
+def _master_of(parameter: Tensor) -> Tensor:
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    return nn.Parameter(parameter.detach().float())

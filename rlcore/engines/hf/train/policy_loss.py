@@ -1,0 +1,85 @@
+"""The actor's loss: the policy loss that the configuration names, a KL term and an entropy bonus."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rlcore.algo.importance import importance_factor
+from rlcore.algo.kl import kl_penalty
+from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
+from rlcore.config import AlgoConfig
+from rlcore.engines.hf.train.microbatch import LossTerms, MicroBatch, Predictions
+
+METRIC_NAMES = {"ratio": "ratio_mean", "clipped_low": "clip_frac_low", "clipped_high": "clip_frac_high"}
+"""What a policy loss's metrics are logged as, where that is another name."""
+DIFFERENCE = "policy/rollout_logprob_diff"
+"""|log pi_old - log mu|, of the tokens that both computed with the same weights: how far the two engines differ."""
+
+
+class PolicyLoss:
+    """rho * policy_loss + kl.coef * kl - entropy_coef * entropy, token by token.
+
+    All three are aggregated with the same weights. The KL term is there only with `algo.kl.placement=loss`;
+    'policy/kl' is logged whenever the batch has log-probs of the reference. rho is the importance factor of
+    `rlcore.algo.importance` and there only where the sampler differs from the trainer.
+    """
+
+    def __init__(
+        self,
+        policy_loss: Callable[[PolicyLossInputs], PolicyLossOutput],
+        config: AlgoConfig,
+        sampler_differs: bool = False,
+    ) -> None:
+        """`sampler_differs`: the recorded log-probs are not those of pi_old, so the factor pi_old / mu counts."""
+        self._policy_loss = policy_loss
+        self._config = config
+        self._corrects = sampler_differs
+
+    def __call__(self, micro: MicroBatch, predictions: Predictions) -> LossTerms:
+        """The loss of each token and the policy's metrics."""
+        logprobs_BT, old = predictions.scores_BT, micro.batch.old_logprobs
+        selected = micro.batch.selected
+        inputs = PolicyLossInputs(
+            logprobs_BT=logprobs_BT,
+            old_logprobs_BT=logprobs_BT.detach() if old is None else micro.per_token(old),
+            advantages_BT=micro.advantages_BT,
+            mask_BT=micro.mask_BT,
+            config=self._config,
+            selected_BT=None if selected is None else torch.tensor(selected.get(), device=micro.device),
+        )
+        output = self._policy_loss(inputs)
+        metrics: dict[str, Tensor] = {
+            f"policy/{METRIC_NAMES.get(name, name)}": value for name, value in output.metrics.items()
+        }
+        if "ratio" in output.metrics:
+            metrics["policy/ratio_max"] = output.metrics["ratio"]
+        metrics["policy/entropy"] = predictions.entropy_BT
+        counted: dict[str, Tensor] = {}
+        loss_BT = output.loss_BT
+        if self._corrects:
+            rollout_BT = torch.tensor(micro.batch.tokens.get().rollout_logprobs_BT, device=micro.device)
+            factor_BT, importance = importance_factor(
+                inputs.old_logprobs_BT, rollout_BT, micro.mask_BT, self._config.importance
+            )
+            loss_BT = loss_BT * factor_BT
+            metrics |= {f"policy/{name}": value_BT for name, value_BT in importance.items()}
+            metrics[DIFFERENCE] = (inputs.old_logprobs_BT.detach() - rollout_BT).abs()
+            if micro.batch.same_weights is not None:
+                counted[DIFFERENCE] = torch.tensor(micro.batch.same_weights.get(), device=micro.device)
+        if self._config.entropy_coef:
+            loss_BT = loss_BT - self._config.entropy_coef * predictions.entropy_BT
+        if micro.batch.reference_logprobs is not None:
+            reference_BT = micro.per_token(micro.batch.reference_logprobs)
+            # Masked first: what stands at other tokens may overflow k3's exponential, and inf * 0 is NaN.
+            kl_BT = kl_penalty(
+                torch.where(micro.mask_BT, logprobs_BT, 0.0),
+                torch.where(micro.mask_BT, reference_BT, 0.0),
+                self._config.kl.estimator,
+            )
+            metrics["policy/kl"] = kl_BT
+            if self._config.kl.placement == "loss":
+                loss_BT = loss_BT + self._config.kl.coef * kl_BT
+        elif self._config.kl.placement == "loss":
+            raise ValueError("algo.kl.placement=loss: the mini-batch has no log-probs of the reference")
+        return LossTerms(loss_BT, metrics, counted)

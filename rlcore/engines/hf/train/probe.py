@@ -1,0 +1,61 @@
+"""Whether a loaded model can share prefixes the way the plan chose: two small groups, computed both ways."""
+
+import numpy as np
+import torch
+
+from rlcore.engines.hf.train.microbatch import MicroBatch
+from rlcore.engines.hf.train.model import Model
+from rlcore.errors import ConfigError
+from rlcore.types import Batch, Int64s, Ref, SharedPrefix, TokenArrays
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Largest difference of a hidden state, of the largest hidden state; bfloat16 rounds at every layer."""
+
+
+@torch.no_grad()
+def check_shared_prefix(model: Model, shared_prefix: SharedPrefix, who: str) -> None:
+    """ConfigError naming `who` unless the hidden states are those of the rows computed one by one."""
+    if shared_prefix is SharedPrefix.NONE:
+        return
+    if shared_prefix is SharedPrefix.CACHE and getattr(model.transformer, "is_gradient_checkpointing", False):
+        found = "with gradient_checkpointing=true transformers drops the cache"
+        raise ConfigError(f"{who}.shared_prefix=cache: {found}; choose tree or none")
+    weight = next(model.transformer.parameters())  # a value head's number format is its own
+    batch = two_groups(model.transformer.config.get_text_config().vocab_size)
+    plain_NH = model.hidden_at(MicroBatch(batch, weight.device))
+    try:
+        with model.attending(shared_prefix):
+            shared_NH = model.hidden_at(MicroBatch(batch, weight.device, shared_prefix))
+    except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as cause:
+        raise ConfigError(_cannot(model, shared_prefix, who, str(cause).partition("\n")[0])) from cause
+    difference = float((plain_NH - shared_NH).abs().max() / plain_NH.abs().max().clamp_min(1e-3))
+    if not difference <= TOLERANCES[weight.dtype]:
+        found = f"its hidden states differ by {difference:.2g} of the largest"
+        raise ConfigError(_cannot(model, shared_prefix, who, found))
+
+
+def _cannot(model: Model, shared_prefix: SharedPrefix, who: str, found: str) -> str:
+    return (
+        f"{who}.shared_prefix={shared_prefix}: {type(model.transformer).__name__} cannot compute a shared prompt this "
+        f"way ({found}); choose {who}.shared_prefix=none, or another way"
+    )
+
+
+def two_groups(vocabulary: int) -> Batch:
+    """Prefixes of 3 and 5 tokens, each with two rows of different length."""
+    lengths_B: Int64s = np.array([6, 8, 7, 9])
+    prefixes_B: Int64s = np.array([3, 3, 5, 5])
+    columns = np.arange(9)
+    valid_BT = columns < lengths_B[:, None]
+    loss_mask_BT = valid_BT & (columns >= prefixes_B[:, None])
+    row_B = np.where(columns < prefixes_B[:, None], prefixes_B[:, None], 11 + np.arange(4)[:, None])
+    token_ids_BT = np.where(valid_BT, (row_B * 7919 + columns * 104729) % vocabulary, 0).astype(np.int32)
+    return Batch(
+        tokens=Ref(TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, np.zeros((4, 9), dtype=np.float32))),
+        sample_B=np.arange(4),
+        group_B=np.array([0, 0, 1, 1]),
+        lengths_B=lengths_B,
+        num_sampled_B=lengths_B - prefixes_B,
+        prompt_lengths_B=prefixes_B,
+        rewards_B=np.zeros(4, dtype=np.float32),
+    )

@@ -1,0 +1,143 @@
+"""The processes that train one model together: each computes a share of every batch, and what they find is summed.
+
+The controller has weighed every row before (`weights_B`), so the gradient of a mini-batch is the plain sum of the
+gradients of its parts: no rank needs to know what another one holds, and a rank may hold nothing.
+
+Every rank has the whole model and optimizer (data parallel), and makes the same step.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.rendezvous import rendezvous as rendezvous_at
+
+from rlcore.contracts.workers import WorkerContext
+from rlcore.data.batch import select, shared_prefixes, suffix_lengths
+from rlcore.errors import WorkerError, boundary
+from rlcore.types import Batch, Float32s, Int64s, SharedPrefix
+
+BUCKET_BYTES = 25 << 20
+"""Gradients travel together up to this size: a message each would cost more than it carries."""
+MEET_S = 300.0
+"""Until every rank has come to the rendezvous."""
+EXCHANGE_S = 21600.0
+"""A rank waits for a slower one as long as the controller waits for a call; one that has died is noticed at once."""
+
+
+class Ranks:
+    """This process among the ranks of its replica."""
+
+    def __init__(self, rank: int, num: int, rendezvous: str, device: torch.device) -> None:
+        """Meet the others; WorkerError when they do not come."""
+        self.rank, self.num, self.device = rank, num, device
+        with boundary(f"rank {rank} of {num}: meeting the others at {rendezvous}", WorkerError):
+            store, *_ = next(rendezvous_at(rendezvous, rank, num, timeout=timedelta(seconds=MEET_S)))
+            store.set(f"here/{rank}", "yes")
+            store.wait([f"here/{each}" for each in range(num)], timedelta(seconds=MEET_S))
+            dist.init_process_group(
+                "nccl" if device.type == "cuda" else "gloo",
+                store=store,
+                rank=rank,
+                world_size=num,
+                timeout=timedelta(seconds=EXCHANGE_S),
+            )
+
+    def rows_of(self, batch: Batch, shared_prefix: SharedPrefix = SharedPrefix.NONE) -> Int64s:
+        """Rows of the batch that are this rank's, in order, maybe none; groups stay whole where prefixes are shared."""
+        groups_B = batch.group_B if shared_prefix is not SharedPrefix.NONE else np.arange(len(batch))
+        return np.flatnonzero(balanced(computed_tokens(batch, shared_prefix), groups_B, self.num) == self.rank)
+
+    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Sum the gradients over the ranks; one that no rank has stays None."""
+        held = torch.tensor([float(each.grad is not None) for each in parameters], device=self.device)
+        dist.all_reduce(held)
+        chosen = [each for each, count in zip(parameters, held.tolist(), strict=True) if count]
+        for bucket in _buckets(chosen):
+            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
+            flat = torch.cat([each.flatten() for each in gradients])
+            dist.all_reduce(flat)
+            for parameter, part in zip(bucket, torch.split(flat, [each.numel() for each in gradients]), strict=True):
+                parameter.grad = part.view_as(parameter)
+
+    def scored(self, batch: Batch, shared_prefix: SharedPrefix, score: Callable[[Batch], Float32s]) -> Float32s:
+        """(B, T) scores of the whole batch, of which each rank computes those of its rows with `score`."""
+        scores_BT = np.zeros(batch.tokens.get().loss_mask_BT.shape, dtype=np.float32)
+        rows = self.rows_of(batch, shared_prefix)
+        if len(rows):
+            some_BT = score(select(batch, rows))
+            scores_BT[rows, : some_BT.shape[1]] = some_BT
+        tensor = torch.tensor(scores_BT, device=self.device)
+        dist.all_reduce(tensor)
+        return np.asarray(tensor.cpu().numpy())
+
+    def gather(self, value: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Every rank's value, in order of ranks; JSON, since pickles do not go over sockets."""
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
+        sizes = torch.zeros(self.num, dtype=torch.int64, device=self.device)
+        sizes[self.rank] = len(own)
+        dist.all_reduce(sizes)
+        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8, device=self.device)
+        padded[: len(own)] = own
+        everything = [torch.zeros_like(padded) for _ in range(self.num)]
+        dist.all_gather(everything, padded)
+        return [
+            json.loads(bytes(each[:size].cpu().numpy())) for each, size in zip(everything, sizes.tolist(), strict=True)
+        ]
+
+    def close(self) -> None:
+        """Leave the others."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def ranks_of(context: WorkerContext) -> Ranks | None:
+    """The ranks of a worker's replica; None for a worker that is alone."""
+    if context.num_ranks == 1:
+        return None
+    return Ranks(context.rank, context.num_ranks, context.rendezvous, torch.device(context.device))
+
+
+def computed_tokens(batch: Batch, shared_prefix: SharedPrefix) -> Int64s:
+    """(B,) tokens that are computed for each row, padding left out; a shared prefix counts with its group's first."""
+    if shared_prefix is SharedPrefix.NONE or not len(batch):
+        return batch.lengths_B
+    prefix_B = shared_prefixes(batch)
+    first_G = np.unique(batch.group_B, return_index=True)[1]
+    tokens_B = suffix_lengths(batch, prefix_B)
+    tokens_B[first_G] += prefix_B[first_G]
+    return tokens_B
+
+
+def balanced(lengths_B: Int64s, groups_B: Int64s, num: int) -> Int64s:
+    """(B,) the rank of each row: groups, the largest first, go to the rank with the fewest tokens so far.
+
+    Rows of a group stay together. No rank has more tokens than the smallest one plus the largest group.
+    """
+    groups, index_B = np.unique(groups_B, return_inverse=True)
+    tokens_G = np.bincount(index_B, lengths_B, minlength=len(groups)).astype(np.int64)
+    ranks_G = np.zeros(len(groups), dtype=np.int64)
+    load = np.zeros(num, dtype=np.int64)
+    for group in np.argsort(-tokens_G, kind="stable"):
+        ranks_G[group] = load.argmin()
+        load[ranks_G[group]] += tokens_G[group]
+    return np.asarray(ranks_G[index_B])
+
+
+def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Consecutive parameters of one type, up to the size of a bucket."""
+    bucket: list[Tensor] = []
+    size = 0
+    for each in parameters:
+        if bucket and (each.dtype != bucket[0].dtype or size >= BUCKET_BYTES):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(each)
+        size += each.numel() * each.element_size()
+    if bucket:
+        yield bucket

@@ -1,0 +1,30 @@
+"""Log-probs and values of a batch, without gradients."""
+
+import numpy as np
+import torch
+
+from rlcore.data.batch import select
+from rlcore.engines.hf.train.microbatch import MicroBatch, split
+from rlcore.engines.hf.train.model import PolicyModel, ValueModel
+from rlcore.types import Batch, Float32s, SharedPrefix
+
+
+@torch.no_grad()
+def score(
+    model: PolicyModel | ValueModel,
+    batch: Batch,
+    *,
+    max_tokens: int,
+    temperature: float,
+    device: torch.device,
+    shared_prefix: SharedPrefix = SharedPrefix.NONE,
+) -> Float32s:
+    """(B, T) log-probs or values of the batch's loss tokens, 0 elsewhere; micro-batches of at most `max_tokens`."""
+    scores_BT = np.zeros(batch.tokens.get().loss_mask_BT.shape, dtype=np.float32)
+    with model.attending(shared_prefix):
+        for rows in split(batch, max_tokens, shared_prefix):
+            micro = MicroBatch(select(batch, rows), device, shared_prefix)
+            scores_N, _ = model(micro, temperature, False)
+            some_BT = micro.spread(scores_N).float().cpu().numpy()
+            scores_BT[rows, : some_BT.shape[1]] = some_BT
+    return scores_BT

@@ -1,0 +1,224 @@
+"""Weights and training state on disk: tensors as safetensors, everything else as JSON, nothing pickled."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlcore.engines.hf.train import sharded_tensors as parts
+from rlcore.engines.hf.train.model import Model, ValueModel, load_value_head, save_value_head
+from rlcore.engines.hf.train.optimizer import MasterAdamW
+from rlcore.engines.hf.train.sharded_tensors import HOST, SavedTensors, put
+from rlcore.errors import CheckpointError, boundary
+
+MODEL_DIR = "model"
+ADAPTER_DIR = "adapter"
+TENSORS_FILE = "trainer_state.safetensors"
+VALUES_FILE = "trainer_state.json"
+
+
+def save_weights(model: Model, directory: Path) -> None:
+    """Write `model/`, which from_pretrained opens, or with LoRA `adapter/`, which names its base."""
+    with boundary(f"checkpoint '{directory}': writing the model", CheckpointError):
+        if model.adapter is not None:
+            _save_adapter(model, directory / ADAPTER_DIR)
+        elif model.owns_transformer:
+            model.transformer.save_pretrained(directory / MODEL_DIR, state_dict=tensors_of(model.transformer))
+        if isinstance(model, ValueModel):
+            save_value_head(model, directory / MODEL_DIR)
+
+
+def save_adapter(model: Model, directory: Path) -> None:
+    """Write peft's directory of a LoRA model's adapter."""
+    with boundary(f"the adapter in '{directory}'", CheckpointError):
+        _save_adapter(model, directory)
+
+
+def _save_adapter(model: Model, directory: Path) -> None:
+    model.adapter.save_pretrained(directory, safe_serialization=True, state_dict=tensors_of(model.adapter))
+
+
+@torch.no_grad()
+def save_whole(model: Model, directory: Path) -> None:
+    """Write a model directory for from_pretrained; of a LoRA model its base with the adapter added to the weights.
+
+    The model's own tensors stay as they are: merging in place and taking it back would not restore their low bits.
+    """
+    with boundary(f"weights in '{directory}'", CheckpointError):
+        model.transformer.save_pretrained(directory, state_dict=_with_adapter(model))
+
+
+@torch.no_grad()
+def whole_tensors(model: Model) -> dict[str, torch.Tensor]:
+    """The tensors that `save_whole` would write, by the names that they would have there."""
+    from transformers.core_model_loading import revert_weight_conversion
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    tensors = remove_tied_weights_from_state_dict(_with_adapter(model), model.transformer)
+    return dict(revert_weight_conversion(model.transformer, tensors))
+
+
+def _with_adapter(model: Model) -> dict[str, torch.Tensor]:
+    return tensors_of(model.transformer) if model.adapter is None else _merged(model.transformer)
+
+
+def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """What `state_dict` says; of a sharded module that one says the parts, also while the module is whole."""
+    tensors = {name: each.detach() for name, each in module.named_parameters(remove_duplicate=False)}
+    for prefix, inner in module.named_modules():
+        for name, buffer in inner.named_buffers(recurse=False):
+            if name not in inner._non_persistent_buffers_set:
+                tensors[f"{prefix}.{name}" if prefix else name] = buffer
+    return tensors
+
+
+def _merged(transformer: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a model with adapters in it, under the names that they have without.
+
+    A merged weight goes to host memory before the next one is made: the device never holds a second model.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    merged = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in tensors_of(transformer).items()
+        if ".lora_" not in name
+    }
+    for name, module in transformer.named_modules():
+        if isinstance(module, LoraLayer):
+            base: Any = module.get_base_layer()
+            layer: Any = module
+            added = sum(layer.get_delta_weight(each) for each in layer.active_adapters)
+            merged[f"{name}.weight"] = parts.moved((base.weight + added).detach(), HOST)
+    return merged
+
+
+def load_weights(model: Model, directory: Path) -> None:
+    """Copy what `save_weights` wrote into the model's own tensors; CheckpointError when it is missing or differs."""
+    source = directory / (MODEL_DIR if model.adapter is None else ADAPTER_DIR)
+    if model.owns_transformer and not source.is_dir():
+        kind = "a full model" if model.adapter is None else "a LoRA adapter"
+        raise CheckpointError(f"checkpoint '{directory}': it has no '{source.name}/', and {kind} is to be restored")
+    with boundary(f"checkpoint '{directory}': reading '{source.name}/'", CheckpointError):
+        if model.adapter is not None:
+            _load_adapter(model.adapter, source)
+        elif model.owns_transformer:
+            _load_transformer(model.transformer, source)
+        if isinstance(model, ValueModel):
+            load_value_head(model, directory / MODEL_DIR)
+
+
+def tensors_file(part: int = 0, num_parts: int = 1) -> str:
+    """The name of the file that holds a rank's part of the training state."""
+    return TENSORS_FILE if num_parts == 1 else f"trainer_state-{part + 1:05d}-of-{num_parts:05d}.safetensors"
+
+
+def save_training_state(
+    directory: Path, optimizer: MasterAdamW, counters: dict[str, int], part: int = 0, num_parts: int = 1
+) -> None:
+    """Write optimizer, counters and the random states of torch, numpy and Python.
+
+    Of an optimizer whose state is shared out every rank writes its part, the first one all that is not shared.
+    """
+    from safetensors.torch import save_file
+
+    optimizer_tensors, optimizer_values = optimizer.state()
+    tensors = _prefixed("optimizer", optimizer_tensors)
+    with boundary(f"checkpoint '{directory}': writing {tensors_file(part, num_parts)}", CheckpointError):
+        directory.mkdir(parents=True, exist_ok=True)
+        if part == 0:
+            random_tensors, random_values = _random_state()
+            tensors |= _prefixed("random", random_tensors)
+            values = {"counters": counters, "optimizer": optimizer_values, "random": random_values, "parts": num_parts}
+            (directory / VALUES_FILE).write_text(json.dumps(values))
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+            directory / tensors_file(part, num_parts),
+        )
+
+
+def load_training_state(directory: Path, optimizer: MasterAdamW, part: int = 0, num_parts: int = 1) -> dict[str, int]:
+    """Take up what `save_training_state` wrote, in as many parts as it likes; the counters.
+
+    CheckpointError when it is damaged or does not fit.
+    """
+    with boundary(f"checkpoint '{directory}': reading {TENSORS_FILE}", CheckpointError):
+        values = json.loads((directory / VALUES_FILE).read_text())
+        written = int(values.get("parts", 1))
+        with SavedTensors([directory / tensors_file(each, written) for each in range(written)]) as saved:
+            names = saved.names("optimizer.")
+            of_optimizer = {name: saved.rows(f"optimizer.{name}", part, num_parts) for name in names}
+            of_random = {name: saved.whole(f"random.{name}") for name in saved.names("random.")}
+        optimizer.restore(of_optimizer, values["optimizer"])
+        _set_random_state(of_random, values["random"])
+        return {name: int(value) for name, value in values["counters"].items()}
+
+
+def _prefixed(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+@torch.no_grad()
+def _load_transformer(transformer: Any, source: Path) -> None:
+    """Through from_pretrained, which undoes whatever save_pretrained does to names and layouts.
+
+    It only warns about another architecture and takes what has a fitting name, so that is asked first.
+    """
+    found = json.loads((source / "config.json").read_text()).get("model_type")
+    if found != transformer.config.model_type:
+        raise CheckpointError(
+            f"'{source}' holds a model of type '{found}', and this run's is a '{transformer.config.model_type}'; go "
+            "on with the model that the run was begun with"
+        )
+    saved = type(transformer).from_pretrained(source, dtype=transformer.dtype, trust_remote_code=False)
+    tensors = dict(saved.named_parameters())
+    parameters = dict(transformer.named_parameters())
+    if {name: tensor.shape for name, tensor in tensors.items()} != {n: p.shape for n, p in parameters.items()}:
+        raise CheckpointError(f"'{source}' holds another model than the one of this run")
+    for name, parameter in parameters.items():
+        put(parameter, tensors[name])
+
+
+@torch.no_grad()
+def _load_adapter(adapter: Any, source: Path) -> None:
+    from peft import load_peft_weights
+
+    saved = load_peft_weights(str(source), device="cpu")
+    trained = {name: each for name, each in adapter.named_parameters() if each.requires_grad}
+    named = {name.replace(f".{adapter.active_adapter}.", "."): each for name, each in trained.items()}
+    for name in sorted(named.keys() | saved.keys()):
+        found, needed = (list(each[name].shape) if name in each else "nothing" for each in (saved, named))
+        if found != needed:
+            raise CheckpointError(
+                f"'{source}' holds another adapter than the one of this run: of '{name}' it has {found}, needed is "
+                f"{needed}; go on with the lora settings that the run was begun with"
+            )
+    for name, each in named.items():
+        put(each, saved[name])
+
+
+def _random_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    numpy_state: tuple[Any, ...] = tuple(np.random.get_state(legacy=True))
+    name, keys, position, has_gauss, gauss = numpy_state
+    version, internal, gauss_next = random.getstate()
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(keys.astype(np.int64))}
+    if torch.cuda.is_available():
+        tensors |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return tensors, {
+        "numpy": [str(name), int(position), int(has_gauss), float(gauss)],
+        "python": [version, list(internal), gauss_next],
+    }
+
+
+def _set_random_state(tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+    torch.set_rng_state(tensors["torch"])
+    if torch.cuda.is_available() and f"cuda.{torch.cuda.device_count() - 1}" in tensors:
+        torch.cuda.set_rng_state_all([tensors[f"cuda.{index}"] for index in range(torch.cuda.device_count())])
+    name, position, has_gauss, gauss = values["numpy"]
+    np.random.set_state((name, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = values["python"]
+    random.setstate((version, tuple(internal), gauss_next))

@@ -1,0 +1,272 @@
+"""The workers of this backend: thin shells, whose `setup` imports torch and builds the engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from rlcore.config import EngineConfig
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.reference import ReferenceWorker
+from rlcore.contracts.rollout import RolloutWorker
+from rlcore.engines.freed_memory import give_back_freed_memory
+from rlcore.errors import WorkerError
+from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, Ref, WeightsHandle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlcore.contracts.workers import WorkerContext
+    from rlcore.engines.hf.sample.sampler import EmbeddedSampler
+    from rlcore.engines.hf.train.engine import TrainEngine
+    from rlcore.engines.weight_server import WeightsServer
+
+
+class HfActor(ActorWorker):
+    """The policy, trained by a `TrainEngine`."""
+
+    engine: TrainEngine
+    version: int = 0
+    """Names the weights that were published last."""
+    is_published: bool = True
+    """Whether they are the current ones."""
+    _server: WeightsServer | None = None
+    before_change: list[Callable[[], None]]
+    """Told before every change of the weights, so that what samples from them drops what it has computed."""
+
+    def setup(self) -> None:
+        from rlcore.algo.importance import sampler_differs
+        from rlcore.engines.hf.train.engine import TrainEngine
+        from rlcore.engines.hf.train.policy_loss import PolicyLoss
+        from rlcore.engines.hf.train.ranks import ranks_of
+        from rlcore.imports import resolve
+
+        context, config = self.context, self.context.config
+        use_threads(context)
+        seed_process(context.seed)
+        self.before_change = []
+        self.engine = TrainEngine(
+            "causal_lm",
+            config.model,
+            config.actor,
+            PolicyLoss(resolve(context.references["policy_loss"]), config.algo, sampler_differs(config)),
+            temperature=config.rollout.temperature,
+            device=context.device,
+            seed=context.seed,
+            peak_tflops=config.cluster.peak_tflops,
+            shared_prefix=context.shared_prefix,
+        )
+
+        self.engine.join(ranks_of(context))
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        engine = getattr(self, "engine", None)
+        if engine is not None and engine.ranks is not None:
+            engine.ranks.close()
+
+    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+        return Ref(self.engine.logprobs(batch))
+
+    def update(self, minibatch: Batch) -> Metrics:
+        self._weights_change()
+        if self.is_published:  # what generation has used is not what an update uses
+            give_back_freed_memory()
+        self.is_published = False
+        return self.engine.update(minibatch)
+
+    def expect(self, num_updates: int) -> None:
+        self.engine.expect(num_updates)
+
+    def begin_updates(self) -> None:
+        self.engine.begin_updates()
+
+    def end_updates(self) -> None:
+        self.engine.end_updates()
+
+    def publish(self, version: int) -> None:
+        self.version, self.is_published = version, True
+        give_back_freed_memory()
+
+    def weights(self, version: int, directory: Path) -> WeightsHandle:
+        if self.context.weights_kind == "adapter":
+            self.engine.save_adapter(directory)
+            return WeightsHandle(version, "adapter", str(directory))
+        if self.context.weights_kind == "link":
+            return WeightsHandle(version, "link", self._offer(self.engine.copy_whole()))
+        self.engine.save_whole(directory)
+        return WeightsHandle(version, "directory", str(directory))
+
+    def _offer(self, tensors: dict[str, Tensor]) -> str:
+        if self.context.rank != 0:
+            return ""
+        from rlcore.engines.weight_server import WeightsServer
+
+        self._server = self._server or WeightsServer(self.context.address)
+        return self._server.offer(tensors)
+
+    def save(self, directory: Path) -> None:
+        self.engine.save(directory)
+
+    def restore(self, directory: Path) -> None:
+        self._weights_change()
+        self.is_published = True
+        self.engine.restore(directory)
+
+    def facts(self) -> dict[str, Any]:
+        return self.engine.facts()
+
+    def _weights_change(self) -> None:
+        for listener in self.before_change:
+            listener()
+
+
+class HfReference(ReferenceWorker):
+    """The frozen policy: inside an actor with LoRA that actor with its adapter off, else a second model.
+
+    A second model has the actor's ranks and sharding.
+    """
+
+    engine: TrainEngine
+
+    def setup(self) -> None:
+        if self.context.host is None:
+            self.engine = self._second_model()
+            return
+        self.engine = _host(self.context).engine
+        if self.engine.model.adapter is None:
+            raise WorkerError(
+                f"{self.context}: it is served inside an actor without a LoRA adapter, whose weights change; give the "
+                "reference a process of its own or set actor.lora.enabled=true"
+            )
+
+    def _second_model(self) -> TrainEngine:
+        from rlcore.engines.hf.train.engine import TrainEngine
+        from rlcore.engines.hf.train.model import ModelKind, load_model
+        from rlcore.engines.hf.train.ranks import ranks_of
+
+        context, config = self.context, self.context.config
+        use_threads(context)
+        path = config.reference.path
+        other = path not in ("", config.model.path)  # whose revisions are not the policy's
+        model = load_model(
+            ModelKind.CAUSAL_LM,
+            replace(config.model, path=path, revision="main") if other else config.model,
+            dtype=config.actor.dtype,
+            device=context.device,
+            path_key="reference.path" if path else "model.path",
+        )
+        scoring = EngineConfig(
+            dtype=config.actor.dtype,
+            ranks=context.num_ranks,
+            sharding=config.actor.sharding,
+            micro_batch_tokens=config.reference.micro_batch_tokens,
+        )
+        engine = TrainEngine(
+            ModelKind.CAUSAL_LM,
+            model.requires_grad_(False),
+            scoring,
+            None,
+            name=context.role,
+            temperature=config.rollout.temperature,
+            device=context.device,
+            section="actor",
+            shared_prefix=context.shared_prefix,
+        )
+        engine.join(ranks_of(context))
+        return engine
+
+    def close(self) -> None:
+        engine = getattr(self, "engine", None)
+        if engine is not None and engine.ranks is not None and self.context.host is None:  # else the actor's
+            engine.ranks.close()
+
+    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+        if self.context.host is None:
+            return Ref(self.engine.logprobs(batch))
+        return Ref(self.engine.base_logprobs(batch, self.context.config.reference.micro_batch_tokens))
+
+
+class HfRollout(RolloutWorker):
+    """The embedded rollout: samples from the weights of the actor it is served inside of."""
+
+    _sampler: EmbeddedSampler
+
+    def setup(self) -> None:
+        import torch
+
+        from rlcore.data.tokens import load_tokens
+        from rlcore.engines.hf.sample.sampler import EmbeddedSampler
+
+        context, config = self.context, self.context.config
+        actor, schedule = _host(context), config.schedule
+        # Where no step waits for rows that are sampled during its updates, they wait for it instead: their tokens are
+        # of one version each, and what they hold is computed anew once a step and not after each update.
+        waits = schedule.max_staleness > 1 and not schedule.stream_minibatches
+        actor.engine.stay_whole()
+        actor.engine.stay_on_device()
+        self._sampler = EmbeddedSampler(
+            actor.engine.policy,
+            load_tokens(config.model, config.data.system_prompt),
+            max_rows=config.rollout.max_rows,
+            device=torch.device(context.device),
+            version=lambda: actor.version,
+            may_sample=lambda: actor.is_published or not waits,
+        )
+        actor.before_change.append(self._sampler.weights_changed)
+
+    def context_length(self) -> int | None:
+        return _host(self.context).engine.model.context_length
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
+        """Every completion of every request, each as it finishes; calls that overlap are decoded together.
+
+        A row that is unfinished when the weights change goes on with the new ones, and its completion says from where:
+        at once where mini-batches are streamed, whose step may wait for it, else when they are published.
+        Of several ranks each samples its share.
+        """
+        requests = share_of(requests, self.context.rank, self.context.num_ranks)
+        if not requests:
+            return
+        async with aclosing(self._sampler.generate(requests)) as completions:  # type: ignore[type-var]
+            async for completion in completions:
+                yield completion
+
+
+def share_of(requests: Sequence[GenerateRequest], rank: int, num_ranks: int) -> list[GenerateRequest]:
+    """A rank's share of the requests: dealt out in canonical order, beginning with a rank that their ids decide."""
+    ordered = sorted(requests, key=lambda request: request.id)
+    first = crc32(ordered[0].id.encode()) if ordered else 0
+    return [request for index, request in enumerate(ordered) if (first + index) % num_ranks == rank]
+
+
+def use_threads(context: WorkerContext) -> None:
+    """Compute with as many threads as the plan says."""
+    import torch
+
+    if context.threads > 0:
+        torch.set_num_threads(context.threads)
+
+
+def seed_process(seed: int) -> None:
+    """Make the random states of Python, numpy and torch functions of the run's seed: checkpoints hold all three."""
+    import random
+
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _host(context: WorkerContext) -> HfActor:
+    if not isinstance(context.host, HfActor):
+        found = type(context.host).__name__ if context.host is not None else "nothing"
+        raise WorkerError(f"{context}: it must be served inside the actor of backend 'hf', and is inside {found}")
+    return context.host

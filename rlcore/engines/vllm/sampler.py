@@ -1,0 +1,322 @@
+"""Samples with a vLLM engine: requests in, completions out as they finish, and new weights in between.
+
+Every sample is a request to the engine of its own, with a seed of its own; vLLM's prefix cache computes their prompt
+once. Its entries are salted with the version of the weights, so that none is ever used with others.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest  # type: ignore[import-not-found]
+from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
+from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+
+from rlcore.contracts.tokens import Tokens
+from rlcore.engines.stop_scan import StopScan
+from rlcore.errors import ConfigError, RlcoreError, WorkerError, boundary
+from rlcore.types import Completion, Finish, GenerateRequest, WeightsHandle
+
+SEED_BITS = 62
+ABORT_AGAIN_S = 0.1
+ADAPTER = "actor"
+"""Our name of the only adapter."""
+ABORTED = "abort"
+"""vLLM's reason of finish for a request that was called off."""
+
+
+class VllmSampler:
+    """Serves an engine, which is its own; all calls are made on one event loop."""
+
+    def __init__(self, engine: Any, tokens: Tokens, who: str) -> None:
+        """`who` names the worker in errors. The engine's weights are those of version 0."""
+        self._engine, self._tokens, self._who = engine, tokens, who
+        self.version = 0
+        self._numbers = itertools.count()
+        self._adapter: Any = None
+        """Of a LoRA actor that hands over adapters, once it has."""
+        self._under_way: set[str] = set()
+        """Ids of the engine's requests."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._open = asyncio.Event()
+        """The engine may be asked."""
+        self._open.set()
+        self._asleep = False
+        self._loading = asyncio.Lock()
+        self._broken = ""
+        """Why nothing can be sampled any more."""
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
+        """Every completion of every request, each as it finishes; whoever stops early frees the engine."""
+        for request in requests:
+            self._check(request)
+        finished: asyncio.Queue[Completion | RlcoreError] = asyncio.Queue()
+
+        async def work(request: GenerateRequest, sample: int) -> None:
+            try:
+                with boundary(f"request '{request.id}', sample {sample}", WorkerError):
+                    finished.put_nowait(await self._sample(request, sample))
+            except RlcoreError as error:
+                finished.put_nowait(error)
+
+        # Tasks begin in the order in which they are made: the engine gets the requests in canonical order.
+        ordered = sorted(requests, key=lambda request: request.id)
+        tasks = [asyncio.create_task(work(each, sample)) for each in ordered for sample in range(each.n)]
+        try:
+            for _ in tasks:
+                item = await finished.get()
+                if isinstance(item, RlcoreError):
+                    raise item
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of a prompt and its response together, at most."""
+        return int(self._engine.model_config.max_model_len)
+
+    def _check(self, request: GenerateRequest) -> None:
+        num_prompt, budget = len(request.token_ids), request.sampling.max_tokens
+        window = self.context_length
+        if num_prompt == 0 or budget < 1:
+            raise WorkerError(
+                f"request '{request.id}' has {num_prompt} prompt tokens and max_tokens={budget}; needs at least 1"
+            )
+        if num_prompt + budget > window:
+            raise ConfigError(
+                f"request '{request.id}' has {num_prompt} prompt tokens and max_tokens={budget}, together more than "
+                f"the window of {window} tokens; lower rollout.max_tokens or data.max_prompt_tokens, or raise "
+                "rollout.vllm.max_model_len"
+            )
+        self._tokens.check_stop(request.sampling.stop, f"stop strings of request '{request.id}'")
+
+    async def load_weights(self, handle: WeightsHandle) -> int:
+        """Take up weights; unfinished samples go on with them. WorkerError when they cannot be read.
+
+        The engine then samples nothing any more, for nobody knows which of its weights are new.
+        """
+        async with self._loading:
+            self._open.clear()
+            try:
+                await self._call_off()
+                await self._reload(handle)
+                self.version = handle.version
+            except RlcoreError as error:
+                self._broken = str(error)
+                raise
+            finally:
+                if not self._asleep:
+                    self._open.set()
+            return self.version
+
+    async def sleep(self, release: bool) -> None:
+        """Sample nothing until `wake`; unfinished samples go on then. With `release` the engine's device is freed.
+
+        Its weights are kept in host memory, and its cache of keys and values is lost.
+        """
+        async with self._loading:
+            self._asleep = True
+            self._open.clear()
+            await self._call_off()
+            if release:
+                with boundary("the engine's sleep", WorkerError):
+                    await self._engine.sleep(1)
+
+    async def wake(self) -> None:
+        """Sample again."""
+        async with self._loading:
+            with boundary("the engine's waking", WorkerError):
+                if self._asleep and await self._engine.is_sleeping():
+                    await self._engine.wake_up()
+            self._asleep = False
+            self._open.set()
+
+    async def _call_off(self) -> None:
+        """End the engine's requests; one that is not known to the engine yet is called off when it is."""
+        while self._under_way:
+            await self._engine.abort(list(self._under_way))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ABORT_AGAIN_S):
+                    await self._idle.wait()
+
+    async def _reload(self, handle: WeightsHandle) -> None:
+        if handle.kind != "link" and not any(Path(handle.path).glob("*.safetensors")):
+            raise WorkerError(
+                f"version {handle.version} of the weights: no safetensors file in '{handle.path}'; rollout.weights_dir "
+                "must be a directory that actor and rollout replicas both see"
+            )
+        with boundary(f"version {handle.version} of the weights at '{handle.place}'", WorkerError):
+            if handle.kind == "adapter":
+                await self._exchange_adapter(handle)
+            else:
+                await self._engine.start_weight_update()
+                source = {"path": handle.path, "kind": handle.kind, "place": handle.place}
+                await self._engine.update_weights(WeightTransferUpdateRequest(source))
+                await self._engine.finish_weight_update(weight_version=label_of(handle.version))
+            if not await self._engine.reset_prefix_cache():
+                raise WorkerError("vLLM did not empty its prefix cache")
+
+    async def _exchange_adapter(self, handle: WeightsHandle) -> None:
+        """Put an adapter in the place of the one before; requests name it from now on."""
+        if not await self._engine.add_lora(LoRARequest(ADAPTER, 1, handle.path, load_inplace=True)):
+            raise WorkerError("vLLM did not load the adapter")
+        self._adapter = LoRARequest(ADAPTER, 1, handle.path)  # which is not loaded once more for a request
+        await self._engine.update_weight_version(label_of(handle.version))
+
+    def _check_version(self, output: Any, version: int) -> None:
+        """WorkerError when the engine says, at the end of a request and from 0.32 on, that other weights sampled it."""
+        found = {span.version for span in getattr(output, "weight_versions", None) or ()} - {label_of(version)}
+        if found:
+            raise WorkerError(
+                f"vLLM sampled with the weights {', '.join(sorted(found))} where it should with {label_of(version)}"
+            )
+
+    async def health(self) -> str:
+        """What is served, in words; raises when the engine is dead."""
+        if self._broken:
+            raise WorkerError(self._broken)
+        with boundary("the engine", WorkerError):
+            await self._engine.check_health()
+        return f"{self._who}: version {self.version} of the weights"
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.shutdown()
+
+    async def _sample(self, request: GenerateRequest, sample: int) -> Completion:
+        """One sample, in as many requests to the engine as versions of the weights had a part in it."""
+        row = _Row(request, sample, self._tokens)
+        while row.finish is None:
+            while not self._open.is_set():  # it may be closed again before this task has its turn
+                await self._open.wait()
+            if self._broken:
+                raise WorkerError(self._broken)
+            await self._extend(row)
+        return row.completion()
+
+    async def _extend(self, row: "_Row") -> None:
+        """Sample on until the row ends or its request is called off."""
+        number = f"{row.request.id}#{row.sample}.{next(self._numbers)}"
+        version, start = self.version, len(row.token_ids)
+        prompt = TokensPrompt(
+            prompt_token_ids=[*row.request.token_ids, *row.token_ids], cache_salt=f"version {version}"
+        )
+        self._under_way.add(number)
+        self._idle.clear()
+        try:
+            generated = self._engine.generate(prompt, row.settings(), number, lora_request=self._adapter)
+            async with aclosing(generated) as outputs:
+                async for output in outputs:
+                    self._check_version(output.outputs[0], version)
+                    row.take(output.outputs[0], version)
+                    if row.finish is not None:
+                        break
+        finally:
+            self._under_way.discard(number)
+            if not self._under_way:
+                self._idle.set()
+        if row.finish is None and self._open.is_set() and len(row.token_ids) == start:
+            raise WorkerError("vLLM ended the request without a token and without a reason")
+
+
+class _Row:
+    """A sample that grows."""
+
+    def __init__(self, request: GenerateRequest, sample: int, tokens: Tokens) -> None:
+        self.request, self.sample = request, sample
+        self.finish: Finish | None = None
+        self.token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._versions: list[tuple[int, int]] = []
+        self._eos_ids = tokens.eos_ids
+        self._stop = StopScan(request.sampling.stop, tokens.decode)
+        self._began = time.monotonic()
+
+    def settings(self) -> Any:
+        """What the engine is told for the rest of the row.
+
+        Where there are stop strings, it hands over tokens as they come, and the row itself finds its end: exactly
+        where the embedded rollout finds it.
+        """
+        sampling = self.request.sampling
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            max_tokens=sampling.max_tokens - len(self.token_ids),
+            seed=seed_of(self.request.seed, self.sample, len(self.token_ids)),
+            stop_token_ids=sorted(self._eos_ids),
+            ignore_eos=True,  # those of vLLM's own choice
+            logprobs=0,  # of the sampled token alone
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA if sampling.stop else RequestOutputKind.FINAL_ONLY,
+        )
+
+    def take(self, output: Any, version: int) -> None:
+        """What the engine sampled since the last time; WorkerError when the logits were no numbers."""
+        ids, found = list(output.token_ids), output.logprobs or []
+        if len(ids) != len(found):
+            raise WorkerError(f"vLLM gave {len(found)} log-probs of {len(ids)} tokens")
+        for token, logprobs in zip(ids, found, strict=True):
+            self._append(token, logprobs[token].logprob, version)
+            if self.finish is not None:
+                return  # what comes after the end was sampled before anybody knew of it
+        if output.finish_reason in (None, ABORTED):
+            return
+        if output.finish_reason != "length":
+            raise WorkerError(f"vLLM ended the request for the reason '{output.finish_reason}'")
+        self.finish = Finish.LENGTH
+
+    def _append(self, token: int, logprob: float, version: int) -> None:
+        if not np.isfinite(logprob):
+            raise WorkerError(
+                f"the logits after {len(self.request.token_ids) + len(self.token_ids)} tokens are not finite (log-prob "
+                f"{logprob}); the weights have diverged: lower actor.lr or start from an earlier checkpoint"
+            )
+        if not self._versions or self._versions[-1][1] != version:
+            self._versions.append((len(self.token_ids), version))
+        self.token_ids.append(token)
+        self._logprobs.append(logprob)
+        if token in self._eos_ids or self._stop.found(self.token_ids):
+            self.finish = Finish.STOP
+        elif len(self.token_ids) >= self.request.sampling.max_tokens:
+            self.finish = Finish.LENGTH
+
+    def completion(self) -> Completion:
+        """What came of it; ValueError while it goes on."""
+        if self.finish is None:
+            raise ValueError(f"row {self.request.id}/{self.sample} has not ended")
+        return Completion(
+            request_id=self.request.id,
+            sample=self.sample,
+            token_ids=np.array(self.token_ids, dtype=np.int32),
+            logprobs=np.array(self._logprobs, dtype=np.float32),
+            finish=self.finish,
+            version=self._versions[0][1],
+            generate_s=time.monotonic() - self._began,
+            versions=tuple(self._versions),
+        )
+
+
+def label_of(version: int) -> str:
+    """What the engine calls a version of the weights; those that it started with have a name already."""
+    return str(version) if version else "default"
+
+
+def seed_of(seed: int, sample: int, offset: int) -> int:
+    """The seed of the tokens of a sample from `offset` on: each sample has a random stream of its own."""
+    digest = hashlib.blake2b(f"{seed} {sample} {offset}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - SEED_BITS)

@@ -1,0 +1,114 @@
+"""The actor's weights, on their way into vLLM's workers: an engine of vLLM's weight-transfer interface.
+
+vLLM calls it between `start_weight_update` and `finish_weight_update`, on a CPU as on GPUs. Weights come from a
+directory with safetensors files, which every worker maps into its memory, or over a link from the actor's process;
+under tensor parallelism a worker keeps its part of each.
+"""
+
+import logging
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (  # type: ignore[import-not-found]
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import (  # type: ignore[import-not-found]
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from rlcore.engines.weight_server import received
+from rlcore.errors import WorkerError
+
+SHOWN = 3
+"""Names of weights in an error."""
+
+# With every version it warns of layers without weights of their own, such as a tied head. What lacks is an error here.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
+
+@dataclass
+class ActorInit(WeightTransferInitInfo):  # type: ignore[misc]
+    """Nothing has to be agreed on."""
+
+
+@dataclass
+class ActorUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """Where all weights are, as a `WeightsHandle` says."""
+
+    path: str
+    kind: str
+    place: str
+
+
+class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
+    """Loads the actor's weights into the worker's model, in place."""
+
+    init_info_cls = ActorInit
+    update_info_cls = ActorUpdate
+
+    def init_transfer_engine(self, init_info: ActorInit) -> None:
+        """Nothing to open."""
+
+    def start_weight_update(self) -> None:
+        """Make the model ready for weights in the form of a checkpoint."""
+        served = {name for name, _ in self.model.named_parameters()}  # without weights that are tied to others
+        initialize_layerwise_reload(self.model)
+        loaded = {name for name, _ in self.model.named_parameters()}  # without scales that vLLM computes itself
+        self._awaited = served & loaded
+
+    def receive_weights(self, update_info: ActorUpdate) -> None:
+        """Load all weights; WorkerError when one is lacking, for the old one would stay in its place."""
+        with closing(self._weights(update_info)) as weights:
+            missing = self._awaited - self.model.load_weights(weights)
+        if missing:
+            shown = ", ".join(sorted(missing)[:SHOWN])
+            raise WorkerError(f"'{update_info.place}' has no weights for {len(missing)} parameters of vLLM's: {shown}")
+
+    def _weights(self, update_info: ActorUpdate) -> Generator[tuple[str, torch.Tensor]]:
+        return received(update_info.path) if update_info.kind == "link" else weights_in(Path(update_info.path))
+
+    def finish_weight_update(self) -> None:
+        """Let every layer compute with what it was given."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        refresh_tied_layers(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As vLLM's own, which wants an accelerator."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def shutdown(self) -> None:
+        """Nothing to close."""
+
+
+def weights_in(directory: Path) -> Generator[tuple[str, torch.Tensor]]:
+    """The names and tensors of all safetensors files of a directory, each read when it is asked for."""
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - the file is no mapping
+                yield name, file.get_tensor(name)
+
+
+def refresh_tied_layers(model: torch.nn.Module) -> None:
+    """Make layers that share a weight compute with it as it is now.
+
+    On a CPU vLLM packs weights for its matrix product. When weights are reloaded, an output layer that is tied to the
+    embedding gets no tensor of its own, and would go on with what was packed before.
+    """
+    by_place: dict[int, list[Any]] = {}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if weight is not None and hasattr(getattr(module, "quant_method", None), "process_weights_after_loading"):
+            by_place.setdefault(weight.data_ptr(), []).append(module)
+    for modules in by_place.values():
+        for module in modules if len(modules) > 1 else ():
+            module.quant_method.process_weights_after_loading(module)

@@ -1,0 +1,65 @@
+"""The worker of this backend: a thin shell, whose `setup` imports vLLM and starts its engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, aclosing
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rlcore.contracts.rollout import RolloutWorker
+from rlcore.types import Completion, GenerateRequest, WeightsHandle
+
+if TYPE_CHECKING:
+    from rlcore.engines.vllm.sampler import VllmSampler
+
+
+class VllmRollout(RolloutWorker):
+    """A vLLM engine that samples with the weights it was last handed."""
+
+    _sampler: VllmSampler
+    _ending: Callable[[], AbstractContextManager[None]]
+
+    def setup(self) -> None:
+        """Start the engine; WorkerError when vLLM is missing, too old, or does not know the model."""
+        from rlcore.data.tokens import load_tokens
+        from rlcore.engines.vllm.engine import ending_with, open_engine, rollout_arguments
+        from rlcore.engines.vllm.sampler import VllmSampler
+
+        context, config = self.context, self.context.config
+        engine = open_engine(rollout_arguments(config, context.device), str(context), context.threads)
+        self._sampler = VllmSampler(engine, load_tokens(config.model, config.data.system_prompt), str(context))
+        self._ending = partial(ending_with, engine, context)
+
+    def context_length(self) -> int | None:
+        return self._sampler.context_length
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
+        """Every completion of every request, each as it finishes; samples of a request share its prompt's cache.
+
+        The same requests and seeds give the same tokens but for what the low bits of the logits decide, which depend
+        on the rows that are decoded together. A sample that is unfinished when weights arrive goes on with the new
+        ones, and its completion says from where.
+        """
+        with self._ending():
+            async with aclosing(self._sampler.generate(requests)) as completions:  # type: ignore[type-var]
+                async for completion in completions:
+                    yield completion
+
+    async def load_weights(self, handle: WeightsHandle) -> int:
+        with self._ending():
+            return await self._sampler.load_weights(handle)
+
+    async def sleep(self) -> None:
+        """Sample nothing; on a GPU its memory goes to others, on a CPU there is nothing to hand over."""
+        await self._sampler.sleep(release=self.context.device != "cpu")
+
+    async def wake(self) -> None:
+        await self._sampler.wake()
+
+    async def health(self) -> str:
+        return await self._sampler.health()
+
+    def close(self) -> None:
+        if hasattr(self, "_sampler"):
+            self._sampler.close()

@@ -1,0 +1,120 @@
+"""From 'module:attr' or 'file.py:attr' to the object. The standard library and `rlcore.errors` only: children use
+it."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlcore.errors import PluginError, boundary, nearest
+
+
+def resolve(reference: str) -> Callable[..., Any]:
+    """The function that 'module:attr' or '/absolute/file.py:attr' names; a file is imported once a process.
+
+    PluginError when the reference is malformed, the import fails, or the module has no such function.
+    """
+    where, separator, name = reference.rpartition(":")
+    if not (separator and where and name):
+        raise PluginError(f"reference '{reference}': needs the form 'module:function' or '/absolute/file.py:function'")
+    with boundary(f"reference '{reference}': importing '{where}' failed", PluginError):
+        module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    found = getattr(module, name, None)
+    if callable(found):
+        result: Callable[..., Any] = found
+        return result
+    if found is not None:
+        raise PluginError(f"reference '{reference}': '{name}' is {type(found).__name__}, a function is needed")
+    choices = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+    raise PluginError(f"reference '{reference}': '{where}' has no '{name}'; {nearest(name, choices)}")
+
+
+def _from_file(path: Path) -> ModuleType:
+    """The module of a bare file, under a name that two files cannot share and no package has."""
+    if not path.is_absolute():
+        raise PluginError(f"file '{path}': needs an absolute path, workers may start in another directory")
+    name = f"rlcore file {path.resolve()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"file '{path}': cannot be imported as a Python module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before execution: dataclasses look their own module up
+    loaded = False
+    try:
+        spec.loader.exec_module(module)
+        loaded = True
+    finally:
+        if not loaded:
+            del sys.modules[name]
+    return module
+
+
+def load_reference(reference: str) -> Any:
+    """What 'module:attr' or '/path/file.py:attr' names; attr may have dots.
+
+    A file is imported once a process, and its directory becomes importable, after everything else. PluginError when
+    there is no such file, module or attribute; what the import itself raises passes unchanged.
+    """
+    where, separator, attribute = reference.rpartition(":")
+    if not separator or not where or not attribute:
+        raise PluginError(f"reference '{reference}': needs the form module:name or file.py:name")
+    target: Any = _load_file(where) if where.endswith(".py") else _load_module(where, reference)
+    for name in attribute.split("."):
+        if not hasattr(target, name):
+            public = [each for each in dir(target) if not each.startswith("_")]
+            raise PluginError(f"reference '{reference}': there is no '{name}' in {where}; {nearest(name, public)}")
+        target = getattr(target, name)
+    return target
+
+
+def _load_module(name: str, reference: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as cause:
+        if cause.name and (name == cause.name or name.startswith(f"{cause.name}.")):
+            raise PluginError(f"reference '{reference}': there is no module '{cause.name}'") from cause
+        raise
+
+
+def _load_file(path: str) -> ModuleType:
+    full = Path(path).resolve()
+    name = f"_file_{full.stem}_{hashlib.sha256(str(full).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, full)
+    if not full.is_file() or spec is None or spec.loader is None:
+        raise PluginError(f"reference to '{path}': there is no such file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(full.parent) not in sys.path:
+        sys.path.append(str(full.parent))
+    loaded = False
+    try:
+        spec.loader.exec_module(module)
+        loaded = True
+    except ImportError as cause:
+        if str(cause) == "attempted relative import with no known parent package":
+            raise PluginError(no_relative_imports(full)) from cause
+        raise
+    finally:
+        if not loaded:
+            del sys.modules[name]
+    return module
+
+
+def no_relative_imports(path: Path) -> str:
+    """The error about a file that is named by its path and imports relatively: it names the module form."""
+    package = path.parent
+    while (package.parent / "__init__.py").is_file():
+        package = package.parent
+    module = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+    return (
+        f"{path}: imports relatively (from . import ...), which a file that is named by its path cannot; name it as "
+        f"{module}:name, with {package.parent} on PYTHONPATH or the package installed"
+    )

@@ -1,0 +1,172 @@
+"""Which roles take turns with the actor on shared devices, and what every device holds in each phase."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from rlcore.checks.interfaces import defines
+from rlcore.errors import PlanError
+from rlcore.plan.machine_facts import Facts
+from rlcore.plan.memory import BYTES
+from rlcore.plan.run_plan import PoolPlan, SchedulePlan, WorkerPlan
+
+ACTOR, ROLLOUT = "actor", "rollout"
+SERVING, TRAINING = "serving", "training"
+"""The phases of a step."""
+
+
+def plan_turns(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], schedule: SchedulePlan) -> tuple[str, ...]:
+    """The roles that sleep while the actor trains: those that serve on its devices.
+
+    These are the roles in the pools of which the actor's pool is a union, and those in its own pool that have GPUs;
+    without GPUs there is no device to share. Roles that compute in the passes of a step (reference, critic) take their
+    turn there, awake. PlanError for one that cannot sleep, and for a schedule that would sample or score in the pools
+    of a union while the actor trains; in its own pool roles are awake then, and have to fit beside it.
+    """
+    pool = actor_pool(pools, workers)
+    found = []
+    for plan in workers:
+        if not _shares(plan, pool, workers):
+            continue
+        if not _can_sleep(plan):
+            request = plan.request
+            where = f"union '{pool.name}' of {pool.provided_by}" if pool.union_of else "its own pool"
+            raise PlanError(
+                f"role '{request.role.name}' of {plan.asked_by} is in pool '{request.pool}', on whose devices the "
+                f"actor trains ({where}), but {plan.cls.__qualname__} of "
+                f"{plan.provided_by} has no sleep() and wake(); choose another backend, or a pool "
+                f"{'outside of the union' if pool.union_of else 'beside the actor'}"
+            )
+        found.append(plan.request.role.name)
+    overlaps = schedule.stream or schedule.max_staleness
+    if not pool.union_of:
+        return () if overlaps else tuple(sorted(found))
+    if found and overlaps:
+        raise PlanError(
+            f"pool '{pool.name}' of {pool.provided_by} is a union with {', '.join(pool.union_of)}: while the actor "
+            f"trains {', '.join(sorted(found))} sleep, so nothing is sampled or scored meanwhile; needs "
+            f"schedule.max_staleness=0 and schedule.stream_minibatches=false (found {schedule.max_staleness} and "
+            f"{str(schedule.stream).lower()}), or pools of their own"
+        )
+    return tuple(sorted(found))
+
+
+def actor_pool(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> PoolPlan:
+    """The pool that the actor trains in."""
+    name = next(plan.request.pool for plan in workers if plan.request.role.name == ACTOR)
+    return next(pool for pool in pools if pool.name == name)
+
+
+def _shares(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> bool:
+    """Whether a role serves, while samples are made and scored, on devices that the actor trains on."""
+    request = plan.request
+    if request.inside is not None or request.role.name == ACTOR:
+        return False
+    if request.pool in pool.union_of:
+        return True
+    trains_on_gpus = any(each.request.gpus for each in workers if each.request.role.name == ACTOR)
+    # Of the core's and the critic's roles only the rollout is called outside of the step's passes.
+    serves = request.role.name == ROLLOUT or plan.asked_by.startswith(("agent ", "reward "))
+    return serves and request.pool == pool.name and request.gpus > 0 and trains_on_gpus
+
+
+def _can_sleep(plan: WorkerPlan) -> bool:
+    return defines(plan.cls, plan.request.role.interface, "sleep", "wake")
+
+
+def memory_of_devices(
+    pools: Sequence[PoolPlan],
+    workers: Sequence[WorkerPlan],
+    sleepers: Sequence[str],
+    memory: Mapping[str, int],
+    facts: Facts,
+) -> dict[str, dict[str, int]]:
+    """Bytes that the fullest device of each pool holds in each phase; empty without GPUs of known size.
+
+    Of every role on a device its weights and optimizer state, or the share that it reserves, and of one role at a time
+    its activations; a role that sleeps holds nothing there, and one with `offload` little while servers serve.
+    PlanError when that is more than a device has. Roles of which nothing is known are left out, as in
+    `memory_estimate`.
+    """
+    if facts.gpu_memory_bytes is None:
+        return {}
+    by_name = {pool.name: pool for pool in pools}
+    phases = (SERVING, TRAINING) if sleepers else (TRAINING,)
+    devices: dict[int, dict[str, list[tuple[str, int, int]]]] = {}
+    for plan in workers:
+        if plan.request.inside is not None or not plan.request.gpus:
+            continue
+        name = plan.request.role.name
+        held, working = _bytes_of(plan, memory, facts, facts.gpu_memory_bytes)
+        resting = _resting_bytes(plan, workers, held, facts)
+        for gpu in _devices(plan, by_name[plan.request.pool]):
+            for phase in phases:
+                asleep = name in sleepers and phase == TRAINING
+                idle = phase == SERVING and name not in sleepers
+                kept = 0 if asleep else resting if idle else held
+                entry = (name, kept, 0 if asleep or idle else working)
+                devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)
+    _check_devices(devices, facts.gpu_memory_bytes, workers)
+    return {
+        pool.name: {
+            phase: max(_total(devices[gpu].get(phase, [])) for gpu in pool.gpus if gpu in devices) for phase in phases
+        }
+        for pool in pools
+        if any(gpu in devices for gpu in pool.gpus)
+    }
+
+
+def _devices(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
+    """The device of every rank, as `rlcore.cluster.worker_context.devices_of` deals them out; one that has several
+    twice."""
+    request = plan.request
+    size = ceil(request.gpus)
+    num = request.replicas * request.ranks * size
+    return [pool.gpus[index % len(pool.gpus)] for index in range(num)]
+
+
+def _bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int) -> tuple[int, int]:
+    """What a rank holds while its phase lasts, and what it needs more while it works."""
+    request = plan.request
+    if request.device_frac:
+        return int(request.device_frac * of_device), 0
+    whole = memory.get(request.role.name, 0)
+    held = min(whole, int(request.bytes_per_parameter * (facts.model_of(request).parameters or 0)))
+    return held, whole - held
+
+
+def _resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, facts: Facts) -> int:
+    """What a training rank holds while servers serve; with `offload` nothing, or weights for a role inside it.
+
+    Those of several roles come to the device around the updates of a step, so in that phase all of them count.
+    """
+    request, engine = plan.request, plan.request.engine
+    if engine is None or not engine.offload:
+        return held
+    hosts = any(each.request.inside == request.role for each in workers)
+    return min(held, BYTES[engine.dtype] * (facts.model_of(request).parameters or 0)) if hosts else 0
+
+
+def _total(entries: Sequence[tuple[str, int, int]]) -> int:
+    return sum(held for _, held, _ in entries) + max((working for _, _, working in entries), default=0)
+
+
+def _lower(workers: Sequence[WorkerPlan], entries: Sequence[tuple[str, int, int]]) -> str:
+    """What lowers the shares of the device that roles reserve, as a part of an error."""
+    names = {name for name, held, _ in entries if held}
+    roles = [plan.request for plan in workers if plan.request.device_frac and plan.request.role.name in names]
+    return f", lower what {' and '.join(each.role.name for each in roles)} reserve" if roles else ""
+
+
+def _check_devices(
+    devices: Mapping[int, Mapping[str, Sequence[tuple[str, int, int]]]], size: int, workers: Sequence[WorkerPlan]
+) -> None:
+    for gpu, phases in sorted(devices.items()):
+        for phase, entries in phases.items():
+            total = _total(entries)
+            if total > size and len(entries) > 1:  # a role alone is `check_memory`'s
+                parts = ", ".join(f"{name} {(held + working) / 2**30:.1f}" for name, held, working in entries)
+                rests = ", or set actor.offload=true" if phase == SERVING else ""
+                raise PlanError(
+                    f"memory: device {gpu} needs about {total / 2**30:.1f} GiB while {phase} ({parts} GiB), it has "
+                    f"{size / 2**30:.1f}; give the roles pools of their own{_lower(workers, entries)}{rests}"
+                )

@@ -1,0 +1,159 @@
+"""Which component fills each slot and which algorithms hold: the configuration names, the offers answer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcore.checks.references import static_problem
+from rlcore.config import RunConfig
+from rlcore.config.offers import Offer, Provider
+from rlcore.contracts.components import Component
+from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
+from rlcore.errors import ConfigError, PlanError, PluginError, nearest
+from rlcore.plan.catalog import remedy
+from rlcore.plan.offers import CORE, Offers, said
+from rlcore.plan.run_plan import AlgorithmPlan, ComponentPlan
+
+NO_CRITIC = "none"
+"""The critic engine of estimators that need no values."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place in the trainer that one component fills."""
+
+    name: str
+    key: str
+    """The config key that names the component."""
+    chosen: Callable[[RunConfig], str]
+    offers: Callable[[Offers], tuple[Offer[Component[Any]], ...]]
+
+
+SLOTS = (
+    Slot("agent", "rollout.agent", lambda c: c.rollout.agent, lambda o: o.agent_loops()),
+    Slot("reward", "reward.manager", lambda c: c.reward.manager, lambda o: o.reward_managers()),
+    Slot("critic", "critic.engine", lambda c: c.critic.engine, lambda o: o.critic_engines()),
+)
+
+ALGORITHM_KEYS: Mapping[AlgorithmKind, str] = {
+    AlgorithmKind.ADVANTAGE: "algo.advantage",
+    AlgorithmKind.POLICY_LOSS: "algo.policy_loss",
+}
+
+
+def choose_components(config: RunConfig, offers: Offers) -> dict[str, ComponentPlan]:
+    """The component of each slot, by slot.
+
+    ConfigError for a name that nobody offers, PluginError for one that two offer.
+    """
+    chosen = {}
+    for slot in SLOTS:
+        name = slot.chosen(config)
+        offer = only(slot.key, name, [(each.value.name, each) for each in slot.offers(offers)])
+        section = section_of(config, offers, offer.provider)
+        chosen[slot.name] = ComponentPlan(slot.name, offer.value, str(offer.provider), section)
+    return chosen
+
+
+def only(key: str, name: str, offered: Sequence[tuple[str, Offer[Any]]]) -> Offer[Any]:
+    """The one offer of that name; a config key named it."""
+    found = [offer for known, offer in offered if known == name]
+    if len(found) > 1:
+        raise PluginError(
+            f"{key}={name}: offered twice, by {said([str(offer.provider) for offer in found])}; "
+            f"one name needs one offer, so one of them has to be renamed or left out"
+        )
+    if not found:
+        help_ = remedy(key, name)
+        raise ConfigError(
+            f"{key}: nobody offers '{name}'; {nearest(name, [known for known, _ in offered])}"
+            + (help_ and f"; {help_}")
+        )
+    return found[0]
+
+
+def section_of(config: RunConfig, offers: Offers, provider: Provider) -> Any:
+    """The settings section of a plugin: what its config sections declared, None if they declared nothing."""
+    if provider.plugin == CORE:
+        return None
+    declared = {offer.value.name for offer in offers.config_sections() if offer.provider == provider}
+    return config.plugins.get(provider.plugin) if provider.plugin in declared else None
+
+
+def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmPlan]:
+    """The advantage estimator and the policy loss, by purpose."""
+    chosen = {}
+    for kind, key in ALGORITHM_KEYS.items():
+        name = getattr(config.algo, key.removeprefix("algo."))
+        offered = [(each.value.name, each) for each in offers.algorithms() if each.value.kind == kind]
+        offer = only(key, name, offered)
+        problem = algorithm_problem(offer.value)
+        if problem:
+            raise PluginError(f"{offer.provider}: {key}={name}: {problem}")
+        chosen[kind.value] = AlgorithmPlan(offer.value, str(offer.provider))
+    return chosen
+
+
+def algorithm_problem(algorithm: Algorithm) -> str | None:
+    """What is certainly wrong with the references of an algorithm, none of them imported; None if nothing is."""
+    for name, reference in (("reference", algorithm.reference), ("selection", algorithm.selection)):
+        problem = static_problem(reference, num_arguments=1) if reference else None
+        if problem:
+            return f"its {name} '{reference}': {problem}"
+    return None
+
+
+def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], critic_of: str = "its plugin") -> None:
+    """ConfigError or PlanError when an algorithm needs what this run lacks, or the run has a critic nobody reads.
+
+    `critic_of`: who brought the critic.
+    """
+    plans = list(algorithms.values())
+    for plan in plans:
+        _check_values(config, plan)
+        _check_other_needs(config, plan.algorithm, _said_of(plan))
+    engine = config.critic.engine
+    if engine != NO_CRITIC and not any(Need.VALUES in plan.algorithm.needs for plan in plans):
+        names = said([_said_of(plan) for plan in plans])
+        raise ConfigError(
+            f"critic.engine={engine} has no effect: {names} need no values; leave {critic_of} out with its "
+            f"settings and critic.engine, or set an estimator that uses values, such as algo.advantage=gae"
+        )
+
+
+def _said_of(plan: AlgorithmPlan) -> str:
+    algorithm = plan.algorithm
+    return f"{ALGORITHM_KEYS[algorithm.kind]}={algorithm.name} of {plan.provided_by}"
+
+
+def _check_values(config: RunConfig, plan: AlgorithmPlan) -> None:
+    if Need.VALUES in plan.algorithm.needs and config.critic.engine == NO_CRITIC:
+        raise ConfigError(
+            f"critic.engine={NO_CRITIC}: {_said_of(plan)} needs values, which only a critic gives; "
+            f"{remedy('critic.engine') or 'choose a critic engine'}"
+        )
+
+
+def _check_other_needs(config: RunConfig, algorithm: Algorithm, who: str) -> None:
+    if Need.REFERENCE in algorithm.needs and config.algo.kl.placement == "none":
+        raise ConfigError(
+            f"algo.kl.placement=none: {who} needs the reference policy; choose from: algo.kl.placement=loss, reward"
+        )
+    schedule = config.schedule
+    if Need.GREEDY_BASELINE in algorithm.needs and (schedule.stream_minibatches or schedule.max_staleness):
+        raise PlanError(
+            f"{who} needs a greedy sample of each prompt, which is drawn when the step's own samples are in; found "
+            f"schedule.stream_minibatches={schedule.stream_minibatches}, schedule.max_staleness="
+            f"{schedule.max_staleness}; choose schedule.stream_minibatches=false and schedule.max_staleness=0"
+        )
+    if (Need.MINIBATCH_STATISTICS in algorithm.needs) is not bool(algorithm.selection):
+        found = f"selection '{algorithm.selection}'" if algorithm.selection else "no selection"
+        raise PluginError(
+            f"{who}: found {found}; an algorithm needs {Need.MINIBATCH_STATISTICS} if and only if it names a selection"
+        )
+    compares = algorithm.scope is Scope.GROUP or Need.GROUP in algorithm.needs
+    if compares and config.rollout.samples_per_prompt < 2:
+        raise PlanError(
+            f"rollout.samples_per_prompt={config.rollout.samples_per_prompt}: {who} compares the samples of a group, "
+            f"so it needs at least 2"
+        )

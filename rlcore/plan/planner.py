@@ -1,0 +1,132 @@
+"""`make_plan`: offers are matched to requests, once, before any process starts."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rlcore.config import LoadedConfig, RunConfig
+from rlcore.config.offers import Provider
+from rlcore.errors import PlanError
+from rlcore.plan.batch_sizes import batch_arithmetic
+from rlcore.plan.colocation import memory_of_devices, plan_turns
+from rlcore.plan.components import check_needs, choose_algorithms, choose_components
+from rlcore.plan.machine_facts import Facts
+from rlcore.plan.memory import check_memory, memory_estimate
+from rlcore.plan.offers import Offers
+from rlcore.plan.placement import check_places, plan_weights
+from rlcore.plan.pools import make_pools, pool_notes
+from rlcore.plan.prefixes import plan_shared_prefixes
+from rlcore.plan.ranks import check_ranks
+from rlcore.plan.requests import check_shipped, choose_classes, gather
+from rlcore.plan.rewards import brought_rewards, resolve_rewards
+from rlcore.plan.run_plan import RunPlan, WorkerPlan
+from rlcore.plan.schedule import plan_schedule, schedule_notes
+
+
+def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
+    """The whole run, decided; pure but for looking whether a named reward file exists.
+
+    Chosen components -> their requests -> classes -> pools (the pool hook sees all requests) -> capacity. The order in
+    which plugins were enabled makes no difference. Raises ConfigError, PluginError or PlanError naming the parties.
+    """
+    config = loaded.config
+    components = choose_components(config, offers)
+    algorithms = choose_algorithms(config, offers)
+    check_needs(config, algorithms, components["critic"].provided_by)
+    arithmetic = batch_arithmetic(config)
+    rewards = resolve_rewards(loaded, offers, components["reward"])
+    references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
+    workers = choose_classes(config, offers, gather(config, offers, components, references))
+    workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
+    check_ranks(workers, arithmetic)
+    check_shipped(workers, config)
+    pools = make_pools(config, offers, workers, facts)
+    schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
+    memory = memory_estimate(config, workers, facts)
+    sleepers, on_devices = plan_turns(pools, workers, schedule), dict[str, dict[str, int]]()
+    check_places(config, pools, workers)
+    weights_kind = plan_weights(config, workers)
+    if not config.cluster.address:  # on other machines it is not this one's memory that counts
+        check_memory(config, workers, memory, facts)
+        on_devices = memory_of_devices(pools, workers, sleepers, memory, facts)
+    plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
+    used = _used_providers(components.values(), algorithms.values(), workers, pools, rewards)
+    _check_plugins_used(plugins, used, loaded)
+    notes = (
+        *_unused(offers, plugins, workers),
+        *pool_notes(pools),
+        *_of_workers(facts, workers),
+        *unshared,
+        *_unchecked(config),
+        *schedule_notes(config, schedule, arithmetic),
+    )
+    return RunPlan(
+        loaded=loaded,
+        facts=facts,
+        components=components,
+        workers=workers,
+        pools=pools,
+        sleepers=sleepers,
+        weights_kind=weights_kind,
+        algorithms=algorithms,
+        rewards=rewards,
+        reward_parts=brought_rewards(config, components["reward"]),
+        schedule=schedule,
+        arithmetic=arithmetic,
+        memory_bytes=memory,
+        device_bytes=on_devices,
+        notes=notes,
+        plugins=plugins,
+    )
+
+
+def _used_providers(*chosen: Iterable[Any]) -> set[str]:
+    """Who provided what the plan consists of."""
+    return {each.provided_by for plans in chosen for each in plans}
+
+
+def _check_plugins_used(plugins: Sequence[Provider], used: set[str], loaded: LoadedConfig) -> None:
+    """PlanError for an enabled plugin that neither offers anything in the plan nor sets a default that holds."""
+    setting = set(loaded.origins.values())
+    for plugin in plugins:
+        if str(plugin) not in used and f"plugin '{plugin.plugin}'" not in setting:
+            raise PlanError(
+                f"{plugin} is enabled, but nothing of it is in the plan; "
+                f"name something it offers in the config, or leave the plugin out"
+            )
+
+
+def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[WorkerPlan]) -> list[str]:
+    """What plugins offer and nobody took: worker classes by interface and backend."""
+    taken = {plan.cls for plan in workers}
+    notes = [
+        f"unused: {offer.value.cls.__qualname__} for ({offer.value.interface.__name__}, {offer.value.backend}) "
+        f"of {offer.provider}"
+        for offer in offers.worker_classes()
+        if offer.provider in plugins and offer.value.cls not in taken
+    ]
+    return sorted(notes)
+
+
+def _of_workers(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
+    """The notes that requests carry, and what is not known of the workers."""
+    notes = [f"{each.request.role.name}: {each.request.note}" for each in workers if each.request.note]
+    if facts.parameters is None:
+        notes.append("unknown: the number of parameters of model.path, so memory is not estimated")
+    else:
+        unstated = [
+            w.request.role.name
+            for w in workers
+            if w.request.inside is None and not (w.request.bytes_per_parameter or w.request.device_frac)
+        ]
+        if unstated:
+            notes.append(f"unknown: the memory of {', '.join(sorted(unstated))}")
+    cpus = sum(w.request.cpus * w.request.replicas * w.request.ranks for w in workers if w.request.inside is None)
+    if cpus > facts.cpus:
+        notes.append(f"the workers ask for {cpus:g} CPUs, the machine has {facts.cpus}: they share them")
+    return notes
+
+
+def _unchecked(config: RunConfig) -> list[str]:
+    if config.reward.canary:
+        return []
+    return ["no canary: reward.canary is empty, so the first training rewards are the first test of the reward"]

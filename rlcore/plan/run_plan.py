@@ -1,0 +1,159 @@
+"""What the planner has decided: every part of a `RunPlan`. Plain frozen data; only `rlcore.plan` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from rlcore.config import LoadedConfig, RunConfig
+from rlcore.config.offers import Provider
+from rlcore.contracts.components import Component, ResolvedReward, RewardPart
+from rlcore.contracts.offers import Algorithm
+from rlcore.contracts.requests import WorkerRequest
+from rlcore.contracts.workers import Worker
+from rlcore.plan.machine_facts import Facts
+from rlcore.types import SharedPrefix
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """A pool of the run with the roles that share it."""
+
+    name: str
+    gpus_per_node: int
+    nodes: int
+    roles: tuple[str, ...]
+    provided_by: str
+    union_of: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()
+    """Indices of its devices, counted over all nodes of the run; a union holds those of its members."""
+    placement: str = "pack"
+    """As in `PoolSpec`, like the two that follow."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """A role of the run with the class that fills it. Only `rlcore.plan` constructs it."""
+
+    request: WorkerRequest
+    cls: type[Worker]
+    asked_by: str
+    provided_by: str
+    section: Any = None
+    """The settings section of the plugin that offered the class, or None."""
+    shared_prefix: SharedPrefix = SharedPrefix.NONE
+    """How the prompt of a group is computed once for its samples."""
+    weight_sync: frozenset[str] = frozenset()
+    """As in `WorkerClass`."""
+
+
+@dataclass(frozen=True)
+class ComponentPlan:
+    """A slot of the run with the component that fills it."""
+
+    slot: str
+    component: Component[Any]
+    provided_by: str
+    section: Any = None
+
+
+@dataclass(frozen=True)
+class AlgorithmPlan:
+    """An advantage estimator or policy loss of the run."""
+
+    algorithm: Algorithm
+    provided_by: str
+
+
+WeightsKind = Literal["", "directory", "adapter", "link"]
+"""A `WeightsHandle.kind`; '' where the rollout samples from the actor's own weights."""
+
+
+class OldLogprobs(StrEnum):
+    """Where the log-probs of pi_old come from."""
+
+    DETACHED = "the update itself"
+    """A step is one update: pi_old is the policy that is being updated, detached."""
+    SAMPLED = "as sampled"
+    """Those that were recorded when the tokens were sampled."""
+    PASS = "a forward pass"
+    """A pass with the weights at the start of the step, before its first update."""
+
+
+@dataclass(frozen=True)
+class SchedulePlan:
+    """What goes on at the same time, decided."""
+
+    name: str
+    """In words, such as 'one-step off-policy'."""
+    max_staleness: int
+    stream: bool
+    """Mini-batches are formed of groups as their rewards arrive."""
+    drop: bool
+    """Prompts that are too old are given up, instead of waited for."""
+    old_logprobs: OldLogprobs
+    passes: tuple[str, ...]
+    """Forward passes of a step that need no reward, beside sampling: 'reference', 'old log-probs', 'values'."""
+    embedded: bool
+    """Generation reads the very weights that updates change."""
+
+    @property
+    def sample_before_update(self) -> bool:
+        """Whatever was issued is sampled to its end before a step's first update."""
+        return self.embedded and self.max_staleness <= 1
+
+    @property
+    def sample_before_publish(self) -> bool:
+        """Whatever was issued is sampled to its end before weights are handed over: no sample has two versions."""
+        return self.max_staleness <= 1
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The whole run, decided: `launch` starts exactly this. Only `rlcore.plan.make_plan` constructs it."""
+
+    loaded: LoadedConfig
+    facts: Facts
+    components: Mapping[str, ComponentPlan]
+    """By slot: 'agent', 'reward', 'critic'."""
+    workers: tuple[WorkerPlan, ...]
+    """In start order: a worker served inside another comes after it."""
+    pools: tuple[PoolPlan, ...]
+    sleepers: tuple[str, ...]
+    """Roles that serve on devices which the actor's pool shares with them: they sleep while it trains."""
+    weights_kind: WeightsKind
+    """How the actor hands its weights to the rollout."""
+    algorithms: Mapping[str, AlgorithmPlan]
+    """By purpose: 'advantage', 'policy_loss'."""
+    rewards: tuple[ResolvedReward, ...]
+    reward_parts: tuple[RewardPart, ...]
+    """What the reward manager brings beside `rewards`."""
+    schedule: SchedulePlan
+    """What goes on at the same time."""
+    arithmetic: Mapping[str, int]
+    """Batch arithmetic: prompts, samples, minibatches and updates a step."""
+    memory_bytes: Mapping[str, int]
+    """Estimate for one rank of each role whose request states it: `rlcore.plan.memory`; empty if nothing is known."""
+    device_bytes: Mapping[str, Mapping[str, int]]
+    """Of the fullest device of each pool in each phase, by pool and phase; empty if nothing is known."""
+    notes: tuple[str, ...]
+    """What a user should know: unused offers, unknown facts, no canary."""
+    plugins: tuple[Provider, ...]
+    """The enabled plugins."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The resolved configuration."""
+        return self.loaded.config
+
+    def served_where(self, part: RewardPart) -> str:
+        """In words: the address, or the role with its replicas and its pool."""
+        for request in (each.request for each in self.workers):
+            if request.role.name == part.served_by:
+                many = "1 replica" if request.replicas == 1 else f"{request.replicas} replicas"
+                return f"role '{part.served_by}', {many} in pool '{request.pool}'"
+        return part.served_by

@@ -1,0 +1,140 @@
+"""The core's own offers, through the same hooks as anybody's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+from rlcore import __version__
+from rlcore.agents.single_turn import build_single_turn
+from rlcore.algo.offers import OFFERS
+from rlcore.config import RunConfig
+from rlcore.config.offers import ConfigSection, Provider
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.components import Component
+from rlcore.contracts.critic import CriticEngine, NoCritic
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
+from rlcore.contracts.reference import REFERENCE, ReferenceWorker
+from rlcore.contracts.requests import ModelFacts, WorkerRequest
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
+from rlcore.engines.hf import HfActor, HfReference, HfRollout
+from rlcore.engines.hf.resources import complete_embedded, complete_reference
+from rlcore.engines.vllm import VllmRollout
+from rlcore.engines.vllm.resources import complete_rollout
+from rlcore.plan import CORE
+from rlcore.plan.memory import BYTES, training_bytes_per_parameter
+from rlcore.reward.functions import build_function_rewards
+from rlcore.runtime.machine import model_directory, model_shape, num_parameters
+
+PROVIDER = Provider(CORE, "rlcore", __version__)
+MAIN_POOL = WorkerRequest.pool
+SCORERS = ("exact_match", "boxed", "gsm8k", "math_verify", "reasoning_gym", "format_match", "length_penalty")
+
+
+def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:
+    """What the core itself needs: actor, rollout and, with a KL term, the reference policy.
+
+    `references` are the chosen functions of `algo` by purpose, which the actor gets.
+    """
+    gpus = 1.0 if config.cluster.device == "cuda" else 0.0
+    common: dict[str, Any] = {"gpus": gpus, "threads": config.cluster.threads}
+    pool = config.cluster.train_pool
+    requests = [
+        WorkerRequest(
+            ACTOR,
+            config.actor.backend,
+            references=dict(references),
+            bytes_per_parameter=training_bytes_per_parameter(config.actor),
+            engine=config.actor,
+            shared_prefix=config.actor.shared_prefix,
+            ranks=config.actor.ranks,
+            pool=pool,
+            **common,
+        ),
+        WorkerRequest(
+            ROLLOUT,
+            config.rollout.backend,
+            config.rollout.pool or MAIN_POOL,
+            replicas=config.rollout.replicas,
+            **common,
+        ),
+    ]
+    if config.algo.kl.placement != "none":
+        other = config.reference.path not in ("", config.model.path)
+        directory = model_directory(config.reference.path)
+        model = ModelFacts(num_parameters(directory), model_shape(directory)) if other else None
+        known = model is None or model.parameters is not None
+        reference = WorkerRequest(
+            REFERENCE,
+            config.reference.backend,
+            bytes_per_parameter=float(BYTES[config.actor.dtype]) if known else 0.0,
+            model=model,
+            settings=ACTOR.name,
+            shared_prefix=config.actor.shared_prefix,
+            pool=pool,
+            **common,
+        )
+        requests.append(reference)
+    return requests
+
+
+@hookimpl
+def rlcore_config_sections() -> Sequence[ConfigSection]:
+    return [
+        ConfigSection(each.name, get_type_hints(RunConfig)[each.name])
+        for each in fields(RunConfig)
+        if each.name != "plugins"
+    ]
+
+
+@hookimpl
+def rlcore_reward_functions() -> Sequence[RewardFunction]:
+    return [RewardFunction(name, f"rlcore.reward.scorers:{name}") for name in SCORERS]
+
+
+@hookimpl
+def rlcore_reward_managers() -> Sequence[Component[RewardManager]]:
+    return [Component("functions", build_function_rewards, uses_reward_functions=True)]
+
+
+@hookimpl
+def rlcore_critic_engines() -> Sequence[Component[CriticEngine]]:
+    return [Component("none", lambda context: NoCritic())]
+
+
+@hookimpl
+def rlcore_agent_loops() -> Sequence[Component[AgentLoop]]:
+    return [Component("single_turn", build_single_turn)]
+
+
+@hookimpl
+def rlcore_algorithms() -> Sequence[Algorithm]:
+    return OFFERS
+
+
+@hookimpl
+def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
+    """The main pool, and those of rollout replicas: `rollout`, or what `rollout.pool` says. Sizes are what they need,
+    unless `cluster.pools` says; a pool that another offer states for its class is offered beside that."""
+    ours = {MAIN_POOL, ROLLOUT.name, config.rollout.pool}
+    pools = {request.pool for request in requests if request.pool == MAIN_POOL or request.role == ROLLOUT}
+    return [PoolSpec(pool) for pool in sorted(pools & ours)]
+
+
+@hookimpl
+def rlcore_worker_classes() -> Sequence[WorkerClass]:
+    return [
+        WorkerClass(ActorWorker, "hf", HfActor),
+        WorkerClass(ReferenceWorker, "hf", HfReference, every_rank=True, complete=complete_reference),
+        WorkerClass(RolloutWorker, "hf", HfRollout, inside=ACTOR, every_rank=True, complete=complete_embedded),
+        WorkerClass(
+            RolloutWorker,
+            "vllm",
+            VllmRollout,
+            isolated=True,
+            complete=complete_rollout,
+            weight_sync=frozenset({"files", "link"}),
+        ),
+    ]

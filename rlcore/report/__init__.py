@@ -1,0 +1,1 @@
+"""What a run tells: metrics, trackers, the terminal, advice."""

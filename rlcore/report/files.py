@@ -1,0 +1,48 @@
+"""Files that a crash leaves with the old content or the new."""
+
+import os
+from pathlib import Path
+
+
+class FileOperations:
+    """Every change of the file system that saving makes; tests pass one that fails or dies at the k-th call."""
+
+    def make_directory(self, path: Path) -> None:
+        """Create the directory; its parent exists."""
+        path.mkdir()
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Create or replace the file; on the disk only after `sync`."""
+        path.write_bytes(data)
+
+    def sync(self, path: Path) -> None:
+        """Force a file's content, or a directory's entries, to the disk."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename; a file replaces a file of that name in one step."""
+        source.rename(target)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file or a link."""
+        path.unlink()
+
+    def remove_directory(self, path: Path) -> None:
+        """Remove an empty directory."""
+        path.rmdir()
+
+
+FILES = FileOperations()
+
+
+def write_atomically(path: Path, data: bytes, files: FileOperations = FILES) -> None:
+    """Write a file so that a crash leaves the old content or the new, on the disk when this returns."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    files.write(temporary, data)
+    files.sync(temporary)
+    files.rename(temporary, path)
+    files.sync(path.parent)

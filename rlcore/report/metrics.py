@@ -1,0 +1,201 @@
+"""What a run leaves on disk step by step: `metrics.jsonl`, and one file of trajectories a step.
+
+A line counts when it ends in a line break: one that a crash tore off is ignored by readers and dropped by writers.
+Numbers that are not finite are written as null, because JSON has no other word for them. Everything that depends on the
+clock is named `time/...`, so that the rest of two equal runs is equal.
+"""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from rlcore.errors import CheckpointError, describe
+from rlcore.redaction import is_redacted, redact
+from rlcore.report.files import write_atomically
+from rlcore.types import Lane, Metrics, Scored
+
+METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories"
+
+_AS_TEXT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_STEP_FILE = re.compile(r"step_(\d+)\.jsonl")
+
+
+class MetricsLog:
+    """Appends to `<run>/metrics.jsonl`; a step may have several records, such as one of an evaluation."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / METRICS
+        self._mended = False
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one record: 'step', the metrics, and when it was written as 'time/unix_s'."""
+        with _records(self._path):
+            self._mend()
+        numbers = {name: float(value) for name, value in metrics.items()}
+        record = {"step": step, **numbers, "time/unix_s": round(time.time(), 3)}
+        with _records(self._path), self._path.open("ab") as file:
+            file.write(_line(record))
+
+    def cut_back(self, step: int) -> None:
+        """Drop the records of later steps: a resumed run writes them again."""
+        if self._path.exists():
+            kept = [line for line in _whole_lines(self._path) if _parse(line, self._path)["step"] <= step]
+            write_atomically(self._path, b"".join(kept))
+
+    def _mend(self) -> None:
+        """Cut off a torn last line, once: what is appended would become part of it."""
+        if not self._mended and self._path.exists():
+            whole = sum(map(len, _whole_lines(self._path)))
+            with self._path.open("r+b") as file:
+                file.truncate(whole)
+        self._mended = True
+
+
+class TrajectoryLog:
+    """Writes `<run>/trajectories/step_000012.jsonl`, one line a trajectory; a step's file is replaced as a whole."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._directory = run_dir / TRAJECTORIES
+
+    def append(self, step: int, lines: bytes) -> None:
+        """Add what `trajectory_lines` made to the file of the step."""
+        path = self._directory / f"step_{step:06d}.jsonl"
+        with _records(path):
+            self._directory.mkdir(exist_ok=True)
+            before = _whole_lines(path) if path.exists() else ()
+            write_atomically(path, b"".join((*before, lines)))
+
+    def cut_back(self, step: int) -> None:
+        """Remove the files of later steps, the latest first."""
+        for path in reversed(_step_files(self._directory)):
+            if int(path.name[5:-6]) > step:
+                path.unlink()
+
+
+@contextmanager
+def _records(path: Path) -> Iterator[None]:
+    """A full disk or a directory that is gone ends the run in one line."""
+    try:
+        yield
+    except OSError as cause:
+        raise CheckpointError(
+            f"'{path}': records cannot be written: {describe(cause)}; make room or bring the directory back, then go "
+            "on with --resume"
+        ) from cause
+
+
+def trajectory_lines(rows: Iterable[tuple[Scored, float | None]], lane: Lane) -> bytes:
+    """Of (trajectory with its reward, advantage or None where it has none), a line each."""
+    return b"".join(_line(_describe(scored, advantage, lane)) for scored, advantage in rows)
+
+
+def read(run_dir: Path) -> list[Metrics]:
+    """The records of the run's metrics, in order; 'step' among them, null as NaN. CheckpointError on a bad line."""
+    path = run_dir / METRICS
+    records = (_parse(line, path) for line in _whole_lines(path)) if path.exists() else ()
+    return [{name: math.nan if value is None else value for name, value in record.items()} for record in records]
+
+
+def last_step(run_dir: Path) -> int:
+    """The last step of which metrics or trajectories were written; 0 without any."""
+    steps = [int(path.name[5:-6]) for path in _step_files(run_dir / TRAJECTORIES)]
+    return max([0, *steps, *(int(record["step"]) for record in read(run_dir))])
+
+
+def read_trajectories(run_dir: Path, step: int) -> list[dict[str, Any]]:
+    """What was written of the step's trajectories; empty when nothing was."""
+    path = run_dir / TRAJECTORIES / f"step_{step:06d}.jsonl"
+    return [json.loads(line) for line in _whole_lines(path)] if path.exists() else []
+
+
+def average(metrics: Iterable[Mapping[str, float]]) -> Metrics:
+    """The mean of each metric over those that have it; NaN and infinities count as they do in a sum."""
+    values: dict[str, list[float]] = {}
+    for each in metrics:
+        for name, value in each.items():
+            values.setdefault(name, []).append(value)
+    return {name: _total(each) / len(each) for name, each in values.items()}
+
+
+def _total(values: list[float]) -> float:
+    """`math.fsum` refuses infinities of both signs."""
+    total = sum(values)
+    return math.fsum(values) if math.isfinite(total) else total
+
+
+def _describe(scored: Scored, advantage: float | None, lane: Lane) -> dict[str, Any]:
+    trajectory, reward, row = scored.trajectory, scored.reward, scored.trajectory.id
+    return {
+        "id": {"prompt": row.prompt, "epoch": row.epoch, "sample": row.sample, "part": row.part},
+        "lane": lane,
+        "source": trajectory.prompt.source,
+        "prompt": trajectory.prompt.messages,
+        "answer": trajectory.prompt.answer,
+        "completion": trajectory.completion,
+        "num_tokens": len(trajectory.token_ids),
+        "num_sampled": trajectory.num_sampled,
+        "finish": trajectory.finish,
+        "versions": trajectory.versions,
+        "turns": trajectory.turns,
+        "agent": trajectory.info,
+        "status": reward.status,
+        "score": reward.score,
+        "parts": reward.parts,
+        "info": reward.info,
+        "advantage": advantage,
+    }
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    """The record as a line of JSON, without secrets; what JSON has no word for as its text."""
+    try:
+        line = orjson.dumps(record, _plain, _AS_TEXT | orjson.OPT_APPEND_NEWLINE)
+        if is_redacted(line):
+            return line
+    except orjson.JSONEncodeError:  # a key that is no text, a lone surrogate, an integer of more than 64 bits
+        pass
+    # a lone surrogate in a text becomes its JSON escape
+    text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False)
+    return (text + "\n").encode("utf-8", "backslashreplace")
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON, without secrets; what JSON has no word for as its text."""
+    if value is None or isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {redact(str(key)): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return _plain(value.value) if isinstance(value, Enum) else redact(str(value))
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))
+
+
+def _parse(line: bytes, path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+        if isinstance(record["step"], int):
+            return dict(record)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise CheckpointError(f"'{path}': {line[:60]!r} is no record of metrics; mend or remove the line")
+
+
+def _step_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob("step_*.jsonl") if _STEP_FILE.fullmatch(path.name))

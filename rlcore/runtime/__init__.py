@@ -1,0 +1,1 @@
+"""A plan, started: launch, rollout service, weight sync, shared devices, utilization."""

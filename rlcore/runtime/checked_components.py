@@ -1,0 +1,174 @@
+"""The components of the three slots, behind the checks of what they hand over.
+
+The core calls them through these objects, which have the methods of the slot's interface; all else is the component's
+own. What a component raises while it streams, or computes for an update, becomes a PluginError that names it; an
+RlcoreError stays what it is.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlcore.checks.arrays import check_scored, check_trajectory, checked_metrics, per_token
+from rlcore.checks.results import as_stream, awaitable, plain
+from rlcore.errors import PluginError, boundary
+from rlcore.types import Batch, Float32s, Lane, Metrics, Ref, Sampling, Scored, Trajectory, TrajectoryId
+
+if TYPE_CHECKING:
+    from rlcore.contracts.agents import RolloutTask
+
+_Row = tuple[str, int, int, int]
+
+
+class _Checked:
+    """A component with its name; what is not checked here is reached as if this object were the component."""
+
+    _component: Any
+    _who: str
+
+    def __init__(self, component: Any, who: str) -> None:
+        vars(self).update(_component=component, _who=who)
+
+    @property
+    def __class__(self) -> type[Any]:
+        """The component's: `isinstance` sees through this object."""
+        return type(self._component)
+
+    @__class__.setter
+    def __class__(self, cls: type[Any]) -> None:
+        raise TypeError("a component's class stays what it is")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._component, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._component, name, value)
+
+    def metrics(self) -> Metrics:
+        """The component's own."""
+        return checked_metrics(f"{self._who}: metrics()", self._component.metrics(), PluginError)
+
+
+class CheckedAgent(_Checked):
+    """An agent loop of which every trajectory of every task comes, once."""
+
+    async def rollout(
+        self, tasks: "Sequence[RolloutTask]", sampling: Sampling, lane: Lane
+    ) -> AsyncGenerator[Trajectory, None]:
+        """See `AgentLoop.rollout`."""
+        who = f"{self._who}: rollout()"
+        due = {(task.prompt.id, task.epoch): task.n for task in tasks}
+        came: set[_Row] = set()
+        with boundary(who, PluginError):
+            async with aclosing(as_stream(who, self._component.rollout(tasks, sampling, lane), PluginError)) as rows:
+                async for row in rows:
+                    check_trajectory(who, row)
+                    place = _place(row.id)
+                    if not 0 <= row.id.sample < due.get(place[:2], 0):
+                        raise PluginError(f"{who} yielded trajectory {row.id}, which no task asked for")
+                    if place in came:
+                        raise PluginError(f"{who} yielded trajectory {row.id} twice; each must come exactly once")
+                    came.add(place)
+                    yield row
+            samples = {place[:3] for place in came}
+            for (prompt, epoch), n in due.items():
+                missing = [sample for sample in range(n) if (prompt, epoch, sample) not in samples]
+                if missing:
+                    raise PluginError(
+                        f"{who} ended without samples {missing} of the {n} of prompt '{prompt}'; every sample of every "
+                        "task must come"
+                    )
+
+
+class CheckedRewards(_Checked):
+    """A reward manager that scores every trajectory that it is given, once."""
+
+    async def score(self, trajectories: AsyncIterator[Trajectory], lane: Lane) -> AsyncGenerator[Scored, None]:
+        """See `RewardManager.score`."""
+        who = f"{self._who}: score()"
+        given = _Given()
+        with boundary(who, PluginError):
+            found = self._component.score(given.noted(trajectories), lane)
+            async with aclosing(as_stream(who, found, PluginError)) as rows:
+                async for row in rows:
+                    check_scored(who, row)
+                    place = _place(row.trajectory.id)
+                    known = given.scored.get(place)
+                    if known is None:
+                        raise PluginError(f"{who} yielded trajectory {row.trajectory.id}, which it was not given")
+                    if known:
+                        raise PluginError(
+                            f"{who} yielded trajectory {row.trajectory.id} twice: it was scored twice; each must come "
+                            "exactly once"
+                        )
+                    given.scored[place] = True
+                    yield row
+            given.check_complete(who)
+
+
+class _Given:
+    """The trajectories that a reward manager was given."""
+
+    def __init__(self) -> None:
+        self.scored: dict[_Row, bool] = {}
+        """True for those whose reward is in."""
+        self._ended = False
+
+    async def noted(self, trajectories: AsyncIterator[Trajectory]) -> AsyncGenerator[Trajectory, None]:
+        """The trajectories, each noted before it is handed on."""
+        async with aclosing(trajectories) as rows:  # type: ignore[type-var]
+            async for row in rows:
+                self.scored[_place(row.id)] = False
+                yield row
+        self._ended = True
+
+    def check_complete(self, who: str) -> None:
+        """PluginError unless every trajectory was taken and scored."""
+        if not self._ended:
+            raise PluginError(f"{who} ended before the stream of trajectories did; every one must be scored")
+        if missing := [TrajectoryId(*place) for place, known in self.scored.items() if not known]:
+            raise PluginError(
+                f"{who} ended without {len(missing)} of the {len(self.scored)} trajectories that it was given, the "
+                f"first {missing[0]}; every one must come, a failed one as Reward(status=FAILED)"
+            )
+
+
+class CheckedCritic(_Checked):
+    """A critic engine whose values are numbers."""
+
+    def __init__(self, component: Any, who: str, *, needed: bool) -> None:
+        """`needed`: an algorithm of the run reads values."""
+        super().__init__(component, who)
+        vars(self).update(_needed=needed)
+
+    async def expect(self, num_updates: int) -> int:
+        """See `CriticEngine.expect`."""
+        who = f"{self._who}: expect()"
+        found = await awaitable(who, self._component.expect(num_updates))
+        return int(plain(who, found, int, "the number of updates of the actor"))
+
+    async def values(self, batch: Batch) -> Ref[Float32s] | None:
+        """See `CriticEngine.values`."""
+        who = f"{self._who}: values()"
+        with boundary(who, PluginError):
+            found = await awaitable(who, self._component.values(batch))
+            if found is None and not self._needed:
+                return None
+            return Ref(per_token(who, found, batch, PluginError, "values"))
+
+    async def update(self, minibatch: Batch) -> Metrics:
+        """See `CriticEngine.update`."""
+        who = f"{self._who}: update()"
+        with boundary(who, PluginError):
+            return checked_metrics(who, await awaitable(who, self._component.update(minibatch)), PluginError)
+
+    def actor_may_update(self) -> bool:
+        """See `CriticEngine.actor_may_update`."""
+        who = f"{self._who}: actor_may_update()"
+        return bool(plain(who, self._component.actor_may_update(), (bool, np.bool_), "True or False"))
+
+
+def _place(row: TrajectoryId) -> _Row:
+    return row.prompt, row.epoch, row.sample, row.part

@@ -1,0 +1,102 @@
+"""Turns on devices that several roles share: servers sleep while the roles that train have theirs.
+
+A pool that is the union of others lends the training roles the devices of servers (rollout and reward replicas).
+Servers are awake whenever nobody trains; they sleep from `train` to `serve`, and whoever called `train` calls `serve`
+under try/finally.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rlcore.contracts.workers import ReplicaHandle, WorkerGroup
+from rlcore.errors import WorkerError
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 600.0
+"""Seconds that servers may take to finish what they are at and fall asleep, or to wake up."""
+
+
+class Turns:
+    """Who has the shared devices: the servers, or the roles that train. Without servers every turn is free."""
+
+    def __init__(
+        self,
+        servers: Sequence[tuple[WorkerGroup[Any], type[Any]]],
+        record: Callable[[str, float], None],
+        on_cpu: bool = False,
+        deadline_s: float = TURN_S,
+    ) -> None:
+        """`servers` are groups with the interface whose `sleep` and `wake` they have; `record` takes metrics.
+
+        On a CPU a server that sleeps holds what it held: it has finished its requests and admits none, and the metrics
+        say so (`time/drain_s`, `time/admit_s` instead of `time/sleep_s`, `time/wake_s`).
+        """
+        self._servers, self._record, self._deadline_s = tuple(servers), record, deadline_s
+        self._names = ("time/drain_s", "time/admit_s") if on_cpu else ("time/sleep_s", "time/wake_s")
+        self._training = False
+        self._turning = asyncio.Lock()
+        for group, interface in self._servers:
+            group.before_return(partial(self._welcome, interface))
+
+    @property
+    def shared(self) -> bool:
+        """Whether somebody sleeps while others train."""
+        return bool(self._servers)
+
+    async def train(self) -> None:
+        """The training roles have the devices when this returns: every server sleeps.
+
+        WorkerError names one that cannot. A server that is being restarted falls asleep before it serves.
+        """
+        async with self._turning:
+            if self._training or not self._servers:
+                return
+            self._training, began = True, time.monotonic()
+            await self._tell("sleep")
+            self._record(self._names[0], time.monotonic() - began)
+
+    async def serve(self) -> None:
+        """The servers are awake when this returns, also those of which `train` never heard; WorkerError names one that
+        is not. Does nothing when nobody was to sleep.
+        """
+        async with self._turning:
+            if not self._training:
+                return
+            began = time.monotonic()
+            await self._tell("wake")
+            self._training = False
+            self._record(self._names[1], time.monotonic() - began)
+
+    async def _tell(self, method: str) -> None:
+        """Call it on every server that runs; all have answered before the first error is raised."""
+        calls = [
+            self._call(replica, getattr(interface, method))
+            for group, interface in self._servers
+            for replica in group.replicas
+        ]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(error, BaseException):
+                raise error
+
+    async def _call(self, replica: ReplicaHandle[Any], method: Callable[..., Any]) -> None:
+        what = f"{replica.name}.{method.__name__}()"
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                await replica.call(method)
+        except TimeoutError as cause:
+            raise WorkerError(f"{what} took longer than {self._deadline_s:g} s") from cause
+        except WorkerError as error:
+            if replica.alive:
+                raise
+            logger.warning("%s; it does what is its turn when it is back", error)
+
+    async def _welcome(self, interface: type[Any], replica: ReplicaHandle[Any]) -> None:
+        """Before a restarted server serves: it begins awake."""
+        async with self._turning:
+            if self._training:
+                await replica.call(interface.sleep)

@@ -1,0 +1,335 @@
+"""Starts exactly what a plan says, and closes what it started, also after a crash."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from rlcore.checks.interfaces import check_product
+from rlcore.cluster.child import ChildProcesses
+from rlcore.cluster.deadlines import Deadlines
+from rlcore.cluster.local import LocalCluster
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.components import BuildContext
+from rlcore.contracts.critic import CriticEngine
+from rlcore.contracts.offers import Algorithm, Need
+from rlcore.contracts.reference import REFERENCE, ReferenceWorker
+from rlcore.contracts.requests import Role
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.contracts.rollout import ROLLOUT, Generator, RolloutWorker
+from rlcore.contracts.tokens import Tokens
+from rlcore.contracts.workers import WorkerGroup
+from rlcore.data.tokens import load_tokens
+from rlcore.engines.freed_memory import keep_freed_memory
+from rlcore.errors import CALLED, Boundary, PlanError, PluginError, WorkerError, boundary
+from rlcore.plan import CORE, ComponentPlan, RunPlan, WorkerPlan
+from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
+from rlcore.runtime.colocation import Turns
+from rlcore.runtime.rollout_service import RolloutService
+from rlcore.runtime.utilization import BusyMeter, roles_by_pool
+from rlcore.runtime.weight_sync import WeightsSync
+from rlcore.types import Metrics
+
+if TYPE_CHECKING:
+    from rlcore.algo.probe import Probed
+
+
+Groups = Mapping[str, WorkerGroup[Any]]
+
+
+SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": RewardManager, "critic": CriticEngine}
+"""In the order in which components start."""
+
+
+class Cluster(Protocol):
+    """Starts workers, and ends those it started."""
+
+    async def open(self) -> None:
+        """Get hold of what the plan's pools need."""
+        ...
+
+    async def start(self, plan: WorkerPlan) -> WorkerGroup[Any]:
+        """The replicas of one role, set up; those served inside a role come after it."""
+        ...
+
+    async def close(self) -> None:
+        """Close every worker and give back what it took."""
+        ...
+
+
+class _LifeCycle(Protocol):
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class MetricsSink:
+    """Collects what components record during a step; a name recorded several times is averaged."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = {}
+
+    def record(self, name: str, value: float) -> None:
+        """One value of the current step."""
+        self._values.setdefault(name, []).append(float(value))
+
+    def take(self) -> Metrics:
+        """The means, after which the next step begins."""
+        taken, self._values = self._values, {}
+        return {name: sum(values) / len(values) for name, values in taken.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A live run: what the plan named, started."""
+
+    plan: RunPlan
+    run_dir: Path
+    tokens: Tokens
+    actor: WorkerGroup[ActorWorker]
+    reference: WorkerGroup[ReferenceWorker] | None
+    """None without a KL term."""
+    generator: Generator
+    agent: AgentLoop
+    reward: RewardManager
+    critic: CriticEngine
+    turns: Turns
+    """Who has the devices that several roles share."""
+    busy: BusyMeter
+    advantage: Callable[..., Any]
+    """The advantage estimator."""
+    advantage_algorithm: Algorithm
+    """What the estimator declares."""
+    selection: Callable[..., Any] | None = None
+    """The selection that the policy loss names: `rlcore.algo.covariance`; None for one that has none."""
+    sink: MetricsSink = field(default_factory=MetricsSink)
+    weights: WeightsSync | None = None
+    """None where the rollout samples from the actor's own weights."""
+    context_length: int | None = None
+    """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
+    vocabulary: int | None = None
+    """Token ids are below it; None when neither the actor nor its model's configuration says."""
+
+    def within(self, slot: str, what: str) -> Boundary:
+        """The boundary around `what` a slot's component does, 'state()': what its code raises names both."""
+        return boundary(f"{owner_of(self.plan.components[slot])}: {what}", PluginError, CALLED)
+
+    async def sync_weights(self, version: int) -> None:
+        """Rollout replicas sample with the actor's weights, published as `version`, when this returns."""
+        if self.weights is not None:
+            began = time.monotonic()
+            await self.weights.publish(version)
+            self.sink.record("time/weights_s", time.monotonic() - began)
+
+    def take_metrics(self) -> Metrics:
+        """What components recorded or count themselves since the last call."""
+        taken = self.sink.take() | self.busy.take()
+        for slot, component in (("agent", self.agent), ("reward", self.reward), ("critic", self.critic)):
+            with self.within(slot, "metrics()"):
+                taken |= component.metrics()
+        return taken
+
+
+@asynccontextmanager
+async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = None) -> AsyncIterator[Run]:
+    """The run, started; on leaving, also by an error during the start, everything is closed in reverse order.
+
+    The algorithms are probed before the first worker starts. WorkerError naming the worker, or PluginError naming the
+    component or algorithm, that did not start.
+    """
+    limits = deadlines or Deadlines()
+    algorithms = await asyncio.to_thread(_probed, plan)
+    if plan.config.cluster.device == "cpu":
+        keep_freed_memory()
+    async with AsyncExitStack() as stack:
+        tokens = await asyncio.to_thread(_tokens, plan)
+        children = ChildProcesses()
+        stack.push_async_callback(children.close)
+        busy = BusyMeter(roles_by_pool(plan))
+        groups = await _start_workers(plan, run_dir, limits, stack, busy)
+        vocabulary = await _vocabulary(plan, groups)
+        generator = _rollout_service(plan, groups, vocabulary)
+        sink = MetricsSink()
+        weights = _weights_sync(plan, run_dir, groups, stack)
+        turns = _turns(plan, groups, sink)
+        context = await _build_context(plan, run_dir, groups, generator, tokens, children, sink)
+        built = {slot: await _start_component(plan, slot, context, groups, limits, stack) for slot in SLOT_INTERFACES}
+        busy.take()  # what starting took is nobody's work
+        yield Run(
+            plan=plan,
+            run_dir=run_dir,
+            tokens=tokens,
+            actor=groups[ACTOR.name],
+            reference=groups.get(REFERENCE.name),
+            generator=generator,
+            agent=built["agent"],
+            reward=built["reward"],
+            critic=built["critic"],
+            advantage=algorithms["advantage"].function,
+            advantage_algorithm=plan.algorithms["advantage"].algorithm,
+            selection=algorithms["policy_loss"].selection,
+            turns=turns,
+            busy=busy,
+            sink=sink,
+            weights=weights,
+            context_length=context.context_length,
+            vocabulary=vocabulary,
+        )
+
+
+async def _build_context(
+    plan: RunPlan,
+    run_dir: Path,
+    groups: Groups,
+    generator: RolloutService,
+    tokens: Tokens,
+    children: ChildProcesses,
+    sink: MetricsSink,
+) -> BuildContext:
+    """The context that components share; each gets its own section and workers in it."""
+    return BuildContext(
+        config=plan.config,
+        section=None,
+        workers=_no_workers,
+        generator=generator,
+        reward_functions={each.name: each for each in plan.rewards},
+        tokens=tokens,
+        children=children,
+        run_dir=run_dir,
+        seed=plan.config.train.seed,
+        metrics=sink.record,
+        context_length=await groups[ROLLOUT.name].replicas[0].call(RolloutWorker.context_length),
+    )
+
+
+def _probed(plan: RunPlan) -> "dict[str, Probed]":
+    """The functions of the run's algorithms by purpose; PluginError for one that does not do what its offer says."""
+    from rlcore.algo.probe import probe  # torch
+
+    algo = plan.config.algo
+    return {purpose: probe(each.algorithm, each.provided_by, algo) for purpose, each in plan.algorithms.items()}
+
+
+async def _vocabulary(plan: RunPlan, groups: Groups) -> int | None:
+    """The number of token ids, as the actor says, else as its model's configuration does."""
+    facts = await groups[ACTOR.name].replicas[0].call(ActorWorker.facts)
+    said = facts.get("vocabulary", plan.facts.shape.vocabulary if plan.facts.shape else None)
+    return None if said is None else int(said)
+
+
+def _tokens(plan: RunPlan) -> Tokens:
+    """The run's tokenizer and template; ConfigError for a stop string that they could never show."""
+    tokens = load_tokens(plan.config.model, plan.config.data.system_prompt)
+    tokens.check_stop(plan.config.rollout.stop)
+    return tokens
+
+
+def _rollout_service(plan: RunPlan, groups: Groups, vocabulary: int | None) -> RolloutService:
+    isolated = any(each.request.role == ROLLOUT and each.request.isolated for each in plan.workers)
+    restarts = plan.config.cluster.max_restarts if isolated else 0
+    return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, restarts, vocabulary)
+
+
+def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExitStack) -> WeightsSync | None:
+    if plan.schedule.embedded:
+        return None
+    chosen = plan.config.rollout.weights_dir
+    where = Path(chosen) / f"rlcore-{run_dir.name}" if chosen else run_dir / "weights"
+    sync = WeightsSync(groups[ACTOR.name], groups[ROLLOUT.name], where.absolute())
+    stack.push_async_callback(sync.close)
+    return sync
+
+
+def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> Turns:
+    """After the weights' sync: a restarted server takes up its weights before it may have to sleep."""
+    interfaces = {each.request.role.name: each.request.role.interface for each in plan.workers}
+    servers = [(groups[role], interfaces[role]) for role in plan.sleepers]
+    return Turns(servers, sink.record, on_cpu=plan.config.cluster.device == "cpu")
+
+
+async def _start_workers(
+    plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack, busy: BusyMeter
+) -> Groups:
+    cluster = _cluster(plan, run_dir, limits)
+    stack.push_async_callback(cluster.close)
+    await cluster.open()
+    groups: dict[str, WorkerGroup[Any]] = {}
+    for worker in plan.workers:
+        role = worker.request.role.name
+        groups[role] = busy.metered(role, await cluster.start(worker))
+    return groups
+
+
+def _cluster(plan: RunPlan, run_dir: Path, limits: Deadlines) -> Cluster:
+    if plan.config.cluster.backend == "local":
+        return LocalCluster(plan, run_dir, limits)
+    try:
+        from rlcore.cluster.ray import RayCluster
+    except ModuleNotFoundError as cause:
+        if cause.name != "ray":
+            raise
+        raise PlanError(
+            "cluster.backend=ray: Ray is not installed; `pip install 'rlcore[ray]'`, or set cluster.backend=local"
+        ) from cause
+    return RayCluster(plan, run_dir, limits)
+
+
+async def _start_component(
+    plan: RunPlan, slot: str, shared: BuildContext, groups: Groups, limits: Deadlines, stack: AsyncExitStack
+) -> Any:
+    """The slot's component, built with its own section and workers, and started."""
+    chosen = plan.components[slot]
+    who = owner_of(chosen)
+    context = replace(shared, section=chosen.section, workers=partial(_own, plan, groups, who))
+    with boundary(f"{who}: build()", PluginError, CALLED):
+        component = chosen.component.build(context)
+    check_product(type(component), SLOT_INTERFACES[slot], who)
+    life = cast(_LifeCycle, component)
+    stack.push_async_callback(_within, life.close, f"{who}: close()", limits.close_s)
+    await _within(life.start, f"{who}: start()", limits.setup_s)
+    return _checked(plan, slot, component, who)
+
+
+def _checked(plan: RunPlan, slot: str, component: Any, who: str) -> Any:
+    """The component, behind the checks of what it hands over while the run goes on."""
+    if slot == "agent":
+        return CheckedAgent(component, who)
+    if slot == "reward":
+        return CheckedRewards(component, who)
+    needed = any(Need.VALUES in each.algorithm.needs for each in plan.algorithms.values())
+    return CheckedCritic(component, who, needed=needed)
+
+
+async def _within(step: Callable[[], Awaitable[None]], whose: str, deadline_s: float) -> None:
+    with boundary(whose, PluginError, CALLED):
+        limit = asyncio.timeout(deadline_s)
+        try:
+            async with limit:
+                await step()
+        except TimeoutError as cause:
+            if not limit.expired():
+                raise
+            raise WorkerError(f"{whose} took longer than {deadline_s:g} s") from cause
+
+
+def owner_of(chosen: ComponentPlan) -> str:
+    """How the plan words who asked: the `asked_by` of the component's workers."""
+    return f"{chosen.slot} '{chosen.component.name}' of {chosen.provided_by}"
+
+
+def _own(plan: RunPlan, groups: Groups, who: str, role: Role[Any]) -> WorkerGroup[Any]:
+    """The workers of one of the component's own roles."""
+    own = [each.request.role for each in plan.workers if each.asked_by == who]
+    if role not in own:
+        names = ", ".join(each.name for each in own) or "none"
+        raise PlanError(f"{who}: asked for the workers of role '{role.name}'; its own roles: {names}")
+    return groups[role.name]
+
+
+def _no_workers(role: Role[Any]) -> WorkerGroup[Any]:
+    raise PlanError(f"{CORE}: nobody asked for the workers of role '{role.name}' here")

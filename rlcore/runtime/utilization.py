@@ -1,0 +1,128 @@
+"""Which share of its time a pool's workers are busy: calls are counted where the controller makes them."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from time import monotonic
+from typing import Any
+
+from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
+from rlcore.plan import RunPlan
+from rlcore.types import Metrics
+
+
+class BusyMeter:
+    """Integrates, for each pool, how much of it is busy.
+
+    At any moment that is the share of a role's replicas that have a call under way, of the busiest of the roles that
+    take turns on the pool; a role in a union of pools counts in each of its members.
+    """
+
+    def __init__(self, pools: Mapping[str, Sequence[str]], clock: Callable[[], float] = monotonic) -> None:
+        """`pools`: the roles that work on each pool's devices."""
+        self._pools, self._clock = pools, clock
+        self._num_replicas: dict[str, int] = {}
+        self._num_busy: dict[str, int] = {}
+        self._busy_s = dict.fromkeys(pools, 0.0)
+        self._began = self._seen = clock()
+
+    def metered(self, role: str, group: WorkerGroup[Any]) -> "MeteredGroup":
+        """The group, whose calls are counted from now on."""
+        self._num_replicas[role], self._num_busy[role] = len(group.replicas), 0
+        return MeteredGroup(group, [MeteredReplica(replica, role, self) for replica in group.replicas])
+
+    def change(self, role: str, by: int) -> None:
+        """So many more of the role's replicas are busy from now on."""
+        self._advance()
+        self._num_busy[role] += by
+
+    def take(self) -> Metrics:
+        """pool/<name>/busy_frac of the time since the last call."""
+        self._advance()
+        seconds = max(self._seen - self._began, 1e-9)
+        taken = {f"pool/{name}/busy_frac": busy_s / seconds for name, busy_s in self._busy_s.items()}
+        self._busy_s, self._began = dict.fromkeys(self._pools, 0.0), self._seen
+        return taken
+
+    def _advance(self) -> None:
+        now = self._clock()
+        for name, roles in self._pools.items():
+            shares = [self._num_busy[role] / self._num_replicas[role] for role in roles if role in self._num_busy]
+            self._busy_s[name] += max(shares, default=0.0) * (now - self._seen)
+        self._seen = now
+
+
+class MeteredReplica:
+    """A replica that is busy while a call or stream of it is under way."""
+
+    def __init__(self, replica: ReplicaHandle[Any], role: str, meter: BusyMeter) -> None:
+        self.replica = replica
+        self._role, self._meter, self._under_way = role, meter, 0
+
+    @property
+    def name(self) -> str:
+        return self.replica.name
+
+    @property
+    def alive(self) -> bool:
+        return self.replica.alive
+
+    async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `rlcore.contracts.workers.ReplicaHandle.call`."""
+        self._add(1)
+        try:
+            return await self.replica.call(method, *args, **kwargs)
+        finally:
+            self._add(-1)
+
+    async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """See `rlcore.contracts.workers.ReplicaHandle.stream`."""
+        self._add(1)
+        try:
+            async with aclosing(self.replica.stream(method, *args, **kwargs)) as items:
+                async for item in items:
+                    yield item
+        finally:
+            self._add(-1)
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the replica has."""
+        return getattr(self.replica, name)
+
+    def _add(self, by: int) -> None:
+        before, self._under_way = self._under_way, self._under_way + by
+        if bool(before) != bool(self._under_way):
+            self._meter.change(self._role, by)
+
+
+class MeteredGroup:
+    """A group whose replicas are metered."""
+
+    def __init__(self, group: WorkerGroup[Any], replicas: Sequence[MeteredReplica]) -> None:
+        self._group, self.replicas = group, tuple(replicas)
+
+    async def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """See `rlcore.contracts.workers.WorkerGroup.each`."""
+        for replica in self.replicas:
+            replica._add(1)
+        try:
+            return await self._group.each(method, *args, **kwargs)
+        finally:
+            for replica in self.replicas:
+                replica._add(-1)
+
+    def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
+        """See `rlcore.contracts.workers.WorkerGroup.on_event`."""
+        self._group.on_event(callback)
+
+    def before_return(self, prepare: Callable[[ReplicaHandle[Any]], Awaitable[None]]) -> None:
+        """See `rlcore.contracts.workers.WorkerGroup.before_return`."""
+        self._group.before_return(prepare)
+
+
+def roles_by_pool(plan: RunPlan) -> dict[str, tuple[str, ...]]:
+    """The roles that work on the devices of each pool that is no union."""
+    roles: dict[str, list[str]] = {pool.name: [] for pool in plan.pools if not pool.union_of}
+    for pool in plan.pools:
+        for leaf in pool.union_of or (pool.name,):
+            roles[leaf] += pool.roles
+    return {name: tuple(found) for name, found in roles.items()}

@@ -1,0 +1,70 @@
+"""How the actor's weights reach rollout replicas that hold a copy of their own."""
+
+import asyncio
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.rollout import RolloutWorker
+from rlcore.contracts.workers import ReplicaHandle, WorkerGroup
+from rlcore.errors import WorkerError
+from rlcore.types import WeightsHandle
+
+logger = logging.getLogger(__name__)
+
+
+class WeightsSync:
+    """Hands every version to every replica, and the current one to a replica that was restarted."""
+
+    def __init__(self, actor: WorkerGroup[ActorWorker], rollout: WorkerGroup[RolloutWorker], directory: Path) -> None:
+        """`directory` is seen by the actor and by all replicas, unless weights go over a link; what is in it belongs to
+        this object.
+        """
+        self._actor, self._rollout, self._directory = actor, rollout, directory
+        self._latest: WeightsHandle | None = None
+        self._turn = asyncio.Lock()
+        rollout.before_return(self._welcome)
+
+    async def publish(self, version: int) -> None:
+        """The replicas sample with the actor's weights, named `version`, when this returns.
+
+        A replica that is being restarted gets them before it serves again. WorkerError when one refuses them.
+        """
+        async with self._turn:
+            path = self._directory / f"version_{version}"
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            handle = await self._actor.replicas[0].call(ActorWorker.weights, version, path)
+            before, self._latest = self._latest, handle
+            # All have taken or refused them before an error is raised: none is left in the middle of reading.
+            calls = [self._hand_over(replica, handle) for replica in self._rollout.replicas]
+            for error in await asyncio.gather(*calls, return_exceptions=True):
+                if isinstance(error, BaseException):
+                    raise error
+            if before is not None and before.path != handle.path and before.kind != "link":
+                await asyncio.to_thread(shutil.rmtree, before.path, ignore_errors=True)
+
+    async def close(self) -> None:
+        """Remove what was written."""
+        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    async def _hand_over(self, replica: ReplicaHandle[RolloutWorker], handle: WeightsHandle) -> None:
+        try:
+            loaded = await replica.call(RolloutWorker.load_weights, handle)
+        except WorkerError as error:
+            if replica.alive:
+                raise
+            logger.warning("%s; it gets version %d of the weights when it serves again", error, handle.version)
+            return
+        if loaded != handle.version:
+            raise WorkerError(
+                f"{replica.name}: says that it samples with version {loaded} of the weights after version "
+                f"{handle.version} was handed over"
+            )
+
+    async def _welcome(self, replica: ReplicaHandle[Any]) -> None:
+        """Before a restarted replica serves; without a sync so far it has read the weights that the run began with."""
+        async with self._turn:
+            if self._latest is not None:
+                await replica.call(RolloutWorker.load_weights, self._latest)

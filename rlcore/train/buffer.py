@@ -1,0 +1,267 @@
+"""What is in flight: every prompt that was issued and is not retired, with what was sampled and scored of it so far.
+
+The one place that knows who is due when. Prompts are issued in passes: one call of the agent loop, whose trajectories
+go to the reward manager the moment they are finished. Several passes may be under way at a time. A prompt is *sampled*
+when all its trajectories are finished, *ready* when all of them are scored, and *retired* when it was trained on, left
+out, or given up. Everything is matched by id; what arrives first has no meaning but for the order of readiness.
+"""
+
+import asyncio
+import gc
+import itertools
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.offers import Scope
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.data import PromptOrder
+from rlcore.errors import WorkerError
+from rlcore.runtime.launch import Run
+from rlcore.train.pending import Issued, Key, Notes, carry
+from rlcore.train.tasks import tasks_for, training_sampling
+from rlcore.types import Sampling, Scored
+
+TIDY_S = 1.0
+"""Seconds between two collections of garbage."""
+
+
+@dataclass(frozen=True)
+class Issuing:
+    """How prompts are issued."""
+
+    prompts_per_step: int
+    samples_per_prompt: int
+    seed: int
+    sampling: Sampling
+    max_staleness: int = 0
+    drop: bool = False
+    """Steps take what is ready first, and prompts that became too old are given up."""
+    in_turn: bool = True
+    """A pass begins to sample when the one before it has finished: they share a device."""
+    keep_partial: bool = True
+    """Rewards of an incomplete group are worth keeping: none was given for the sake of the whole group."""
+
+
+def issuing(run: Run) -> Issuing:
+    """As the plan says."""
+    config, schedule = run.plan.config, run.plan.schedule
+    with run.within("reward", "scope"):
+        scope = run.reward.scope
+    return Issuing(
+        prompts_per_step=config.train.prompts_per_step,
+        samples_per_prompt=config.rollout.samples_per_prompt,
+        seed=config.train.seed,
+        sampling=training_sampling(config.rollout),
+        max_staleness=schedule.max_staleness,
+        drop=schedule.drop,
+        in_turn=schedule.sample_before_update,
+        keep_partial=scope is Scope.SAMPLE,
+    )
+
+
+class Flight:
+    """The ledger of prompts in flight."""
+
+    def __init__(self, agent: AgentLoop, reward: RewardManager, order: PromptOrder, issuing: Issuing) -> None:
+        self._agent, self._reward, self._issuing = agent, reward, issuing
+        self.order = order
+        self.version = 0
+        """Of the weights that sample from now on."""
+        self.num_retired = 0
+        """Prompts that were trained on, left out or given up."""
+        self.num_given_up = 0
+        self._numbers = itertools.count()
+        self._issued: dict[Key, Issued] = {}
+        self._ready: dict[int, deque[Issued]] = defaultdict(deque)
+        self._passes: set[asyncio.Task[None]] = set()
+        self._last_sampled: asyncio.Event | None = None
+        self._resting: list[Issued] = []
+        """Restored from a checkpoint and not ready: issued again with the next `refill`."""
+        self._num_unsampled = 0
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._tidy_from = 0.0
+
+    def __len__(self) -> int:
+        return len(self._issued)
+
+    def tidy(self) -> None:
+        """Collect Python's young garbage, once a second at most: it costs a little for every object in flight."""
+        if (now := time.monotonic()) >= self._tidy_from:
+            gc.collect(1)
+            self._tidy_from = now + TIDY_S
+
+    def refill(self, step: int, last_step: int) -> list[Issued]:
+        """Issue what `step` and the staleness bound allow, and no prompt that no step up to `last_step` will train on.
+
+        Returns the prompts that `step` must train on; none where steps take what is ready first.
+        """
+        self._reissue()
+        per_step, ahead = self._issuing.prompts_per_step, self._issuing.max_staleness
+        if self._issuing.drop:
+            wanted = per_step * min(ahead + 1, last_step - step + 1)
+            self.issue(max(0, wanted - len(self._issued)), step + ahead)
+            return []
+        issued = {each.due for each in self._issued.values()}
+        for due in range(step, min(step + ahead, last_step) + 1):
+            if due not in issued:
+                self.issue(per_step, due)
+        return [each for each in self._issued.values() if each.due == step]
+
+    def issue(self, num: int, due: int) -> list[Issued]:
+        """Send the next `num` prompts of the order to the agent loop, in a pass of their own."""
+        issuing = self._issuing
+        tasks = tasks_for(self.order.take(num), issuing.samples_per_prompt, issuing.seed)
+        members = [Issued(task, next(self._numbers), due, self.version) for task in tasks]
+        for each in members:
+            if each.key in self._issued:
+                raise WorkerError(f"schedule: prompt {each.key} is issued while it is in flight")
+            self._issued[each.key] = each
+        self._send(members)
+        return members
+
+    async def sampled(self, members: Sequence[Issued] | None = None) -> None:
+        """Wait until all trajectories of `members`, or of everything in flight, are finished."""
+        left = None if members is None else list(members)
+
+        def holds() -> bool:
+            if left is None:
+                return self._num_unsampled == 0
+            while left and left[-1].sampled:
+                left.pop()
+            return not left
+
+        await self._until(holds)
+
+    async def next_ready(self, due: int) -> Issued:
+        """Of the prompts due at that step (where steps take what is ready first: of all), the next that is ready."""
+        ready = self._ready[self._queue(due)]
+        await self._until(lambda: bool(ready))
+        return ready.popleft()
+
+    def published(self, version: int, taken: Iterable[Issued]) -> None:
+        """The weights are `version` now, trained on `taken`; what has become too old for them is given up."""
+        self.version = version
+        self.retire(taken)
+        self.num_given_up += self._give_up_stale()
+
+    def retire(self, members: Iterable[Issued]) -> None:
+        """Take them out of the ledger."""
+        for each in members:
+            if not each.retired:
+                each.retired = True
+                self.num_retired += 1
+                del self._issued[each.key]
+                if not each.sampled:
+                    self._note_sampled(each)
+
+    def _give_up_stale(self) -> int:
+        """Retire the prompts that are too old to be trained on, where steps do not wait for them; how many."""
+        if not self._issuing.drop:
+            return 0
+        oldest = self.version - self._issuing.max_staleness
+        stale = [each for each in self._issued.values() if each.version < oldest]
+        self.retire(stale)
+        for queue, ready in list(self._ready.items()):
+            self._ready[queue] = deque(each for each in ready if not each.retired)
+        return len(stale)
+
+    def watch(self, task: "asyncio.Task[None]") -> None:
+        """What ends this task is raised to whoever waits for a prompt, as what ends a pass is."""
+        task.add_done_callback(self._pass_ended)
+
+    async def close(self) -> None:
+        """End the passes; the ledger stays as it is, for a checkpoint."""
+        passes = list(self._passes)
+        for task in passes:
+            task.cancel()
+        await asyncio.gather(*passes, return_exceptions=True)
+
+    def state(self) -> list[dict[str, Any]]:
+        """The prompts in flight in the order in which they were issued, as JSON."""
+        return [
+            {"prompt": each.task.prompt.id, "epoch": each.task.epoch, "due": each.due, "version": each.version}
+            for each in self._issued.values()
+        ]
+
+    def scored(self) -> list[Scored]:
+        """Every trajectory in flight whose reward is in."""
+        return [row for each in self._issued.values() for row in each.group()]
+
+    def restore(self, version: int, state: Sequence[dict[str, Any]], scored: Iterable[Scored]) -> None:
+        """Take up what `state` and `scored` returned. Rewards of trajectories that will be too old are not kept."""
+        self.version = version
+        rows: dict[Key, list[Scored]] = defaultdict(list)
+        for row in scored:
+            rows[row.trajectory.id.prompt, row.trajectory.id.epoch].append(row)
+        issuing = self._issuing
+        for saved in state:
+            prompt = self.order.prompt(saved["prompt"])
+            (task,) = tasks_for([(prompt, saved["epoch"])], issuing.samples_per_prompt, issuing.seed)
+            each = Issued(task, next(self._numbers), saved["due"], saved["version"])
+            self._issued[each.key] = each
+            used_with = version if issuing.drop else saved["due"] - 1
+            if used_with - saved["version"] <= issuing.max_staleness:
+                each.restore(rows[each.key], issuing.keep_partial)
+            if each.ready:
+                self._ready[self._queue(each.due)].append(each)
+            else:
+                self._resting.append(each)
+
+    def _queue(self, due: int) -> int:
+        return 0 if self._issuing.drop else due
+
+    def _reissue(self) -> None:
+        resting, self._resting = self._resting, []
+        for due in sorted({each.due for each in resting}):
+            self._send([each for each in resting if each.due == due])
+
+    def _send(self, members: list[Issued]) -> None:
+        if not members:
+            return
+        self._num_unsampled += len(members)
+        begin, self._last_sampled = self._last_sampled, asyncio.Event()
+        notes = Notes(self._note_sampled, self._note_ready, lambda: self.version)
+        work = carry(
+            members,
+            self._agent,
+            self._reward,
+            self._issuing.sampling,
+            notes,
+            begin if self._issuing.in_turn else None,
+            self._last_sampled,
+        )
+        task = asyncio.create_task(work, name=f"prompts due at step {members[0].due}")
+        self._passes.add(task)
+        task.add_done_callback(self._pass_ended)
+
+    def _pass_ended(self, task: "asyncio.Task[None]") -> None:
+        self._passes.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
+            self._failure = error
+        self._changed.set()
+
+    def _note_sampled(self, issued: Issued) -> None:
+        issued.sampled = True
+        self._num_unsampled -= 1
+        self._changed.set()
+
+    def _note_ready(self, issued: Issued) -> None:
+        issued.ready, issued.ready_at = True, asyncio.get_running_loop().time()
+        if not issued.retired:
+            self._ready[self._queue(issued.due)].append(issued)
+            self._changed.set()
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        """Wait for it; what ended a pass is raised. The deadlines are those of agent loop and reward manager."""
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            if holds():
+                return
+            self._changed.clear()
+            await self._changed.wait()

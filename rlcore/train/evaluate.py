@@ -1,0 +1,124 @@
+"""Held-out prompts, sampled and scored with the weights as they are; nothing of training is touched."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlcore.config import RunConfig
+from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.reward_manager import RewardManager
+from rlcore.train.collector import Group, collect
+from rlcore.train.tasks import evaluation_sampling, tasks_for
+from rlcore.types import Lane, Metrics, Prompt, RewardStatus, Scored
+
+
+class HasConfig(Protocol):
+    """What is needed of a `RunPlan`."""
+
+    @property
+    def config(self) -> RunConfig: ...
+
+
+class EvaluatedRun(Protocol):
+    """What is needed of a `Run`."""
+
+    @property
+    def plan(self) -> HasConfig: ...
+
+    @property
+    def agent(self) -> AgentLoop: ...
+
+    @property
+    def reward(self) -> RewardManager: ...
+
+
+@dataclass(frozen=True, eq=False)
+class EvalResult:
+    """An evaluation."""
+
+    metrics: Metrics
+    rows: tuple[Scored, ...]
+    """Every trajectory with its reward, failed ones too, in canonical order."""
+
+
+async def evaluate(run: EvaluatedRun, prompts: Mapping[str, Sequence[Prompt]], seed: int) -> EvalResult:
+    """Sample each prompt `eval.samples_per_prompt` times and score the samples; `source_metrics` says what is reported.
+
+    Prompts are issued under ids of their own ('eval/...'): names in `data.sources` and `eval.sources` may be the same.
+    A sample's seed follows from `seed` and its prompt's id, so that evaluations differ by the weights alone.
+    """
+    config = run.plan.config
+    issued = [(dataclasses.replace(prompt, id=f"eval/{prompt.id}"), 0) for each in prompts.values() for prompt in each]
+    tasks = tasks_for(issued, config.eval.samples_per_prompt, seed)
+    groups, _ = await collect(run.agent, run.reward, tasks, evaluation_sampling(config.eval, config.rollout), Lane.EVAL)
+    metrics: Metrics = {}
+    begin = 0
+    for source, each in prompts.items():
+        mine, begin = groups[begin : begin + len(each)], begin + len(each)
+        found = source_metrics(mine, config.eval.samples_per_prompt, config.eval.pass_threshold)
+        metrics |= {f"eval/{source}/{name}": value for name, value in found.items()}
+    return EvalResult(metrics, tuple(scored for group in groups for scored in group))
+
+
+def source_metrics(groups: Sequence[Group], k: int, pass_threshold: float) -> Metrics:
+    """The metrics of one source; a group holds the rows of a prompt's `k` samples, those of a sample side by side.
+
+    * `num`: prompts; `failed`: samples without a usable reward, which count nowhere else but in `length_mean`.
+    * `mean`: mean score over the samples.
+    * `pass@j` for j = 1, 2, 4 .. and `k`: `pass_at_k`, mean over the prompts with at least j samples. A sample passes
+      when its score is at least `pass_threshold`.
+    * `maj@k`, where every sample's reward has info['answer']: share of the prompts whose most frequent answer passes.
+    * `length_mean`: sampled tokens of a sample, its parts together.
+
+    A metric over nothing is left out.
+    """
+    samples = [_samples(group) for group in groups]
+    usable = [[each for each in group if each.reward.status is RewardStatus.OK] for group in samples]
+    scores = [scored.reward.score for group in usable for scored in group]
+    num_samples = sum(map(len, samples))
+    num_tokens = sum(scored.trajectory.num_sampled for group in groups for scored in group)
+    metrics: Metrics = {"num": float(len(groups)), "failed": float(num_samples - len(scores))}
+    if num_samples:
+        metrics["length_mean"] = num_tokens / num_samples
+    if scores:
+        metrics["mean"] = math.fsum(scores) / len(scores)
+    passes = [[scored.reward.score >= pass_threshold for scored in group] for group in usable]
+    for j in sorted({2**power for power in range(k.bit_length())} | {k}):
+        estimates = [pass_at_k(len(group), sum(group), j) for group in passes if len(group) >= j]
+        if estimates:
+            metrics[f"pass@{j}"] = math.fsum(estimates) / len(estimates)
+    if scores and all("answer" in scored.reward.info for group in usable for scored in group):
+        answers = [[scored.reward.info["answer"] for scored in group] for group in usable]
+        won = [passed[majority(given)] for given, passed in zip(answers, passes, strict=True) if given]
+        metrics[f"maj@{k}"] = sum(won) / len(won)
+    return metrics
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The unbiased estimate that at least one of `k` samples passes, from `c` that passed of `n` >= k.
+
+    1 - binomial(n - c, k) / binomial(n, k), arXiv 2107.03374, equation 1.
+    """
+    if not 0 <= c <= n or not 1 <= k <= n:
+        raise ValueError(f"pass_at_k needs 0 <= c <= n and 1 <= k <= n, found n={n}, c={c}, k={k}")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def majority(answers: Sequence[Any]) -> int:
+    """The index at which the most frequent answer is first seen; of equally frequent ones, the first seen.
+
+    Answers need `==` only.
+    """
+    if not answers:
+        raise ValueError("majority needs at least one answer")
+    return max(range(len(answers)), key=lambda index: (sum(other == answers[index] for other in answers), -index))
+
+
+def _samples(group: Group) -> list[Scored]:
+    """One row of each sample: all its parts have the sample's reward."""
+    first: dict[int, Scored] = {}
+    for scored in group:
+        first.setdefault(scored.trajectory.id.sample, scored)
+    return list(first.values())

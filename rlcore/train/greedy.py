@@ -1,0 +1,52 @@
+"""Greedy baselines: one more sample of each prompt, decoded greedily, for estimators (ReMax) that compare with it.
+
+It is sampled and scored like any other and is not trained on. Its epoch is below 0, which no training sample's is, so
+that nothing that matches by id can take one for the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlcore.contracts.agents import RolloutTask
+from rlcore.reward.policy import apply_failures
+from rlcore.runtime.launch import Run
+from rlcore.train.collector import Group, collect
+from rlcore.train.tasks import training_sampling
+from rlcore.types import Lane, Metrics
+
+
+async def with_greedy_baselines(
+    run: Run, tasks: Sequence[RolloutTask], groups: Sequence[Group], metrics: Metrics
+) -> list[Group]:
+    """The groups with the score of a greedy sample of their prompt as `Scored.baseline`.
+
+    A group whose greedy sample failed is dropped: it has nothing to compare with. Rewards that failed follow the same
+    policies and the same error budget as any. Adds to `metrics`: reward/greedy_mean, data/greedy_failed and the time.
+    """
+    config = run.plan.config
+    wanted = {_prompt_of(group) for group in groups}
+    asked = [replace(task, epoch=-1 - task.epoch, n=1) for task in tasks if (task.prompt.id, task.epoch) in wanted]
+    sampling = replace(training_sampling(config.rollout), temperature=0.0)
+    answered, timeline = await collect(run.agent, run.reward, asked, sampling, Lane.TRAIN)
+    kept, _ = apply_failures(answered, config.reward)
+    scores = {_greedy_of(group): group[0].reward.score for group in kept}
+    metrics["data/greedy_failed"] = metrics.get("data/greedy_failed", 0.0) + len(asked) - len(scores)
+    metrics["time/generate_s"] = metrics.get("time/generate_s", 0.0) + timeline.generated_s
+    if scores:
+        metrics["reward/greedy_mean"] = sum(scores.values()) / len(scores)
+    return [
+        [replace(scored, baseline=scores[_prompt_of(group)]) for scored in group]
+        for group in groups
+        if _prompt_of(group) in scores
+    ]
+
+
+def _prompt_of(group: Group) -> tuple[str, int]:
+    row = group[0].trajectory.id
+    return row.prompt, row.epoch
+
+
+def _greedy_of(group: Group) -> tuple[str, int]:
+    """The prompt and epoch of the group that a greedy sample is the baseline of."""
+    row = group[0].trajectory.id
+    return row.prompt, -1 - row.epoch

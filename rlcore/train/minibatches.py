@@ -1,0 +1,66 @@
+"""Mini-batches of a step, and what is said of its rows."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+import numpy as np
+
+from rlcore.algo.step import weigh
+from rlcore.data.batch import minibatches
+from rlcore.runtime.launch import Run
+from rlcore.types import Batch, Finish, Metrics, Scored
+
+
+async def one_ahead(items: AsyncGenerator[Batch, None]) -> AsyncGenerator[Batch, None]:
+    """The items; while one is used, the next is made."""
+    following = asyncio.create_task(anext(items, None))
+    try:
+        while (item := await following) is not None:
+            following = asyncio.create_task(anext(items, None))
+            yield item
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await items.aclose()
+
+
+def epoch_minibatches(run: Run, batch: Batch, step: int, epoch: int) -> list[Batch]:
+    """The mini-batches of one pass over the batch, weighed; their order depends on (run seed, step, epoch) alone."""
+    config = run.plan.config
+    order = np.random.default_rng((config.train.seed, step, epoch))
+    parts = minibatches(batch, config.actor.minibatch_prompts, order)
+    return [weigh(each, config.algo, run.selection) for each in parts]
+
+
+def later_epoch(streamed: Sequence[Batch], seed: int, step: int, epoch: int) -> Iterator[Batch]:
+    """The mini-batches that the first epoch was made of, as they are, in an order of the epoch's own."""
+    for index in np.random.default_rng((seed, step, epoch)).permutation(len(streamed)):
+        yield streamed[index]
+
+
+def row_advantages(batch: Batch) -> list[float]:
+    """One advantage a row: the estimator's, or the mean over the row's sampled tokens if it gives one a token."""
+    if batch.advantages_B is not None:
+        advantages_B = batch.advantages_B
+    elif batch.advantages is not None:
+        sums_B = (batch.advantages.get() * batch.tokens.get().loss_mask_BT).sum(axis=1)
+        advantages_B = sums_B / np.maximum(batch.num_sampled_B, 1)
+    else:
+        return [0.0] * len(batch)
+    found: list[float] = advantages_B.tolist()
+    return found
+
+
+def completion_metrics(scored: Sequence[Scored]) -> Metrics:
+    """Lengths, in sampled tokens, and how many completions were cut off by the token budget."""
+    if not scored:
+        return {}
+    lengths = [each.trajectory.num_sampled for each in scored]
+    cut = [each.trajectory.finish is Finish.LENGTH for each in scored]
+    return {
+        "completion/length_mean": sum(lengths) / len(lengths),
+        "completion/length_max": float(max(lengths)),
+        "completion/length_min": float(min(lengths)),
+        "completion/clipped_frac": sum(cut) / len(cut),
+        "data/num_tokens": float(sum(len(each.trajectory.token_ids) for each in scored)),
+    }

@@ -1,0 +1,138 @@
+"""What the update needs of each trajectory beside its reward: log-probs of the reference and of pi_old, values.
+
+They need no reward, so they are computed while rewards are pending, with the weights as they are before the first
+update of the step; and they are kept by trajectory, so that it does not matter which rows become which mini-batch.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from rlcore.checks.arrays import check_tokens, per_token
+from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.reference import ReferenceWorker
+from rlcore.contracts.workers import ReplicaHandle
+from rlcore.data.batch import collate, rescored
+from rlcore.errors import WorkerError
+from rlcore.plan import OldLogprobs
+from rlcore.runtime.launch import Run, owner_of
+from rlcore.train.timing import Timeline
+from rlcore.types import Batch, Float32s, Ref, Reward, Scored, Trajectory, TrajectoryId
+
+
+class RowArrays:
+    """Arrays by trajectory, for one step."""
+
+    def __init__(self, run: Run, timeline: Timeline) -> None:
+        self._run, self._timeline = run, timeline
+        self._old = run.plan.schedule.old_logprobs
+        self._passes: list[_Pass] = []
+        self._where: dict[TrajectoryId, tuple[int, int]] = {}
+        """The pass and the row of each trajectory."""
+
+    async def ensure(self, trajectories: Iterable[Trajectory]) -> None:
+        """Compute what the plan needs for the trajectories that have it not yet, in one pass of each model."""
+        if not self._run.plan.schedule.passes:
+            return
+        trajectories = list(trajectories)
+        rows = [each.id for each in trajectories]
+        if any(each.rows == rows for each in self._passes):
+            return
+        groups: dict[tuple[str, int], list[Scored]] = {}
+        unknown = Reward(0.0)
+        for each in trajectories:
+            if not self._where or each.id not in self._where:
+                groups.setdefault((each.id.prompt, each.id.epoch), []).append(Scored(each, unknown))
+        if not groups:
+            return
+        rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
+        batch = self._collate(rows, list(groups.values()))
+        self._where |= {row: (len(self._passes), index) for index, row in enumerate(rows)}
+        self._passes.append(begun := _Pass(rows, batch))  # known before anything is awaited: rewards may be in already
+        with self._timeline.passing():
+            begun.found = await self._pass(batch)
+
+    def collated(self, groups: Sequence[Sequence[Scored]]) -> tuple[list[TrajectoryId], Batch]:
+        """The rows of the groups, which stand by sample and part, and their batch.
+
+        A pass may have collated them, also one that is under way.
+        """
+        rows = [row.trajectory.id for group in groups for row in group]
+        for each in self._passes:
+            if each.rows == rows:
+                return rows, rescored(each.batch, groups)
+        return rows, self._collate(rows, groups)
+
+    def _collate(self, rows: Sequence[TrajectoryId], groups: Sequence[Sequence[Scored]]) -> Batch:
+        """The groups, whose trajectories are `rows`, as a batch whose tokens can be trained on."""
+        batch = collate(groups, self._run.tokens.pad_id)
+        if rows:
+            agent = owner_of(self._run.plan.components["agent"])
+            check_tokens(f"{agent}: rollout()", batch, rows, self._run.vocabulary)
+        return batch
+
+    async def _pass(self, batch: Batch) -> dict[str, Float32s]:
+        run, found = self._run, dict[str, Float32s]()
+        if run.reference is not None:
+            found["reference_logprobs"] = await _logprobs(run.reference.replicas[0], ReferenceWorker.logprobs, batch)
+        if self._old is OldLogprobs.PASS:
+            found["old_logprobs"] = await _logprobs(run.actor.replicas[0], ActorWorker.logprobs, batch)
+        if (values := await run.critic.values(batch)) is not None:
+            found["values"] = values.get()
+        return found
+
+    def attach(self, batch: Batch, rows: Sequence[TrajectoryId]) -> Batch:
+        """The batch, whose rows are `rows`, with its arrays; 0 at padding."""
+        if self._old is OldLogprobs.SAMPLED:
+            batch = replace(batch, old_logprobs=Ref(batch.tokens.get().rollout_logprobs_BT))
+        if not self._passes or not rows:
+            return batch
+        for each in self._passes:
+            if each.rows == rows:
+                for name, values_BT in each.found.items():
+                    read_only_BT = np.asarray(values_BT, dtype=np.float32).view()
+                    read_only_BT.flags.writeable = False
+                    batch = _FILL[name](batch, Ref(read_only_BT))
+                return batch
+        where_B2 = np.array([self._where[each] for each in rows])
+        shape = batch.tokens.get().token_ids_BT.shape
+        for name in self._passes[0].found:
+            values_BT = np.zeros(shape, dtype=np.float32)
+            for number, each in enumerate(self._passes):
+                mine, known_BT = np.flatnonzero(where_B2[:, 0] == number), each.found[name]
+                length = min(shape[1], known_BT.shape[1])
+                values_BT[mine, :length] = known_BT[where_B2[mine, 1], :length]
+            values_BT.flags.writeable = False
+            batch = _FILL[name](batch, Ref(values_BT))
+        return batch
+
+
+async def _logprobs(replica: ReplicaHandle[Any], method: Callable[..., Any], batch: Batch) -> Float32s:
+    """(B, T) of one model."""
+    found = await replica.call(method, batch)
+    return per_token(f"{replica.name}.{method.__name__}()", found, batch, WorkerError, "log-probs")
+
+
+@dataclass
+class _Pass:
+    """A pass over some of the step's trajectories."""
+
+    rows: list[TrajectoryId]
+    batch: Batch
+    """What they were collated to."""
+    found: dict[str, Float32s] = field(default_factory=dict)
+    """By field, (B, T); empty until it has ended."""
+
+
+_FILL: dict[str, Callable[[Batch, Ref[Float32s]], Batch]] = {
+    "reference_logprobs": lambda batch, value: replace(batch, reference_logprobs=value),
+    "old_logprobs": lambda batch, value: replace(batch, old_logprobs=value),
+    "values": lambda batch, value: replace(batch, values=value),
+}
+"""By the name of the field of a `Batch`."""
+
+
+def _place(scored: Scored) -> tuple[int, int]:
+    return scored.trajectory.id.sample, scored.trajectory.id.part

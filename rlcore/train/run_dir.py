@@ -1,0 +1,131 @@
+"""The directory of a run: chosen, refused when in use, locked while the run goes on."""
+
+import fcntl
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rlcore.config import LoadedConfig
+from rlcore.config.names import run_directory
+from rlcore.errors import ConfigError, describe, nearest
+from rlcore.plan import RunPlan, plan_to_json
+from rlcore.redaction import DisplayFormatter
+from rlcore.report.files import write_atomically
+from rlcore.report.metrics import METRICS, TRAJECTORIES
+
+LOCK = ".lock"
+"""Every start makes it before it writes anything else."""
+LOG = "log.txt"
+WRITTEN = (LOCK, LOG, METRICS, "config.yaml", "plan.json", "rewards.json", "reward_calls.jsonl")
+"""Files that a run writes; what is behind a link would be overwritten."""
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
+    """Where the run lives: `train.dir`/`train.name`, or a name made of the configuration's stem and the UTC time.
+
+    With `resume` and no name, the newest run of that stem; ConfigError when there is none. The path is absolute, for
+    workers do not always share this process's working directory.
+    """
+    train, now = loaded.config.train, datetime.now(UTC)
+    fresh = run_directory(train, loaded.files, now).absolute()
+    if train.name or not resume:
+        return fresh
+    stem = fresh.name.removesuffix(f"{now:-%Y%m%d-%H%M%S}")
+    runs = sorted(path.parent for path in fresh.parent.glob(f"{stem}-[0-9]*-[0-9]*/config.yaml"))
+    if not runs:
+        raise ConfigError(
+            f"--resume: no run '{stem}-*' is in '{train.dir}'; name the run with train.name=..., or train anew"
+        )
+    return runs[-1]
+
+
+def open_directory(directory: Path, resume: bool) -> Path:
+    """The directory, made if it is new; ConfigError when it holds a run already, or with `resume` does not exist.
+
+    A start that failed before anything came of it holds no run: it may be made again under the same name, and what it
+    wrote (configuration, plan, copies of reward files) is replaced. A config.yaml that no start wrote is the user's.
+    """
+    others = (directory / "config.yaml").exists() and not (directory / LOCK).exists()
+    if not resume and (others or has_results(directory)):
+        raise ConfigError(
+            f"train.name: the run directory '{directory}' is in use; choose another name, or continue it with --resume"
+        )
+    if resume and not directory.is_dir():
+        found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
+        raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in WRITTEN:
+        if (directory / name).is_symlink():
+            raise ConfigError(
+                f"train.name: '{directory / name}' is a symbolic link, and a run writes into its directory only; "
+                "remove it or choose another name"
+            )
+    return directory
+
+
+def has_results(directory: Path) -> bool:
+    """Whether a run left there what another start would have to make anew: metrics, trajectories, checkpoints."""
+    records = directory / METRICS
+    kept = [path for name in (TRAJECTORIES, "checkpoints") for path in (directory / name).glob("*")]
+    return bool(kept) or (records.exists() and records.stat().st_size > 0)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the run directory: a second process on it gets a ConfigError. The kernel lets go when the holder dies."""
+    with (directory / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            raise ConfigError(
+                f"train.name: another process is training in '{directory}'; stop it or choose another name"
+            ) from cause
+        yield
+
+
+@contextmanager
+def logging_to(directory: Path) -> Iterator[None]:
+    """Append the messages of rlcore's loggers to log.txt, as they may be shown."""
+    logger, handler = logging.getLogger("rlcore"), logging.FileHandler(directory / LOG)
+    handler.setFormatter(DisplayFormatter(LOG_FORMAT))
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+def write_plan(directory: Path, plan: RunPlan) -> None:
+    """Save config.yaml and plan.json."""
+    text = json.dumps(plan_to_json(plan), indent=1) + "\n"
+    write_atomically(directory / "config.yaml", plan.loaded.yaml.encode())
+    write_atomically(directory / "plan.json", text.encode())
+
+
+def plan_changes(directory: Path, plan: RunPlan) -> list[str]:
+    """What differs from the plan saved in `directory`, a run's or a checkpoint's, one line a value."""
+    earlier = directory / "plan.json"
+    if not earlier.exists():
+        return []
+    try:
+        before = json.loads(earlier.read_bytes())
+    except (ValueError, RecursionError) as cause:  # it is for people, so a resume does not depend on it
+        return [f"'{earlier}' cannot be read ({describe(cause)}), so what changed is not known"]
+    return list(differences(before, json.loads(json.dumps(plan_to_json(plan)))))
+
+
+def differences(before: object, now: object, path: str = "") -> Iterator[str]:
+    """Each leaf that differs between two JSON values, as 'path: before -> now'."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            yield from differences(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+    elif before != now:
+        yield f"{path}: {json.dumps(before)} -> {json.dumps(now)}"

@@ -1,0 +1,243 @@
+"""A step's share of what is in flight: sampled, prepared while rewards are pending, and handed out as mini-batches.
+
+The four schedules differ here and in `Flight.refill` only: how far ahead prompts are issued, and whether mini-batches
+are cut from a whole step in canonical order or formed of the groups whose rewards are in first.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import replace
+
+from rlcore.algo.importance import sampler_differs
+from rlcore.algo.kl import FixedKl
+from rlcore.algo.reward_shaping import rewards_all_equal
+from rlcore.algo.step import weigh, with_advantages
+from rlcore.contracts.offers import Need
+from rlcore.errors import WorkerError
+from rlcore.report.metrics import average, trajectory_lines
+from rlcore.reward.metrics import reward_metrics
+from rlcore.reward.policy import Budget, apply_failures, apply_policies
+from rlcore.runtime.launch import Run
+from rlcore.train.buffer import Flight
+from rlcore.train.collector import Group
+from rlcore.train.greedy import with_greedy_baselines
+from rlcore.train.minibatches import completion_metrics, epoch_minibatches, later_epoch, one_ahead, row_advantages
+from rlcore.train.passes import RowArrays
+from rlcore.train.pending import Issued
+from rlcore.train.timing import Timeline, length_correlation
+from rlcore.train.versions import sampled_with
+from rlcore.types import Batch, Lane, Metrics, Ref, Scored, TrajectoryId
+
+
+class StepWork:
+    """The work of one step, from the prompts that it needs to the mini-batches that it trains on."""
+
+    def __init__(self, run: Run, flight: Flight, kl: FixedKl, step: int, last_step: int) -> None:
+        """Issue what the schedule allows at the beginning of `step`, which will publish the version of that number."""
+        self._run, self._flight, self._kl, self._step = run, flight, kl, step
+        self._config, self._schedule = run.plan.config, run.plan.schedule
+        self.timeline = Timeline()
+        self._members = flight.refill(step, last_step)
+        self._arrays = RowArrays(run, self.timeline)
+        self.taken: list[Issued] = []
+        """Prompts that this step uses up, whatever becomes of them."""
+        self.everything: list[Scored] = []
+        """Every scored trajectory of theirs, also failed and replaced ones, in the order in which prompts were issued;
+        empty until all are scored."""
+        self.advantages: dict[TrajectoryId, float] = {}
+        """Of the rows that are trained on."""
+        self._preparing: asyncio.Task[None] | None = None
+        self._writing: asyncio.Task[bytes] | None = None
+        self._ended = False
+        self._metrics: Metrics = {}
+        self._measured: Metrics | None = None
+        self._prepared: list[Metrics] = []
+        self._trained: list[tuple[int, Scored]] = []
+        """Rows with the index of their mini-batch in the first epoch; 0 where mini-batches are not streamed."""
+
+    async def sampled(self) -> None:
+        """Wait until nothing is sampled any more that no update may overlap."""
+        await self._flight.sampled(None if self._schedule.sample_before_update else self._members)
+        self.timeline.sample_end()
+
+    def prepare(self) -> None:
+        """Begin the forward passes that need no reward; they go on while rewards are pending.
+
+        Not under dynamic sampling, where most of what is replaced would be computed for nothing, nor where servers
+        that rewards are pending at would have to sleep for it.
+        """
+        if not self._config.algo.dynamic_sampling and not self._run.turns.shared:
+            rows = [row for each in self._members for row in each.trajectories.values()]
+            self._preparing = asyncio.create_task(self._arrays.ensure(rows), name="forward passes")
+            self._flight.watch(self._preparing)
+
+    async def aclose(self) -> None:
+        """End what was begun, and give shared devices back to the servers, however the step ended."""
+        try:
+            begun = [each for each in (self._preparing, None if self._ended else self._writing) if each is not None]
+            for each in begun:
+                each.cancel()
+            await asyncio.gather(*begun, return_exceptions=True)
+        finally:
+            await self._run.turns.serve()
+
+    def minibatches(self) -> AsyncGenerator[Batch, None]:
+        """Every mini-batch of every epoch, weighed: as soon as it may be trained on."""
+        return one_ahead(self._minibatches())
+
+    async def _minibatches(self) -> AsyncGenerator[Batch, None]:
+        config, number = self._config, self._step - 1
+        if not self._schedule.stream:
+            groups = await self._all_groups()
+            await self._run.turns.train()
+            batch = await self._finish(groups, 0)
+            for epoch in range(config.actor.epochs):
+                for minibatch in epoch_minibatches(self._run, batch, number, epoch):
+                    yield minibatch
+                    self._settle()
+            return
+        streamed: list[Batch] = []
+        async for groups in self._first_ready():
+            batch = await self._finish(groups, len(streamed))
+            streamed.append(weigh(batch, config.algo, self._run.selection))
+            yield streamed[-1]
+        self._settle()
+        for epoch in range(1, config.actor.epochs):
+            for minibatch in later_epoch(streamed, config.train.seed, number, epoch):
+                yield minibatch
+
+    def lines(self) -> "asyncio.Task[bytes]":
+        """`rlcore.report.metrics.trajectory_lines` of everything, when rewards and advantages are known."""
+        if self._writing is None:
+            rows = [(scored, self.advantages.get(scored.trajectory.id)) for scored in self.everything]
+            writing = asyncio.to_thread(trajectory_lines, rows, Lane.TRAIN)
+            self._writing = asyncio.create_task(writing, name=f"lines of step {self._step}")
+        return self._writing
+
+    def end(self) -> Metrics:
+        """The step has been taken: what was sampled, and how the schedule did."""
+        self._ended = True
+        self.timeline.end()
+        self._measure()
+        schedule = self.timeline.metrics(self.taken, self._schedule.stream, self._config.actor.minibatch_prompts)
+        return self._metrics | (self._measured or {}) | average(self._prepared) | schedule
+
+    def _settle(self) -> None:
+        """Everything is sampled and scored: do what can be done while the device is busy with an update."""
+        if self._measured is None:
+            self._measure()
+            self.lines()
+            self._flight.tidy()
+
+    def _measure(self) -> None:
+        if self._measured is None:
+            issued = sorted(self.taken, key=lambda each: each.number)
+            everything = self.everything = [row for each in issued for row in each.group()]
+            self._measured = reward_metrics(everything) | completion_metrics(everything) | self._staleness()
+
+    def _num_prompts(self) -> int:
+        """How many prompts the step uses up, replaced ones left out."""
+        return len(self._members) or self._config.train.prompts_per_step
+
+    async def _all_groups(self) -> list[Group]:
+        """The groups of the step, in the order in which they were issued.
+
+        With `algo.dynamic_sampling`, groups whose rewards are all equal are replaced by groups of further prompts of
+        the same order, for at most `algo.max_resample_rounds` rounds (arXiv 2503.14476, section 3.2); equal groups fill
+        what is then missing, with advantage 0.
+        """
+        algo, wanted = self._config.algo, self._config.train.prompts_per_step
+        groups, spare = list[Group](), list[Group]()
+        kept = await self._round(self._num_prompts())
+        if not algo.dynamic_sampling:
+            return kept
+        rounds = 0
+        while True:
+            equal = rewards_all_equal(kept)
+            groups += [group for group, same in zip(kept, equal, strict=True) if not same]
+            spare += [group for group, same in zip(kept, equal, strict=True) if same]
+            if len(groups) >= wanted or rounds >= algo.max_resample_rounds:
+                break
+            rounds += 1
+            self._flight.issue(wanted - len(groups), self._step)
+            kept = await self._round(wanted - len(groups))
+        self._metrics |= {"data/resample_rounds": float(rounds), "data/equal_groups": float(len(spare))}
+        return groups[:wanted] + spare[: max(0, wanted - len(groups))]
+
+    async def _round(self, num: int) -> list[Group]:
+        """The groups that the failure policies leave of the next `num` prompts."""
+        taken = sorted([await self._next() for _ in range(num)], key=lambda each: each.number)
+        groups = [each.group() for each in taken]
+        kept, counts = apply_failures(groups, self._config.reward)
+        self._count(counts)
+        if Need.GREEDY_BASELINE in self._run.advantage_algorithm.needs:
+            kept = await with_greedy_baselines(self._run, [each.task for each in taken], kept, self._metrics)
+        return kept
+
+    async def _first_ready(self) -> AsyncIterator[list[Group]]:
+        """The groups of one mini-batch after another, those first whose rewards are in first."""
+        prompts = self._num_prompts()
+        size = self._config.actor.minibatch_prompts or prompts
+        budget = Budget(prompts * self._config.rollout.samples_per_prompt, self._config.reward)
+        waiting: list[tuple[int, Group]] = []
+        for left in reversed(range(prompts)):
+            issued = await self._next()
+            group = issued.group()
+            budget.spend(group)
+            kept, counts = apply_policies([group], self._config.reward)
+            self._count(counts)
+            waiting += [(issued.number, each) for each in kept]
+            if waiting and (len(waiting) == size or not left):
+                yield [each for _, each in sorted(waiting, key=lambda pair: pair[0])]
+                waiting.clear()
+
+    async def _next(self) -> Issued:
+        """The next prompt that is ready; refuses one that was sampled with weights that are too old."""
+        with self.timeline.waiting():
+            issued = await self._flight.next_ready(self._step)
+        self.taken.append(issued)
+        for row in issued.trajectories.values():
+            staleness = self._staleness_of(row.versions)
+            if staleness > self._schedule.max_staleness:
+                raise WorkerError(
+                    f"rollout: trajectory {row.id} was sampled with version {self._step - 1 - staleness} of the "
+                    f"weights, the step begins with version {self._step - 1}; schedule.max_staleness="
+                    f"{self._schedule.max_staleness} allows no more; were the new weights handed over?"
+                )
+        return issued
+
+    async def _finish(self, groups: Sequence[Group], index: int) -> Batch:
+        """The groups, of mini-batch `index`, as a batch with everything that the update needs but weights."""
+        run, config = self._run, self._config
+        rows = [row for group in groups for row in group]
+        ids, batch = self._arrays.collated(groups)  # while the passes that were begun go on
+        if self._preparing is not None:
+            await self._preparing
+        await self._arrays.ensure([row.trajectory for row in rows])
+        batch = self._arrays.attach(batch, ids)
+        if self._schedule.max_staleness and sampler_differs(config):
+            batch = replace(batch, same_weights=Ref(sampled_with([row.trajectory for row in rows], self._step - 1)))
+        per_token, max_tokens = run.advantage_algorithm.per_token, config.rollout.max_tokens
+        batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl)
+        self.advantages |= zip(ids, row_advantages(batch), strict=True)
+        self._prepared.append(metrics)
+        self._trained += [(index, row) for row in rows]
+        return batch
+
+    def _count(self, counts: Metrics) -> None:
+        for name, value in counts.items():
+            self._metrics[name] = self._metrics.get(name, 0.0) + value
+
+    def _staleness_of(self, versions: Sequence[tuple[int, int]]) -> int:
+        """Versions between the weights that the step begins with and the oldest that sampled a token."""
+        oldest = versions[0][1] if len(versions) == 1 else min([of for _, of in versions], default=self._step - 1)
+        return self._step - 1 - oldest
+
+    def _staleness(self) -> Metrics:
+        stale = [self._staleness_of(row.trajectory.versions) for _, row in self._trained] or [0]
+        metrics = {"schedule/staleness_mean": sum(stale) / len(stale), "schedule/staleness_max": float(max(stale))}
+        if self._schedule.stream:
+            indices = [index for index, _ in self._trained]
+            lengths = [row.trajectory.num_sampled for _, row in self._trained]
+            metrics["schedule/length_correlation"] = length_correlation(indices, lengths)
+        return metrics

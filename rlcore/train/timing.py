@@ -1,0 +1,125 @@
+"""When things happened in a step, and what that says of the schedule."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlcore.train.oracle import StepTimes, step_ideal_s
+from rlcore.train.pending import Issued
+from rlcore.types import Metrics
+
+Span = tuple[float, float]
+"""From when to when."""
+
+
+def now() -> float:
+    """The running loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+@dataclass
+class Timeline:
+    """The phases of one step, on the loop's clock."""
+
+    began: float = field(default_factory=now)
+    sampled_at: float = 0.0
+    """The sampling that must come before the first update had ended."""
+    first_update_at: float = 0.0
+    ended_at: float = 0.0
+    _waits: list[Span] = field(default_factory=list)
+    _passes: list[Span] = field(default_factory=list)
+    _updates: list[Span] = field(default_factory=list)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Rewards are waited for."""
+        begin = now()
+        yield
+        self._waits.append((begin, now()))
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Forward passes go on."""
+        begin = now()
+        yield
+        self._passes.append((begin, now()))
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """An update goes on."""
+        begin = now()
+        if not self._updates:
+            self.first_update_at = begin
+        yield
+        self._updates.append((begin, now()))
+
+    def sample_end(self) -> None:
+        """The sampling that must come before the first update has ended."""
+        self.sampled_at = now()
+
+    def end(self) -> None:
+        """The step has been taken."""
+        self.ended_at = now()
+        self.first_update_at = self.first_update_at or self.ended_at
+
+    def metrics(self, members: Sequence[Issued], stream: bool, minibatch_groups: int) -> Metrics:
+        """Of the ended step that trained on `members`.
+
+        schedule/ideal_s is what the step would have taken had nothing been lost between generation, rewards and
+        updates as they were; schedule/overhead the share by which it took longer. reward/wait_exposed_s is the time in
+        which nothing but rewards was waited for, reward/hidden_frac the share of the time with rewards pending in
+        which something else went on.
+        """
+        step_s, pass_s = self.ended_at - self.began, _union_s(self._passes)
+        busy = [*self._passes, *self._updates]
+        waited_s = _union_s([*busy, *self._waits]) - _union_s(busy)
+        update_s = [end - begin for begin, end in self._updates]
+        times = StepTimes(
+            sampled_s=self.sampled_at - self.began,
+            prepare_s=pass_s,
+            ready_s=[each.ready_at - self.began for each in members],
+            update_s=update_s,
+            minibatch_groups=minibatch_groups,
+            stream=stream,
+        )
+        ideal_s = step_ideal_s(times)
+        pending_s = _union_s([span for each in members for span in _pending(each)])
+        return {
+            "time/generate_s": self.sampled_at - self.began,
+            "time/passes_s": pass_s,
+            "time/updates_s": sum(update_s),
+            "time/sample_s": self.first_update_at - self.began,
+            "time/update_s": self.ended_at - self.first_update_at,
+            "time/step_s": step_s,
+            "time/reward_wait_s": waited_s,
+            "schedule/ideal_s": ideal_s,
+            "schedule/overhead": step_s / ideal_s - 1.0 if ideal_s > 0 else 0.0,
+            "reward/wait_exposed_s": waited_s,
+            "reward/hidden_frac": max(0.0, 1.0 - waited_s / pending_s) if pending_s > 0 else 1.0,
+        }
+
+
+def length_correlation(minibatch: Sequence[int], lengths: Sequence[int]) -> float:
+    """Of the index of a row's mini-batch with its length: above 0, short samples are trained on first."""
+    if len(set(minibatch)) < 2 or len(set(lengths)) < 2:
+        return 0.0
+    return float(np.corrcoef(minibatch, lengths)[0, 1])
+
+
+def _pending(issued: Issued) -> list[Span]:
+    """From when to when each sample waited for its reward."""
+    scored, finished = issued.judged.complete, issued.finished.complete
+    return [(finished[sample], end) for sample, end in scored.items() if sample in finished]
+
+
+def _union_s(spans: Sequence[Span]) -> float:
+    """Seconds that lie in at least one of the spans."""
+    total, covered_to = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        if end > covered_to:
+            total += end - (begin if begin > covered_to else covered_to)
+            covered_to = end
+    return total
