@@ -27,14 +27,14 @@ from rlcore.contracts.rollout import RolloutWorker
 from rlcore.types import (
     Batch,
     Completion,
-    Finish,
+    FinishReason,
     Float32s,
     GenerateRequest,
     Lane,
     Metrics,
     Ref,
     Reward,
-    Scored,
+    ScoredTrajectory,
     Trajectory,
     WeightsHandle,
 )
@@ -124,7 +124,7 @@ class TimedRollout(TimedServer, RolloutWorker):
                 sample=sample,
                 token_ids=np.full(NUM_TOKENS, 97, np.int32),
                 logprobs=np.zeros(NUM_TOKENS, np.float32),
-                finish=Finish.LENGTH,
+                finish=FinishReason.LENGTH,
                 version=self._version,
             )
 
@@ -152,8 +152,8 @@ class Judged(RewardManager):
         self._replicas = context.workers(JUDGE).replicas
         self._owed = [0] * len(self._replicas)
 
-    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
-        finished: asyncio.Queue[Scored | None] = asyncio.Queue()
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
+        finished: asyncio.Queue[ScoredTrajectory | None] = asyncio.Queue()
         reading = asyncio.create_task(self._read(stream, finished))
         try:
             while (scored := await finished.get()) is not None:
@@ -163,7 +163,9 @@ class Judged(RewardManager):
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    async def _read(self, stream: AsyncIterator[Trajectory], finished: "asyncio.Queue[Scored | None]") -> None:
+    async def _read(
+        self, stream: AsyncIterator[Trajectory], finished: "asyncio.Queue[ScoredTrajectory | None]"
+    ) -> None:
         try:
             async with asyncio.TaskGroup() as tasks, aclosing(stream) as rows:  # type: ignore[type-var]
                 async for row in rows:
@@ -171,13 +173,13 @@ class Judged(RewardManager):
         finally:
             finished.put_nowait(None)
 
-    async def _judge(self, row: Trajectory, finished: "asyncio.Queue[Scored | None]") -> None:
+    async def _judge(self, row: Trajectory, finished: "asyncio.Queue[ScoredTrajectory | None]") -> None:
         place = min(range(len(self._owed)), key=self._owed.__getitem__)
         self._owed[place] += 1
         request = ScoreRequest(str(row.id), (), FrozenDict({}))
         [raw] = await self._replicas[place].call(RewardReplica.score, [request])
         self._owed[place] -= 1
-        finished.put_nowait(Scored(row, Reward((raw.score or 0.0) + row.id.sample)))
+        finished.put_nowait(ScoredTrajectory(row, Reward((raw.score or 0.0) + row.id.sample)))
 
 
 def requests(config: RunConfig, section: DeviceTimes) -> list[WorkerRequest]:

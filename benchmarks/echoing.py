@@ -52,7 +52,7 @@ class Reader(RolloutWorker):
 
 def handed(handle: WeightsHandle) -> Iterator[Any]:
     """The tensors, from files or from the actor's process."""
-    if handle.kind == "link":
+    if handle.kind == "tcp":
         from rlcore.engines.weight_server import received
 
         yield from (each for _, each in received(handle.path))
@@ -76,5 +76,5 @@ def rlcore_agent_loops() -> Sequence[Component[Any]]:
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(Echo, "echo", Echo),
-        WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=frozenset({"files", "link"})),
+        WorkerClass(RolloutWorker, "reader", Reader, isolated=True, weight_sync=frozenset({"disk", "tcp"})),
     ]

@@ -19,19 +19,19 @@ from rlcore.algo.step import weigh
 from rlcore.contracts.actor import ActorWorker
 from rlcore.data.batch import collate
 from rlcore.report.metrics import read
-from rlcore.runtime.launch import Run
+from rlcore.runtime.launch import Runtime
 from rlcore.train.session import load_data
 from rlcore.train.trainer import Trainer
 from rlcore.types import (
     Batch,
-    Finish,
+    FinishReason,
     GenerateRequest,
     Lane,
     Prompt,
     Ref,
     Reward,
     Sampling,
-    Scored,
+    ScoredTrajectory,
     Trajectory,
     TrajectoryId,
 )
@@ -51,7 +51,7 @@ async def serve(channel: Channel, spec: dict[str, Any]) -> None:
             channel.send(await answer(run, trainer, run_dir, question))
 
 
-async def answer(run: Run, trainer: Trainer, run_dir: Path, question: dict[str, Any]) -> dict[str, Any]:
+async def answer(run: Runtime, trainer: Trainer, run_dir: Path, question: dict[str, Any]) -> dict[str, Any]:
     """One question: step, evaluate, warm, logprobs or gate."""
     match question["do"]:
         case "step":
@@ -89,7 +89,7 @@ async def step(trainer: Trainer, run_dir: Path) -> dict[str, Any]:
     }
 
 
-async def warm(run: Run, trainer: Trainer, question: dict[str, Any]) -> dict[str, Any]:
+async def warm(run: Runtime, trainer: Trainer, question: dict[str, Any]) -> dict[str, Any]:
     """Two tokens for every prompt and one forward pass: what is allocated and compiled once is not timed."""
     sampling = Sampling(max_tokens=2)
     requests = [
@@ -108,9 +108,9 @@ def fixed_span(question: dict[str, Any], row: int) -> slice:
     return slice(start, start + len(question["completion_ids"][row]))
 
 
-def fixed_batch(run: Run, question: dict[str, Any]) -> Batch:
+def fixed_batch(run: Runtime, question: dict[str, Any]) -> Batch:
     """The question's rows as the trainer would have collated and weighed them; groups are runs of equal prompts."""
-    groups: list[list[Scored]] = []
+    groups: list[list[ScoredTrajectory]] = []
     previous = None
     for prompt_ids, completion_ids in zip(question["prompt_ids"], question["completion_ids"], strict=True):
         if prompt_ids != previous:
@@ -127,7 +127,7 @@ def fixed_batch(run: Run, question: dict[str, Any]) -> Batch:
     return weigh(batch, run.plan.config.algo)
 
 
-def fixed_row(group: int, sample: int, prompt_ids: list[int], completion_ids: list[int]) -> Scored:
+def fixed_row(group: int, sample: int, prompt_ids: list[int], completion_ids: list[int]) -> ScoredTrajectory:
     """One row of a fixed batch."""
     token_ids = np.array([*prompt_ids, *completion_ids], dtype=np.int32)
     mask: npt.NDArray[np.bool_] = np.arange(len(token_ids)) >= len(prompt_ids)
@@ -139,10 +139,10 @@ def fixed_row(group: int, sample: int, prompt_ids: list[int], completion_ids: li
         loss_mask=mask,
         logprobs=np.zeros(len(token_ids), dtype=np.float32),
         completion="",
-        finish=Finish.STOP,
+        finish=FinishReason.STOP,
         versions=((len(prompt_ids), 0),),
     )
-    return Scored(trajectory, Reward(0.0))
+    return ScoredTrajectory(trajectory, Reward(0.0))
 
 
 def main() -> None:

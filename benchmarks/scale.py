@@ -39,7 +39,7 @@ import numpy as np
 from rlcore.contracts.hooks import hookimpl
 from rlcore.contracts.offers import WorkerClass
 from rlcore.contracts.rollout import RolloutWorker
-from rlcore.types import Completion, Finish
+from rlcore.types import Completion, FinishReason
 
 
 class Instant(RolloutWorker):
@@ -56,7 +56,7 @@ class Instant(RolloutWorker):
     async def generate(self, requests):
         for request in requests:
             for sample in range(request.n):
-                yield Completion(request.id, sample, self.ids_T, self.logprobs_T, Finish.LENGTH, self.version)
+                yield Completion(request.id, sample, self.ids_T, self.logprobs_T, FinishReason.LENGTH, self.version)
 
 
 @hookimpl

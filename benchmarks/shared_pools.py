@@ -65,7 +65,7 @@ def settings(directory: Path, devices: int, shared: bool, scale: float) -> list[
         "train.max_steps=1000000",
         "train.log_completions_every=0",
         "cluster.train_pool=train",
-        f"cluster.pools.train.union_of=[{'rollout,reward' if shared else 'rollout'}]",
+        f"cluster.pools.train.colocates=[{'rollout,reward' if shared else 'rollout'}]",
         f"plugins.device_times.judges={servers}",
         f"plugins.device_times.train_devices={devices if shared else servers}",
         f"plugins.device_times.generate_s={device_seconds(PUBLISHED['generate'], scale)}",
@@ -100,9 +100,9 @@ def on_slots(directory: Path, shared: bool, prompts: int, steps: int) -> dict[st
     """A real run on two CPUs of Ray."""
     name = f"slots-{'shared' if shared else 'dedicated'}"
     settings = {
-        "actor.ranks": 2 if shared else 1,
+        "actor.data_parallel": 2 if shared else 1,
         "cluster.train_pool": "train",
-        "cluster.pools.train.union_of": f"[{'rollout,reward' if shared else 'rollout'}]",
+        "cluster.pools.train.colocates": f"[{'rollout,reward' if shared else 'rollout'}]",
         "cluster.object_store_gib": 0.2,
         "train.prompts_per_step": prompts,
         "train.max_steps": WARM_STEPS + steps,

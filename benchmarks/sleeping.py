@@ -27,14 +27,14 @@ from rlcore.contracts.rollout import RolloutWorker
 from rlcore.types import (
     Batch,
     Completion,
-    Finish,
+    FinishReason,
     Float32s,
     GenerateRequest,
     Lane,
     Metrics,
     Ref,
     Reward,
-    Scored,
+    ScoredTrajectory,
     Trajectory,
     TrajectoryId,
 )
@@ -149,7 +149,7 @@ class SleepingRollout(RolloutWorker):
                 sample=name[2],
                 token_ids=np.full(NUM_TOKENS, 97, np.int32),
                 logprobs=np.zeros(NUM_TOKENS, np.float32),
-                finish=Finish.LENGTH,
+                finish=FinishReason.LENGTH,
                 version=self._actor.version,
             )
 
@@ -166,12 +166,12 @@ class SleepingRewards(RewardManager):
         self.late_s = 0.0
         """By how much longer than drawn all of them together were served: what kept the loop busy when they ended."""
 
-    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         scored: asyncio.Queue[Trajectory | None] = asyncio.Queue()
         reading = asyncio.create_task(self._read(stream, scored))
         try:
             while (row := await scored.get()) is not None:
-                yield Scored(row, Reward(score(*names_of(row.id))))
+                yield ScoredTrajectory(row, Reward(score(*names_of(row.id))))
             await reading
         finally:
             reading.cancel()
@@ -236,5 +236,5 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(ActorWorker, "sleeping", SleepingActor),
         WorkerClass(ReferenceWorker, "sleeping", SleepingReference),
-        WorkerClass(RolloutWorker, "sleeping", SleepingRollout, inside=ACTOR),
+        WorkerClass(RolloutWorker, "sleeping", SleepingRollout, embedded_in=ACTOR),
     ]

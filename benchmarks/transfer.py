@@ -9,7 +9,7 @@ once at most: its peak of resident memory beyond what it had, in sizes of the ar
 
 Weights, with --model: the hand-over after a step, as a run does it. The embedded rollout samples from the actor's own
 weights; a replica with a copy of its own reads what the actor writes as files into memory (`rollout.weights_dir` in
-/dev/shm), or is sent them by the actor's process (`rollout.weights=link`). Seconds of the whole,
+/dev/shm), or is sent them by the actor's process (`rollout.weight_sync=tcp`). Seconds of the whole,
 those of the replica's reading, and bytes. In one command: `make results-transfer`.
 """
 
@@ -105,7 +105,7 @@ async def weights(backend: str, rollout: str, model: Path, directory: Path, roun
     """Hand-overs from an actor on transformers to its embedded rollout, or to a replica with a copy of its own."""
     replica = rollout != "embedded"
     run_dir, files = directory / f"{backend}-{rollout}", directory / "weights"
-    sent = ["rollout.weights=link"] if rollout == "link" else [f"rollout.weights_dir={files}"]
+    sent = ["rollout.weight_sync=tcp"] if rollout == "link" else [f"rollout.weights_dir={files}"]
     run_dir.mkdir()
     settings = [
         *(each for each in SETTINGS if not each.startswith(("model.", "data.", "actor.", "rollout."))),

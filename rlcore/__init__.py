@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rlcore.config.offers import ConfigSection
     from rlcore.contracts.actor import ACTOR, ActorWorker
     from rlcore.contracts.agents import AgentLoop, RolloutTask
-    from rlcore.contracts.components import BuildContext, Component, RewardPart
+    from rlcore.contracts.components import BuildContext, Component, RewardComponent
     from rlcore.contracts.critic import CriticEngine, CriticWorker
     from rlcore.contracts.hooks import hookimpl
     from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, PoolSpec, RewardFunction, Scope, WorkerClass
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rlcore.types import (
         Batch,
         Completion,
-        Finish,
+        FinishReason,
         FrozenDict,
         GenerateRequest,
         Lane,
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         Reward,
         RewardStatus,
         Sampling,
-        Scored,
+        ScoredTrajectory,
         Trajectory,
         TrajectoryId,
         WeightsHandle,
@@ -72,7 +72,7 @@ _MODULES = {
     "rlcore.config.offers": ("ConfigSection",),
     "rlcore.contracts.actor": ("ACTOR", "ActorWorker"),
     "rlcore.contracts.agents": ("AgentLoop", "RolloutTask"),
-    "rlcore.contracts.components": ("BuildContext", "Component", "RewardPart"),
+    "rlcore.contracts.components": ("BuildContext", "Component", "RewardComponent"),
     "rlcore.contracts.critic": ("CriticEngine", "CriticWorker"),
     "rlcore.contracts.hooks": ("hookimpl",),
     "rlcore.contracts.offers": (
@@ -115,7 +115,7 @@ _MODULES = {
     "rlcore.types": (
         "Batch",
         "Completion",
-        "Finish",
+        "FinishReason",
         "FrozenDict",
         "GenerateRequest",
         "Lane",
@@ -126,7 +126,7 @@ _MODULES = {
         "Reward",
         "RewardStatus",
         "Sampling",
-        "Scored",
+        "ScoredTrajectory",
         "Trajectory",
         "TrajectoryId",
         "WeightsHandle",
@@ -156,7 +156,7 @@ __all__ = [
     "CriticEngine",
     "CriticWorker",
     "EngineConfig",
-    "Finish",
+    "FinishReason",
     "FrozenDict",
     "GenerateRequest",
     "Generator",
@@ -175,10 +175,10 @@ __all__ = [
     "ReplicaEvent",
     "ReplicaHandle",
     "Reward",
+    "RewardComponent",
     "RewardError",
     "RewardFunction",
     "RewardManager",
-    "RewardPart",
     "RewardReplica",
     "RewardStatus",
     "RlcoreError",
@@ -190,7 +190,7 @@ __all__ = [
     "Sampling",
     "Scope",
     "ScoreRequest",
-    "Scored",
+    "ScoredTrajectory",
     "Tokens",
     "TrainEngine",
     "TrainResult",

@@ -13,7 +13,7 @@ from typing import Any
 from rlcore.errors import PluginError, boundary, nearest
 
 
-def resolve(reference: str) -> Callable[..., Any]:
+def import_function(reference: str) -> Callable[..., Any]:
     """The function that 'module:attr' or '/absolute/file.py:attr' names; a file is imported once a process.
 
     PluginError when the reference is malformed, the import fails, or the module has no such function.
@@ -55,7 +55,7 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def load_reference(reference: str) -> Any:
+def import_target(reference: str) -> Any:
     """What 'module:attr' or '/path/file.py:attr' names; attr may have dots.
 
     A file is imported once a process, and its directory becomes importable, after everything else. PluginError when

@@ -79,7 +79,7 @@ class Lane(StrEnum):
     EVAL = "eval"
 
 
-class Finish(StrEnum):
+class FinishReason(StrEnum):
     """Why generation of a trajectory ended."""
 
     STOP = "stop"
@@ -136,13 +136,13 @@ class TrajectoryId:
     """How often this prompt had been issued before."""
     sample: int
     """Index within the group, from 0."""
-    part: int = 0
+    segment: int = 0
     """Index within the sample, from 0: an agent's sample may end as several parts, which are ONE unit for reward,
     group baseline and advantage."""
 
     def unit(self) -> "TrajectoryId":
         """The id of the sample, the same for all its parts."""
-        return self if self.part == 0 else TrajectoryId(self.prompt, self.epoch, self.sample)
+        return self if self.segment == 0 else TrajectoryId(self.prompt, self.epoch, self.sample)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,13 +159,13 @@ class Trajectory(ReadOnlyArrays):
     """(T,) log-probability under the sampling policy softmax(logits / temperature) where loss_mask, else 0."""
     completion: str | tuple[Message, ...]
     """The decoded response: a string, or messages for agents."""
-    finish: Finish
+    finish: FinishReason
     versions: tuple[tuple[int, int], ...]
     """(start position, weights version) of each run of tokens sampled with one version."""
     turns: int = 1
     timing: FrozenDict[str, float] = field(default_factory=FrozenDict)
     """Seconds by phase, such as generate_s."""
-    num_parts: int = 1
+    num_segments: int = 1
     """How many parts the sample has; its reward is asked for when all are in. 0: the end of the stream decides."""
     info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
     """What the agent loop states of the sample, for rewards and the trajectories on disk; plain values that pickle."""
@@ -194,7 +194,7 @@ class Reward(ReadOnlyArrays):
 
     score: float
     """Weighted sum over the functions that had an opinion; 0.0 unless status is OK."""
-    parts: FrozenDict[str, float] = field(default_factory=FrozenDict)
+    components: FrozenDict[str, float] = field(default_factory=FrozenDict)
     """The unweighted score of each function that returned one."""
     status: RewardStatus = RewardStatus.OK
     token_scores: Float32s | None = None
@@ -205,7 +205,7 @@ class Reward(ReadOnlyArrays):
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class ScoredTrajectory:
     """A trajectory with its reward."""
 
     trajectory: Trajectory
@@ -260,7 +260,7 @@ class Batch(ReadOnlyArrays):
     rewards_B: Float32s
     """The reward of the row's sample (each part of a sample repeats it)."""
     truncated_B: Bools | None = None
-    """True where a token budget ended the row (`Finish.LENGTH`)."""
+    """True where a token budget ended the row (`FinishReason.LENGTH`)."""
     token_scores: Ref[Float32s] | None = None
     """(B, T) extra per-token rewards."""
     weights_B: Float32s | None = None
@@ -327,7 +327,7 @@ class Completion(ReadOnlyArrays):
     """(N,) the sampled tokens, the end-of-turn token included."""
     logprobs: Float32s
     """(N,) log-probs under softmax(logits / temperature), divided by the mass kept where top_p, top_k or min_p cut."""
-    finish: Finish
+    finish: FinishReason
     version: int
     """Of the weights that sampled the first token."""
     generate_s: float = 0.0
@@ -343,16 +343,17 @@ class WeightsHandle:
     """Where the actor's weights of one version are, for replicas that hold a copy of their own."""
 
     version: int
-    kind: Literal["directory", "adapter", "link"]
+    kind: Literal["directory", "adapter", "tcp"]
     """directory: a model directory that from_pretrained opens, with safetensors files; adapter: one of peft's, for the
-    model that the replicas began with; link: the actor's process sends them to whoever asks (`backends/link.py`)."""
+    model that the replicas began with; tcp: the actor's process sends them to whoever asks
+    (`engines/weight_server.py`)."""
     path: str
-    """Of the directory; of a link HOST:PORT/SECRET."""
+    """Of the directory; for tcp HOST:PORT/SECRET."""
 
     @property
     def place(self) -> str:
         """As errors name it."""
-        return self.path.rpartition("/")[0] if self.kind == "link" else self.path
+        return self.path.rpartition("/")[0] if self.kind == "tcp" else self.path
 
 
 def frozen_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -13,16 +13,16 @@ from rlcore.algo.offers import OFFERS
 from rlcore.config.presets import PRESETS
 from rlcore.contracts.offers import AlgorithmKind, Need, Scope
 from rlcore.errors import PluginError
-from rlcore.imports import resolve
+from rlcore.imports import import_function
 
 
 def test_every_offer_resolves_to_the_function_of_its_name() -> None:
     assert len({(offer.kind, offer.name) for offer in OFFERS}) == len(OFFERS)
     for offer in OFFERS:
-        assert resolve(offer.reference).__name__ == offer.name
+        assert import_function(offer.target).__name__ == offer.name
         if offer.selection:
-            assert resolve(offer.selection).__name__ == f"select_{offer.name}"
-    assert resolve("rlcore.algo.advantage:grpo") is grpo
+            assert import_function(offer.selection).__name__ == f"select_{offer.name}"
+    assert import_function("rlcore.algo.advantage:grpo") is grpo
 
 
 def test_offers_state_scope_and_needs() -> None:
@@ -66,7 +66,7 @@ def test_offers_and_registry_import_no_torch() -> None:
 )
 def test_a_reference_that_leads_nowhere_says_what_is_wrong_in_one_line(reference: str, message: str) -> None:
     with pytest.raises(PluginError, match=message) as raised:
-        resolve(reference)
+        import_function(reference)
     assert "\n" not in str(raised.value)
 
 
@@ -74,11 +74,11 @@ def test_a_bare_file_is_imported_once_and_a_broken_one_can_be_put_right(tmp_path
     file = tmp_path / "mine.py"
     file.write_text("raise OSError('not yet')\n")
     with pytest.raises(PluginError, match="OSError: not yet"):
-        resolve(f"{file}:half")
+        import_function(f"{file}:half")
     file.write_text("def half(inputs):\n    return inputs / 2  # right now\n")
-    half = resolve(f"{file}:half")
+    half = import_function(f"{file}:half")
     assert half(3.0) == 1.5
-    assert resolve(f"{file}:half") is half
+    assert import_function(f"{file}:half") is half
 
 
 def test_the_docs_have_a_row_for_every_offer_preset_and_aggregation() -> None:

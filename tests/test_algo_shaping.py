@@ -6,14 +6,23 @@ import pytest
 from rlcore.algo.aggregation import row_weights
 from rlcore.algo.reward_shaping import keeps_loss, length_penalty, rewards_all_equal
 from rlcore.errors import ConfigError
-from rlcore.types import Finish, FrozenDict, Prompt, Reward, RewardStatus, Scored, Trajectory, TrajectoryId
+from rlcore.types import (
+    FinishReason,
+    FrozenDict,
+    Prompt,
+    Reward,
+    RewardStatus,
+    ScoredTrajectory,
+    Trajectory,
+    TrajectoryId,
+)
 
 PROMPT = Prompt("source/0", (FrozenDict({"role": "user", "content": "?"}),), None, "source")
 
 
 def scored(
     sample: int, score: float, part: int = 0, status: RewardStatus = RewardStatus.OK, extra: float = 0.0
-) -> Scored:
+) -> ScoredTrajectory:
     trajectory = Trajectory(
         id=TrajectoryId(PROMPT.id, 0, sample, part),
         prompt=PROMPT,
@@ -21,11 +30,11 @@ def scored(
         loss_mask=np.array([False, True]),
         logprobs=np.array([0.0, -1.0], dtype=np.float32),
         completion="x",
-        finish=Finish.STOP,
+        finish=FinishReason.STOP,
         versions=((1, 0),),
     )
     token_scores = np.array([0.0, extra], dtype=np.float32) if extra else None
-    return Scored(trajectory, Reward(score, status=status, token_scores=token_scores))
+    return ScoredTrajectory(trajectory, Reward(score, status=status, token_scores=token_scores))
 
 
 def test_the_length_penalty_of_hand_computed_lengths() -> None:

@@ -268,6 +268,15 @@ def test_only_clusters_start_processes() -> None:
     assert found == []
 
 
+def test_no_public_class_has_the_name_of_another() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in [*sources(), *(path for path in python_files("plugins") if "tests" not in path.parts)]:
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
 def test_there_is_no_assert_and_no_bare_except_in_the_core() -> None:
     found = []
     for path in sources():

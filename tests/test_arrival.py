@@ -17,14 +17,14 @@ from rlcore.report.metrics import average
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.types import (
     Batch,
-    Finish,
+    FinishReason,
     Lane,
     Prompt,
     Ref,
     Reward,
     RewardStatus,
     Sampling,
-    Scored,
+    ScoredTrajectory,
     Trajectory,
     TrajectoryId,
 )
@@ -52,7 +52,7 @@ def row(name: str = "p", sample: int = 0, part: int = 0, **more: Any) -> Traject
         loss_mask=np.array([False, True, True]),
         logprobs=floats(0, -1, -1),
         completion="x",
-        finish=Finish.STOP,
+        finish=FinishReason.STOP,
         versions=((1, 0),),
     )
     made.__dict__.update(more)
@@ -87,7 +87,7 @@ async def _rolled(agent: Any) -> list[Trajectory]:
 
 
 def test_trajectories_of_every_task_pass_in_any_order_with_parts_of_samples() -> None:
-    two = [row("p", 1, 0, num_parts=2), row("p", 1, 1, num_parts=2)]
+    two = [row("p", 1, 0, num_segments=2), row("p", 1, 1, num_segments=2)]
     assert asyncio.run(_rolled(Agent(*ALL))) == ALL
     assert len(asyncio.run(_rolled(Agent(*two, row("p", 0), row("q"))))) == 4
 
@@ -126,7 +126,7 @@ AGENTS: dict[str, tuple[Any, str]] = {
     "a completion that is None": (Agent(row(completion=None)), "completion is None; needs text"),
     "a finish reason as text": (Agent(row(finish="stop")), "finish is 'stop'; needs one of"),
     "versions that are None": (Agent(row(versions=None)), "versions is None; needs pairs"),
-    "parts as text": (Agent(row(num_parts="1")), "num_parts is '1'; needs the number of parts"),
+    "parts as text": (Agent(row(num_segments="1")), "num_segments is '1'; needs the number of segments"),
     "an exception": (Agent(KeyError("which")), "KeyError: 'which'"),
     "a coroutine": (_coroutine_agent(), "returned coroutine; needs an async generator"),
     "a list": (_list_agent(), "returned list; needs an async generator"),
@@ -156,7 +156,7 @@ class Manager:
             yield scored
 
 
-async def _judged(manager: Any) -> list[Scored]:
+async def _judged(manager: Any) -> list[ScoredTrajectory]:
     async def given() -> Any:
         for each in ALL:
             yield each
@@ -166,8 +166,8 @@ async def _judged(manager: Any) -> list[Scored]:
         return [each async for each in rows]
 
 
-def scored(each: Trajectory, score: Any = 1.0, **more: Any) -> Scored:
-    made = Scored(each, Reward(1.0))
+def scored(each: Trajectory, score: Any = 1.0, **more: Any) -> ScoredTrajectory:
+    made = ScoredTrajectory(each, Reward(1.0))
     made.reward.__dict__.update({"score": score} | more)
     return made
 
@@ -182,7 +182,7 @@ def test_scored_trajectories_pass_in_any_order_and_failures_may_have_any_score()
 
 def _late_manager() -> Any:
     class Late:
-        async def score(self, stream: Any, lane: Lane) -> list[Scored]:
+        async def score(self, stream: Any, lane: Lane) -> list[ScoredTrajectory]:
             return []
 
     return Late()
@@ -192,7 +192,7 @@ MANAGERS: dict[str, tuple[Any, str]] = {
     "None": (Manager(lambda rows: [None]), "yielded None; needs Scored"),
     "a number": (Manager(lambda rows: [1.0]), "yielded float; needs Scored"),
     "a score instead of a reward": (
-        Manager(lambda rows: [Scored(rows[0], 1.0)]),  # type: ignore[arg-type]
+        Manager(lambda rows: [ScoredTrajectory(rows[0], 1.0)]),  # type: ignore[arg-type]
         "yielded Scored of Trajectory and float; needs a Trajectory and its Reward",
     ),
     "one that it was not given": (Manager(lambda rows: [scored(row("z"))]), "'z'.*which it was not given"),
@@ -217,7 +217,7 @@ def test_a_reward_manager_that_hands_over_what_it_must_not_is_named(case: str) -
         asyncio.run(_judged(manager))
 
 
-BATCH: Batch = collate([[Scored(row("p", 0), Reward(0.0)), Scored(row("p", 1), Reward(1.0))]], 0)
+BATCH: Batch = collate([[ScoredTrajectory(row("p", 0), Reward(0.0)), ScoredTrajectory(row("p", 1), Reward(1.0))]], 0)
 
 
 def values(*numbers: float) -> Any:

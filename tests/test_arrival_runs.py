@@ -35,7 +35,7 @@ from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullActor, NullReference, NullRollout
 from rlcore.testing.null_settings import NullSection
 from rlcore.testing.null_critic import NullCritic
-from rlcore.types import Ref, Reward, Scored
+from rlcore.types import Ref, Reward, ScoredTrajectory
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class OddManager(RewardManager):
 
     async def score(self, stream, lane):
         async for each in stream:
-            yield None if self.mode == "manager None" else Scored(each, Reward(float(each.id.sample)))
+            yield None if self.mode == "manager None" else ScoredTrajectory(each, Reward(float(each.id.sample)))
 
 
 class OddCritic(CriticEngine):
@@ -150,7 +150,7 @@ def rlcore_worker_classes():
     return [
         WorkerClass(ActorWorker, "odd", OddActor),
         WorkerClass(ReferenceWorker, "odd", OddReference),
-        WorkerClass(RolloutWorker, "odd", OddRollout, inside=ACTOR),
+        WorkerClass(RolloutWorker, "odd", OddRollout, embedded_in=ACTOR),
     ]
 """
 WORKERS = {"actor.backend": "odd", "rollout.backend": "odd"}

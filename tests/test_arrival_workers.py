@@ -19,7 +19,7 @@ from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
-from rlcore.types import Completion, Finish
+from rlcore.types import Completion, FinishReason
 
 NAN, INF = float("nan"), float("inf")
 
@@ -32,7 +32,7 @@ def floats(*values: float) -> Any:
     return np.array(values, dtype=np.float32)
 
 
-GOOD = Completion("a/0", 0, ids(1, 2, 256), floats(-1, 0, -0.5), Finish.STOP, 3, versions=((0, 3), (2, 4)))
+GOOD = Completion("a/0", 0, ids(1, 2, 256), floats(-1, 0, -0.5), FinishReason.STOP, 3, versions=((0, 3), (2, 4)))
 
 
 def test_a_completion_that_can_be_trained_on_passes() -> None:
@@ -41,7 +41,7 @@ def test_a_completion_that_can_be_trained_on_passes() -> None:
         replace(GOOD, logprobs=floats(5e-5, -80, 0)),
         replace(GOOD, token_ids=ids(), logprobs=floats(), versions=()),
         replace(GOOD, token_ids=GOOD.token_ids.astype(np.int64), logprobs=GOOD.logprobs.astype(np.float64)),
-        replace(GOOD, finish=Finish.LENGTH, versions=()),
+        replace(GOOD, finish=FinishReason.LENGTH, versions=()),
     ):
         check_completion("rollout[0].generate()", good, 257)
     check_completion("rollout[0].generate()", replace(GOOD, token_ids=ids(1, 2, 2**31 - 1)), None)

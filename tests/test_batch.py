@@ -16,7 +16,18 @@ from rlcore.algo.aggregation import row_weights, weighted_sum
 from rlcore.algo.token_rewards import token_rewards
 from rlcore.data.batch import collate, micro_batches, minibatches, select
 from rlcore.errors import PluginError, RewardError
-from rlcore.types import Batch, Finish, FrozenDict, Prompt, Ref, Reward, RewardStatus, Scored, Trajectory, TrajectoryId
+from rlcore.types import (
+    Batch,
+    FinishReason,
+    FrozenDict,
+    Prompt,
+    Ref,
+    Reward,
+    RewardStatus,
+    ScoredTrajectory,
+    Trajectory,
+    TrajectoryId,
+)
 
 PAD = 99
 
@@ -30,7 +41,7 @@ def row(
     part: int = 0,
     prompt_ids: Sequence[int] = (7, 8, 9),
     **reward: Any,
-) -> Scored:
+) -> ScoredTrajectory:
     """A trajectory of three prompt tokens and a response that the policy sampled."""
     token_ids = np.array([*prompt_ids, *response], dtype=np.int32)
     loss_mask = np.arange(len(token_ids)) >= len(prompt_ids)
@@ -41,18 +52,18 @@ def row(
         loss_mask=loss_mask,
         logprobs=np.where(loss_mask, -token_ids / 10.0, 0.0).astype(np.float32),
         completion="x",
-        finish=Finish.LENGTH if len(response) > 4 else Finish.STOP,
+        finish=FinishReason.LENGTH if len(response) > 4 else FinishReason.STOP,
         versions=((len(prompt_ids), 0),),
     )
-    return Scored(trajectory, Reward(score, **reward))
+    return ScoredTrajectory(trajectory, Reward(score, **reward))
 
 
-def random_groups(seed: int, num_groups: int = 4, most_samples: int = 5) -> list[list[Scored]]:
+def random_groups(seed: int, num_groups: int = 4, most_samples: int = 5) -> list[list[ScoredTrajectory]]:
     """Groups of samples in one to three parts; token ids tell whose they are, some rows have nothing sampled."""
     draw = random.Random(seed)
-    groups: list[list[Scored]] = []
+    groups: list[list[ScoredTrajectory]] = []
     for g in range(num_groups):
-        group: list[Scored] = []
+        group: list[ScoredTrajectory] = []
         for sample in range(draw.randint(1, most_samples)):
             score = draw.choice([0.0, 1.0, draw.gauss(0, 1)])
             for part in range(draw.choice([1, 1, 1, 2, 3])):
@@ -134,7 +145,7 @@ def test_zero_length_and_eos_only_responses() -> None:
 
 
 def test_a_batch_of_nothing_is_empty_and_has_no_mini_batches() -> None:
-    nothing: list[list[list[Scored]]] = [[], [[], []]]
+    nothing: list[list[list[ScoredTrajectory]]] = [[], [[], []]]
     for groups in nothing:
         batch = collate(groups, PAD)
         assert len(batch) == 0
@@ -156,8 +167,8 @@ def test_token_scores_stand_at_their_tokens() -> None:
     assert batch.token_scores.get().tolist() == [[0, 0, 0, 0.5, 0.25, 0], [0] * 6]
 
 
-def with_arrays(scored: Scored, **arrays: Any) -> Scored:
-    return Scored(replace(scored.trajectory, **arrays), scored.reward)
+def with_arrays(scored: ScoredTrajectory, **arrays: Any) -> ScoredTrajectory:
+    return ScoredTrajectory(replace(scored.trajectory, **arrays), scored.reward)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +190,7 @@ def with_arrays(scored: Scored, **arrays: Any) -> Scored:
     ],
 )
 def test_what_would_train_on_a_wrong_number_is_refused(
-    groups: list[list[Scored]], error: type[Exception], message: str
+    groups: list[list[ScoredTrajectory]], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message) as raised:
         collate(groups, PAD)
@@ -299,7 +310,7 @@ def test_dropping_a_failed_sample_leaves_its_siblings_as_in_a_batch_without_it(f
         [each for each in group if (g, each.trajectory.id.sample) != (3, failed)] for g, group in enumerate(groups)
     ]
 
-    def advantages(of: list[list[Scored]]) -> dict[TrajectoryId, float]:
+    def advantages(of: list[list[ScoredTrajectory]]) -> dict[TrajectoryId, float]:
         batch = collate(of, PAD)
         inputs = AdvantageInputs(
             torch.tensor(batch.rewards_B),

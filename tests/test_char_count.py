@@ -60,9 +60,9 @@ def test_the_sample_of_the_ci_configuration_is_what_the_script_writes(tmp_path: 
 def test_grpo_and_ppo_plan_the_same_samples(small: bool) -> None:
     files = [EXAMPLE / "config.yaml", *([EXAMPLE / "small.yaml"] if small else [])]
     grpo, ppo = plan_run(files, []), plan_run(files, ["algo.preset=ppo"], ["critic_engine"])
-    assert grpo.arithmetic == ppo.arithmetic
-    assert grpo.arithmetic["samples"] == (64 if small else 1024)
-    assert grpo.arithmetic["updates"] == (2 if small else 8)
+    assert grpo.batch_sizes == ppo.batch_sizes
+    assert grpo.batch_sizes["samples"] == (64 if small else 1024)
+    assert grpo.batch_sizes["updates"] == (2 if small else 8)
     assert ppo.components["critic"].component.name == "critic_engine"
 
 

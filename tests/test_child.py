@@ -14,7 +14,7 @@ import pytest
 
 from rlcore.cluster.child import ChildProcess, ChildProcesses
 from rlcore.errors import ChildError, ConfigError, PluginError, WorkerError
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 from rlcore.testing.leaks import descendants, is_running, leaks
 
 SERVED = """
@@ -360,7 +360,7 @@ def test_a_file_is_loaded_once_and_sees_its_neighbours(tmp_path: Path) -> None:
     )
     path = list(sys.path)
     try:
-        assert load_reference(f"{tmp_path / 'scorer.py'}:A.x") == 42
-        assert load_reference(f"{tmp_path / 'scorer.py'}:A") is load_reference(f"{tmp_path / 'scorer.py'}:A")
+        assert import_target(f"{tmp_path / 'scorer.py'}:A.x") == 42
+        assert import_target(f"{tmp_path / 'scorer.py'}:A") is import_target(f"{tmp_path / 'scorer.py'}:A")
     finally:
         sys.path[:] = path

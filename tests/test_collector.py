@@ -12,7 +12,7 @@ from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import WorkerError
 from rlcore.train.collector import collect, group_by_task
 from rlcore.train.tasks import task_seed, tasks_for
-from rlcore.types import Finish, Lane, Prompt, Reward, Sampling, Scored, Trajectory, TrajectoryId
+from rlcore.types import FinishReason, Lane, Prompt, Reward, Sampling, ScoredTrajectory, Trajectory, TrajectoryId
 
 
 def make_prompt(name: str) -> Prompt:
@@ -28,7 +28,7 @@ def make_trajectory(prompt: Prompt, sample: int, part: int = 0) -> Trajectory:
         loss_mask=np.array([False, True, True]),
         logprobs=np.zeros(3, dtype=np.float32),
         completion="x",
-        finish=Finish.STOP,
+        finish=FinishReason.STOP,
         versions=((1, 0),),
     )
 
@@ -51,11 +51,11 @@ class NamedRewards(RewardManager):
     def __init__(self, order: random.Random) -> None:
         self.order = order
 
-    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         rows = [row async for row in stream]
         self.order.shuffle(rows)
         for row in rows:
-            yield Scored(row, Reward(score_of(row.id)))
+            yield ScoredTrajectory(row, Reward(score_of(row.id)))
 
 
 def score_of(row: TrajectoryId) -> float:
@@ -78,21 +78,24 @@ def test_groups_come_in_the_order_of_tasks_with_their_own_rewards_for_any_arriva
 def test_a_missing_a_foreign_and_a_repeated_trajectory_are_each_named() -> None:
     prompt = make_prompt("1")
     tasks = tasks_for([(prompt, 0)], n=2, seed=0)
-    rows = [Scored(make_trajectory(prompt, sample), Reward(0.0)) for sample in range(2)]
+    rows = [ScoredTrajectory(make_trajectory(prompt, sample), Reward(0.0)) for sample in range(2)]
     with pytest.raises(WorkerError, match=r"'1' has no scored trajectory for samples \[1\] of 2"):
         group_by_task(rows[:1], tasks)
     with pytest.raises(WorkerError, match="scored twice"):
         group_by_task([*rows, rows[0]], tasks)
     with pytest.raises(WorkerError, match="belongs to no prompt in flight"):
-        group_by_task([*rows, Scored(make_trajectory(make_prompt("9"), 0), Reward(0.0))], tasks)
+        group_by_task([*rows, ScoredTrajectory(make_trajectory(make_prompt("9"), 0), Reward(0.0))], tasks)
 
 
 def test_parts_of_a_sample_stay_together_in_order() -> None:
     prompt = make_prompt("1")
     tasks = tasks_for([(prompt, 0)], n=2, seed=0)
-    rows = [Scored(make_trajectory(prompt, sample, part), Reward(0.0)) for sample, part in ((1, 1), (0, 0), (1, 0))]
+    rows = [
+        ScoredTrajectory(make_trajectory(prompt, sample, part), Reward(0.0))
+        for sample, part in ((1, 1), (0, 0), (1, 0))
+    ]
     (group,) = group_by_task(rows, tasks)
-    assert [(s.trajectory.id.sample, s.trajectory.id.part) for s in group] == [(0, 0), (1, 0), (1, 1)]
+    assert [(s.trajectory.id.sample, s.trajectory.id.segment) for s in group] == [(0, 0), (1, 0), (1, 1)]
 
 
 def test_the_seed_of_a_group_depends_on_its_names_alone() -> None:

@@ -15,6 +15,20 @@ from rlcore.errors import ConfigError
 NEEDED = ("model.path=m", "data.sources.all.path=p.jsonl", "reward.functions.ok.fn=r.py:score")
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rollout.weights=link", "rollout.weights: now rollout.weight_sync (override"),
+        ("actor.ranks=2", "actor.ranks: now actor.data_parallel (override"),
+        ("cluster.pools.main.union_of=[a]", "cluster.pools.main.union_of: now cluster.pools.main.colocates (override"),
+    ],
+)
+def test_a_key_of_the_old_name_is_told_the_new_one(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config([], [override], ())
+    assert str(raised.value).startswith(said)
+
+
 def load(*overrides: str, files: Any = (), sections: Any = ()) -> LoadedConfig:
     """A configuration that has what every one must have."""
     return load_config(files, [*NEEDED, *overrides], sections)

@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.config.offers import ConfigSection
 from rlcore.contracts.actor import ACTOR, ActorWorker
-from rlcore.contracts.components import Component, RewardPart
+from rlcore.contracts.components import Component, RewardComponent
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, PoolSpec, RewardFunction, Scope, WorkerClass
 from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.errors import OfferError, PluginError
@@ -49,12 +49,12 @@ GOOD: dict[type[Any], dict[str, Any]] = {
     WorkerRequest: {"role": ACTOR, "backend": "fast"},
     WorkerClass: {"interface": ActorWorker, "backend": "fast", "cls": NullActor},
     PoolSpec: {"name": "mine"},
-    RewardPart: {
+    RewardComponent: {
         "name": "liked", "weight": 1.0, "scope": Scope.SAMPLE, "deadline_s": 1.0, "kind": "judge", "served_by": "judge",
     },
     Component: {"name": "mine", "build": lambda context: None},
-    RewardFunction: {"name": "half", "reference": "a.b:c"},
-    Algorithm: {"name": "mine", "kind": AlgorithmKind.ADVANTAGE, "reference": "a.b:c", "scope": Scope.GROUP},
+    RewardFunction: {"name": "half", "target": "a.b:c"},
+    Algorithm: {"name": "mine", "kind": AlgorithmKind.ADVANTAGE, "target": "a.b:c", "scope": Scope.GROUP},
     ConfigSection: {"name": "mine", "type": PoolSpec},
 }  # fmt: skip
 
@@ -62,7 +62,7 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (Role, "name"): (NAME, ["", None, 3, "a/b", "a\nb", ".."]),
     (Role, "interface"): ("needs a subclass of rlcore.contracts.workers.Worker", [None, "ActorWorker", int, ACTOR]),
     (WorkerRequest, "role"): ("needs a Role", ["actor", None, ActorWorker]),
-    (WorkerRequest, "inside"): ("needs a Role or None", ["actor", False]),
+    (WorkerRequest, "embedded_in"): ("needs a Role or None", ["actor", False]),
     (WorkerRequest, "backend"): (TEXT, ["", " ", None, 3, "a\nb", Silent()]),
     (WorkerRequest, "pool"): (NAME, [None, "", 0, "a b"]),
     (WorkerRequest, "replicas"): ("needs a whole number of at least 1", ["2", 0, -1, 1.0, True, None, math.nan]),
@@ -74,7 +74,7 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (WorkerRequest, "bytes_per_parameter"): (f"{NUMBER} of at least 0", [math.nan, math.inf, -0.5, "1", True]),
     (WorkerRequest, "device_frac"): (f"{NUMBER} of at least 0, at most 1", [math.nan, 1.5, -0.5, "1", True]),
     (WorkerRequest, "isolated"): ("needs True or False", ["no", "", 0, None]),
-    (WorkerRequest, "references"): (
+    (WorkerRequest, "targets"): (
         "needs a ",
         [None, "a:b", ["a:b"], {"loss": 3}, {"loss": "a"}, {3: "a:b"}, {"": "a:b"}],
     ),
@@ -90,40 +90,40 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     ),
     (WorkerClass, "cls"): ("needs a subclass of rlcore.contracts.workers.Worker", [None, "NullActor", int, object()]),
     (WorkerClass, "backend"): (TEXT, ["", None, 3]),
-    (WorkerClass, "inside"): ("needs a Role or None", ["actor", ActorWorker]),
-    (WorkerClass, "every_rank"): ("needs True or False", ["yes", 1, None]),
+    (WorkerClass, "embedded_in"): ("needs a Role or None", ["actor", ActorWorker]),
+    (WorkerClass, "on_every_rank"): ("needs True or False", ["yes", 1, None]),
     (WorkerClass, "isolated"): ("needs True or False", ["no", 0, None]),
     (WorkerClass, "complete"): ("(config, section, request)", [None, {}, lambda: None, lambda config, section: None]),
-    (WorkerClass, "weight_sync"): ("needs a frozenset of: files, link", ["files", None, {"files"}, frozenset("a")]),
+    (WorkerClass, "weight_sync"): ("needs a frozenset of: disk, tcp", ["disk", None, {"disk"}, frozenset("a")]),
     (PoolSpec, "name"): (NAME, [None, "", 3, "a b"]),
     (PoolSpec, "gpus_per_node"): ("needs a whole number of at least 0", ["8", -1, 0.5, True, None]),
     (PoolSpec, "nodes"): ("needs a whole number of at least 1", ["1", 0, -1, 1.0, True, None]),
-    (PoolSpec, "union_of"): ("needs a tuple of names, each once", ["main", None, ("a", "a"), (1,), ("",)]),
+    (PoolSpec, "colocates"): ("needs a tuple of names, each once", ["main", None, ("a", "a"), (1,), ("",)]),
     (PoolSpec, "placement"): ("choose from: pack", ["near", None, True, []]),
     (PoolSpec, "labels"): ("needs a ", [None, "gpu", {"": "a"}, {"a": 3}]),
     (PoolSpec, "resources"): (
         "needs ",
         [None, {"": 1}, {"fast": 0}, {"fast": "1"}, {"fast": math.nan}, {"fast": 10**400}, {"fast": 1.5}],
     ),
-    (RewardPart, "name"): (TEXT, ["", None]),
-    (RewardPart, "weight"): (NUMBER, ["1", None, math.nan, math.inf, True]),
-    (RewardPart, "scope"): (SCOPES, ["sample", "each", None]),
-    (RewardPart, "deadline_s"): (ABOVE, [0, -1.0, math.nan, math.inf, "1", None]),
-    (RewardPart, "kind"): (TEXT, ["", None]),
-    (RewardPart, "served_by"): (TEXT, ["", None]),
-    (RewardPart, "on_failure"): ("needs a str", [None]),
+    (RewardComponent, "name"): (TEXT, ["", None]),
+    (RewardComponent, "weight"): (NUMBER, ["1", None, math.nan, math.inf, True]),
+    (RewardComponent, "scope"): (SCOPES, ["sample", "each", None]),
+    (RewardComponent, "deadline_s"): (ABOVE, [0, -1.0, math.nan, math.inf, "1", None]),
+    (RewardComponent, "kind"): (TEXT, ["", None]),
+    (RewardComponent, "served_by"): (TEXT, ["", None]),
+    (RewardComponent, "on_failure"): ("needs a str", [None]),
     (Component, "name"): (TEXT, ["", None, 3]),
     (Component, "build"): ("(context)", [None, "build", 3, lambda: None, lambda a, b: None, lambda a, *, b: None]),
     (Component, "requests"): ("(config, section)", [None, [], lambda: (), lambda config: (), lambda a, b, c: ()]),
-    (Component, "reward_parts"): ("(config, section)", [None, [], lambda: (), lambda config: ()]),
+    (Component, "reward_components"): ("(config, section)", [None, [], lambda: (), lambda config: ()]),
     (Component, "uses_reward_functions"): ("needs True or False", ["yes", 1, None]),
     (RewardFunction, "name"): (TEXT, ["", None, 3]),
-    (RewardFunction, "reference"): (FORM, ["", None, "math", ":f", "a:", "a:<lambda>", len, "a b:c", "a:b-c"]),
+    (RewardFunction, "target"): (FORM, ["", None, "math", ":f", "a:", "a:<lambda>", len, "a b:c", "a:b-c"]),
     (RewardFunction, "scope"): (SCOPES, ["group", "step", None, 1]),
     (RewardFunction, "deadline_s"): (ABOVE, [0, -1.0, math.nan, math.inf, "1", True]),
     (Algorithm, "name"): (TEXT, ["", None, 3]),
     (Algorithm, "kind"): (KINDS, ["advantage", "critic", None]),
-    (Algorithm, "reference"): (FORM, ["", None, "math", len]),
+    (Algorithm, "target"): (FORM, ["", None, "math", len]),
     (Algorithm, "scope"): (SCOPES, ["group", None]),
     (Algorithm, "needs"): ("needs a frozenset of Need.VALUES", [None, "values", {"values"}, ["values"]]),
     (Algorithm, "per_token"): ("needs True or False", ["yes", 1, None]),
@@ -158,14 +158,14 @@ def test_every_field_of_every_offer_is_looked_at() -> None:
     assert every == set(WRONG)
 
 
-@pytest.mark.parametrize("field", ["build", "requests", "reward_parts"])
+@pytest.mark.parametrize("field", ["build", "requests", "reward_components"])
 def test_a_component_of_coroutine_functions_is_refused(field: str) -> None:
     with pytest.raises(OfferError, match=f"Component 'mine': {field} is an `async def`; needs a plain `def`"):
         Component(**GOOD[Component] | {field: later})
 
 
 def test_what_is_right_is_let_pass() -> None:
-    WorkerRequest(ACTOR, "a b", gpus=1, cpus=0, device_frac=1.0, references={"loss": "/abs/a.py:f"}, isolated=True)
+    WorkerRequest(ACTOR, "a b", gpus=1, cpus=0, device_frac=1.0, targets={"loss": "/abs/a.py:f"}, isolated=True)
     PoolSpec("p.1", 8, 2, ("a", "b"))
     RewardFunction("two words", "a:Class.method", Scope.BATCH, 3)
     Component("c", build=lambda *arguments: None, requests=lambda config, section=None: ())
@@ -227,7 +227,7 @@ REQUESTS = {
     "replicas": "WorkerRequest(Role('judge', Worker), 'x', replicas='2')",
     "pool": "WorkerRequest(Role('judge', Worker), 'x', pool=None)",
     "gpus": "WorkerRequest(Role('judge', Worker), 'x', gpus=float('nan'))",
-    "references": "WorkerRequest(Role('judge', Worker), 'x', references=['a:b'])",
+    "targets": "WorkerRequest(Role('judge', Worker), 'x', targets=['a:b'])",
     "isolated": "WorkerRequest(Role('judge', Worker), 'x', isolated='no')",
     "name": "WorkerRequest(Role('', Worker), 'x')",
     "returned a list with 'judge'; needs WorkerRequest": "'judge'",
@@ -275,7 +275,7 @@ def test_a_reference_of_a_request_is_looked_up(site: Path) -> None:
     source = """
 @hookimpl
 def rlcore_reward_managers():
-    request = WorkerRequest(Role('judge', Worker), 'x', references={'loss': 'data_absent:loss'})
+    request = WorkerRequest(Role('judge', Worker), 'x', targets={'loss': 'data_absent:loss'})
     return [Component('asking', print, lambda config, section: [request], uses_reward_functions=True)]
 """
     line = refused(site, source, "reward.manager=asking")

@@ -126,9 +126,10 @@ PLANNING = {
         "    return [Component('ends', print, lambda config, section: fail(), uses_reward_functions=True)]",
         ("reward.manager=ends",),
     ),
-    "reward_parts()": (
+    "reward_components()": (
         "@hookimpl\ndef rlcore_reward_managers():\n"
-        "    return [Component('ends', print, reward_parts=lambda config, it: fail(), uses_reward_functions=True)]",
+        "    return [Component('ends', print, reward_components=lambda config, it: fail(), "
+        "uses_reward_functions=True)]",
         ("reward.manager=ends",),
     ),
 }

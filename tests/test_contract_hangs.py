@@ -31,8 +31,9 @@ PLACES = {
     "rlcore_algorithms()": "@hookimpl\ndef rlcore_algorithms(): wait()",
     "requests()": "@hookimpl\ndef rlcore_reward_managers():\n"
     "    return [Component('hangs', print, lambda config, section: wait(), uses_reward_functions=True)]",
-    "reward_parts()": "@hookimpl\ndef rlcore_reward_managers():\n"
-    "    return [Component('hangs', print, reward_parts=lambda config, section: wait(), uses_reward_functions=True)]",
+    "reward_components()": "@hookimpl\ndef rlcore_reward_managers():\n"
+    "    return [Component('hangs', print, reward_components=lambda config, section: wait(), "
+    "uses_reward_functions=True)]",
 }
 
 

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from rlcore.cli.console import table
-from rlcore.cluster.worker_output import MAX_LINE, Printed
+from rlcore.cluster.worker_output import MAX_LINE, WorkerOutput
 from rlcore.redaction import DisplayFormatter, displayable, remember_variable
 from rlcore.report import metrics
 from rlcore.report.terminal import Terminal
@@ -76,7 +76,7 @@ def test_the_log_is_harmless(secret: str) -> None:
 
 def test_a_secret_that_a_cut_would_halve_is_redacted(secret: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "rlcore"):
-        printed = Printed("child")
+        printed = WorkerOutput("child")
         printed.add("x" * (MAX_LINE - 10) + secret)
     assert secret[:8] not in caplog.text
     assert secret[:8] not in printed.last_words

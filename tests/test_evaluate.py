@@ -19,7 +19,7 @@ from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.train.evaluate import evaluate, majority, pass_at_k, source_metrics
 from rlcore.types import (
-    Finish,
+    FinishReason,
     FrozenDict,
     Lane,
     Metrics,
@@ -27,7 +27,7 @@ from rlcore.types import (
     Reward,
     RewardStatus,
     Sampling,
-    Scored,
+    ScoredTrajectory,
     Trajectory,
     TrajectoryId,
     frozen_messages,
@@ -43,7 +43,7 @@ def trajectory(identity: TrajectoryId, prompt: Prompt, num_sampled: int) -> Traj
         loss_mask=mask,
         logprobs=np.zeros(len(mask), dtype=np.float32),
         completion="",
-        finish=Finish.STOP,
+        finish=FinishReason.STOP,
         versions=((3, 0),),
     )
 
@@ -52,11 +52,11 @@ def prompt_of(source: str, index: int) -> Prompt:
     return Prompt(f"{source}/{index}", frozen_messages([{"role": "user", "content": f"{index}?"}]), index, source)
 
 
-def group_of(*rewards: Reward, lengths: Sequence[int] | None = None) -> list[Scored]:
+def group_of(*rewards: Reward, lengths: Sequence[int] | None = None) -> list[ScoredTrajectory]:
     prompt = prompt_of("math", 0)
     sizes = lengths or [1] * len(rewards)
     return [
-        Scored(trajectory(TrajectoryId(prompt.id, 0, sample), prompt, size), reward)
+        ScoredTrajectory(trajectory(TrajectoryId(prompt.id, 0, sample), prompt, size), reward)
         for sample, (reward, size) in enumerate(zip(rewards, sizes, strict=True))
     ]
 
@@ -144,9 +144,10 @@ def test_a_sample_of_several_parts_counts_once() -> None:
     prompt = prompt_of("math", 0)
     reward, other = ok(1.0), ok(0.0)
     rows = [
-        Scored(trajectory(TrajectoryId(prompt.id, 0, 0, part), prompt, size), reward) for part, size in ((0, 5), (1, 3))
+        ScoredTrajectory(trajectory(TrajectoryId(prompt.id, 0, 0, part), prompt, size), reward)
+        for part, size in ((0, 5), (1, 3))
     ]
-    rows.append(Scored(trajectory(TrajectoryId(prompt.id, 0, 1), prompt, 4), other))
+    rows.append(ScoredTrajectory(trajectory(TrajectoryId(prompt.id, 0, 1), prompt, 4), other))
     metrics = source_metrics([rows], 2, 1.0)
     assert (metrics["mean"], metrics["length_mean"], metrics["pass@1"]) == (0.5, 6.0, 0.5)
 
@@ -178,10 +179,10 @@ class ScriptedReward(RewardManager):
         self.lanes: list[Lane] = []
         self._score = score
 
-    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         self.lanes.append(lane)
         async for each in stream:
-            yield Scored(each, self._score(each))
+            yield ScoredTrajectory(each, self._score(each))
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ HELDOUT: Mapping[str, Sequence[Prompt]] = {
 }
 
 
-def run_once(run: FakeRun, seed: int = 5) -> tuple[Metrics, tuple[Scored, ...]]:
+def run_once(run: FakeRun, seed: int = 5) -> tuple[Metrics, tuple[ScoredTrajectory, ...]]:
     result = asyncio.run(evaluate(run, HELDOUT, seed))
     return result.metrics, result.rows
 

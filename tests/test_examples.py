@@ -112,10 +112,10 @@ def test_the_ci_configuration_of_an_example_runs_as_its_first_lines_say(example:
 def test_the_plan_of_the_arithmetic_example_takes_the_reward_from_the_plugin() -> None:
     plan = plan_run([ARITHMETIC / "config.yaml"], [], ["digit_sum"])
     [reward] = plan.rewards
-    assert (reward.name, reward.reference) == ("accuracy", "rlcore_example_arithmetic:last_number")
+    assert (reward.name, reward.target) == ("accuracy", "rlcore_example_arithmetic:last_number")
     assert "digit_sum" in reward.provided_by
     assert [each.distribution for each in plan.plugins] == ["rlcore-example-arithmetic"]
-    assert plan.arithmetic["samples"] == 64
+    assert plan.batch_sizes["samples"] == 64
 
 
 def test_the_arithmetic_example_holds_out_a_quarter_of_the_additions_and_nothing_else() -> None:
@@ -183,7 +183,7 @@ def test_the_problems_of_the_gsm8k_example_are_as_on_the_hub_and_their_own_answe
     shutil.copy(GSM8K / "make_problems.py", tmp_path)
     subprocess.run([sys.executable, str(tmp_path / "make_problems.py")], check=True, timeout=60)
     plan = plan_run([GSM8K / "config.yaml"], [], [])
-    assert [each.reference for each in plan.rewards] == ["rlcore.reward.scorers:gsm8k"]
+    assert [each.target for each in plan.rewards] == ["rlcore.reward.scorers:gsm8k"]
     for name, sources in (("problems", plan.config.data.sources), ("heldout", plan.config.eval.sources)):
         assert (tmp_path / f"{name}.jsonl").read_text() == (GSM8K / f"{name}.jsonl").read_text()
         for prompts in load_prompts(sources, plan.config.data).values():

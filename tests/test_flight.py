@@ -10,8 +10,8 @@ from rlcore.contracts.reward_manager import RewardManager
 from rlcore.data import PromptOrder
 from rlcore.errors import WorkerError
 from rlcore.testing.rewards import make_prompt, make_trajectory
-from rlcore.train.buffer import Flight, Issuing
-from rlcore.types import Lane, Reward, Sampling, Scored, Trajectory
+from rlcore.train.buffer import Issuing, RolloutBuffer
+from rlcore.types import Lane, Reward, Sampling, ScoredTrajectory, Trajectory
 
 DEADLINE_S = 10.0
 
@@ -31,18 +31,18 @@ class Ones(RewardManager):
     def __init__(self, held: asyncio.Event | None = None) -> None:
         self._held = held
 
-    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         async for row in stream:
             if self._held is not None:
                 await self._held.wait()
-            yield Scored(row, Reward(1.0))
+            yield ScoredTrajectory(row, Reward(1.0))
 
 
-def flight(reward: RewardManager) -> Flight:
+def flight(reward: RewardManager) -> RolloutBuffer:
     """Of groups of two, a prompt a step, where steps take what is ready first and may be one version late."""
     order = PromptOrder({"test": [make_prompt(0), make_prompt(1), make_prompt(2)]}, {}, 0, False)
     issuing = Issuing(1, 2, 0, Sampling(), max_staleness=1, drop=True)
-    return Flight(AtOnce(), reward, order, issuing)
+    return RolloutBuffer(AtOnce(), reward, order, issuing)
 
 
 @pytest.mark.parametrize(("version", "given_up"), [(2, 1), (3, 0)])
@@ -52,7 +52,7 @@ def test_rows_of_a_checkpoint_are_as_old_as_they_were_when_the_rest_of_their_gro
     async def resumed() -> tuple[int, list[int]]:
         ledger = flight(Ones())
         prompt = make_prompt(0)
-        bought = [Scored(make_trajectory(prompt, 0), Reward(1.0))]
+        bought = [ScoredTrajectory(make_trajectory(prompt, 0), Reward(1.0))]
         saved = {"prompt": prompt.id, "epoch": bought[0].trajectory.id.epoch, "due": 5, "version": version}
         ledger.restore(3, [saved], bought)
         ledger.refill(4, 4)
@@ -83,11 +83,11 @@ def test_what_ends_forward_passes_is_raised_while_rewards_are_pending() -> None:
         asyncio.run(wait())
 
 
-def restored(saved_version: int, bought: int) -> Flight:
+def restored(saved_version: int, bought: int) -> RolloutBuffer:
     """At version 3, a prompt of an earlier checkpoint, due at step 5, of which so many rewards were kept."""
     ledger = flight(Ones())
     prompt = make_prompt(0)
-    rows = [Scored(make_trajectory(prompt, sample), Reward(1.0)) for sample in range(bought)]
+    rows = [ScoredTrajectory(make_trajectory(prompt, sample), Reward(1.0)) for sample in range(bought)]
     saved = {"prompt": prompt.id, "epoch": 0, "due": 5, "version": saved_version}
     ledger.restore(3, [saved], rows)
     return ledger

@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.errors import WorkerError
 from rlcore.runtime.rollout_service import RolloutService
-from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
+from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Sampling
 
 
 class Replica:
@@ -37,7 +37,7 @@ class Replica:
                 for sample in range(request.n):
                     await asyncio.sleep(self.seconds)
                     yield Completion(
-                        request.id, sample, np.array([1], np.int32), np.array([0.0], np.float32), Finish.STOP, 0
+                        request.id, sample, np.array([1], np.int32), np.array([0.0], np.float32), FinishReason.STOP, 0
                     )
             done = True
         finally:

@@ -22,7 +22,17 @@ from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.testing.tiny import END, VOCABULARY, write_tiny_model
-from rlcore.types import Completion, Finish, GenerateRequest, Prompt, Reward, Sampling, Scored, Trajectory, TrajectoryId
+from rlcore.types import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Prompt,
+    Reward,
+    Sampling,
+    ScoredTrajectory,
+    Trajectory,
+    TrajectoryId,
+)
 
 torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
 
@@ -85,7 +95,7 @@ def test_recorded_logprobs_are_those_of_the_trainer(llama: Path, temperature: fl
     assert np.exp(difference).mean() == pytest.approx(1.0, abs=1e-5)
 
 
-def scored(request: GenerateRequest, completion: Completion) -> Scored:
+def scored(request: GenerateRequest, completion: Completion) -> ScoredTrajectory:
     num_prompt = len(request.token_ids)
     token_ids = np.concatenate([np.array(request.token_ids, dtype=np.int32), completion.token_ids])
     trajectory = Trajectory(
@@ -98,7 +108,7 @@ def scored(request: GenerateRequest, completion: Completion) -> Scored:
         finish=completion.finish,
         versions=((num_prompt, completion.version),),
     )
-    return Scored(trajectory, Reward(0.0))
+    return ScoredTrajectory(trajectory, Reward(0.0))
 
 
 def test_recorded_logprobs_are_of_what_truncation_kept_and_those_of_a_greedy_row_have_temperature_one(
@@ -147,7 +157,7 @@ def test_rows_of_different_budgets_end_on_their_own_and_others_go_on_unharmed(po
             found, whole = completions[request.id, sample], expected[request.id, sample]
             assert found.token_ids.tolist() == whole[:budget]
             ended = found.token_ids[-1] == END
-            assert found.finish == (Finish.STOP if ended else Finish.LENGTH)
+            assert found.finish == (FinishReason.STOP if ended else FinishReason.LENGTH)
             assert len(found.token_ids) == len(found.logprobs)
             assert found.version == 3
 
@@ -163,7 +173,7 @@ def test_the_end_token_is_kept_and_nothing_follows_it(llama: Path) -> None:
     model = model_of(llama)
     make_end_likely(model)
     completions = generated(sampler_of(model), requests_of(Sampling(max_tokens=40, temperature=2.0), num=2, n=8))
-    ended = [each for each in completions.values() if each.finish is Finish.STOP]
+    ended = [each for each in completions.values() if each.finish is FinishReason.STOP]
     assert ended
     assert all(each.token_ids[-1] == END and END not in each.token_ids[:-1] for each in ended)
 
@@ -182,7 +192,7 @@ def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(policy: P
         sampler_of(policy), [replace(r, sampling=replace(r.sampling, stop=("never!", target))) for r in requests]
     )
     found = stopped[key]
-    assert found.finish is Finish.STOP
+    assert found.finish is FinishReason.STOP
     assert tokens.decode(found.token_ids.tolist()).endswith(target)
     assert len(found.token_ids) <= start + 3
     for other, each in stopped.items():

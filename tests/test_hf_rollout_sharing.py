@@ -21,7 +21,7 @@ from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.errors import WorkerError
 from rlcore.plan.memory import LOGIT_BYTES, PREFILL_TOKENS
 from rlcore.testing.tiny import write_tiny_model
-from rlcore.types import Completion, Finish, GenerateRequest, Sampling
+from rlcore.types import Completion, FinishReason, GenerateRequest, Sampling
 
 torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
 
@@ -240,7 +240,7 @@ def test_no_prompts_give_no_completions_and_an_end_at_once_is_a_response(path: P
     tokens.eos_ids = frozenset(range(264))
     ending = EmbeddedSampler(model, tokens, max_rows=3, device=CPU)
     for each in asyncio.run(all_of(ending, requests_of(2, n=3))):
-        assert (len(each.token_ids), each.finish) == (1, Finish.STOP)
+        assert (len(each.token_ids), each.finish) == (1, FinishReason.STOP)
 
 
 def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:

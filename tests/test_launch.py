@@ -18,7 +18,7 @@ from rlcore.runtime.launch import launch
 from rlcore.runtime.machine import gather_facts, num_parameters
 from rlcore.testing.null import SETTINGS, NullActor
 from rlcore.testing.packages import importable, write_package
-from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
+from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Sampling
 
 AGENT = """
     import threading
@@ -97,7 +97,7 @@ def test_a_null_run_is_launched_and_generates(tmp_path: Path) -> None:
 
     completions = asyncio.run(story())
     assert sorted(each.sample for each in completions) == [0, 1, 2]
-    assert all(each.finish in Finish and len(each.token_ids) == len(each.logprobs) for each in completions)
+    assert all(each.finish in FinishReason and len(each.token_ids) == len(each.logprobs) for each in completions)
     assert not [thread for thread in threading.enumerate() if "[" in thread.name]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
-from rlcore.cluster.replica import Group
+from rlcore.cluster.replica import ReplicaGroup
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.plan import Facts, RunPlan, make_plan
@@ -101,7 +101,7 @@ SOURCE = """
 
     @hookimpl
     def rlcore_worker_classes():
-        return [WorkerClass(Probe, "p", Probe), WorkerClass(INNER, "p", INNER, inside=PROBE)]
+        return [WorkerClass(Probe, "p", Probe), WorkerClass(INNER, "p", INNER, embedded_in=PROBE)]
 """
 
 
@@ -117,7 +117,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPlan]
 
 
 @contextlib.asynccontextmanager
-async def started(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> AsyncIterator[dict[str, Group[Probe]]]:
+async def started(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> AsyncIterator[dict[str, ReplicaGroup[Probe]]]:
     """The probes of the plan, closed at the end."""
     cluster = LocalCluster(plan, run_dir, deadlines)
     try:

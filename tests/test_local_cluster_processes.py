@@ -14,7 +14,7 @@ import pytest
 
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
-from rlcore.cluster.replica import Group
+from rlcore.cluster.replica import ReplicaGroup
 from rlcore.contracts.workers import ReplicaEvent
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.plan import Facts, RunPlan, make_plan
@@ -103,7 +103,7 @@ SOURCE = """
 
     @hookimpl
     def rlcore_worker_classes():
-        return [WorkerClass(Probe, "p", Probe), WorkerClass(Inner, "p", Inner, inside=PROBE)]
+        return [WorkerClass(Probe, "p", Probe), WorkerClass(Inner, "p", Inner, embedded_in=PROBE)]
 """
 
 
@@ -127,7 +127,7 @@ def planned(*overrides: str) -> RunPlan:
 @contextlib.asynccontextmanager
 async def started(
     run_dir: Path, *overrides: str, deadlines: Deadlines = DEADLINES
-) -> AsyncIterator[dict[str, Group[Any]]]:
+) -> AsyncIterator[dict[str, ReplicaGroup[Any]]]:
     """The probes of the plan, closed at the end."""
     plan = planned(*overrides)
     cluster = LocalCluster(plan, run_dir, deadlines)
@@ -146,7 +146,7 @@ async def taken(items: AsyncIterator[int]) -> list[int]:
 class Events:
     """Keeps the events of a group and lets a test wait for one."""
 
-    def __init__(self, group: Group[Any]) -> None:
+    def __init__(self, group: ReplicaGroup[Any]) -> None:
         self.seen: list[ReplicaEvent] = []
         self._changed = asyncio.Event()
         group.on_event(self._add)

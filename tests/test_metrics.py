@@ -17,22 +17,22 @@ from rlcore import redaction
 from rlcore.errors import CheckpointError
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, read, read_trajectories, trajectory_lines
 from rlcore.types import (
-    Finish,
+    FinishReason,
     FrozenDict,
     Lane,
     Prompt,
     Reward,
     RewardStatus,
-    Scored,
+    ScoredTrajectory,
     Trajectory,
     TrajectoryId,
     frozen_messages,
 )
 
 
-def scored(sample: int, reward: Reward, completion: str = "4", prompt: str = "2+2?") -> Scored:
+def scored(sample: int, reward: Reward, completion: str = "4", prompt: str = "2+2?") -> ScoredTrajectory:
     question = Prompt("math/0", frozen_messages([{"role": "user", "content": prompt}]), "4", "math")
-    return Scored(
+    return ScoredTrajectory(
         Trajectory(
             id=TrajectoryId("math/0", 1, sample),
             prompt=question,
@@ -40,7 +40,7 @@ def scored(sample: int, reward: Reward, completion: str = "4", prompt: str = "2+
             loss_mask=np.array([False, False, True, True, True]),
             logprobs=np.zeros(5, dtype=np.float32),
             completion=completion,
-            finish=Finish.LENGTH,
+            finish=FinishReason.LENGTH,
             versions=((2, 7),),
         ),
         reward,
@@ -135,7 +135,7 @@ def test_trajectories_hold_what_a_reader_asks_for(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "trajectories").iterdir()] == ["step_000012.jsonl"]
     first, second = read_trajectories(tmp_path, 12)
     assert first == {
-        "id": {"prompt": "math/0", "epoch": 1, "sample": 0, "part": 0},
+        "id": {"prompt": "math/0", "epoch": 1, "sample": 0, "segment": 0},
         "lane": "train",
         "source": "math",
         "prompt": [{"role": "user", "content": "2+2?"}],
@@ -149,7 +149,7 @@ def test_trajectories_hold_what_a_reader_asks_for(tmp_path: Path) -> None:
         "agent": {},
         "status": "ok",
         "score": 0.5,
-        "parts": {"accuracy": 1.0, "format": 0.0},
+        "components": {"accuracy": 1.0, "format": 0.0},
         "info": {"answer": 4},
         "advantage": 0.75,
     }

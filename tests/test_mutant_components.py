@@ -96,7 +96,7 @@ AGENTS = [
     (changed(lambda each: [each, each]), COMPLETE),
     (changed(lambda each: [None]), COMPLETE),
     (changed(lambda each: [replace(each, id=TrajectoryId("another", 0, each.id.sample))]), COMPLETE),
-    (changed(lambda each: [replace(each, num_parts=2)]), COMPLETE),
+    (changed(lambda each: [replace(each, num_segments=2)]), COMPLETE),
     (changed(lambda each: [replace(each, token_ids=each.token_ids.astype(np.int64))]), WHOLE),
     (changed(lambda each: [replace(each, loss_mask=each.loss_mask[1:])]), WHOLE),
     (changed(lambda each: [replace(each, logprobs=each.logprobs - 1)]), WHOLE),
@@ -249,7 +249,7 @@ POOLS = [
     (lambda requests: [PoolSpec("other")], "test_each_pool_is_used_by_a_role"),
     (lambda requests: [PoolSpec("judge")], "test_without_its_roles_there_are_no_pools"),
     (lambda requests: [PoolSpec("judge", gpus_per_node=1)], "test_a_pool_is_as_large_as_its_roles_need"),
-    (lambda requests: [PoolSpec("judge", union_of=("none",))], "test_a_union_is_of_pools_that_there_are"),
+    (lambda requests: [PoolSpec("judge", colocates=("none",))], "test_a_union_is_of_pools_that_there_are"),
     (another_each_time, "test_it_declares_the_same_whenever_it_is_asked"),
 ]
 

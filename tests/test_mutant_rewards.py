@@ -19,7 +19,7 @@ from rlcore.testing.suites.reward_function import RewardFunctionSuite
 from rlcore.testing.suites.reward_manager import RewardManagerSuite
 from rlcore.testing.suites.reward_replica import RewardReplicaSuite
 from rlcore.testing.suites.scorer import ScorerSuite
-from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, Scored
+from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, ScoredTrajectory
 
 HERE = Path(__file__).parent / "broken"
 GOOD, BAD = ("The answer is 7",), ("The answer is 8",)
@@ -170,13 +170,13 @@ class Positional(FunctionRewards):
     async def score(self, stream, lane):
         given = [each async for each in stream]
         for index, each in enumerate(given):
-            yield Scored(each, Reward(float(index)))
+            yield ScoredTrajectory(each, Reward(float(index)))
 
 
 class PartsApart(FunctionRewards):
     async def score(self, stream, lane):
         async for each in super().score(stream, lane):
-            yield replace(each, reward=replace(each.reward, score=each.reward.score + each.trajectory.id.part))
+            yield replace(each, reward=replace(each.reward, score=each.reward.score + each.trajectory.id.segment))
 
 
 class OneAtATime(FunctionRewards):

@@ -26,12 +26,12 @@ from rlcore.config import AlgoConfig
 from rlcore.data.batch import collate
 from rlcore.errors import PluginError, RewardError
 from rlcore.reward.metrics import reward_metrics
-from rlcore.types import Finish, Prompt, Reward, Scored, Trajectory, TrajectoryId
+from rlcore.types import FinishReason, Prompt, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
 NAN, INF = float("nan"), float("inf")
 
 
-def scored(sample: int, score: float) -> Scored:
+def scored(sample: int, score: float) -> ScoredTrajectory:
     one = np.ones(1, np.int32)
     row = Trajectory(
         TrajectoryId("p", 0, sample),
@@ -40,10 +40,10 @@ def scored(sample: int, score: float) -> Scored:
         loss_mask=one > 1,
         logprobs=np.zeros(1, np.float32),
         completion="",
-        finish=Finish.STOP,
+        finish=FinishReason.STOP,
         versions=(),
     )
-    return Scored(row, Reward(score))
+    return ScoredTrajectory(row, Reward(score))
 
 
 def _inputs(*rewards: float) -> AdvantageInputs:

@@ -10,7 +10,7 @@ from rlcore.config import RewardConfig, RewardFunctionConfig
 from rlcore.data.batch import collate
 from rlcore.reward.policy import apply_failures
 from rlcore.testing.rewards import make_trajectory
-from rlcore.types import FrozenDict, Reward, RewardStatus, Scored
+from rlcore.types import FrozenDict, Reward, RewardStatus, ScoredTrajectory
 
 FAILED = Reward(
     0.0, FrozenDict(), RewardStatus.FAILED, info=FrozenDict[str, Any]({"error": "f: x", "failed": {"f": "x"}})
@@ -37,7 +37,7 @@ EXPECTED = {
 @pytest.mark.parametrize("policy", EXPECTED)
 def test_the_advantages_of_partial_groups_are_those_that_are_documented(policy: Any) -> None:
     groups = [
-        [Scored(make_trajectory(prompt, sample), reward) for sample, reward in enumerate(rewards)]
+        [ScoredTrajectory(make_trajectory(prompt, sample), reward) for sample, reward in enumerate(rewards)]
         for prompt, rewards in enumerate(GROUPS)
     ]
     config = RewardConfig(

@@ -51,7 +51,7 @@ def test_the_null_run_is_planned_with_what_was_named() -> None:
     ]
     assert [(pool.name, pool.roles, pool.gpus) for pool in made.pools] == [("main", ("actor", "rollout"), ())]
     assert made.algorithms["advantage"].algorithm.name == "grpo"
-    assert made.workers[0].request.references == {
+    assert made.workers[0].request.targets == {
         "advantage": "rlcore.algo.advantage:grpo",
         "policy_loss": "rlcore.algo.loss:clip",
     }
@@ -60,8 +60,8 @@ def test_the_null_run_is_planned_with_what_was_named() -> None:
 def test_an_embedded_rollout_is_served_inside_the_actor_because_its_class_says_so() -> None:
     made = plan()
     rollout = next(each for each in made.workers if each.request.role.name == "rollout")
-    assert rollout.request.inside is not None
-    assert rollout.request.inside.name == "actor"
+    assert rollout.request.embedded_in is not None
+    assert rollout.request.embedded_in.name == "actor"
 
 
 def test_a_kl_term_asks_for_a_reference() -> None:
@@ -73,7 +73,7 @@ def test_the_arithmetic_of_a_step() -> None:
     made = plan(
         "train.prompts_per_step=12", "rollout.samples_per_prompt=4", "actor.minibatch_prompts=3", "actor.epochs=2"
     )
-    assert made.arithmetic == {
+    assert made.batch_sizes == {
         "prompts": 12,
         "samples_per_prompt": 4,
         "samples": 48,
@@ -121,13 +121,13 @@ def test_a_reward_in_a_file_is_found_beside_its_config_or_here(tmp_path: Path, m
     (tmp_path / "sub" / "mine.py").write_text("def score(trajectory):\n    return 1.0\n")
     monkeypatch.chdir(tmp_path / "sub")
     made = plan("reward.functions.letters.fn=mine.py:score")
-    assert made.rewards[0].reference == f"{tmp_path / 'sub' / 'mine.py'}:score"
+    assert made.rewards[0].target == f"{tmp_path / 'sub' / 'mine.py'}:score"
     config = tmp_path / "sub" / "run.yaml"
     config.write_text("reward: {functions: {mine: {fn: 'mine.py:score', weight: 0.5}}}\n")
     monkeypatch.chdir(tmp_path)
     hooks, loaded = configure([config], [each for each in SETTINGS if "reward" not in each], ["null"])
     found = make_plan(loaded, hooks, Facts()).rewards[0]
-    assert (found.reference, found.weight) == (f"{tmp_path / 'sub' / 'mine.py'}:score", 0.5)
+    assert (found.target, found.weight) == (f"{tmp_path / 'sub' / 'mine.py'}:score", 0.5)
     assert "no file 'mine.py'" in refused(ConfigError, "reward.functions.letters.fn=mine.py:score")
 
 
@@ -175,7 +175,7 @@ RAISES = "raise RuntimeError\ndef score(trajectory): ..."
 def test_an_entry_point_reward_is_named_without_being_imported_and_a_clash_is_refused(site: Path) -> None:
     write_package(site, "plan_ten", RAISES, entry_points={"rlcore.rewards": {"tenth": "plan_ten:score"}})
     made = plan("reward.functions.letters.fn=tenth", "algo.kl.placement=loss", "reference.backend=null")
-    assert (made.rewards[0].reference, made.rewards[0].provided_by) == (
+    assert (made.rewards[0].target, made.rewards[0].provided_by) == (
         "plan_ten:score",
         "entry point 'tenth' (plan-ten 1.0)",
     )

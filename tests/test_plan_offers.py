@@ -153,7 +153,7 @@ def test_a_union_pool_has_the_devices_of_its_members(site: Path) -> None:
     pools = """
     @hookimpl
     def rlcore_resource_pools(requests):
-        return [PoolSpec("judges", union_of=("left", "right")), PoolSpec("left", 1), PoolSpec("right", 1)]
+        return [PoolSpec("judges", colocates=("left", "right")), PoolSpec("left", 1), PoolSpec("right", 1)]
     """
     write_package(site, "plan_union", manager(', pool="judges", gpus=1.0, replicas=2') + pools)
     made = plan("reward.manager=judged", "cluster.device=cuda", plugins=("plan_union",), facts=Facts(gpus=3))
@@ -255,7 +255,7 @@ def test_an_embedded_rollout_refuses_a_sharded_actor_and_names_what_can_serve_it
 
     @hookimpl
     def rlcore_worker_classes():
-        return [WorkerClass(Trunk, "t", Trunk), WorkerClass(Head, "t", Head, inside=TRUNK)]
+        return [WorkerClass(Trunk, "t", Trunk), WorkerClass(Head, "t", Head, embedded_in=TRUNK)]
     """
     )
     write_package(site, "plan_sharded", source)
@@ -263,7 +263,7 @@ def test_an_embedded_rollout_refuses_a_sharded_actor_and_names_what_can_serve_it
     assert "role 'head'" in line
     assert "sharded over 2 ranks" in line
     assert line.endswith("it needs one rank; set trunk.ranks=1"), "no other class implements the interface"
-    line = refused(PlanError, "actor.ranks=2")
+    line = refused(PlanError, "actor.data_parallel=2")
     assert "role 'rollout'" in line
     assert line.endswith("choose from: rollout.backend=hf, rollout.backend=null_replica, rollout.backend=vllm")
 
@@ -290,7 +290,7 @@ def test_a_plugin_that_only_sets_a_default_is_used_while_that_default_holds(site
     """
     )
     write_package(site, "plan_default", source)
-    assert plan(plugins=("plan_default",)).arithmetic["prompts"] == 4
+    assert plan(plugins=("plan_default",)).batch_sizes["prompts"] == 4
     line = refused(PlanError, "train.prompts_per_step=2", plugins=("plan_default",))
     assert "nothing of it is in the plan" in line
 

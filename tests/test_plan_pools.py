@@ -115,7 +115,7 @@ def test_a_pool_of_a_plugin_that_is_garbage_is_refused_with_the_field(site: Path
     [
         ("PoolSpec('idle')", (), f"pool 'idle' of {WHO} is unused: no role asks for it"),
         ("PoolSpec('engines', 1), PoolSpec('engines', 2)", ENGINES, "pool 'engines' is offered twice"),
-        ("PoolSpec('engines', union_of=('mian',))", ENGINES, "which nobody declares; did you mean 'main'?"),
+        ("PoolSpec('engines', colocates=('mian',))", ENGINES, "which nobody declares; did you mean 'main'?"),
         (
             "PoolSpec('engines', 1)",
             (*ENGINES, "cluster.device=cuda", "rollout.replicas=2"),
@@ -135,7 +135,7 @@ def test_a_pool_of_a_plugin_that_is_garbage_is_refused_with_the_field(site: Path
             "nodes=2 says where its ranks go, and so does placement=one_node; needs one of the two",
         ),
         (
-            "PoolSpec('engines', union_of=('main',), placement='spread')",
+            "PoolSpec('engines', colocates=('main',), placement='spread')",
             (*ENGINES, *RAY),
             "asks for placement=spread, but a union has the places of its members; say it of main",
         ),
@@ -206,10 +206,10 @@ def test_ranks_are_laid_out_evenly_over_the_nodes_of_their_pool_in_order() -> No
     uneven = layout("rollout.replicas=5", "cluster.pools.engines.nodes=2")["rollout"]
     assert [bundle for _, _, bundle in uneven] == [0, 0, 0, 1, 1]
     # Of two roles each is laid out over the nodes: ranks of both that are at one spot share its devices.
-    both = layout("rollout.pool=main", "rollout.replicas=4", "actor.ranks=2", "cluster.pools.main.nodes=2")
+    both = layout("rollout.pool=main", "rollout.replicas=4", "actor.data_parallel=2", "cluster.pools.main.nodes=2")
     assert both["rollout"] == [("main", 0, 0), ("main", 1, 0), ("main", 2, 1), ("main", 3, 1)]
     assert both["actor"] == [("main", 0, 0), ("main", 2, 1)]
-    union = ("cluster.train_pool=train", "cluster.pools.train.union_of=[engines]", "actor.ranks=3")
+    union = ("cluster.train_pool=train", "cluster.pools.train.colocates=[engines]", "actor.data_parallel=3")
     lent = layout(*union, "rollout.replicas=4", "cluster.pools.engines.nodes=2")
     assert lent["actor"] == lent["rollout"][:3]
 

@@ -23,23 +23,23 @@ def planned(*overrides: str, gpus: int = 0) -> RunPlan:
 
 
 def test_a_rank_that_no_mini_batch_has_work_for_is_refused() -> None:
-    planned(*HF, "actor.shared_prefix=tree", "actor.ranks=4")
+    planned(*HF, "actor.shared_prefix=tree", "actor.data_parallel=4")
     with pytest.raises(PlanError, match=r"role 'actor': 5 ranks, and a mini-batch has 4 groups.*shared_prefix=none$"):
-        planned(*HF, "actor.shared_prefix=tree", "actor.ranks=5")
+        planned(*HF, "actor.shared_prefix=tree", "actor.data_parallel=5")
     with pytest.raises(PlanError, match="role 'actor': 4 ranks, and a mini-batch has 2 groups"):
-        planned(*HF, "actor.shared_prefix=tree", "actor.ranks=4", "actor.minibatch_prompts=2")
-    planned(*HF, "actor.shared_prefix=none", "actor.ranks=12")
+        planned(*HF, "actor.shared_prefix=tree", "actor.data_parallel=4", "actor.minibatch_prompts=2")
+    planned(*HF, "actor.shared_prefix=none", "actor.data_parallel=12")
     with pytest.raises(PlanError, match="13 ranks, and a mini-batch has 12 samples; needs at most 12 ranks"):
-        planned(*HF, "actor.shared_prefix=none", "actor.ranks=13")
+        planned(*HF, "actor.shared_prefix=none", "actor.data_parallel=13")
 
 
 def test_sharding_without_a_second_rank_has_no_effect_and_says_so() -> None:
-    with pytest.raises(ConfigError, match=r"actor\.sharding: set to 'fsdp2'.*actor\.ranks != 1"):
+    with pytest.raises(ConfigError, match=r"actor\.sharding: set to 'fsdp2'.*actor\.data_parallel != 1"):
         planned(*HF, "actor.sharding=fsdp2")
 
 
 def test_a_sharded_optimizer_is_not_offloaded() -> None:
-    settings = (*HF, "actor.ranks=2", "actor.sharding=fsdp2", "cluster.device=cuda", "actor.offload=true")
+    settings = (*HF, "actor.data_parallel=2", "actor.sharding=fsdp2", "cluster.device=cuda", "actor.offload=true")
     with pytest.raises(PlanError, match="role 'actor': offload=true with sharding=fsdp2"):
         planned(*settings, gpus=2)
 
@@ -48,10 +48,10 @@ def test_what_a_rank_holds() -> None:
     def bytes_of(**settings: object) -> float:
         return training_bytes_per_parameter(EngineConfig(**settings))  # type: ignore[arg-type]
 
-    assert bytes_of() == bytes_of(ranks=4) == 16.0
-    assert bytes_of(ranks=4, sharding="fsdp2") == 16.0 / 4 + 4.0
-    assert bytes_of(ranks=2, sharding="fsdp2", dtype="bfloat16") == 20.0 / 2 + 2.0
-    assert bytes_of(ranks=2, sharding="fsdp2", lora=LoraConfig(enabled=True)) == 4.0 / 2 + 4.0
+    assert bytes_of() == bytes_of(data_parallel=4) == 16.0
+    assert bytes_of(data_parallel=4, sharding="fsdp2") == 16.0 / 4 + 4.0
+    assert bytes_of(data_parallel=2, sharding="fsdp2", dtype="bfloat16") == 20.0 / 2 + 2.0
+    assert bytes_of(data_parallel=2, sharding="fsdp2", lora=LoraConfig(enabled=True)) == 4.0 / 2 + 4.0
 
 
 def test_ray_that_is_not_installed_is_named_with_the_line_that_installs_it(

@@ -26,13 +26,13 @@ def planned(*overrides: str, facts: Facts = FACTS) -> tuple[RunPlan, WorkerPlan]
 
 def test_with_lora_the_reference_is_the_actor_and_no_second_model_is_counted() -> None:
     plan, reference = planned(LORA)
-    assert reference.request.inside == ACTOR
+    assert reference.request.embedded_in == ACTOR
     assert plan.memory_bytes.keys() == {"actor"}
     [note] = [
         each for each in plan.notes if each.startswith("reference: the actor's weights with the LoRA adapter off")
     ]
     assert note.endswith("no second model is loaded")
-    assert plan_to_json(plan)["workers"]["reference"]["inside"] == "actor"
+    assert plan_to_json(plan)["workers"]["reference"]["embedded_in"] == "actor"
     without = planned()[0].memory_bytes
     assert without["reference"] == PROCESS + 4 * 10**6
     assert not [each for each in planned()[0].notes if each.startswith("reference: the actor's")]
@@ -40,8 +40,8 @@ def test_with_lora_the_reference_is_the_actor_and_no_second_model_is_counted() -
 
 def test_with_lora_and_several_ranks_the_reference_is_in_each_of_them() -> None:
     for more in ((), ("actor.sharding=fsdp2",)):
-        _, reference = planned(LORA, "actor.ranks=2", *more)
-        assert (reference.request.inside, reference.request.ranks) == (ACTOR, 2)
+        _, reference = planned(LORA, "actor.data_parallel=2", *more)
+        assert (reference.request.embedded_in, reference.request.ranks) == (ACTOR, 2)
 
 
 def test_with_lora_prompts_are_shared_as_by_the_actor() -> None:
@@ -55,12 +55,12 @@ def test_with_lora_prompts_are_shared_as_by_the_actor() -> None:
 def test_a_path_asks_for_a_second_model_also_with_lora(tmp_path: Path) -> None:
     other = write_tiny_model(tmp_path / "other")
     plan, reference = planned(LORA, f"reference.path={other}")
-    assert reference.request.inside is None
+    assert reference.request.embedded_in is None
     parameters = num_parameters(other)
     assert parameters
     assert plan.memory_bytes["reference"] == PROCESS + 4 * parameters
     same, reference = planned(LORA, "reference.path=none")
-    assert reference.request.inside is None
+    assert reference.request.embedded_in is None
     assert same.memory_bytes["reference"] == PROCESS + 4 * 10**6
 
 
@@ -71,10 +71,10 @@ def test_the_memory_of_a_reference_that_is_not_here_is_unknown_and_said_so() -> 
 
 
 def test_a_second_model_has_the_actors_ranks_sharding_and_pool() -> None:
-    plan, reference = planned("actor.ranks=4")
+    plan, reference = planned("actor.data_parallel=4")
     assert (reference.request.ranks, reference.request.pool) == (4, "main")
     assert plan.memory_bytes["reference"] == PROCESS + 4 * 10**6, "each rank has the whole model"
-    sharded, reference = planned("actor.ranks=4", "actor.sharding=fsdp2")
+    sharded, reference = planned("actor.data_parallel=4", "actor.sharding=fsdp2")
     assert reference.request.ranks == 4
     assert sharded.memory_bytes["reference"] == PROCESS + (1 + 4) * 10**6, "its part, and while it scores all of it"
 
@@ -82,7 +82,9 @@ def test_a_second_model_has_the_actors_ranks_sharding_and_pool() -> None:
 def test_ranks_of_actor_and_reference_share_devices_pairwise() -> None:
     from rlcore.cluster.worker_context import devices_of
 
-    plan, reference = planned("actor.ranks=2", "cluster.device=cuda", facts=Facts(cpus=2, gpus=2, parameters=10**6))
+    plan, reference = planned(
+        "actor.data_parallel=2", "cluster.device=cuda", facts=Facts(cpus=2, gpus=2, parameters=10**6)
+    )
     actor = next(each for each in plan.workers if each.request.role == ACTOR)
     assert [devices_of(actor, plan, 0, rank) for rank in range(2)] == [(0,), (1,)]
     assert [devices_of(reference, plan, 0, rank) for rank in range(2)] == [(0,), (1,)]
@@ -92,5 +94,5 @@ def test_the_reference_of_another_backend_says_itself_what_it_is() -> None:
     hooks, loaded = configure([], [*SETTINGS, "algo.kl.placement=loss", "reference.backend=null", LORA], ["null"])
     plan = make_plan(loaded, hooks, FACTS)
     reference = next(each for each in plan.workers if each.request.role.name == "reference")
-    assert reference.request.inside is None
+    assert reference.request.embedded_in is None
     assert reference.request.ranks == 1

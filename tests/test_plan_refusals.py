@@ -50,22 +50,34 @@ HOOKS = """
     def rlcore_resource_pools():
         return [{pools}]
 """
-INSIDE = "offer(inside=ACTOR)"
+INSIDE = "offer(embedded_in=ACTOR)"
 CASES = {
     "no request": ('"a judge"', "offer()", "", (), "returned a list with 'a judge'; needs WorkerRequest"),
     "inside another role": (
-        "request(inside=GHOST)",
+        "request(embedded_in=GHOST)",
         INSIDE,
         "",
         (),
         "asked for inside 'ghost', but refusals.Judge is served inside 'actor'",
     ),
     "two classes": ("request()", "offer(), offer()", "", (), "2 are offered, refusals.Judge by plugin"),
-    "inside nothing": ("request()", "offer(inside=GHOST)", "", (), "inside role 'ghost' (Judge), which nobody asked"),
-    "inside a namesake": ("request()", "offer(inside=NAMESAKE)", "", (), "inside role 'actor' (Judge), which nobody"),
+    "inside nothing": (
+        "request()",
+        "offer(embedded_in=GHOST)",
+        "",
+        (),
+        "inside role 'ghost' (Judge), which nobody asked",
+    ),
+    "inside a namesake": (
+        "request()",
+        "offer(embedded_in=NAMESAKE)",
+        "",
+        (),
+        "inside role 'actor' (Judge), which nobody",
+    ),
     "inside one that is inside": (
         "request(), request(role=CLERK)",
-        f"{INSIDE}, offer(interface=Clerk, cls=Clerk, inside=JUDGE)",
+        f"{INSIDE}, offer(interface=Clerk, cls=Clerk, embedded_in=JUDGE)",
         "",
         (),
         "is served inside 'judge', which is itself served inside another role",
@@ -77,14 +89,14 @@ CASES = {
     "union with nothing": (
         'request(pool="judges")',
         "offer()",
-        'PoolSpec("judges", union_of=("left",))',
+        'PoolSpec("judges", colocates=("left",))',
         (),
         "is a union with 'left', which nobody declares",
     ),
     "union of a union": (
         'request(pool="judges")',
         "offer()",
-        'PoolSpec("judges", union_of=("both",)), PoolSpec("both", union_of=("main",))',
+        'PoolSpec("judges", colocates=("both",)), PoolSpec("both", colocates=("main",))',
         (),
         "is a union with 'both', which is itself a union",
     ),
@@ -97,16 +109,16 @@ CASES = {
     ),
     "inside a part of the weights": (
         'request(backend="hf")',
-        'offer(backend="hf", inside=ACTOR, every_rank=True)',
+        'offer(backend="hf", embedded_in=ACTOR, on_every_rank=True)',
         "",
-        ("actor.backend=hf", "rollout.backend=hf", "actor.ranks=2", "actor.sharding=fsdp2"),
+        ("actor.backend=hf", "rollout.backend=hf", "actor.data_parallel=2", "actor.sharding=fsdp2"),
         "is served inside 'actor', each of whose ranks has a part of the weights only",
     ),
     "a link to where the weights are": (
         "request()",
         "offer()",
         "",
-        ("rollout.weights=link",),
+        ("rollout.weight_sync=tcp",),
         "the rollout is served inside 'actor' and has no copy of the weights",
     ),
 }

@@ -229,7 +229,7 @@ def test_every_hook_runs_once(site: Path, capfd: pytest.CaptureFixture[str], mon
 def test_entry_point_rewards_are_offered_without_loading_them(site: Path) -> None:
     write_package(site, "demo_ten", "raise RuntimeError", entry_points={"rlcore.rewards": {"ten": "demo_ten:score"}})
     offers = {offer.value.name: offer for offer in load([]).entry_point_rewards()}
-    assert offers["ten"].value.reference == "demo_ten:score"
+    assert offers["ten"].value.target == "demo_ten:score"
     assert str(offers["ten"].provider) == "entry point 'ten' (demo-ten 1.0)"
     assert "demo_ten" not in sys.modules
 

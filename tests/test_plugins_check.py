@@ -129,13 +129,13 @@ def test_a_scope_that_the_signature_cannot_serve_is_a_problem(site: Path) -> Non
         ("check_exits:f", "it called sys.exit(0)"),
     ],
 )
-@pytest.mark.parametrize("field", ["reference", "selection"])
+@pytest.mark.parametrize("field", ["target", "selection"])
 def test_the_functions_of_an_algorithm_are_looked_at(site: Path, field: str, reference: str, said: str) -> None:
     (site / "check_losses.py").write_text(
         "NUMBER = 3\ndef f(inputs): ...\ndef two(inputs, more): ...\nasync def later(inputs): ..."
     )
     (site / "check_exits.py").write_text("import sys; sys.exit(0)\ndef f(inputs): ...")
-    given = {"reference": "check_losses:f", "selection": "", field: reference}
+    given = {"target": "check_losses:f", "selection": "", field: reference}
     write_package(
         site,
         "check_algorithms",

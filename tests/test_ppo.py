@@ -285,7 +285,7 @@ def test_the_plan_of_a_critic_inside_the_actor_and_of_one_in_a_pool_of_its_own()
 
     inside, own = planned("trunk=actor"), planned("own_pool=true")
     [critic] = [each for each in inside.workers if each.request.role.name == "critic"]
-    assert critic.request.inside is not None
+    assert critic.request.embedded_in is not None
     assert [each.name for each in inside.pools] == ["main"]
     assert {each.name: each.roles for each in own.pools}["critic"] == ("critic",)
     assert inside.config.algo.whiten_advantages

@@ -15,7 +15,7 @@ from rlcore.redaction import remember_variable
 from rlcore.reward.call_log import CallLog
 from rlcore.reward.functions import FunctionRewards, build_function_rewards
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all, score_rewards, use_rewards
-from rlcore.types import Lane, Reward, RewardStatus, Scored
+from rlcore.types import Lane, Reward, RewardStatus, ScoredTrajectory
 
 FORMS = str(Path(__file__).parent / "scorers" / "forms.py")
 GROUP = RunConfig(eval=EvalConfig(samples_per_prompt=4))
@@ -110,7 +110,7 @@ def test_a_function_that_eats_memory_is_one_failed_sample_in_a_new_child(isolati
     settings = {"memory_gib": 1.0, "isolation": isolation, **({"threads": 2} if isolation == "threads" else {})}
     functions = {"f": function(f"{FORMS}:hungry", **settings)}
 
-    async def use(manager: FunctionRewards) -> tuple[list[Scored], dict[str, float]]:
+    async def use(manager: FunctionRewards) -> tuple[list[ScoredTrajectory], dict[str, float]]:
         scored = await score_all(manager, [make_trajectory(0, i, text) for i, text in enumerate(texts)], Lane.EVAL)
         again = await score_all(manager, [make_trajectory(1, i, "fine") for i in range(4)], Lane.EVAL)
         return [*scored, *again], manager.metrics()

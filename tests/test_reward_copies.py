@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlcore.reward.copies import private_copy
-from rlcore.types import Finish, FrozenDict, Prompt, Trajectory, TrajectoryId
+from rlcore.types import FinishReason, FrozenDict, Prompt, Trajectory, TrajectoryId
 
 
 def trajectory(columns: FrozenDict[str, object], content: object = "Hello") -> Trajectory:
@@ -19,7 +19,7 @@ def trajectory(columns: FrozenDict[str, object], content: object = "Hello") -> T
         np.array([False, True, True]),
         np.array([0.0, -1.0, -2.0], dtype=np.float32),
         "text",
-        Finish.STOP,
+        FinishReason.STOP,
         ((1, 0),),
     )
 

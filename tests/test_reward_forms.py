@@ -92,7 +92,7 @@ def test_a_function_with_any_of_trls_names_is_trls(name: str, score: float) -> N
 def test_what_a_function_logs_in_trls_way_is_kept_with_its_sample() -> None:
     [first, second, *_] = group("notes", ["a", "bb"], scope="group")
     assert dict(first.info) == {"length": 1}
-    assert dict(first.parts) == {"f": 1.0, "f/share": 0.5}
+    assert dict(first.components) == {"f": 1.0, "f/share": 0.5}
     assert (second.status, second.info["length"]) == (RewardStatus.FAILED, 2), "the only function had no opinion"
 
 
@@ -118,7 +118,7 @@ def test_compute_score_may_return_a_tuple_that_begins_with_the_score() -> None:
     first = one("tupled", make_trajectory(make_prompt(answer="1"), text="hm"))
     assert (first.score, first.info["details"]) == (1.0, ["hm", "because"])
     second = one("tupled", make_trajectory(make_prompt(answer="2")))
-    assert (second.score, second.parts["f/acc"], second.info["answer"]) == (0.5, 1.0, "x")
+    assert (second.score, second.components["f/acc"], second.info["answer"]) == (0.5, 1.0, "x")
     assert "returned an empty tuple" in one("tupled", make_trajectory(make_prompt(answer="0"))).info["error"]
     third = one("tupled", make_trajectory(make_prompt(answer="x")))
     assert "the first of the tuple: returned str '1'" in third.info["error"]
@@ -126,7 +126,7 @@ def test_compute_score_may_return_a_tuple_that_begins_with_the_score() -> None:
 
 def test_numbers_beside_verls_score_are_metrics_and_everything_is_in_info() -> None:
     reward = one("verl_dict")
-    assert dict(reward.parts) == {"f": -1.0, "f/acc": 0.0, "f/tokens": 7.0}
+    assert dict(reward.components) == {"f": -1.0, "f/acc": 0.0, "f/tokens": 7.0}
     assert math.isnan(reward.info["bad"])
     assert {key: reward.info[key] for key in ("acc", "pred", "answer", "note")} == {
         "acc": False,

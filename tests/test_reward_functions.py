@@ -55,7 +55,7 @@ def test_functions_are_weighed_summed_and_reported_by_name(rewards: str) -> None
     }
     [reward] = score_rewards(functions, [make_trajectory(text="four")]).values()
     assert reward.status is RewardStatus.OK
-    assert dict(reward.parts) == {"length": 4.0, "bonus": 6.0}
+    assert dict(reward.components) == {"length": 4.0, "bonus": 6.0}
     assert reward.score == 0.5 * 4 + 2.0 * 6
     assert reward.latency_s > 0
 
@@ -112,34 +112,34 @@ def test_group_scope_sees_whole_groups_and_batch_scope_everything(rewards: str) 
     trajectories = [make_trajectory(p, s, text) for p, each in texts.items() for s, text in enumerate(each)]
     random.Random(0).shuffle(trajectories)
     found = score_rewards(functions, trajectories)
-    assert [found["test/0", sample, 0].parts["rank"] for sample in range(4)] == [0.25, 0.5, 0.75, 1.0]
-    assert [found["test/1", sample, 0].parts["rank"] for sample in range(2)] == [1.0, 0.25]
-    assert {each.parts["size"] for each in found.values()} == {6.0}
+    assert [found["test/0", sample, 0].components["rank"] for sample in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert [found["test/1", sample, 0].components["rank"] for sample in range(2)] == [1.0, 0.25]
+    assert {each.components["size"] for each in found.values()} == {6.0}
 
 
 @pytest.mark.fault
 def test_all_parts_of_a_sample_get_the_reward_of_its_last_part(rewards: str) -> None:
     whole = make_trajectory(0, 0)
     parts = [
-        replace(make_trajectory(0, 0, text), id=replace(whole.id, part=part), num_parts=num_parts)
+        replace(make_trajectory(0, 0, text), id=replace(whole.id, segment=part), num_segments=num_segments)
         for part, text in enumerate(["first", "second", "the third"])
-        for num_parts in (3,)
+        for num_segments in (3,)
     ]
     found = score_rewards({"f": function(f"{rewards}:length")}, [parts[2], parts[0], parts[1]])
     assert [found["test/0", 0, part].score for part in range(3)] == [9.0, 9.0, 9.0]
-    unknown = [replace(each, num_parts=0) for each in parts]
+    unknown = [replace(each, num_segments=0) for each in parts]
     found = score_rewards({"f": function(f"{rewards}:length")}, [unknown[2], unknown[0], unknown[1]])
     assert [found["test/0", 0, part].score for part in range(3)] == [9.0, 9.0, 9.0]
     with pytest.raises(PluginError, match="every part must come once"):
         score_rewards({"f": function(f"{rewards}:length")}, [whole, whole])
-    with pytest.raises(PluginError, match="num_parts=3; 2 came"):
+    with pytest.raises(PluginError, match="num_segments=3; 2 came"):
         score_rewards({"f": function(f"{rewards}:length")}, parts[:2])
 
 
 def test_scores_per_token_and_parts_within_a_function_are_kept(rewards: str) -> None:
     reward = one(rewards, "tokens", make_trajectory(text="abc"), weight=0.5)
     assert reward.score == 1.0
-    assert dict(reward.parts) == {"f": 2.0, "f/format": 0.5}
+    assert dict(reward.components) == {"f": 2.0, "f/format": 0.5}
     assert reward.token_scores is not None
     expected = make_trajectory(text="abc").loss_mask * 0.5
     np.testing.assert_array_equal(reward.token_scores, expected.astype(np.float32))
@@ -220,7 +220,7 @@ def test_a_skipping_function_leaves_the_sum_and_all_skipping_is_a_failure(reward
         "b": function(f"{rewards}:length"),
     }
     [reward] = score_rewards(functions, [make_trajectory(text="skip")]).values()
-    assert (reward.status, reward.score, dict(reward.parts)) == (RewardStatus.OK, 4.0, {"b": 4.0})
+    assert (reward.status, reward.score, dict(reward.components)) == (RewardStatus.OK, 4.0, {"b": 4.0})
     assert reward.info["skipped"] == ["a"]
     [reward] = score_rewards({"a": functions["a"]}, [make_trajectory(text="skip")]).values()
     assert (reward.status, reward.info["error"]) == (RewardStatus.FAILED, "every function skipped it")
@@ -232,7 +232,7 @@ def test_what_a_function_does_to_its_inputs_reaches_nobody(rewards: str, name: s
     prompt = make_prompt(0, tags=tags)
     functions = {each: RewardFunctionConfig(f"{rewards}:{name}") for each in "ab"}
     found = score_rewards(functions, [make_trajectory(prompt, sample) for sample in range(4)])
-    assert [dict(each.parts) for each in found.values()] == [{"a": 1.0, "b": 1.0}] * 4
+    assert [dict(each.components) for each in found.values()] == [{"a": 1.0, "b": 1.0}] * 4
     assert tags == []
 
 

@@ -60,7 +60,7 @@ async def coroutine() -> float:
         ((each for each in [1.0]), "returned a generator; a number is needed"),
         (object(), "returned a object; a number is needed"),
         (Reward(math.nan), "returned nan"),
-        (Reward(1.0, parts=FrozenDict({"x": math.inf})), "part 'x': returned inf"),
+        (Reward(1.0, components=FrozenDict({"x": math.inf})), "part 'x': returned inf"),
         (Reward(1.0, token_scores=np.zeros(2, np.float32)), "token_scores have shape (2,); (3,) is needed"),
         (Reward(1.0, token_scores=np.full(3, np.nan, np.float32)), "not finite"),
         (Reward(0.0, status=RewardStatus.FAILED, info=FrozenDict({"error": "no quota"})), "no quota"),
@@ -119,7 +119,7 @@ def test_outcomes_combine_into_a_weighted_sum_of_those_that_have_an_opinion() ->
     }
     reward = combine(outcomes, {"a": 0.5, "b": -1.0, "c": 100.0}, 1.5)
     assert (reward.score, reward.status, reward.latency_s) == (0.5 * 2 - 3, RewardStatus.OK, 1.5)
-    assert dict(reward.parts) == {"a": 2.0, "b": 3.0}
+    assert dict(reward.components) == {"a": 2.0, "b": 3.0}
     assert dict(reward.info) == {"a/answer": "4", "a/n": 1, "b/answer": "5", "answer": "4", "skipped": ["c"]}
 
 
@@ -132,5 +132,5 @@ def test_scores_per_token_are_weighed_and_added() -> None:
 
 def test_one_failed_function_fails_the_sample_and_the_other_parts_are_kept() -> None:
     reward = combine({"a": Outcome(RewardStatus.OK, 2.0), "b": failed("no")}, {"a": 1.0, "b": 1.0}, 0.0)
-    assert (reward.status, reward.score, dict(reward.parts)) == (RewardStatus.FAILED, 0.0, {"a": 2.0})
+    assert (reward.status, reward.score, dict(reward.components)) == (RewardStatus.FAILED, 0.0, {"a": 2.0})
     assert dict(reward.info) == {"error": "b: no", "failed": {"b": "no"}}

@@ -11,7 +11,7 @@ import pytest
 from rlcore.cli.plan import show
 from rlcore.cluster.child import ChildProcesses
 from rlcore.errors import ConfigError, PluginError, RlcoreError
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.reward.functions import FunctionRewards
@@ -55,7 +55,7 @@ def test_a_relative_import_with_a_way_out_is_not_refused(here: Path) -> None:
     (here / "mine.py").write_text(
         "try:\n    from .a import x\nexcept ImportError:\n    x = 1\ndef score(trajectory): ...\n"
     )
-    assert plan(f"{FN}=mine.py:score").rewards[0].reference.endswith("mine.py:score")
+    assert plan(f"{FN}=mine.py:score").rewards[0].target.endswith("mine.py:score")
 
 
 def test_a_lambda_in_a_file_is_refused_by_its_name(here: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_file_that_imports_relatively_is_refused_with_its_module_form(tmp_path
     with pytest.raises(
         PluginError, match=rf"mine.py: imports relatively.* name it as outer_rel\.inner\.mine:name, with {tmp_path}"
     ):
-        load_reference(f"{package / 'mine.py'}:x")
+        import_target(f"{package / 'mine.py'}:x")
 
 
 def judged(made: RunPlan, directory: Path) -> Reward:

@@ -9,7 +9,7 @@ from rlcore.errors import RewardError
 from rlcore.reward.metrics import reward_metrics
 from rlcore.reward.policy import apply_failures
 from rlcore.testing.rewards import make_trajectory
-from rlcore.types import FrozenDict, Reward, RewardStatus, Scored
+from rlcore.types import FrozenDict, Reward, RewardStatus, ScoredTrajectory
 
 
 def config(budget: float = 1.0, **policies: str) -> RewardConfig:
@@ -28,15 +28,15 @@ def fails(*names: str, **parts: float) -> Reward:
     return Reward(0.0, FrozenDict(parts), RewardStatus.FAILED, info=info)
 
 
-def group(prompt: int, *rewards: Reward | float) -> list[Scored]:
+def group(prompt: int, *rewards: Reward | float) -> list[ScoredTrajectory]:
     """A group with these rewards."""
     return [
-        Scored(make_trajectory(prompt, sample), each if isinstance(each, Reward) else Reward(each))
+        ScoredTrajectory(make_trajectory(prompt, sample), each if isinstance(each, Reward) else Reward(each))
         for sample, each in enumerate(rewards)
     ]
 
 
-def scores(groups: list[list[Scored]]) -> list[list[float]]:
+def scores(groups: list[list[ScoredTrajectory]]) -> list[list[float]]:
     return [[each.reward.score for each in group] for group in groups]
 
 
@@ -86,8 +86,10 @@ def test_the_strongest_policy_of_the_functions_that_failed_counts() -> None:
 
 
 def test_all_parts_of_a_sample_share_its_fate() -> None:
-    parts = [Scored(make_trajectory(0, 0, part=part, num_parts=2), fails("f")) for part in (0, 1)]
-    kept, counts = apply_failures([[*parts, Scored(make_trajectory(0, 1), Reward(1.0))]], config(f="drop_sample"))
+    parts = [ScoredTrajectory(make_trajectory(0, 0, segment=part, num_segments=2), fails("f")) for part in (0, 1)]
+    kept, counts = apply_failures(
+        [[*parts, ScoredTrajectory(make_trajectory(0, 1), Reward(1.0))]], config(f="drop_sample")
+    )
     assert scores(kept) == [[1.0]]
     assert counts["reward/dropped_samples"] == 1.0
 
@@ -128,7 +130,7 @@ def test_reward_metrics_are_over_samples_that_did_not_fail() -> None:
 
 
 def test_parts_of_a_sample_count_once_and_nothing_is_a_number_over_nothing() -> None:
-    parts = [Scored(make_trajectory(0, 0, part=part), Reward(4.0)) for part in range(3)]
+    parts = [ScoredTrajectory(make_trajectory(0, 0, segment=part), Reward(4.0)) for part in range(3)]
     assert reward_metrics([*parts, *group(0, 0.0, 1.0)[1:]])["reward/mean"] == 2.5
     assert reward_metrics([]) == {"reward/failed": 0.0, "reward/skipped": 0.0}
     assert "reward/mean" not in reward_metrics(group(0, fails("f")))

@@ -16,7 +16,7 @@ from rlcore.config import RewardFunctionConfig
 from rlcore.errors import PluginError
 from rlcore.reward.functions import FunctionRewards, build_function_rewards
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all, score_rewards, use_rewards
-from rlcore.types import Lane, Reward, RewardStatus, Scored, Trajectory
+from rlcore.types import Lane, Reward, RewardStatus, ScoredTrajectory, Trajectory
 
 function = partial(RewardFunctionConfig, children=1)
 """A reward function in one child, unless a test says more: each takes a fifth of a second to start."""
@@ -60,7 +60,7 @@ def test_in_any_order_of_completion_each_sample_gets_its_own_reward(rewards: str
     for each in trajectories:
         wanted = int(each.token_ids[-1]) + 1000 * each.id.sample
         reward = found[each.id.prompt, each.id.sample, 0]
-        assert dict(reward.parts) == {"slow": wanted, "fast": wanted}
+        assert dict(reward.components) == {"slow": wanted, "fast": wanted}
 
 
 @pytest.mark.fault
@@ -73,7 +73,7 @@ def test_a_sync_function_past_its_deadline_fails_alone_and_the_pool_is_whole_aga
     trajectories = [make_trajectory(0, sample, "hang" if sample == 0 else "fine") for sample in range(8)]
     functions = {"f": function(f"{tmp_path / 'hang.py'}:hang", deadline_s=1.0, children=1)}
 
-    async def use(manager: FunctionRewards) -> tuple[list[Scored], dict[str, float], list[Scored]]:
+    async def use(manager: FunctionRewards) -> tuple[list[ScoredTrajectory], dict[str, float], list[ScoredTrajectory]]:
         return await score_all(manager, trajectories), manager.metrics(), await score_all(manager, trajectories[1:])
 
     first, metrics, second = use_rewards(functions, use)
@@ -147,7 +147,7 @@ def test_an_async_function_that_blocks_the_loop_is_warned_of_by_name_and_others_
         "good": function(f"{rewards}:async_slow", kwargs={"seconds": 0.01}),
     }
 
-    async def use(manager: FunctionRewards) -> tuple[list[Scored], dict[str, float]]:
+    async def use(manager: FunctionRewards) -> tuple[list[ScoredTrajectory], dict[str, float]]:
         return await score_all(manager, [make_trajectory()]), manager.metrics()
 
     [scored], metrics = use_rewards(functions, use)

@@ -18,14 +18,14 @@ from rlcore.testing.runs import differing
 from rlcore.train import Stopped, TrainResult, checkpoint, train
 from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.types import (
-    Finish,
+    FinishReason,
     Float32s,
     FrozenDict,
     Message,
     Prompt,
     Reward,
     RewardStatus,
-    Scored,
+    ScoredTrajectory,
     Trajectory,
     TrajectoryId,
 )
@@ -280,7 +280,7 @@ def test_a_negative_staleness_and_a_setting_without_effect_are_refused() -> None
 
 def scored(
     prompt: Prompt, sample: int, length: int, completion: str | tuple[Message, ...], token_scores: Float32s | None
-) -> Scored:
+) -> ScoredTrajectory:
     trajectory = Trajectory(
         id=TrajectoryId(prompt.id, 2, sample, 1),
         prompt=prompt,
@@ -288,14 +288,14 @@ def scored(
         loss_mask=np.arange(length) > 1,
         logprobs=np.linspace(-1, 0, length, dtype=np.float32),
         completion=completion,
-        finish=Finish.STOP,
+        finish=FinishReason.STOP,
         versions=((1, 0), (3, 2)),
         turns=2,
-        num_parts=2,
+        num_segments=2,
         info=FrozenDict({"tool": "a"}),
     )
     parts, info = FrozenDict({"x": 0.25}), FrozenDict({"answer": "\ud800"})
-    return Scored(trajectory, Reward(0.1, parts, RewardStatus.OK, token_scores, 1.5, info))
+    return ScoredTrajectory(trajectory, Reward(0.1, parts, RewardStatus.OK, token_scores, 1.5, info))
 
 
 def test_scored_trajectories_come_back_as_they_were_saved(tmp_path: Path) -> None:
@@ -309,11 +309,11 @@ def test_scored_trajectories_come_back_as_they_were_saved(tmp_path: Path) -> Non
     write_scored(tmp_path / "rows", rows)
     found = read_scored(tmp_path / "rows", {"train/1": prompt}.__getitem__)
     for one, other in zip(rows, found, strict=True):
-        for name in ("id", "prompt", "completion", "finish", "versions", "turns", "num_parts"):
+        for name in ("id", "prompt", "completion", "finish", "versions", "turns", "num_segments"):
             assert getattr(one.trajectory, name) == getattr(other.trajectory, name)
         for name in ("token_ids", "loss_mask", "logprobs"):
             assert np.array_equal(getattr(one.trajectory, name), getattr(other.trajectory, name))
-        assert (one.reward.score, dict(one.reward.parts)) == (other.reward.score, dict(other.reward.parts))
+        assert (one.reward.score, dict(one.reward.components)) == (other.reward.score, dict(other.reward.components))
         if one.reward.token_scores is not None and other.reward.token_scores is not None:
             assert np.array_equal(one.reward.token_scores, other.reward.token_scores)
         assert (one.reward.token_scores is None) == (other.reward.token_scores is None)

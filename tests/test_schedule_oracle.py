@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlcore.plan import OldLogprobs, SchedulePlan
 from rlcore.report.advice import advice
-from rlcore.train.oracle import Draws, Service, StepTimes, replay, step_ideal_s
+from rlcore.train.oracle import Draws, ReplayService, StepTimes, replay, step_ideal_s
 from rlcore.train.timing import length_correlation
 
 
@@ -26,9 +26,9 @@ def test_a_step_by_hand() -> None:
 
 
 def test_calls_are_served_first_come_first_served() -> None:
-    service = Service(2)
+    service = ReplayService(2)
     assert [service.serve(asked, 10.0) for asked in (0.0, 1.0, 2.0, 3.0)] == [10.0, 11.0, 20.0, 21.0]
-    assert [Service(None).serve(asked, 10.0) for asked in (0.0, 1.0)] == [10.0, 11.0]
+    assert [ReplayService(None).serve(asked, 10.0) for asked in (0.0, 1.0)] == [10.0, 11.0]
 
 
 def test_one_step_of_staleness_hides_rewards_behind_the_next_generation_and_the_update() -> None:

@@ -110,7 +110,7 @@ def test_a_judge_on_the_actors_device_sleeps_or_is_refused_and_a_critic_takes_it
         hooks, loaded = configure([], [*SETTINGS, f"cluster.device={device}", *overrides], ["null", "served"])
         return make_plan(loaded, hooks, Facts(cpus=8, gpus=8))
 
-    assert made("reward.manager=restful").sleepers == ("judge",)
+    assert made("reward.manager=restful").colocated_roles == ("judge",)
     with pytest.raises(PlanError) as caught:
         made("reward.manager=restless")
     line = str(caught.value)
@@ -118,18 +118,18 @@ def test_a_judge_on_the_actors_device_sleeps_or_is_refused_and_a_critic_takes_it
         "role 'judge' of reward 'restless' of plugin 'served' (served 1.0) is in pool 'main', on whose"
     )
     assert "but Judge of plugin 'served' (served 1.0) has no sleep() and wake(); choose another backend" in line
-    assert made("reward.manager=restless", device="cpu").sleepers == ()
+    assert made("reward.manager=restless", device="cpu").colocated_roles == ()
     critic = ("critic.engine=valued", "algo.advantage=gae", "reward.manager=restful")
-    assert made(*critic).sleepers == ("judge",)
+    assert made(*critic).colocated_roles == ("judge",)
 
 
 @pytest.mark.parametrize(
-    ("kind", "called"), [("adapter", "save_adapter"), ("link", "copy_whole"), ("directory", "save_whole")]
+    ("kind", "called"), [("adapter", "save_adapter"), ("tcp", "copy_whole"), ("directory", "save_whole")]
 )
 def test_the_actor_hands_over_what_the_plan_decided(kind: str, called: str, tmp_path: Path) -> None:
     decided = {
         "adapter": (*VLLM, "actor.lora.enabled=true", "rollout.vllm.lora=adapter"),
-        "link": (*VLLM, "rollout.weights=link"),
+        "tcp": (*VLLM, "rollout.weight_sync=tcp"),
         "directory": VLLM,
     }[kind]
     hooks, loaded = configure([], [*SETTINGS, "actor.backend=hf", *decided], ["null"])

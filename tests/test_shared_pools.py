@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.cluster.replica import Group
+from rlcore.cluster.replica import ReplicaGroup
 from rlcore.errors import PlanError, WorkerError
 from rlcore.plan import Facts, make_plan
 from rlcore.plugins import configure
@@ -32,7 +32,7 @@ from rlcore.contracts.reward_replica import RawScore, RewardReplica
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullActor, NullReplica
-from rlcore.types import Reward, Scored
+from rlcore.types import Reward, ScoredTrajectory
 
 RLCORE_API = "1"
 EVENTS, FAULTS = [], set()
@@ -107,7 +107,7 @@ class Judged(RewardManager):
 
         async for row in stream:
             [raw] = await self.group.replicas[0].call(RewardReplica.score, [ScoreRequest(str(row.id), ())])
-            yield Scored(row, Reward(raw.score + row.id.sample))
+            yield ScoredTrajectory(row, Reward(raw.score + row.id.sample))
 
 
 @hookimpl
@@ -122,7 +122,7 @@ def rlcore_reward_managers():
 
 @hookimpl
 def rlcore_resource_pools(requests):
-    return [PoolSpec("reward"), PoolSpec("train", union_of=("rollout", "reward"))]
+    return [PoolSpec("reward"), PoolSpec("train", colocates=("rollout", "reward"))]
 
 
 @hookimpl
@@ -227,16 +227,16 @@ def test_what_cannot_take_turns_is_refused(overrides: list[str]) -> None:
     assert "Sleepless of plugin 'turns' (" in (line := refused("train.seed=9"))
     assert "has no sleep()" in line
     small = Facts(cpus=2, gpus=2, gpu_memory_bytes=2**30, parameters=20_000_000)
-    assert "while serving" in refused("cluster.device=cuda", "actor.ranks=2", facts=small)
+    assert "while serving" in refused("cluster.device=cuda", "actor.data_parallel=2", facts=small)
 
 
 def test_memory_is_reckoned_for_each_device_and_phase(overrides: list[str]) -> None:
     plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
-    hooks, loaded = configure([], [*overrides, "cluster.device=cuda", "actor.ranks=2"], plugins)
+    hooks, loaded = configure([], [*overrides, "cluster.device=cuda", "actor.data_parallel=2"], plugins)
     facts = Facts(cpus=2, gpus=2, gpu_memory_bytes=100 * 2**30, parameters=100_000_000)
     plan = make_plan(loaded, hooks, facts)
     weights = 16 * facts.parameters  # and gradients and Adam's moments
-    assert plan.sleepers == ("judge", "rollout")
+    assert plan.colocated_roles == ("judge", "rollout")
     assert {pool.name: pool.gpus for pool in plan.pools} == {"reward": (0,), "rollout": (1,), "train": (1, 0)}
     assert plan.device_bytes["reward"] == {"serving": int(0.9 * 100 * 2**30) + weights, "training": weights}
     assert plan.device_bytes["rollout"] == {"serving": weights, "training": weights}
@@ -249,7 +249,7 @@ def test_an_offloaded_actor_holds_nothing_while_servers_serve_and_everything_whi
     facts = Facts(cpus=2, gpus=2, gpu_memory_bytes=100 * 2**30, parameters=100_000_000)
 
     def on_devices(*more: str) -> dict[str, dict[str, int]]:
-        settings = [*overrides, "cluster.device=cuda", "actor.ranks=2", *more]
+        settings = [*overrides, "cluster.device=cuda", "actor.data_parallel=2", *more]
         hooks, loaded = configure([], settings, plugins)
         return {name: dict(each) for name, each in make_plan(loaded, hooks, facts).device_bytes.items()}
 
@@ -277,7 +277,7 @@ def test_a_run_that_is_too_large_to_train_is_not_told_to_offload(overrides: list
 def test_a_pool_is_as_busy_as_the_busiest_of_its_roles() -> None:
     now = [0.0]
     meter = BusyMeter({"left": ("actor", "server"), "right": ("actor",)}, lambda: now[0])
-    actor, server = meter.metered("actor", Group([None])), meter.metered("server", Group([None] * 4))
+    actor, server = meter.metered("actor", ReplicaGroup([None])), meter.metered("server", ReplicaGroup([None] * 4))
     meter.change("server", 1)  # a quarter for 4 s, half for 2 s
     now[0] = 4.0
     meter.change("server", 1)

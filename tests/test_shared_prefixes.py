@@ -23,7 +23,7 @@ from rlcore.plan import Facts, WorkerPlan
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.runtime.machine import model_shape, num_parameters
 from rlcore.testing.tiny import END, VOCABULARY, random_batch, write_tiny_model
-from rlcore.types import Batch, Finish, Prompt, Reward, Scored, SharedPrefix, Trajectory, TrajectoryId
+from rlcore.types import Batch, FinishReason, Prompt, Reward, ScoredTrajectory, SharedPrefix, Trajectory, TrajectoryId
 
 torch.set_num_threads(1)
 
@@ -98,10 +98,10 @@ def conversations() -> Batch:
                 loss_mask=mask,
                 logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
                 completion="",
-                finish=Finish.STOP,
+                finish=FinishReason.STOP,
                 versions=((len(start), 0),),
             )
-            rows.append(Scored(trajectory, Reward(score=float(rng.random()))))
+            rows.append(ScoredTrajectory(trajectory, Reward(score=float(rng.random()))))
         groups.append(rows)
     batch = collate(groups, END)
     return replace(
@@ -243,9 +243,11 @@ def ended_at_once() -> Batch:
         token_ids = np.append(rng.integers(0, END, length), END).astype(np.int32)
         mask, prompt = token_ids == END, Prompt(f"p/{group}", (), None, "p")
         given = {"token_ids": token_ids, "loss_mask": mask, "logprobs": np.where(mask, -1.0, 0.0).astype(np.float32)}
-        ends = {"completion": "", "finish": Finish.STOP, "versions": ((length, 0),)}
+        ends = {"completion": "", "finish": FinishReason.STOP, "versions": ((length, 0),)}
         ids = [TrajectoryId(prompt.id, 0, sample) for sample in range(2)]
-        groups.append([Scored(Trajectory(id=each, prompt=prompt, **given, **ends), Reward(0.0)) for each in ids])  # type: ignore[arg-type]
+        groups.append(
+            [ScoredTrajectory(Trajectory(id=each, prompt=prompt, **given, **ends), Reward(0.0)) for each in ids]
+        )  # type: ignore[arg-type]
     batch = collate(groups, pad_id=END)
     return replace(
         batch,

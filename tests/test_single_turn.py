@@ -12,7 +12,7 @@ from rlcore.data.tokens import ByteTokens
 from rlcore.errors import WorkerError
 from rlcore.types import (
     Completion,
-    Finish,
+    FinishReason,
     GenerateRequest,
     Lane,
     Prompt,
@@ -40,7 +40,7 @@ class Echo:
                     sample=sample,
                     token_ids=np.array([97 + sample, 256], dtype=np.int32),
                     logprobs=np.array([-0.5, -0.25], dtype=np.float32),
-                    finish=Finish.STOP,
+                    finish=FinishReason.STOP,
                     version=7,
                     generate_s=1.5,
                 )
@@ -77,7 +77,7 @@ def test_a_trajectory_holds_the_sampled_ids_their_logprobs_and_where_they_are() 
     assert trajectory.token_ids.dtype == np.int32
     assert trajectory.loss_mask.tolist() == [False] * num_prompt + [True, True]
     assert trajectory.logprobs.tolist() == [0.0] * num_prompt + [-0.5, -0.25]
-    assert (trajectory.finish, trajectory.versions) == (Finish.STOP, ((num_prompt, 7),))
+    assert (trajectory.finish, trajectory.versions) == (FinishReason.STOP, ((num_prompt, 7),))
     assert trajectory.timing["generate_s"] == 1.5
 
 

@@ -190,7 +190,7 @@ def test_an_actor_of_four_devices_per_rank_and_a_reference_state_theirs() -> Non
     assert plan.memory_bytes == {"actor": 6 * 10**9, "reference": 10**9}
     assert not any("the memory of" in note for note in plan.notes), "the rollout states a share of its device"
     assert plan.device_bytes["engines"] == {"training": int(0.7 * 80 * GIB)}
-    two = planned(*more, "plugins.sprint.devices=1", "actor.ranks=2", facts=Facts(cpus=8, gpus=11))
+    two = planned(*more, "plugins.sprint.devices=1", "actor.data_parallel=2", facts=Facts(cpus=8, gpus=11))
     assert next(pool.gpus_per_node for pool in two.pools if pool.name == "main") == 8
 
 
@@ -252,8 +252,8 @@ def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, s
             "complete=lambda config, request: request",
             "complete takes (config, request), needs (config, section, request)",
         ),
-        ("weight_sync='files'", "weight_sync is 'files'; needs a frozenset of: files, link"),
-        ("weight_sync=frozenset({'nccl'})", "needs a frozenset of: files, link"),
+        ("weight_sync='disk'", "weight_sync is 'disk'; needs a frozenset of: disk, tcp"),
+        ("weight_sync=frozenset({'nccl'})", "needs a frozenset of: disk, tcp"),
     ],
 )
 def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: str, said: str) -> None:
@@ -278,20 +278,20 @@ def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: st
     "pools",
     [
         ("plugins.sprint.pool=main",),
-        ("cluster.train_pool=train", "cluster.pools.train.union_of=[engines]", "plugins.sprint.pool=engines"),
+        ("cluster.train_pool=train", "cluster.pools.train.colocates=[engines]", "plugins.sprint.pool=engines"),
     ],
     ids=["one pool", "a union"],
 )
 def test_who_serves_on_the_actors_devices_sleeps_or_is_refused(pools: tuple[str, ...]) -> None:
     common = (*pools, "plugins.sprint.devices=1")
-    assert planned(*common).sleepers == ("rollout",)
+    assert planned(*common).colocated_roles == ("rollout",)
     for backend, cls in (("sleepless", "Sleepless"), ("unwakeable", "Unwakeable")):
         line = refused(PlanError, *common, f"rollout.backend={backend}")
         assert f"but {cls} of {WHO} has no sleep() and wake(); choose another backend, or a pool " in line
         assert "role 'rollout' of core is in pool" in line
-        assert planned(f"rollout.backend={backend}").sleepers == (), "devices beside the actor's"
+        assert planned(f"rollout.backend={backend}").colocated_roles == (), "devices beside the actor's"
     if "main" in pools[0]:  # they fit side by side, as far as is known
-        assert planned(*common, "schedule.max_staleness=1").sleepers == ()
+        assert planned(*common, "schedule.max_staleness=1").colocated_roles == ()
         small = Facts(cpus=2, gpus=1, gpu_memory_bytes=8 * GIB, parameters=10**8)
         assert planned(*common, "schedule.max_staleness=1", facts=small).device_bytes["main"]["training"] > 7 * GIB
         small = replace(small, parameters=2 * 10**8)
@@ -304,12 +304,12 @@ def test_who_serves_on_the_actors_devices_sleeps_or_is_refused(pools: tuple[str,
 
 def test_in_the_actors_pool_without_gpus_there_are_no_devices_to_share() -> None:
     overrides = ("plugins.sprint.pool=main", "rollout.backend=sleepless", "cluster.device=cpu")
-    assert planned(*overrides, "schedule.max_staleness=1", facts=Facts(cpus=2)).sleepers == ()
+    assert planned(*overrides, "schedule.max_staleness=1", facts=Facts(cpus=2)).colocated_roles == ()
 
 
 def test_who_computes_in_the_passes_of_a_step_shares_devices_awake() -> None:
     kl = ("algo.kl.placement=loss", "reference.backend=null")
-    assert planned(*kl).sleepers == ()
+    assert planned(*kl).colocated_roles == ()
 
 
 def test_on_ray_a_rank_of_several_devices_shares_them_with_nobody() -> None:
@@ -321,9 +321,9 @@ def test_on_ray_a_rank_of_several_devices_shares_them_with_nobody() -> None:
 
 def test_weights_come_in_a_way_that_the_class_takes() -> None:
     assert planned().weights_kind == "directory"
-    line = refused(PlanError, "rollout.weights=link")
-    assert line.startswith(f"rollout.weights=link: Engine of {WHO} does not take weights that way")
-    assert line.endswith("choose from: files")
+    line = refused(PlanError, "rollout.weight_sync=tcp")
+    assert line.startswith(f"rollout.weight_sync=tcp: Engine of {WHO} does not take weights that way")
+    assert line.endswith("choose from: disk")
     adapter = "replace(request, takes_adapter=True, pool='engines')"
     assert planned(f'plugins.sprint.broken="{adapter}"').weights_kind == "adapter"
 
@@ -346,7 +346,7 @@ def test_vllm_states_its_devices_by_the_same_hook() -> None:
     request = request_of(made("rollout.replicas=3"), "rollout")
     assert (request.pool, request.gpus, request.device_frac) == ("rollout", 2.0, 0.5)
     assert made().weights_kind == "directory"
-    assert made("rollout.weights=link").weights_kind == "link"
+    assert made("rollout.weight_sync=tcp").weights_kind == "tcp"
     lora = ("actor.lora.enabled=true", "rollout.vllm.lora=adapter")
     assert made(*lora).weights_kind == "adapter"
     with pytest.raises(

@@ -105,7 +105,7 @@ def rlcore_critic_engines():
 def rlcore_worker_classes():
     return [
         WorkerClass(ActorWorker, "told", Actor),
-        WorkerClass(RolloutWorker, "told", NullRollout, inside=ACTOR),
+        WorkerClass(RolloutWorker, "told", NullRollout, embedded_in=ACTOR),
         WorkerClass(CriticWorker, "told", Critic),
     ]
 '''

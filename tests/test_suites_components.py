@@ -71,7 +71,7 @@ def test_a_claim_adds_checks_also_to_a_subclass_of_a_subclass() -> None:
 def test_every_reward_function_of_the_core_runs_through_its_suite() -> None:
     source = (Path(__file__).parent / "test_suites_rewards.py").read_text()
     for offer in rlcore_reward_functions():
-        assert f'target = "{offer.reference}"' in source
+        assert f'target = "{offer.target}"' in source
 
 
 def test_every_public_name_of_the_suites_exists() -> None:

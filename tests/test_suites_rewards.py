@@ -116,7 +116,7 @@ def test_the_manager_is_green_on_functions_in_children(name: str, expected: Call
 
 async def function_calls(context: BuildContext) -> AsyncIterator[FunctionCalls]:
     [(name, each)] = context.reward_functions.items()
-    spec = function_spec(context, name, each.reference, each.scope.value, each.kwargs)
+    spec = function_spec(context, name, each.target, each.scope.value, each.kwargs)
     calls, watch = FunctionCalls(spec, context.config.reward.functions[name], 1.0, 10.0), LoopWatch()
     try:
         await calls.start(context.children, watch, Stopwatch())

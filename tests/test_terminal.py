@@ -6,10 +6,20 @@ import numpy as np
 from rich.console import Console
 
 from rlcore.report.terminal import Terminal
-from rlcore.types import Finish, FrozenDict, Message, Prompt, Reward, Scored, Trajectory, TrajectoryId, frozen_messages
+from rlcore.types import (
+    FinishReason,
+    FrozenDict,
+    Message,
+    Prompt,
+    Reward,
+    ScoredTrajectory,
+    Trajectory,
+    TrajectoryId,
+    frozen_messages,
+)
 
 
-def scored(completion: str | tuple[Message, ...]) -> Scored:
+def scored(completion: str | tuple[Message, ...]) -> ScoredTrajectory:
     prompt = Prompt("p/0", ({"role": "user", "content": "3 + 4 = [bold]?"},), "7", "p")
     trajectory = Trajectory(
         TrajectoryId("p/0", 0, 0),
@@ -18,10 +28,10 @@ def scored(completion: str | tuple[Message, ...]) -> Scored:
         np.array([False, True]),
         np.zeros(2, dtype=np.float32),
         completion,
-        Finish.STOP,
+        FinishReason.STOP,
         ((1, 0),),
     )
-    return Scored(trajectory, Reward(1.0, FrozenDict({"accuracy": 1.0})))
+    return ScoredTrajectory(trajectory, Reward(1.0, FrozenDict({"accuracy": 1.0})))
 
 
 def test_completions_are_shown_as_text_with_their_parts_reward_and_advantage() -> None:

@@ -155,7 +155,7 @@ def settings(directory: Path) -> dict[str, Any]:
     return {
         "model": {"path": str(base), "tokenizer": "bytes"},
         "data": {"sources": {"train": {"path": str(prompts)}}},
-        "rollout": {"backend": "vllm", "weights": "link"},
+        "rollout": {"backend": "vllm", "weight_sync": "tcp"},
         "reward": {"functions": {"letters": {"fn": "count_letter"}}},
     }
 
@@ -163,7 +163,11 @@ def settings(directory: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("error", "overrides", "says"),
     [
-        (PlanError, ("actor.lora.enabled=true", "rollout.vllm.lora=adapter"), "choose weights=files, or lora=merged"),
+        (
+            PlanError,
+            ("actor.lora.enabled=true", "rollout.vllm.lora=adapter"),
+            "choose weight_sync=disk, or lora=merged",
+        ),
         (ConfigError, ("rollout.weights_dir=/dev/shm",), "rollout.weights_dir"),
         (PlanError, ("rollout.backend=hf",), "the rollout is served inside 'actor'"),
     ],
@@ -175,6 +179,6 @@ def test_plans_in_which_there_can_be_no_link_are_refused(
         hooks, loaded = configure([settings(tmp_path)], overrides, ("null",))
         return make_plan(loaded, hooks, Facts(cpus=2))
 
-    assert planned().config.rollout.weights == "link"
+    assert planned().config.rollout.weight_sync == "tcp"
     with pytest.raises(error, match=says):
         planned(*overrides)

@@ -84,10 +84,10 @@ def test_a_replica_that_dies_too_often_ends_the_run_with_its_name(here: Path) ->
 
 
 def test_vllm_has_a_pool_of_its_own_and_may_be_restarted(here: Path) -> None:
-    plan = plan_run([config(here, backend="vllm", replicas=2)], ["actor.ranks=2"])
+    plan = plan_run([config(here, backend="vllm", replicas=2)], ["actor.data_parallel=2"])
     [rollout] = [each for each in plan.workers if each.request.role.name == "rollout"]
     assert (rollout.request.pool, rollout.request.isolated, rollout.request.replicas) == ("rollout", True, 2)
-    assert rollout.request.inside is None
+    assert rollout.request.embedded_in is None
     assert not plan.schedule.embedded
     with pytest.raises(PlanError, match="pool 'nowhere'"):
         plan_run([config(here, backend="vllm")], ["cluster.pools.nowhere.nodes=1"])

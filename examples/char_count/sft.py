@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from rlcore import Batch, Finish, Prompt, Reward, Scored, TrainEngine, Trajectory, TrajectoryId
+from rlcore import Batch, FinishReason, Prompt, Reward, ScoredTrajectory, TrainEngine, Trajectory, TrajectoryId
 from rlcore.algo.aggregation import row_weights
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.contracts.tokens import Tokens
@@ -46,10 +46,10 @@ def batch_of(rows: Sequence[dict[str, str]], tokens: Tokens, encode: Callable[[s
             loss_mask=mask,
             logprobs=np.zeros(len(mask), dtype=np.float32),
             completion=row["response"],
-            finish=Finish.STOP,
+            finish=FinishReason.STOP,
             versions=(),
         )
-        groups.append([Scored(trajectory, Reward(0.0))])
+        groups.append([ScoredTrajectory(trajectory, Reward(0.0))])
     batch = collate(groups, tokens.pad_id)
     return replace(batch, weights_B=row_weights("token_mean", batch.num_sampled_B, batch.sample_B))
 

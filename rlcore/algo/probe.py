@@ -22,7 +22,7 @@ from rlcore.checks.results import kind
 from rlcore.config import AlgoConfig
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need
 from rlcore.errors import CALLED, PluginError, boundary
-from rlcore.imports import resolve
+from rlcore.imports import import_function
 
 _GROUP_B = (0, 0, 0, 0, 1, 1, 2)
 _SAMPLE_B = (0, 1, 1, 2, 3, 4, 5)
@@ -54,7 +54,7 @@ def probe(algorithm: Algorithm, provided_by: str, config: AlgoConfig | None = No
     """
     config = config or AlgoConfig()
     who = f"algo.{algorithm.kind.value}={algorithm.name} of {provided_by}"
-    function = _resolved(algorithm.reference, who)
+    function = _resolved(algorithm.target, who)
     if algorithm.kind is AlgorithmKind.ADVANTAGE:
         _probe_estimator(function, algorithm, who, config)
         return Probed(function)
@@ -92,7 +92,7 @@ def finite_tensor(who: str, found: Any, shape: torch.Size, declared: str, about_
 
 def _resolved(reference: str, who: str) -> Callable[..., Any]:
     try:
-        return resolve(reference)
+        return import_function(reference)
     except PluginError as error:
         raise PluginError(f"{who}: {error}") from error
 

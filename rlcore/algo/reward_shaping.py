@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rlcore.errors import ConfigError, RewardError
-from rlcore.types import Bools, Float32s, Int64s, RewardStatus, Scored, TrajectoryId
+from rlcore.types import Bools, Float32s, Int64s, RewardStatus, ScoredTrajectory, TrajectoryId
 
 
 def length_penalty(
@@ -38,7 +38,7 @@ def keeps_loss(truncated_B: Bools, sample_B: Int64s) -> Bools:
     return keeps_S[index_B]
 
 
-def rewards_all_equal(groups: Sequence[Sequence[Scored]]) -> list[bool]:
+def rewards_all_equal(groups: Sequence[Sequence[ScoredTrajectory]]) -> list[bool]:
     """For each group whether dynamic sampling replaces it (arXiv 2503.14476, section 3.2): it has no two rewards that
     differ in float32, so every group estimator would give it advantage 0.
 
@@ -48,7 +48,7 @@ def rewards_all_equal(groups: Sequence[Sequence[Scored]]) -> list[bool]:
     return [_num_distinct(group) < 2 for group in groups]
 
 
-def _num_distinct(group: Sequence[Scored]) -> int:
+def _num_distinct(group: Sequence[ScoredTrajectory]) -> int:
     scores: dict[TrajectoryId, float] = {}
     extra: dict[TrajectoryId, float] = {}
     for each in group:

@@ -15,13 +15,13 @@ from rlcore.errors import PluginError, RlcoreError, WorkerError, shown
 from rlcore.types import (
     Batch,
     Completion,
-    Finish,
+    FinishReason,
     Float32s,
     Metrics,
     Ref,
     Reward,
     RewardStatus,
-    Scored,
+    ScoredTrajectory,
     Trajectory,
     TrajectoryId,
 )
@@ -60,8 +60,8 @@ def _wrong_completion(item: Completion, vocabulary: int | None) -> str:
         return f"found {num} token_ids and {len(item.logprobs)} logprobs; needs one log-prob per token"
     if num and (problem := _wrong_ids(item.token_ids, vocabulary) or wrong_logprobs(item.logprobs)):
         return problem
-    if not isinstance(item.finish, Finish):
-        return f"finish is {shown(item.finish)}; needs one of {', '.join(map(repr, Finish))}"
+    if not isinstance(item.finish, FinishReason):
+        return f"finish is {shown(item.finish)}; needs one of {', '.join(map(repr, FinishReason))}"
     if not isinstance(item.version, int) or item.version < 0:
         return f"version is {shown(item.version)}; needs the number of the weights, 0 or more"
     return _wrong_versions(item.versions, 0, num) if item.versions else ""
@@ -138,16 +138,16 @@ def _wrong_trajectory(row: Trajectory) -> str:
         return f"token_ids, loss_mask and logprobs have lengths {lengths}; needs one length"
     if not isinstance(row.completion, (str, tuple)):
         return f"completion is {kind(row.completion)}; needs text, or a tuple of messages"
-    if not isinstance(row.finish, Finish):
-        return f"finish is {shown(row.finish)}; needs one of {', '.join(map(repr, Finish))}"
-    if not isinstance(row.num_parts, int) or row.num_parts < 0:
-        return f"num_parts is {shown(row.num_parts)}; needs the number of parts, or 0"
+    if not isinstance(row.finish, FinishReason):
+        return f"finish is {shown(row.finish)}; needs one of {', '.join(map(repr, FinishReason))}"
+    if not isinstance(row.num_segments, int) or row.num_segments < 0:
+        return f"num_segments is {shown(row.num_segments)}; needs the number of segments, or 0"
     return _wrong_versions(row.versions, None, num)
 
 
 def check_scored(who: str, row: Any) -> None:
     """PluginError unless `row` is a trajectory with a reward, whose score is a finite float32 if its status is OK."""
-    if not isinstance(row, Scored):
+    if not isinstance(row, ScoredTrajectory):
         raise PluginError(f"{who} yielded {kind(row)}; needs Scored")
     if not isinstance(row.trajectory, Trajectory) or not isinstance(row.reward, Reward):
         found = f"{kind(row.trajectory)} and {kind(row.reward)}"

@@ -69,7 +69,7 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
     yield table(
         "pools", ("pool", "devices", "memory of a device", "roles", "from"), (_pool(plan, each) for each in plan.pools)
     )
-    yield table("a step", ("what", "how many"), ((name.replace("_", " "), n) for name, n in plan.arithmetic.items()))
+    yield table("a step", ("what", "how many"), ((name.replace("_", " "), n) for name, n in plan.batch_sizes.items()))
     yield table("schedule", ("what", "how"), _schedule(plan))
     yield table(
         "rewards",
@@ -96,14 +96,12 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
 
 def _rewards(plan: "RunPlan") -> "Iterator[tuple[str, ...]]":
     for each in plan.rewards:
-        scored_by = (
-            f"what {each.reference}({', '.join(sorted(each.kwargs))}) returns" if each.is_factory else each.reference
-        )
+        scored_by = f"what {each.target}({', '.join(sorted(each.kwargs))}) returns" if each.is_factory else each.target
         if each.post_process:
             scored_by += f", then by group {each.post_process}"
         yield each.name, f"{each.weight:g}", each.scope, f"{each.deadline_s:g} s", scored_by, each.provided_by
     manager = plan.components["reward"].provided_by
-    for part in plan.reward_parts:
+    for part in plan.reward_components:
         scored_by = f"{part.kind}: {plan.served_where(part)}"
         yield part.name, f"{part.weight:g}", part.scope, f"{part.deadline_s:g} s", scored_by, manager
 
@@ -119,13 +117,13 @@ def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
     if ways:
         yield "the prompt of a group is computed", ", ".join(f"{role}: {SHARING[way]}" for role, way in ways.items())
     yield "forward passes while rewards are pending", ", ".join(schedule.passes) or "none"
-    if plan.sleepers:
-        yield "sleep while the actor trains", ", ".join(plan.sleepers)
+    if plan.colocated_roles:
+        yield "sleep while the actor trains", ", ".join(plan.colocated_roles)
 
 
 def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
     request = worker.request
-    inside = f"inside {request.inside.name}" if request.inside else request.pool
+    inside = f"inside {request.embedded_in.name}" if request.embedded_in else request.pool
     return (
         request.role.name,
         worker.cls.__qualname__,
@@ -133,7 +131,7 @@ def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:
         worker.asked_by,
         inside,
         f"{request.replicas} x {request.ranks}" + (f" x {request.gpus:g} GPUs" if request.gpus > 1 else ""),
-        "-" if request.inside else _memory(plan, worker),
+        "-" if request.embedded_in else _memory(plan, worker),
     )
 
 
@@ -147,7 +145,7 @@ def _memory(plan: "RunPlan", worker: "WorkerPlan") -> str:
 def _pool(plan: "RunPlan", pool: "PoolPlan") -> tuple[str, ...]:
     gpus = pool.gpus_per_node * pool.nodes
     devices = f"{pool.nodes} x {pool.gpus_per_node} GPUs" if gpus else f"{plan.facts.cpus} CPUs"
-    union = f" (union of {', '.join(pool.union_of)})" if pool.union_of else ""
+    union = f" (union of {', '.join(pool.colocates)})" if pool.colocates else ""
     where = [pool.placement] if pool.placement != "pack" else []
     where += [f"{key}: {value}" for key, value in pool.labels.items()]
     where += [f"{amount:g} {name} a bundle" for name, amount in pool.resources.items()]

@@ -24,7 +24,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 
 
 @dataclass(frozen=True)
-class Row:
+class PluginRow:
     """One plugin, installed or in a file."""
 
     name: str
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
     return 2 if any(row.problems for row in rows) else 0
 
 
-def _rows(settings: Settings) -> list[Row]:
+def _rows(settings: Settings) -> list[PluginRow]:
     """Every installed plugin, and those of plain files that are enabled."""
     from rlcore.config import enabled_plugins
     from rlcore.plugins import installed
@@ -80,12 +80,12 @@ def _rows(settings: Settings) -> list[Row]:
     sources |= {name_of(each): each for each in settings.plugins}
     found = installed()
     rows = [
-        Row(each.name, each.provider.distribution, each.provider.version, each.name in sources, each.name)
+        PluginRow(each.name, each.provider.distribution, each.provider.version, each.name in sources, each.name)
         for each in found
         if not is_path(sources.get(each.name, ""))
     ]
     known = {row.name for row in rows}
-    return rows + [Row(name, source, "-", True, source) for name, source in sources.items() if name not in known]
+    return rows + [PluginRow(name, source, "-", True, source) for name, source in sources.items() if name not in known]
 
 
 def _is_setting(argument: str) -> bool:
@@ -93,17 +93,17 @@ def _is_setting(argument: str) -> bool:
     return "=" in argument or argument.endswith((".yaml", ".yml"))
 
 
-def _selected(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
+def _selected(rows: Sequence[PluginRow], names: Sequence[str]) -> list[PluginRow]:
     """The rows of the plugins that --check names; PluginError for one that is not there."""
     from rlcore.plugins.discover import find
     from rlcore.plugins.load import is_path, name_of
 
-    selected: dict[Row, None] = {}
+    selected: dict[PluginRow, None] = {}
     for each in names:
         found = [row for row in rows if row.name == name_of(each) and not is_path(each)]
         if not found and not is_path(each):
             find(each)
-        selected |= dict.fromkeys(found or [Row(name_of(each), each, "-", False, each)])
+        selected |= dict.fromkeys(found or [PluginRow(name_of(each), each, "-", False, each)])
     return list(selected)
 
 
@@ -112,7 +112,7 @@ def _source(name: str, section: Mapping[str, Any]) -> str:
     return path if isinstance(path, str) and path.endswith(".py") else name
 
 
-def _loaded(rows: Sequence[Row]) -> list[Row]:
+def _loaded(rows: Sequence[PluginRow]) -> list[PluginRow]:
     """The rows with what the enabled plugins implement and offer."""
     from rlcore.plugins import load
 
@@ -121,7 +121,7 @@ def _loaded(rows: Sequence[Row]) -> list[Row]:
     return [_described(row, hooks, providers[row.name]) if row.name in providers else row for row in rows]
 
 
-def _described(row: Row, hooks: "Hooks", provider: "Provider") -> Row:
+def _described(row: PluginRow, hooks: "Hooks", provider: "Provider") -> PluginRow:
     return replace(row, hooks=hooks.implemented(provider), offers=tuple(_offers(hooks, provider)))
 
 
@@ -144,7 +144,7 @@ def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
     return names
 
 
-def _checked(row: Row) -> Row:
+def _checked(row: PluginRow) -> PluginRow:
     """The row with what a fresh process finds wrong with the plugin."""
     code = f"import sys; sys.path[:] = {sys.path!r}; from rlcore.cli.plugins import report; report({row.source!r})"
     done = run_fresh(code, _hard_limit_s() + _START_S)
@@ -196,7 +196,7 @@ def report(source: str) -> None:
     answer(json.dumps(found))
 
 
-def _show(rows: Sequence[Row], checked: bool) -> None:
+def _show(rows: Sequence[PluginRow], checked: bool) -> None:
     from rlcore.cli.console import say, stdout, table
 
     console = stdout()

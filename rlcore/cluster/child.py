@@ -20,7 +20,7 @@ from rlcore.cluster.child_main import CLOSE_GRACE_S, FRAME, OK, OURS, SETUP
 from rlcore.cluster.environment import inherited
 from rlcore.cluster.stack import StackDump
 from rlcore.cluster.strays import VARIABLE, Strays
-from rlcore.cluster.worker_output import Printed
+from rlcore.cluster.worker_output import WorkerOutput
 from rlcore.contracts.workers import Child
 from rlcore.errors import ChildError, WorkerError, boundary
 
@@ -56,7 +56,7 @@ class ChildProcess(Child):
         self._environment = {**environment, VARIABLE: self._mark}
         self._calls: dict[int, PendingCall] = {}
         self._numbers = itertools.count(SETUP)
-        self._printed = Printed(name)
+        self._printed = WorkerOutput(name)
         self._stack = StackDump()
         self._reason = ""
         self._alive = True

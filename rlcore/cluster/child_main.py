@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any
 
 from rlcore.errors import ChildError, RlcoreError, boundary
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 
 FRAME = struct.Struct("!QQ")
 """Number of bytes of the pickle, and number of the call it belongs to."""
@@ -186,7 +186,7 @@ def main(arguments: list[str]) -> None:
     if start.get("stack_s"):  # also while C code holds the interpreter lock
         faulthandler.dump_traceback_later(start["stack_s"])
     is_ready = answered(
-        pipe, SETUP, lambda: served.append(load_reference(start["reference"])(*pickle.loads(start["args"])))
+        pipe, SETUP, lambda: served.append(import_target(start["reference"])(*pickle.loads(start["args"])))
     )
     faulthandler.cancel_dump_traceback_later()
     if is_ready:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FreshRun:
     """How a fresh interpreter ended."""
 
     code: int
@@ -14,11 +14,11 @@ class Outcome:
     errors: str
 
 
-def run_fresh(code: str, deadline_s: float) -> Outcome | None:
+def run_fresh(code: str, deadline_s: float) -> FreshRun | None:
     """Run Python code in an interpreter of its own; None when the deadline passed, and it was killed."""
     command = [sys.executable, "-c", code]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
     except subprocess.TimeoutExpired:
         return None
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    return FreshRun(done.returncode, done.stdout, done.stderr)

@@ -28,7 +28,7 @@ class Shipment:
     name: str
     """Role and replica, as errors name them."""
     role: str
-    inside: str
+    embedded_in: str
     """The role in this process that hosts it; empty: none."""
     files: tuple[tuple[str, str], ...]
     """Modules of plugins in plain files, by name and path, which exist under these names in the controller only."""
@@ -40,7 +40,7 @@ def pack(name: str, plan: WorkerPlan, context: WorkerContext, run: RunPlan) -> S
     """What builds this worker elsewhere; WorkerError for a class or setting that cannot be sent there."""
     with boundary(f"{name}: its class or its settings cannot be sent to another process", WorkerError):
         payload = pickle.dumps((plan.cls, replace(context, host=None)), protocol=pickle.HIGHEST_PROTOCOL)
-    inside = plan.request.inside.name if plan.request.inside else ""
+    inside = plan.request.embedded_in.name if plan.request.embedded_in else ""
     return Shipment(name, plan.request.role.name, inside, tuple(_plugin_files(run)), payload)
 
 
@@ -84,7 +84,7 @@ class WorkerHost:
         where = f"{shipment.name}.setup()"
         with named(where):
             cls, context = pickle.loads(shipment.payload)
-            host = self._workers[shipment.inside][1] if shipment.inside else None
+            host = self._workers[shipment.embedded_in][1] if shipment.embedded_in else None
             worker: Worker = cls(replace(context, host=host, address=self._address or context.address))
             self._workers[shipment.role] = (shipment.name, worker)
             worker.setup()

@@ -20,7 +20,7 @@ from rlcore.checks.results import as_stream, checked_result
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment, named, pack, thread_environment
 from rlcore.cluster.process import ProcessBody, WorkerProcess, first_error
-from rlcore.cluster.replica import Group, Replica, Seat, where
+from rlcore.cluster.replica import Replica, ReplicaGroup, ReplicaSupervisor, where
 from rlcore.cluster.serve import STREAM_ITEMS
 from rlcore.cluster.thread import Handover, WorkerThread
 from rlcore.cluster.worker_context import context_of, devices_of, threads_of
@@ -102,28 +102,28 @@ class LocalCluster:
         self._plan, self._run_dir, self._deadlines = plan, run_dir, deadlines
         self._started: list[LocalReplica[Any]] = []
         self._threads: list[WorkerThread] = []
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, ReplicaSupervisor] = {}
         self._scratch = ""
         self._numbers = itertools.count()
 
     async def open(self) -> None:
         """Everything is here already."""
 
-    async def start(self, plan: WorkerPlan) -> Group[Any]:
+    async def start(self, plan: WorkerPlan) -> ReplicaGroup[Any]:
         """The replicas of one role, set up; WorkerError naming the one that failed."""
         indices = range(plan.request.replicas)
         if self._in_processes(plan):
-            return Group(await first_error([self._start_process(plan, index) for index in indices]))
-        return Group([await self._start_thread(plan, index) for index in indices])
+            return ReplicaGroup(await first_error([self._start_process(plan, index) for index in indices]))
+        return ReplicaGroup([await self._start_thread(plan, index) for index in indices])
 
     def _in_processes(self, plan: WorkerPlan) -> bool:
         request = plan.request
-        if request.inside is not None:
-            return f"{request.inside.name}[0]" in self._seats
+        if request.embedded_in is not None:
+            return f"{request.embedded_in.name}[0]" in self._seats
         return request.ranks > 1 or (request.isolated and not self._plan.config.cluster.in_process)
 
     async def _start_process(self, plan: WorkerPlan, index: int) -> Replica[Any]:
-        role, inside = plan.request.role, plan.request.inside
+        role, inside = plan.request.role, plan.request.embedded_in
         name = f"{role.name}[{index}]"
         seat = self._seats.get(f"{inside.name}[{index}]") if inside else None
         if seat is None:
@@ -132,7 +132,7 @@ class LocalCluster:
             async def launch() -> ProcessBody:
                 return await self._launch(plan, index)
 
-            seat = self._seats[name] = Seat(name, index, launch, restarts, self._deadlines)
+            seat = self._seats[name] = ReplicaSupervisor(name, index, launch, restarts, self._deadlines)
             await seat.start()
 
         def ranks(rendezvous: str) -> list[Shipment]:
@@ -149,7 +149,7 @@ class LocalCluster:
 
     def _devices(self, plan: WorkerPlan, index: int, rank: int = 0) -> tuple[int, ...]:
         """Of the host, when it is served inside another."""
-        inside = plan.request.inside
+        inside = plan.request.embedded_in
         where = next(each for each in self._plan.workers if each.request.role == inside) if inside else plan
         return devices_of(where, self._plan, index, rank)
 
@@ -175,7 +175,7 @@ class LocalCluster:
         return f"file://{self._scratch}/{next(self._numbers)}"
 
     async def _start_thread(self, plan: WorkerPlan, index: int) -> LocalReplica[Any]:
-        role, inside = plan.request.role, plan.request.inside
+        role, inside = plan.request.role, plan.request.embedded_in
         name = f"{role.name}[{index}]"
         host = next((each for each in self._started if inside and each.name == f"{inside.name}[{index}]"), None)
         if host is None:

@@ -25,7 +25,7 @@ QUIET_S = 0.3
 """It has ended what is left when it has found nothing for this long: a process may be starting another."""
 
 
-class Guard:
+class Reaper:
     """The guard of everything that is started with the mark in its environment from now on."""
 
     def __init__(self, mark: str) -> None:

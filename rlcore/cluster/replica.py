@@ -62,7 +62,7 @@ class Body(Protocol):
         ...
 
 
-class Seat:
+class ReplicaSupervisor:
     """Where one replica runs, with those served inside it; `launch` gives it a new body, also after a death."""
 
     def __init__(self, name: str, index: int, launch: Launch, max_restarts: int, deadlines: Deadlines) -> None:
@@ -162,7 +162,7 @@ class Seat:
 class Replica(Generic[W]):
     """One replica of a role, as the controller sees it."""
 
-    def __init__(self, name: str, role: str, interface: type[W], seat: Seat, deadlines: Deadlines) -> None:
+    def __init__(self, name: str, role: str, interface: type[W], seat: ReplicaSupervisor, deadlines: Deadlines) -> None:
         self.name = name
         self.seat = seat
         self._role, self._interface, self._deadlines = role, interface, deadlines
@@ -199,7 +199,7 @@ def where(name: str, interface: type[Worker], method: Callable[..., Any]) -> str
     return f"{name}.{method.__name__}()"
 
 
-class Group(Generic[W]):
+class ReplicaGroup(Generic[W]):
     """All replicas of a role, wherever they run."""
 
     def __init__(self, replicas: Sequence[Any]) -> None:
@@ -225,5 +225,5 @@ class Group(Generic[W]):
             if isinstance(replica, Replica):
                 replica.seat.before_return.append(partial(prepare, replica))
 
-    def _seats(self) -> list[Seat]:
+    def _seats(self) -> list[ReplicaSupervisor]:
         return [replica.seat for replica in self.replicas if isinstance(replica, Replica)]

@@ -43,7 +43,7 @@ def context_of(
         num_ranks=request.ranks,
         config=config,
         section=plan.section,
-        references=dict(request.references),
+        targets=dict(request.targets),
         run_dir=run_dir,
         seed=config.train.seed,
         threads=threads_of(plan, run),

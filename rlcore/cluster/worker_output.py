@@ -22,7 +22,7 @@ STACK = re.compile(
 """Lines of a crash that are no last words: native frames, and those of Python's faulthandler."""
 
 
-class Printed:
+class WorkerOutput:
     """Logs the lines of one process under its name, within bounds, and remembers its last exceptions and lines."""
 
     def __init__(self, name: str) -> None:

@@ -63,10 +63,10 @@ class RolloutConfig:
     """Rows that are decoded at once."""
     deadline_s: float = option(3600.0, above=0)
     """Seconds the generation of one step may take before the run stops and says so."""
-    weights: Literal["files", "link"] = "files"
-    """How the actor's weights come to replicas that hold a copy. files: by way of a directory that all of them see;
-    link: from a copy in the memory of the actor's process, over TCP."""
-    weights_dir: str = option("", used_when="weights == 'files'")
+    weight_sync: Literal["disk", "tcp"] = "disk"
+    """How the actor's weights come to replicas that hold a copy. disk: by way of a directory that all of them see;
+    tcp: from a copy in the memory of the actor's process."""
+    weights_dir: str = option("", used_when="weight_sync == 'disk'")
     """Where the actor writes weights for replicas that hold a copy: seen by all of them; empty: the run directory."""
     warn_logprob_diff: float = option(0.05, above=0)
     """Warn when log-probs of the actor and of a rollout with a copy of its weights differ by more in a step's mean."""
@@ -124,9 +124,9 @@ class EngineConfig:
     step and those of the next."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank adapters (peft) instead of all weights."""
-    ranks: int = option(1, at_least=1)
+    data_parallel: int = option(1, at_least=1)
     """Processes that train together, each on its share of every mini-batch (data parallel, one device each)."""
-    sharding: Literal["none", "fsdp2"] = option("none", used_when="ranks != 1")
+    sharding: Literal["none", "fsdp2"] = option("none", used_when="data_parallel != 1")
     """fsdp2: each rank keeps a part of weights, gradients and optimizer state; none: each keeps all of them."""
     minibatch_prompts: int = option(0, at_least=0)
     """Groups of one optimizer step; 0: all of the step."""

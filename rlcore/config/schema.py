@@ -22,6 +22,9 @@ _WORDS = {
     type(None): "null",
 }
 
+RENAMED: Mapping[str, str] = {"weights": "weight_sync", "ranks": "data_parallel", "union_of": "colocates"}
+"""Names that keys had, and have now in the same section."""
+
 
 def hints_of(section: type[Any]) -> Mapping[str, Any]:
     """The type of each field of a dataclass."""
@@ -137,6 +140,8 @@ def _text(value: Any, key: str, layer: Layer) -> str:
 def unknown(key: str, section: type[Any], origin: str) -> str:
     """The error about a key that does not exist: near keys of its section, or the same name in another one."""
     parent, _, name = key.rpartition(".")
+    if RENAMED.get(name, "") in hints_of(section):
+        return f"{key}: now {parent}.{RENAMED[name]} ({origin})"
     siblings = tuple(f"{parent}.{each}" if parent else each for each in hints_of(section))
     others = () if parent else _every_key(section)
     elsewhere = [each for each in others if each.rpartition(".")[2] == name] or get_close_matches(name, others, n=1)

@@ -119,7 +119,7 @@ class PoolConfig:
     """0: as many as its roles ask for."""
     nodes: int = option(1, at_least=1)
     """Above 1: nodes of Ray over which the ranks of each role are laid out, evenly and in order; see `placement`."""
-    union_of: tuple[str, ...] = ()
+    colocates: tuple[str, ...] = ()
     """Pools whose devices this one has: servers there sleep while its roles train. Its size is then theirs."""
     placement: Literal["pack", "spread", "strict_spread", "one_node"] = option(
         "pack", used_when="cluster.backend == 'ray'"

@@ -41,7 +41,7 @@ class ActorWorker(Worker):
         """Write the current weights, named `version`, into the new `directory`, in the form that
         `WorkerContext.weights_kind` names: an adapter is merged unless it is 'adapter'.
 
-        For rollout replicas that hold a copy of their own; of several ranks one writes. With 'link' the weights are
+        For rollout replicas that hold a copy of their own; of several ranks one writes. With 'tcp' the weights are
         copied in memory, and this process sends them to each replica that asks for them until the next call.
         """
         raise WorkerError(

@@ -36,7 +36,7 @@ def no_requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
 
 
 @dataclass(frozen=True)
-class RewardPart:
+class RewardComponent:
     """A named part of the reward that a reward manager brings beside `reward.functions`, for whoever reads the plan."""
 
     name: str
@@ -58,8 +58,8 @@ class RewardPart:
         check_is(self, "on_failure", str)
 
 
-def no_parts(config: RunConfig, section: Any) -> Sequence[RewardPart]:
-    """The `reward_parts` of a component that brings none."""
+def no_components(config: RunConfig, section: Any) -> Sequence[RewardComponent]:
+    """The `reward_components` of a component that brings none."""
     return ()
 
 
@@ -70,7 +70,7 @@ class Component(Generic[T_co]):
     name: str
     build: Callable[[BuildContext], T_co]
     requests: Callable[[RunConfig, Any], Sequence[WorkerRequest]] = no_requests
-    reward_parts: Callable[[RunConfig, Any], Sequence[RewardPart]] = no_parts
+    reward_components: Callable[[RunConfig, Any], Sequence[RewardComponent]] = no_components
     """Of a reward manager: the parts of the reward that it brings itself. The plan shows them."""
     uses_reward_functions: bool = False
     """Of a reward manager: it computes `reward.functions`. A run that configures them needs one that does."""
@@ -79,7 +79,7 @@ class Component(Generic[T_co]):
         check_texts(self, "name")
         check_call(self, "build", ["context"])
         check_call(self, "requests", ["config", "section"])
-        check_call(self, "reward_parts", ["config", "section"])
+        check_call(self, "reward_components", ["config", "section"])
         check_flags(self, "uses_reward_functions")
 
 
@@ -113,7 +113,7 @@ class ResolvedReward:
     """A configured reward function, with where to import it from and the settings that hold."""
 
     name: str
-    reference: str
+    target: str
     """'module:attr' or '/abs/file.py:attr'."""
     provided_by: str
     weight: float

@@ -60,8 +60,8 @@ def as_asked(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerR
     return request
 
 
-WEIGHT_SYNCS = ("files", "link")
-"""The values of `rollout.weights`."""
+WEIGHT_SYNCS = ("disk", "tcp")
+"""The values of `rollout.weight_sync`."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,11 @@ class WorkerClass:
     interface: type[Worker]
     backend: str
     cls: type[Worker]
-    inside: Role[Any] | None = None
+    embedded_in: Role[Any] | None = None
     """The class is served inside this role's worker and needs it as `WorkerContext.host`: an embedded rollout says
     ACTOR. The host has the same backend. The planner gives the request the same `inside`, so nobody reads it from a
     backend's name."""
-    every_rank: bool = False
+    on_every_rank: bool = False
     """Inside a host of several ranks there is one of it in each, and each does its share (`WorkerContext.rank`)."""
     isolated: bool = False
     """It serves, and may die and be restarted: requests that it fills are `isolated`, whoever stated them."""
@@ -84,15 +84,15 @@ class WorkerClass:
     cpus, threads, pool and memory (`device_frac`, `bytes_per_parameter`, `cached_tokens`, `engine`, `model`). Pure; the
     same for every role. A pool other than `main` that was asked for stays, and so do role, backend, references and
     `isolated`; `inside` may be set where it is None."""
-    weight_sync: frozenset[str] = frozenset({"files"})
-    """Of a rollout that is not served inside the actor: the values of `rollout.weights` that it can take."""
+    weight_sync: frozenset[str] = frozenset({"disk"})
+    """Of a rollout that is not served inside the actor: the values of `rollout.weight_sync` that it can take."""
 
     def __post_init__(self) -> None:
         check_subclass(self, "interface", Worker)
         check_subclass(self, "cls", Worker)
         check_texts(self, "backend")
-        check_is(self, "inside", Role, optional=True)
-        check_flags(self, "every_rank", "isolated")
+        check_is(self, "embedded_in", Role, optional=True)
+        check_flags(self, "on_every_rank", "isolated")
         check_call(self, "complete", ["config", "section", "request"])
         if not isinstance(self.weight_sync, frozenset) or not self.weight_sync <= set(WEIGHT_SYNCS):
             refuse(self, "weight_sync", f"a frozenset of: {', '.join(WEIGHT_SYNCS)}")
@@ -108,7 +108,7 @@ class PoolSpec:
     name: str
     gpus_per_node: int = 0
     nodes: int = 1
-    union_of: tuple[str, ...] = ()
+    colocates: tuple[str, ...] = ()
     placement: str = "pack"
     """Where Ray puts the ranks of a pool that does not say `nodes`. pack: on as few nodes as it can; spread: on as many
     as it can; strict_spread: each on a node of its own; one_node: all on one."""
@@ -122,7 +122,7 @@ class PoolSpec:
         check_names(self, "name")
         check_whole(self, 0, "gpus_per_node")
         check_whole(self, 1, "nodes")
-        check_distinct(self, "union_of")
+        check_distinct(self, "colocates")
         if problem := placement_problem(self.placement, self.labels, self.resources):
             raise OfferError(f"PoolSpec '{self.name}': {problem}")
 
@@ -135,7 +135,7 @@ class RewardFunction:
     """
 
     name: str
-    reference: str
+    target: str
     """'module:attr'."""
     scope: Scope = Scope.SAMPLE
     deadline_s: float | None = None
@@ -143,7 +143,7 @@ class RewardFunction:
 
     def __post_init__(self) -> None:
         check_texts(self, "name")
-        check_reference(self, "reference")
+        check_reference(self, "target")
         check_choice(self, "scope", Scope)
         if self.deadline_s is not None:
             check_above(self, 0.0, "deadline_s")
@@ -155,7 +155,7 @@ class Algorithm:
 
     name: str
     kind: AlgorithmKind
-    reference: str
+    target: str
     scope: Scope
     needs: frozenset[Need] = frozenset()
     per_token: bool = False
@@ -167,7 +167,7 @@ class Algorithm:
     def __post_init__(self) -> None:
         check_texts(self, "name")
         check_choice(self, "kind", AlgorithmKind)
-        check_reference(self, "reference")
+        check_reference(self, "target")
         check_choice(self, "scope", Scope)
         check_choices(self, "needs", Need)
         check_flags(self, "per_token")

@@ -53,11 +53,11 @@ class WorkerRequest:
     """Per rank."""
     threads: int = 0
     """Compute threads per rank; 0 leaves it to `cluster.threads`."""
-    inside: Role[Any] | None = None
+    embedded_in: Role[Any] | None = None
     """Served in that role's process and thread, built with its worker as `WorkerContext.host`."""
     isolated: bool = False
     """May die and be restarted without ending the run: a process of its own."""
-    references: Mapping[str, str] = field(default_factory=dict)
+    targets: Mapping[str, str] = field(default_factory=dict)
     """Functions for the worker, by purpose: {'loss': 'my_plugin.engine:value_loss'}."""
     device_frac: float = 0.0
     """Share of its device's memory that a rank reserves while it is awake; 0: what it needs is reckoned."""
@@ -80,7 +80,7 @@ class WorkerRequest:
 
     def __post_init__(self) -> None:
         check_is(self, "role", Role)
-        check_is(self, "inside", Role, optional=True)
+        check_is(self, "embedded_in", Role, optional=True)
         check_texts(self, "backend")
         check_names(self, "pool")
         check_whole(self, 1, "replicas", "ranks")
@@ -88,7 +88,7 @@ class WorkerRequest:
         check_numbers(self, 0.0, "gpus", "cpus", "bytes_per_parameter")
         check_numbers(self, 0.0, "device_frac", most=1.0)
         check_flags(self, "isolated", "takes_adapter")
-        check_references(self, "references")
+        check_references(self, "targets")
         check_is(self, "model", ModelFacts, optional=True)
         check_is(self, "engine", EngineConfig, optional=True)
         check_is(self, "settings", str)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from rlcore.contracts.offers import Scope
-from rlcore.types import Lane, Metrics, Scored, Trajectory
+from rlcore.types import Lane, Metrics, ScoredTrajectory, Trajectory
 
 
 class RewardManager(ABC):
@@ -26,7 +26,7 @@ class RewardManager(ABC):
         """Let go of everything; also after a failure, and more than once."""
 
     @abstractmethod
-    def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+    def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         """Each trajectory with its reward, exactly once; a failure is `Reward(status=FAILED)`.
 
         All parts of a sample get the sample's reward. RewardError under the failure policy 'abort'.

@@ -38,7 +38,7 @@ class RolloutWorker(Worker):
     async def sleep(self) -> None:
         """Finish what is under way, begin nothing more, and let go of the device as far as the backend can.
 
-        Called when the actor trains on the devices of this pool (`PoolSpec.union_of`).
+        Called when the actor trains on the devices of this pool (`PoolSpec.colocates`).
         """
         raise WorkerError(f"{self.context}: {type(self).__name__} cannot sleep; choose another rollout.backend")
 

@@ -31,7 +31,7 @@ class WorkerContext:
     """The `RunConfig`."""
     section: Any
     """The settings section of the plugin that offered the class, or None."""
-    references: Mapping[str, str]
+    targets: Mapping[str, str]
     """Functions chosen by the plan for this role, by purpose: {'policy_loss': 'rlcore.algo.loss:clip'}."""
     run_dir: Path
     seed: int

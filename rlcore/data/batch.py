@@ -13,10 +13,21 @@ import numpy.typing as npt
 
 from rlcore.checks.arrays import LARGEST
 from rlcore.errors import PluginError, RewardError
-from rlcore.types import Batch, Bools, Finish, Float32s, Int64s, Ref, RewardStatus, Scored, TokenArrays, Trajectory
+from rlcore.types import (
+    Batch,
+    Bools,
+    FinishReason,
+    Float32s,
+    Int64s,
+    Ref,
+    RewardStatus,
+    ScoredTrajectory,
+    TokenArrays,
+    Trajectory,
+)
 
 
-def collate(groups: Sequence[Sequence[Scored]], pad_id: int) -> Batch:
+def collate(groups: Sequence[Sequence[ScoredTrajectory]], pad_id: int) -> Batch:
     """A batch with one row a trajectory, sorted by sample and part within each group, padded on the right.
 
     Each inner sequence is the group of one prompt, in any order; a group of which nothing is left counts for nothing.
@@ -47,13 +58,13 @@ def collate(groups: Sequence[Sequence[Scored]], pad_id: int) -> Batch:
         num_sampled_B=np.count_nonzero(tokens.loss_mask_BT, axis=1).astype(np.int64),
         prompt_lengths_B=_prompt_lengths(tokens.loss_mask_BT, lengths_B),
         rewards_B=np.array([each.reward.score for each in rows], dtype=np.float32),
-        truncated_B=np.array([each.finish is Finish.LENGTH for each in trajectories], dtype=np.bool_),
+        truncated_B=np.array([each.finish is FinishReason.LENGTH for each in trajectories], dtype=np.bool_),
         token_scores=_token_scores(rows),
         baselines_B=_baselines(rows),
     )
 
 
-def rescored(batch: Batch, groups: Sequence[Sequence[Scored]]) -> Batch:
+def rescored(batch: Batch, groups: Sequence[Sequence[ScoredTrajectory]]) -> Batch:
     """What `collate` makes of the same trajectories with other rewards, of which `batch` was made; same errors.
 
     Groups and rows stand in the order of the batch.
@@ -186,11 +197,11 @@ def _cost(pieces: Sequence[Int64s], prefix_B: Int64s, suffix_B: Int64s, packed: 
     return len(pieces) * max(prefixes) + sum(map(len, pieces)) * longest
 
 
-def _place(scored: Scored) -> tuple[int, int]:
-    return scored.trajectory.id.sample, scored.trajectory.id.part
+def _place(scored: ScoredTrajectory) -> tuple[int, int]:
+    return scored.trajectory.id.sample, scored.trajectory.id.segment
 
 
-def _check_group(group: Sequence[Scored]) -> None:
+def _check_group(group: Sequence[ScoredTrajectory]) -> None:
     """The checks of `collate` on the trajectories of one sorted group."""
     first, before = group[0].trajectory.id, None
     for each in group:
@@ -198,14 +209,14 @@ def _check_group(group: Sequence[Scored]) -> None:
         _check_arrays(each.trajectory)
         if row.prompt != first.prompt or row.epoch != first.epoch:
             raise PluginError(f"batch: trajectory {row} stands in the group of prompt '{first.prompt}'")
-        if before is not None and before.sample == row.sample and before.part == row.part:
+        if before is not None and before.sample == row.sample and before.segment == row.segment:
             raise PluginError(f"batch: trajectory {row} comes twice; each must come exactly once")
         before = row
 
 
-def _check_rewards(group: Sequence[Scored]) -> None:
+def _check_rewards(group: Sequence[ScoredTrajectory]) -> None:
     """The checks of `collate` on the rewards of one sorted group."""
-    before: Scored | None = None
+    before: ScoredTrajectory | None = None
     for each in group:
         row, reward = each.trajectory.id, each.reward
         if reward.status is not RewardStatus.OK:
@@ -231,7 +242,7 @@ def _check_arrays(trajectory: Trajectory) -> None:
         raise PluginError(f"batch: arrays of trajectory {trajectory.id} have shapes {shapes}; one (T,) is needed")
 
 
-def _check_token_scores(scored: Scored, scores: Float32s) -> None:
+def _check_token_scores(scored: ScoredTrajectory, scores: Float32s) -> None:
     row = scored.trajectory.id
     if scores.shape != scored.trajectory.token_ids.shape:
         expected = scored.trajectory.token_ids.shape
@@ -271,7 +282,7 @@ def _token_arrays(trajectories: Sequence[Trajectory], pad_id: int) -> TokenArray
     return TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, logprobs_BT)
 
 
-def _token_scores(rows: Sequence[Scored]) -> Ref[Float32s] | None:
+def _token_scores(rows: Sequence[ScoredTrajectory]) -> Ref[Float32s] | None:
     """(B, T) extra rewards, 0 where a sample has none; None when nobody has any."""
     if all(each.reward.token_scores is None for each in rows):
         return None
@@ -283,7 +294,7 @@ def _token_scores(rows: Sequence[Scored]) -> Ref[Float32s] | None:
     return Ref(scores_BT)
 
 
-def _baselines(rows: Sequence[Scored]) -> Float32s | None:
+def _baselines(rows: Sequence[ScoredTrajectory]) -> Float32s | None:
     """(B,) scores of greedy samples; None when a row has none."""
     found = [each.baseline for each in rows if each.baseline is not None]
     return np.array(found, dtype=np.float32) if rows and len(found) == len(rows) else None

@@ -4,7 +4,7 @@ from rlcore.config import RunConfig
 from rlcore.errors import PlanError
 
 
-def batch_arithmetic(config: RunConfig) -> dict[str, int]:
+def batch_sizes(config: RunConfig) -> dict[str, int]:
     """Prompts, samples, mini-batches and updates of a step; PlanError for numbers that do not divide or fit."""
     prompts = config.train.prompts_per_step
     per_prompt = config.rollout.samples_per_prompt

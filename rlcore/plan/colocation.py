@@ -14,7 +14,9 @@ SERVING, TRAINING = "serving", "training"
 """The phases of a step."""
 
 
-def plan_turns(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], schedule: SchedulePlan) -> tuple[str, ...]:
+def plan_colocation(
+    pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], schedule: SchedulePlan
+) -> tuple[str, ...]:
     """The roles that sleep while the actor trains: those that serve on its devices.
 
     These are the roles in the pools of which the actor's pool is a union, and those in its own pool that have GPUs;
@@ -29,20 +31,20 @@ def plan_turns(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], schedul
             continue
         if not _can_sleep(plan):
             request = plan.request
-            where = f"union '{pool.name}' of {pool.provided_by}" if pool.union_of else "its own pool"
+            where = f"union '{pool.name}' of {pool.provided_by}" if pool.colocates else "its own pool"
             raise PlanError(
                 f"role '{request.role.name}' of {plan.asked_by} is in pool '{request.pool}', on whose devices the "
                 f"actor trains ({where}), but {plan.cls.__qualname__} of "
                 f"{plan.provided_by} has no sleep() and wake(); choose another backend, or a pool "
-                f"{'outside of the union' if pool.union_of else 'beside the actor'}"
+                f"{'outside of the union' if pool.colocates else 'beside the actor'}"
             )
         found.append(plan.request.role.name)
     overlaps = schedule.stream or schedule.max_staleness
-    if not pool.union_of:
+    if not pool.colocates:
         return () if overlaps else tuple(sorted(found))
     if found and overlaps:
         raise PlanError(
-            f"pool '{pool.name}' of {pool.provided_by} is a union with {', '.join(pool.union_of)}: while the actor "
+            f"pool '{pool.name}' of {pool.provided_by} is a union with {', '.join(pool.colocates)}: while the actor "
             f"trains {', '.join(sorted(found))} sleep, so nothing is sampled or scored meanwhile; needs "
             f"schedule.max_staleness=0 and schedule.stream_minibatches=false (found {schedule.max_staleness} and "
             f"{str(schedule.stream).lower()}), or pools of their own"
@@ -59,9 +61,9 @@ def actor_pool(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> Pool
 def _shares(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> bool:
     """Whether a role serves, while samples are made and scored, on devices that the actor trains on."""
     request = plan.request
-    if request.inside is not None or request.role.name == ACTOR:
+    if request.embedded_in is not None or request.role.name == ACTOR:
         return False
-    if request.pool in pool.union_of:
+    if request.pool in pool.colocates:
         return True
     trains_on_gpus = any(each.request.gpus for each in workers if each.request.role.name == ACTOR)
     # Of the core's and the critic's roles only the rollout is called outside of the step's passes.
@@ -93,7 +95,7 @@ def memory_of_devices(
     phases = (SERVING, TRAINING) if sleepers else (TRAINING,)
     devices: dict[int, dict[str, list[tuple[str, int, int]]]] = {}
     for plan in workers:
-        if plan.request.inside is not None or not plan.request.gpus:
+        if plan.request.embedded_in is not None or not plan.request.gpus:
             continue
         name = plan.request.role.name
         held, working = _bytes_of(plan, memory, facts, facts.gpu_memory_bytes)
@@ -142,7 +144,7 @@ def _resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, f
     request, engine = plan.request, plan.request.engine
     if engine is None or not engine.offload:
         return held
-    hosts = any(each.request.inside == request.role for each in workers)
+    hosts = any(each.request.embedded_in == request.role for each in workers)
     return min(held, BYTES[engine.dtype] * (facts.model_of(request).parameters or 0)) if hosts else 0
 
 

@@ -11,7 +11,7 @@ from rlcore.contracts.components import Component
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
 from rlcore.errors import ConfigError, PlanError, PluginError, nearest
 from rlcore.plan.catalog import remedy
-from rlcore.plan.offers import CORE, Offers, said
+from rlcore.plan.offers import CORE, Offers, join_names
 from rlcore.plan.run_plan import AlgorithmPlan, ComponentPlan
 
 NO_CRITIC = "none"
@@ -19,7 +19,7 @@ NO_CRITIC = "none"
 
 
 @dataclass(frozen=True)
-class Slot:
+class ComponentSlot:
     """A place in the trainer that one component fills."""
 
     name: str
@@ -30,9 +30,9 @@ class Slot:
 
 
 SLOTS = (
-    Slot("agent", "rollout.agent", lambda c: c.rollout.agent, lambda o: o.agent_loops()),
-    Slot("reward", "reward.manager", lambda c: c.reward.manager, lambda o: o.reward_managers()),
-    Slot("critic", "critic.engine", lambda c: c.critic.engine, lambda o: o.critic_engines()),
+    ComponentSlot("agent", "rollout.agent", lambda c: c.rollout.agent, lambda o: o.agent_loops()),
+    ComponentSlot("reward", "reward.manager", lambda c: c.reward.manager, lambda o: o.reward_managers()),
+    ComponentSlot("critic", "critic.engine", lambda c: c.critic.engine, lambda o: o.critic_engines()),
 )
 
 ALGORITHM_KEYS: Mapping[AlgorithmKind, str] = {
@@ -60,7 +60,7 @@ def only(key: str, name: str, offered: Sequence[tuple[str, Offer[Any]]]) -> Offe
     found = [offer for known, offer in offered if known == name]
     if len(found) > 1:
         raise PluginError(
-            f"{key}={name}: offered twice, by {said([str(offer.provider) for offer in found])}; "
+            f"{key}={name}: offered twice, by {join_names([str(offer.provider) for offer in found])}; "
             f"one name needs one offer, so one of them has to be renamed or left out"
         )
     if not found:
@@ -96,7 +96,7 @@ def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmP
 
 def algorithm_problem(algorithm: Algorithm) -> str | None:
     """What is certainly wrong with the references of an algorithm, none of them imported; None if nothing is."""
-    for name, reference in (("reference", algorithm.reference), ("selection", algorithm.selection)):
+    for name, reference in (("reference", algorithm.target), ("selection", algorithm.selection)):
         problem = static_problem(reference, num_arguments=1) if reference else None
         if problem:
             return f"its {name} '{reference}': {problem}"
@@ -114,7 +114,7 @@ def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], crit
         _check_other_needs(config, plan.algorithm, _said_of(plan))
     engine = config.critic.engine
     if engine != NO_CRITIC and not any(Need.VALUES in plan.algorithm.needs for plan in plans):
-        names = said([_said_of(plan) for plan in plans])
+        names = join_names([_said_of(plan) for plan in plans])
         raise ConfigError(
             f"critic.engine={engine} has no effect: {names} need no values; leave {critic_of} out with its "
             f"settings and critic.engine, or set an estimator that uses values, such as algo.advantage=gae"

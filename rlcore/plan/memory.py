@@ -41,25 +41,25 @@ def training_bytes_per_parameter(engine: EngineConfig) -> float:
     if engine.lora.enabled:
         return frozen_bytes_per_parameter(engine)
     everything = TRAINING_BYTES[engine.dtype]
-    return everything if _is_whole(engine) else everything / engine.ranks + BYTES[engine.dtype]
+    return everything if _is_whole(engine) else everything / engine.data_parallel + BYTES[engine.dtype]
 
 
 def frozen_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank: weights that are not trained, with this engine's ranks and sharding."""
     whole = float(BYTES[engine.dtype])
-    return whole if _is_whole(engine) else whole / engine.ranks + whole
+    return whole if _is_whole(engine) else whole / engine.data_parallel + whole
 
 
 def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
     """Of one rank, as counted in `training_bytes_per_parameter`."""
     if engine.lora.enabled:
         return 0.0
-    return GRADIENT_BYTES[engine.dtype] / (1 if _is_whole(engine) else engine.ranks)
+    return GRADIENT_BYTES[engine.dtype] / (1 if _is_whole(engine) else engine.data_parallel)
 
 
 def _is_whole(engine: EngineConfig) -> bool:
     """Whether a rank has all of the weights, gradients and optimizer state."""
-    return engine.sharding == "none" or engine.ranks == 1
+    return engine.sharding == "none" or engine.data_parallel == 1
 
 
 def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts) -> dict[str, int]:
@@ -77,10 +77,10 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
         + max(
             _working_bytes(config, each, facts.model_of(each.request))
             for each in workers
-            if plan.request.role in (each.request.role, each.request.inside)
+            if plan.request.role in (each.request.role, each.request.embedded_in)
         )
         for plan in workers
-        if plan.request.inside is None and plan.request.bytes_per_parameter > 0
+        if plan.request.embedded_in is None and plan.request.bytes_per_parameter > 0
     }
 
 
@@ -100,7 +100,7 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> in
     if not cached:
         return 0
     # An embedded rollout has its copy where the actor's gradients are otherwise; that of another is counted as held.
-    embedded = plan.request.inside is not None
+    embedded = plan.request.embedded_in is not None
     copied = plan.request.bytes_per_parameter - _gradient_bytes_per_parameter(config.actor) if embedded else 0.0
     logits = SAMPLED_LOGITS * config.rollout.max_rows * shape.vocabulary * BYTES["float32"]
     keys_and_values = cached * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]
@@ -168,7 +168,7 @@ def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], 
     """The settings that lower what a role needs, without those that are set already."""
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
-    served = [each for each in workers if each.request.inside == request.role and each.request.cached_tokens]
+    served = [each for each in workers if each.request.embedded_in == request.role and each.request.cached_tokens]
     needs = [_working_bytes(config, each, facts.model_of(each.request)) for each in (plan, *served)]
     generation = max(needs) > needs[0]
     if generation:
@@ -184,7 +184,7 @@ def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], 
         helps = {
             "gradient_checkpointing=true": not generation and not engine.gradient_checkpointing,
             "lora.enabled=true": not engine.lora.enabled,
-            "sharding=fsdp2": engine.ranks > 1 and engine.sharding == "none",
+            "sharding=fsdp2": engine.data_parallel > 1 and engine.sharding == "none",
         }
         settings = [f"{where}.{each}" for each, does in helps.items() if does]
         ways += [f"set {' or '.join(settings)}"] if settings else []

@@ -52,6 +52,6 @@ def by_provider(offer: Offer[Any]) -> tuple[str, str]:
     return (offer.provider.plugin, offer.provider.distribution)
 
 
-def said(parties: Sequence[str]) -> str:
+def join_names(parties: Sequence[str]) -> str:
     """Parties of an error, in an order of their own: 'a and b'."""
     return " and ".join(sorted(parties))

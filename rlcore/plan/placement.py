@@ -10,7 +10,7 @@ from rlcore.errors import PlanError
 from rlcore.plan.run_plan import PoolPlan, WeightsKind, WorkerPlan
 
 
-class Place(NamedTuple):
+class BundlePlace(NamedTuple):
     """Where a rank goes."""
 
     plan: WorkerPlan
@@ -23,26 +23,26 @@ class Place(NamedTuple):
     """What is reserved on one node: of a pool that says how many nodes a node's part of it, else the spot."""
 
 
-def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[str, list[Place]]:
+def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[str, list[BundlePlace]]:
     """The place of each rank, by role that has processes of its own.
 
     The ranks of a role are laid out evenly over the nodes of its pool, in order. A union's ranks go through the spots
     of its members in order.
     """
     by_name = {pool.name: pool for pool in pools}
-    members = {member for pool in pools for member in pool.union_of}
+    members = {member for pool in pools for member in pool.colocates}
     spots_a_node = {
         pool.name: ceil(_num_spots(pool, workers, pool.name in members) / pool.nodes)
         for pool in pools
-        if not pool.union_of
+        if not pool.colocates
     }
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[BundlePlace]] = {}
     for plan in _own_processes(workers):
         pool = by_name[plan.request.pool]
         num = plan.request.replicas * plan.request.ranks
         spots = _spots(pool, num, by_name, spots_a_node)
         places[plan.request.role.name] = [
-            Place(plan, leaf, spot, spot // spots_a_node[leaf] if by_name[leaf].nodes > 1 else spot)
+            BundlePlace(plan, leaf, spot, spot // spots_a_node[leaf] if by_name[leaf].nodes > 1 else spot)
             for leaf, spot in (spots[index % len(spots)] for index in range(num))
         ]
     return places
@@ -52,13 +52,13 @@ def _spots(
     pool: PoolPlan, num: int, by_name: Mapping[str, PoolPlan], spots_a_node: Mapping[str, int]
 ) -> list[tuple[str, int]]:
     """(leaf pool, spot) of each of a role's `num` ranks; of a union all that there are."""
-    if pool.union_of:
-        return [(leaf, spot) for leaf in pool.union_of for spot in range(spots_a_node[leaf] * by_name[leaf].nodes)]
+    if pool.colocates:
+        return [(leaf, spot) for leaf in pool.colocates for spot in range(spots_a_node[leaf] * by_name[leaf].nodes)]
     on_a_node = ceil(num / pool.nodes)
     return [(pool.name, rank // on_a_node * spots_a_node[pool.name] + rank % on_a_node) for rank in range(num)]
 
 
-def meeting_in(places: dict[str, list[Place]]) -> dict[tuple[str, int], list[WorkerPlan]]:
+def meeting_in(places: dict[str, list[BundlePlace]]) -> dict[tuple[str, int], list[WorkerPlan]]:
     """Who shares each spot, by leaf pool and spot."""
     meeting: dict[tuple[str, int], list[WorkerPlan]] = {}
     for ranks in places.values():
@@ -90,12 +90,12 @@ def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan]) -> WeightsKin
     PlanError when they are to travel in a way that the rollout cannot take.
     """
     rollout = next(plan for plan in workers if plan.request.role.name == "rollout")
-    by, inside = config.rollout.weights, rollout.request.inside
+    by, inside = config.rollout.weight_sync, rollout.request.embedded_in
     who = f"{rollout.cls.__qualname__} of {rollout.provided_by}"
     if inside is not None:
-        if by == "link":
+        if by == "tcp":
             raise PlanError(
-                f"rollout.weights=link: the rollout is served inside '{inside.name}' and has no copy of the "
+                f"rollout.weight_sync=tcp: the rollout is served inside '{inside.name}' and has no copy of the "
                 "weights; leave it out, or choose a rollout.backend that has one"
             )
         return ""
@@ -109,21 +109,21 @@ def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan]) -> WeightsKin
             )
     if by not in rollout.weight_sync:
         raise PlanError(
-            f"rollout.weights={by}: {who} does not take weights that way (its offer's weight_sync); choose from: "
+            f"rollout.weight_sync={by}: {who} does not take weights that way (its offer's weight_sync); choose from: "
             f"{', '.join(sorted(rollout.weight_sync)) or 'another rollout.backend'}"
         )
-    if rollout.request.takes_adapter and by == "link":
+    if rollout.request.takes_adapter and by == "tcp":
         raise PlanError(
-            f"rollout.weights=link sends whole weights, and {who} takes an adapter alone, which is handed over as "
-            "files; choose rollout.weights=files, or another rollout.backend"
+            f"rollout.weight_sync=tcp sends whole weights, and {who} takes an adapter alone, which is handed over as "
+            "files; choose rollout.weight_sync=disk, or another rollout.backend"
         )
     if rollout.request.takes_adapter:
         return "adapter"
-    return "link" if by == "link" else "directory"
+    return "tcp" if by == "tcp" else "directory"
 
 
 def _own_processes(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
-    return [plan for plan in workers if plan.request.inside is None]
+    return [plan for plan in workers if plan.request.embedded_in is None]
 
 
 def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) -> int:

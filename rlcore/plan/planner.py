@@ -6,8 +6,8 @@ from typing import Any
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.config.offers import Provider
 from rlcore.errors import PlanError
-from rlcore.plan.batch_sizes import batch_arithmetic
-from rlcore.plan.colocation import memory_of_devices, plan_turns
+from rlcore.plan.batch_sizes import batch_sizes
+from rlcore.plan.colocation import memory_of_devices, plan_colocation
 from rlcore.plan.components import check_needs, choose_algorithms, choose_components
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
@@ -32,9 +32,9 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     components = choose_components(config, offers)
     algorithms = choose_algorithms(config, offers)
     check_needs(config, algorithms, components["critic"].provided_by)
-    arithmetic = batch_arithmetic(config)
+    arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
-    references = {purpose: plan.algorithm.reference for purpose, plan in algorithms.items()}
+    references = {purpose: plan.algorithm.target for purpose, plan in algorithms.items()}
     workers = choose_classes(config, offers, gather(config, offers, components, references))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     check_ranks(workers, arithmetic)
@@ -42,7 +42,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     pools = make_pools(config, offers, workers, facts)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)
-    sleepers, on_devices = plan_turns(pools, workers, schedule), dict[str, dict[str, int]]()
+    sleepers, on_devices = plan_colocation(pools, workers, schedule), dict[str, dict[str, int]]()
     check_places(config, pools, workers)
     weights_kind = plan_weights(config, workers)
     if not config.cluster.address:  # on other machines it is not this one's memory that counts
@@ -65,13 +65,13 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         components=components,
         workers=workers,
         pools=pools,
-        sleepers=sleepers,
+        colocated_roles=sleepers,
         weights_kind=weights_kind,
         algorithms=algorithms,
         rewards=rewards,
-        reward_parts=brought_rewards(config, components["reward"]),
+        reward_components=brought_rewards(config, components["reward"]),
         schedule=schedule,
-        arithmetic=arithmetic,
+        batch_sizes=arithmetic,
         memory_bytes=memory,
         device_bytes=on_devices,
         notes=notes,
@@ -116,11 +116,11 @@ def _of_workers(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
         unstated = [
             w.request.role.name
             for w in workers
-            if w.request.inside is None and not (w.request.bytes_per_parameter or w.request.device_frac)
+            if w.request.embedded_in is None and not (w.request.bytes_per_parameter or w.request.device_frac)
         ]
         if unstated:
             notes.append(f"unknown: the memory of {', '.join(sorted(unstated))}")
-    cpus = sum(w.request.cpus * w.request.replicas * w.request.ranks for w in workers if w.request.inside is None)
+    cpus = sum(w.request.cpus * w.request.replicas * w.request.ranks for w in workers if w.request.embedded_in is None)
     if cpus > facts.cpus:
         notes.append(f"the workers ask for {cpus:g} CPUs, the machine has {facts.cpus}: they share them")
     return notes

@@ -11,7 +11,7 @@ from rlcore.contracts.pool_placement import placement_problem
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.errors import ConfigError, PlanError, nearest
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.offers import CORE, Offers, said
+from rlcore.plan.offers import CORE, Offers, join_names
 from rlcore.plan.run_plan import PoolPlan, WorkerPlan
 
 CONFIG = "config (cluster.pools)"
@@ -64,7 +64,7 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
             continue  # for a rollout whose pool a plugin offers, the plugin says what it is
         if name in offered and name not in config.cluster.pools:
             raise PlanError(
-                f"pool '{name}' is offered twice, by {said([offered[name].by, str(offer.provider)])}; "
+                f"pool '{name}' is offered twice, by {join_names([offered[name].by, str(offer.provider)])}; "
                 f"one of them has to use a name of its own, or cluster.pools.{name} decides"
             )
         offered[name] = _Declared(offer.value, str(offer.provider))
@@ -77,7 +77,7 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
             name,
             pool.gpus_per_node,
             pool.nodes,
-            pool.union_of or before.union_of,
+            pool.colocates or before.colocates,
             before.placement if pool.placement == "pack" and pool.nodes == 1 else pool.placement,
             pool.labels or before.labels,
             pool.resources or before.resources,
@@ -105,10 +105,10 @@ def _check_nodes(config: RunConfig, each: _Declared) -> None:
             "node with nothing of the kind; needs cluster.backend=ray and cluster.address, or a pool that asks for less"
         )
     asked += [f"placement={spec.placement}"] if spec.placement not in ("pack", "strict_spread") else []
-    if asked and spec.union_of:
+    if asked and spec.colocates:
         raise PlanError(
             f"{who}: asks for {', '.join(asked)}, but a union has the places of its members; say it of "
-            f"{', '.join(spec.union_of)}"
+            f"{', '.join(spec.colocates)}"
         )
     if spec.nodes > 1 and spec.placement != "pack":
         raise PlanError(
@@ -132,18 +132,18 @@ def _roles(declared: Mapping[str, _Declared], workers: Sequence[WorkerPlan]) -> 
 
 def _check_unions(declared: Mapping[str, _Declared]) -> None:
     for name, each in declared.items():
-        for member in each.spec.union_of:
+        for member in each.spec.colocates:
             if member not in declared:
                 raise PlanError(
                     f"pool '{name}' of {each.by} is a union with '{member}', which nobody declares; "
                     f"{nearest(member, [other for other in declared if other != name])}"
                 )
-            if declared[member].spec.union_of:
+            if declared[member].spec.colocates:
                 raise PlanError(f"pool '{name}' of {each.by} is a union with '{member}', which is itself a union")
 
 
 def _check_used(declared: Mapping[str, _Declared], roles: Mapping[str, tuple[str, ...]]) -> None:
-    in_unions = {member for name, each in declared.items() if roles[name] for member in each.spec.union_of}
+    in_unions = {member for name, each in declared.items() if roles[name] for member in each.spec.colocates}
     for name, each in declared.items():
         if not roles[name] and name not in in_unions:
             used = ", ".join(sorted(pool for pool in roles if roles[pool]))
@@ -153,15 +153,15 @@ def _check_used(declared: Mapping[str, _Declared], roles: Mapping[str, tuple[str
 def _gpus_per_node(each: _Declared, workers: Sequence[WorkerPlan], declared: Mapping[str, _Declared]) -> int:
     """Devices a node: as declared if that is enough, otherwise what the largest of the pool's roles needs."""
     spec = each.spec
-    if spec.union_of:
-        members = [declared[member] for member in spec.union_of]
+    if spec.colocates:
+        members = [declared[member] for member in spec.colocates]
         sizes = [_gpus_per_node(member, workers, declared) * member.spec.nodes for member in members]
         spec = PoolSpec(spec.name, sum(sizes))
     given = spec.gpus_per_node
     needed = 0
     for plan in workers:
         request = plan.request
-        if request.pool != spec.name or request.inside is not None:
+        if request.pool != spec.name or request.embedded_in is not None:
             continue
         wanted = ceil(request.replicas * request.ranks * request.gpus)
         on_a_node = ceil(ceil(request.replicas * request.ranks / spec.nodes) * request.gpus)
@@ -178,7 +178,7 @@ def _gpus_per_node(each: _Declared, workers: Sequence[WorkerPlan], declared: Map
 
 
 def _check_total(config: RunConfig, declared: Mapping[str, _Declared], sizes: Mapping[str, int], facts: Facts) -> None:
-    leaves = {name: sizes[name] * each.spec.nodes for name, each in declared.items() if not each.spec.union_of}
+    leaves = {name: sizes[name] * each.spec.nodes for name, each in declared.items() if not each.spec.colocates}
     total = sum(leaves.values())
     # What a cluster elsewhere has is seen when the pools are placed on it.
     if total > facts.gpus and not config.cluster.address:
@@ -188,7 +188,7 @@ def _check_total(config: RunConfig, declared: Mapping[str, _Declared], sizes: Ma
             f"let roles share a pool, or set cluster.device=cpu"
         )
     if total and config.cluster.device == "cpu":
-        names = said([f"'{name}'" for name, size in leaves.items() if size])
+        names = join_names([f"'{name}'" for name, size in leaves.items() if size])
         raise PlanError(f"cluster.device=cpu, but pool {names} has GPUs; set cluster.device=cuda or take them out")
 
 
@@ -198,14 +198,14 @@ def _place(
     devices: dict[str, tuple[int, ...]] = {}
     first = 0
     for name, each in declared.items():
-        if not each.spec.union_of:
+        if not each.spec.colocates:
             size = sizes[name] * each.spec.nodes
             devices[name] = tuple(range(first, first + size))
             first += size
     plans = []
     for name, each in declared.items():
         spec = each.spec
-        gpus = devices.get(name) or tuple(gpu for member in spec.union_of for gpu in devices[member])
+        gpus = devices.get(name) or tuple(gpu for member in spec.colocates for gpu in devices[member])
         where = (spec.placement, dict(spec.labels), dict(spec.resources))
-        plans.append(PoolPlan(name, sizes[name], spec.nodes, roles[name], each.by, spec.union_of, gpus, *where))
+        plans.append(PoolPlan(name, sizes[name], spec.nodes, roles[name], each.by, spec.colocates, gpus, *where))
     return plans

@@ -13,7 +13,7 @@ def check_ranks(workers: Sequence[WorkerPlan], arithmetic: Mapping[str, int]) ->
     sharded = set()
     for plan in workers:
         request, engine = plan.request, plan.request.engine
-        if engine is None or request.inside is not None or request.ranks == 1:
+        if engine is None or request.embedded_in is not None or request.ranks == 1:
             continue
         _check_shares(plan, arithmetic)
         if engine.sharding != "none":
@@ -24,7 +24,7 @@ def check_ranks(workers: Sequence[WorkerPlan], arithmetic: Mapping[str, int]) ->
                     "part of the optimizer's state on its device; choose one of the two"
                 )
     for plan in workers:
-        host = plan.request.inside
+        host = plan.request.embedded_in
         if host is not None and host.name in sharded and plan.asked_by != CORE:
             raise PlanError(
                 f"role '{plan.request.role.name}' of {plan.asked_by} is served inside '{host.name}', each of whose "

@@ -15,12 +15,12 @@ from rlcore.errors import CALLED, PlanError, PluginError, boundary, nearest, sho
 from rlcore.plan.catalog import remedy
 from rlcore.plan.components import section_of
 from rlcore.plan.limits import limited
-from rlcore.plan.offers import CORE, Offers, by_provider, said
+from rlcore.plan.offers import CORE, Offers, by_provider, join_names
 from rlcore.plan.run_plan import ComponentPlan, WorkerPlan
 
 
 @dataclass(frozen=True)
-class Asked:
+class OwnedRequest:
     """A request with who stated it."""
 
     request: WorkerRequest
@@ -32,73 +32,73 @@ def gather(
     offers: Offers,
     components: Mapping[str, ComponentPlan],
     references: Mapping[str, str],
-) -> tuple[Asked, ...]:
+) -> tuple[OwnedRequest, ...]:
     """The requests of the core and of every chosen component; each role has one owner."""
-    asked = [Asked(request, CORE) for request in offers.core_requests(config, references)]
+    asked = [OwnedRequest(request, CORE) for request in offers.core_requests(config, references)]
     for slot, plan in sorted(components.items()):
         who = f"{slot} '{plan.component.name}' of {plan.provided_by}"
         whose = f"{who}: requests()"
         with boundary(whose, PluginError, CALLED), limited(whose):
             requests = plan.component.requests(config, plan.section)
-        asked += [Asked(request, who) for request in listed(requests, WorkerRequest, whose)]
+        asked += [OwnedRequest(request, who) for request in listed(requests, WorkerRequest, whose)]
     for each in asked:
         _check_references(each)
-    owners: dict[str, Asked] = {}
+    owners: dict[str, OwnedRequest] = {}
     for each in asked:
         name = each.request.role.name
         if name in owners:
             raise PlanError(
-                f"role '{name}' has two owners: {said([owners[name].by, each.by])}; a role has one, "
+                f"role '{name}' has two owners: {join_names([owners[name].by, each.by])}; a role has one, "
                 f"so one of them has to ask for a role of another name"
             )
         owners[name] = each
     return tuple(asked)
 
 
-def _check_references(asked: Asked) -> None:
+def _check_references(asked: OwnedRequest) -> None:
     """PluginError for a function that a worker is to call and that certainly is not there."""
-    for purpose, reference in asked.request.references.items():
+    for purpose, reference in asked.request.targets.items():
         problem = static_problem(reference)
         if problem:
             role = f"role '{asked.request.role.name}' of {asked.by}"
             raise PluginError(f"{role}: its reference for '{purpose}', '{reference}': {problem}")
 
 
-FIXED = ("role", "backend", "references", "isolated")
+FIXED = ("role", "backend", "targets", "isolated")
 """Fields of a request that the class which fills it cannot change."""
 
 
-def choose_classes(config: RunConfig, offers: Offers, asked: Sequence[Asked]) -> tuple[WorkerPlan, ...]:
+def choose_classes(config: RunConfig, offers: Offers, asked: Sequence[OwnedRequest]) -> tuple[WorkerPlan, ...]:
     """A class for each request, in start order: by role name, a worker served inside another after its host."""
     plans = {each.request.role.name: _fill(config, offers, each) for each in asked}
-    everywhere = {each.request.role.name for each in asked if _only_class(offers, each).value.every_rank}
+    everywhere = {each.request.role.name for each in asked if _only_class(offers, each).value.on_every_rank}
     for name in sorted(plans):
         plans[name] = _beside_host(plans[name], plans, everywhere, offers)
-    inside = [name for name in sorted(plans) if plans[name].request.inside is not None]
+    inside = [name for name in sorted(plans) if plans[name].request.embedded_in is not None]
     return tuple(plans[name] for name in sorted(set(plans) - set(inside)) + inside)
 
 
-def _fill(config: RunConfig, offers: Offers, asked: Asked) -> WorkerPlan:
+def _fill(config: RunConfig, offers: Offers, asked: OwnedRequest) -> WorkerPlan:
     request = asked.request
     offer = _only_class(offers, asked)
     check_class(offer)
-    embedded = offer.value.inside
-    if embedded is not None and request.inside not in (None, embedded):
+    embedded = offer.value.embedded_in
+    if embedded is not None and request.embedded_in not in (None, embedded):
         raise PlanError(
-            f"{_who(asked)}: asked for inside '{_name(request.inside)}', "
+            f"{_who(asked)}: asked for inside '{_name(request.embedded_in)}', "
             f"but {_class(offer)} is served inside '{embedded.name}'"
         )
     if embedded is not None:
-        request = replace(request, inside=embedded)
+        request = replace(request, embedded_in=embedded)
     elif offer.value.isolated:
         request = replace(request, isolated=True)
     section = section_of(config, offers, offer.provider)
-    request = _completed(config, section, offer, Asked(request, asked.by))
+    request = _completed(config, section, offer, OwnedRequest(request, asked.by))
     syncs = offer.value.weight_sync
     return WorkerPlan(request, offer.value.cls, asked.by, str(offer.provider), section, weight_sync=syncs)
 
 
-def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], asked: Asked) -> WorkerRequest:
+def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], asked: OwnedRequest) -> WorkerRequest:
     """The request as the offer completes it.
 
     PluginError for a `complete` that fails or returns what is not this request; PlanError for another pool than was
@@ -110,7 +110,9 @@ def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], asked
         request = offer.value.complete(config, section, before)
     if not isinstance(request, WorkerRequest):
         raise PluginError(f"{who}: returned {shown(request)}; needs the WorkerRequest that it was given, completed")
-    fixed = FIXED if before.inside is None else (*FIXED, "inside")  # a class may choose a host where none is due
+    fixed = (
+        FIXED if before.embedded_in is None else (*FIXED, "embedded_in")
+    )  # a class may choose a host where none is due
     for name in fixed:
         if getattr(request, name) != getattr(before, name):
             raise PluginError(
@@ -126,7 +128,7 @@ def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], asked
     return request
 
 
-def _only_class(offers: Offers, asked: Asked) -> Offer[WorkerClass]:
+def _only_class(offers: Offers, asked: OwnedRequest) -> Offer[WorkerClass]:
     """The one offer whose (interface, backend) is the requested one: identity, never a search among subclasses."""
     role, backend = asked.request.role, asked.request.backend
     for_interface = [each for each in offers.worker_classes() if each.value.interface is role.interface]
@@ -137,7 +139,8 @@ def _only_class(offers: Offers, asked: Asked) -> Offer[WorkerClass]:
     wanted = f"{_who(asked)} needs {'an' if interface[0] in 'AEIOU' else 'a'} {interface} for backend '{backend}'"
     if found:
         raise PlanError(
-            f"{wanted}: {len(found)} are offered, {said([f'{_class(each)} by {each.provider}' for each in found])}; "
+            f"{wanted}: {len(found)} are offered, "
+            f"{join_names([f'{_class(each)} by {each.provider}' for each in found])}; "
             f"enable one of these plugins only, or choose another backend"
         )
     others = sorted((o for o in offers.worker_classes() if o.value.backend == backend), key=by_provider)
@@ -169,7 +172,7 @@ def check_shipped(plans: Sequence[WorkerPlan], config: RunConfig) -> None:
     """PlanError for a class that another process must import and cannot."""
     processes = {plan.request.role.name for plan in plans if _has_processes(plan, config)}
     for plan in plans:
-        inside = plan.request.inside.name if plan.request.inside else ""
+        inside = plan.request.embedded_in.name if plan.request.embedded_in else ""
         problem = not_importable(plan.cls) if {plan.request.role.name, inside} & processes else ""
         if problem:
             raise PlanError(
@@ -186,23 +189,25 @@ def _has_processes(plan: WorkerPlan, config: RunConfig) -> bool:
 def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str], offers: Offers) -> WorkerPlan:
     """The plan with the host's pool, when it is served inside another role; in each of its ranks, if it can be."""
     request = plan.request
-    if request.inside is None:
+    if request.embedded_in is None:
         return plan
     who = f"role '{request.role.name}' of {plan.asked_by}"
-    host = plans.get(request.inside.name)
-    if host is None or host.request.role != request.inside:
+    host = plans.get(request.embedded_in.name)
+    if host is None or host.request.role != request.embedded_in:
         raise PlanError(
-            f"{who} is served inside role '{request.inside.name}' ({request.inside.interface.__name__}), "
+            f"{who} is served inside role '{request.embedded_in.name}' ({request.embedded_in.interface.__name__}), "
             f"which nobody asked for; roles of this run: {', '.join(sorted(plans))}"
         )
-    if host.request.inside is not None:
-        raise PlanError(f"{who} is served inside '{request.inside.name}', which is itself served inside another role")
+    if host.request.embedded_in is not None:
+        raise PlanError(
+            f"{who} is served inside '{request.embedded_in.name}', which is itself served inside another role"
+        )
     if host.request.backend != request.backend:
         raise PlanError(
-            f"{who}: backend '{request.backend}' is served inside '{request.inside.name}' of the same backend, "
-            f"but {request.inside.name}.backend={host.request.backend}; make the two equal"
+            f"{who}: backend '{request.backend}' is served inside '{request.embedded_in.name}' of the same backend, "
+            f"but {request.embedded_in.name}.backend={host.request.backend}; make the two equal"
         )
-    served_in = request.inside.name
+    served_in = request.embedded_in.name
     if request.role.name in everywhere and request.ranks == 1:
         request = replace(request, ranks=host.request.ranks)
     elif host.request.ranks > 1:
@@ -225,12 +230,12 @@ def _instead(plan: WorkerPlan, host: Role[Any], offers: Offers) -> str:
     """The backends of the role that go with a host of several ranks, as the end of an error."""
     role = plan.request.role
     fits = [each.value for each in offers.worker_classes() if each.value.interface is role.interface]
-    names = sorted(each.backend for each in fits if each.inside is None or each.every_rank)
+    names = sorted(each.backend for each in fits if each.embedded_in is None or each.on_every_rank)
     choices = ", ".join(f"{plan.request.settings or role.name}.backend={name}" for name in names)
     return f"; choose from: {choices}" if names else f"; set {host.name}.ranks=1"
 
 
-def _who(asked: Asked) -> str:
+def _who(asked: OwnedRequest) -> str:
     return f"role '{asked.request.role.name}' (asked by {asked.by})"
 
 

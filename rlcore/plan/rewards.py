@@ -10,13 +10,13 @@ from rlcore.checks.data import listed
 from rlcore.checks.references import static_problem
 from rlcore.config import LoadedConfig, RewardFunctionConfig, RunConfig
 from rlcore.config.offers import Offer
-from rlcore.contracts.components import ResolvedReward, RewardPart
+from rlcore.contracts.components import ResolvedReward, RewardComponent
 from rlcore.contracts.offers import RewardFunction, Scope
 from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
 from rlcore.imports import no_relative_imports
 from rlcore.plan.components import section_of
 from rlcore.plan.limits import limited
-from rlcore.plan.offers import Offers, said
+from rlcore.plan.offers import Offers, join_names
 from rlcore.plan.run_plan import ComponentPlan
 from rlcore.plan.sources import function_node
 from rlcore.types import SAMPLE_NAMES
@@ -34,12 +34,12 @@ def resolve_rewards(loaded: LoadedConfig, offers: Offers, manager: ComponentPlan
     return tuple(_resolve(name, functions[name], loaded, offers) for name in sorted(functions))
 
 
-def brought_rewards(config: RunConfig, manager: ComponentPlan) -> tuple[RewardPart, ...]:
+def brought_rewards(config: RunConfig, manager: ComponentPlan) -> tuple[RewardComponent, ...]:
     """The parts of the reward that the manager brings itself; PluginError naming it when it cannot say."""
-    whose = f"{manager.slot} '{manager.component.name}' of {manager.provided_by}: reward_parts()"
+    whose = f"{manager.slot} '{manager.component.name}' of {manager.provided_by}: reward_components()"
     with boundary(whose, PluginError, CALLED), limited(whose):
-        parts = manager.component.reward_parts(config, manager.section)
-    return tuple(listed(parts, RewardPart, whose))
+        parts = manager.component.reward_components(config, manager.section)
+    return tuple(listed(parts, RewardComponent, whose))
 
 
 def _check_computes(names: Sequence[str], manager: ComponentPlan) -> None:
@@ -101,9 +101,9 @@ def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str,
     where, colon, attribute = fn.rpartition(":")
     if not colon:
         offer = _offered(key, fn, offers)
-        if (problem := static_problem(offer.value.reference)) is not None:
-            raise PluginError(f"{offer.provider}: reward function '{fn}' ({offer.value.reference}): {problem}")
-        return offer.value.reference, str(offer.provider), offer
+        if (problem := static_problem(offer.value.target)) is not None:
+            raise PluginError(f"{offer.provider}: reward function '{fn}' ({offer.value.target}): {problem}")
+        return offer.value.target, str(offer.provider), offer
     if not attribute.isidentifier():
         raise ConfigError(f"{key}={fn}: '{attribute}' is no name; needs file.py:name or module:name")
     if where.endswith(".py"):
@@ -124,7 +124,7 @@ def _offered(key: str, name: str, offers: Offers) -> Offer[RewardFunction]:
     found = [offer for offer in offered if offer.value.name == name]
     if len(found) > 1:
         raise PluginError(
-            f"{key}={name}: offered by {said([str(offer.provider) for offer in found])}; "
+            f"{key}={name}: offered by {join_names([str(offer.provider) for offer in found])}; "
             f"one name needs one offer, so name the function as module:name instead"
         )
     if not found:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.config.offers import Provider
-from rlcore.contracts.components import Component, ResolvedReward, RewardPart
+from rlcore.contracts.components import Component, ResolvedReward, RewardComponent
 from rlcore.contracts.offers import Algorithm
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.contracts.workers import Worker
@@ -26,7 +26,7 @@ class PoolPlan:
     nodes: int
     roles: tuple[str, ...]
     provided_by: str
-    union_of: tuple[str, ...] = ()
+    colocates: tuple[str, ...] = ()
     gpus: tuple[int, ...] = ()
     """Indices of its devices, counted over all nodes of the run; a union holds those of its members."""
     placement: str = "pack"
@@ -69,7 +69,7 @@ class AlgorithmPlan:
     provided_by: str
 
 
-WeightsKind = Literal["", "directory", "adapter", "link"]
+WeightsKind = Literal["", "directory", "adapter", "tcp"]
 """A `WeightsHandle.kind`; '' where the rollout samples from the actor's own weights."""
 
 
@@ -123,18 +123,18 @@ class RunPlan:
     workers: tuple[WorkerPlan, ...]
     """In start order: a worker served inside another comes after it."""
     pools: tuple[PoolPlan, ...]
-    sleepers: tuple[str, ...]
+    colocated_roles: tuple[str, ...]
     """Roles that serve on devices which the actor's pool shares with them: they sleep while it trains."""
     weights_kind: WeightsKind
     """How the actor hands its weights to the rollout."""
     algorithms: Mapping[str, AlgorithmPlan]
     """By purpose: 'advantage', 'policy_loss'."""
     rewards: tuple[ResolvedReward, ...]
-    reward_parts: tuple[RewardPart, ...]
+    reward_components: tuple[RewardComponent, ...]
     """What the reward manager brings beside `rewards`."""
     schedule: SchedulePlan
     """What goes on at the same time."""
-    arithmetic: Mapping[str, int]
+    batch_sizes: Mapping[str, int]
     """Batch arithmetic: prompts, samples, minibatches and updates a step."""
     memory_bytes: Mapping[str, int]
     """Estimate for one rank of each role whose request states it: `rlcore.plan.memory`; empty if nothing is known."""
@@ -150,7 +150,7 @@ class RunPlan:
         """The resolved configuration."""
         return self.loaded.config
 
-    def served_where(self, part: RewardPart) -> str:
+    def served_where(self, part: RewardComponent) -> str:
         """In words: the address, or the role with its replicas and its pool."""
         for request in (each.request for each in self.workers):
             if request.role.name == part.served_by:

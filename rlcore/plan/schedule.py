@@ -19,7 +19,7 @@ def plan_schedule(
     """The schedule; PlanError naming the estimator, reward or setting that it cannot be combined with."""
     schedule = config.schedule
     drop = schedule.on_stale == "drop" and schedule.max_staleness > 0
-    inside = next((plan.request.inside for plan in workers if plan.request.role.name == "rollout"), None)
+    inside = next((plan.request.embedded_in for plan in workers if plan.request.role.name == "rollout"), None)
     embedded = inside is not None and inside.name == "actor"
     old = _old_logprobs(config, arithmetic["updates"], embedded)
     passes = []

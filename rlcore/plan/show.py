@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from rlcore.contracts.components import RewardPart
+from rlcore.contracts.components import RewardComponent
 from rlcore.plan.run_plan import AlgorithmPlan, PoolPlan, RunPlan, WorkerPlan
 
 
@@ -25,7 +25,7 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
         "pools": {each.name: _pool(each) for each in plan.pools},
         "rewards": {
             each.name: {
-                "reference": each.reference,
+                "target": each.target,
                 "provided_by": each.provided_by,
                 "weight": each.weight,
                 "scope": each.scope.value,
@@ -36,7 +36,7 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
             }
             for each in plan.rewards
         }
-        | {each.name: _part(plan, each) for each in plan.reward_parts},
+        | {each.name: _part(plan, each) for each in plan.reward_components},
         "schedule": {
             "name": plan.schedule.name,
             "max_staleness": plan.schedule.max_staleness,
@@ -45,8 +45,8 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
             "old_logprobs": plan.schedule.old_logprobs.value,
             "passes": list(plan.schedule.passes),
         },
-        "arithmetic": dict(plan.arithmetic),
-        "sleepers": list(plan.sleepers),
+        "arithmetic": dict(plan.batch_sizes),
+        "colocated_roles": list(plan.colocated_roles),
         "memory_bytes": dict(plan.memory_bytes),
         "device_bytes": {name: dict(phases) for name, phases in plan.device_bytes.items()},
         "facts": {
@@ -64,14 +64,14 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
 def _algorithm(plan: AlgorithmPlan) -> dict[str, Any]:
     return {
         "name": plan.algorithm.name,
-        "reference": plan.algorithm.reference,
+        "target": plan.algorithm.target,
         "scope": plan.algorithm.scope.value,
         "needs": sorted(need.value for need in plan.algorithm.needs),
         "provided_by": plan.provided_by,
     }
 
 
-def _part(plan: RunPlan, part: RewardPart) -> dict[str, Any]:
+def _part(plan: RunPlan, part: RewardComponent) -> dict[str, Any]:
     return {
         "kind": part.kind,
         "served_by": plan.served_where(part),
@@ -88,7 +88,7 @@ def _pool(plan: PoolPlan) -> dict[str, Any]:
         "gpus_per_node": plan.gpus_per_node,
         "nodes": plan.nodes,
         "roles": list(plan.roles),
-        "union_of": list(plan.union_of),
+        "colocates": list(plan.colocates),
         "gpus": list(plan.gpus),
         "placement": plan.placement,
         "labels": dict(plan.labels),
@@ -113,7 +113,7 @@ def _worker(plan: WorkerPlan) -> dict[str, Any]:
         "cpus": request.cpus,
         "device_frac": request.device_frac,
         "threads": request.threads,
-        "inside": request.inside.name if request.inside else None,
+        "embedded_in": request.embedded_in.name if request.embedded_in else None,
         "isolated": request.isolated,
-        "references": dict(request.references),
+        "targets": dict(request.targets),
     }

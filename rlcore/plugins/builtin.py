@@ -45,11 +45,11 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
         WorkerRequest(
             ACTOR,
             config.actor.backend,
-            references=dict(references),
+            targets=dict(references),
             bytes_per_parameter=training_bytes_per_parameter(config.actor),
             engine=config.actor,
             shared_prefix=config.actor.shared_prefix,
-            ranks=config.actor.ranks,
+            ranks=config.actor.data_parallel,
             pool=pool,
             **common,
         ),
@@ -127,14 +127,14 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(ActorWorker, "hf", HfActor),
-        WorkerClass(ReferenceWorker, "hf", HfReference, every_rank=True, complete=complete_reference),
-        WorkerClass(RolloutWorker, "hf", HfRollout, inside=ACTOR, every_rank=True, complete=complete_embedded),
+        WorkerClass(ReferenceWorker, "hf", HfReference, on_every_rank=True, complete=complete_reference),
+        WorkerClass(RolloutWorker, "hf", HfRollout, embedded_in=ACTOR, on_every_rank=True, complete=complete_embedded),
         WorkerClass(
             RolloutWorker,
             "vllm",
             VllmRollout,
             isolated=True,
             complete=complete_rollout,
-            weight_sync=frozenset({"files", "link"}),
+            weight_sync=frozenset({"disk", "tcp"}),
         ),
     ]

@@ -20,7 +20,7 @@ import orjson
 from rlcore.errors import CheckpointError, describe
 from rlcore.redaction import is_redacted, redact
 from rlcore.report.files import write_atomically
-from rlcore.types import Lane, Metrics, Scored
+from rlcore.types import Lane, Metrics, ScoredTrajectory
 
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories"
 
@@ -92,7 +92,7 @@ def _records(path: Path) -> Iterator[None]:
         ) from cause
 
 
-def trajectory_lines(rows: Iterable[tuple[Scored, float | None]], lane: Lane) -> bytes:
+def trajectory_lines(rows: Iterable[tuple[ScoredTrajectory, float | None]], lane: Lane) -> bytes:
     """Of (trajectory with its reward, advantage or None where it has none), a line each."""
     return b"".join(_line(_describe(scored, advantage, lane)) for scored, advantage in rows)
 
@@ -131,10 +131,10 @@ def _total(values: list[float]) -> float:
     return math.fsum(values) if math.isfinite(total) else total
 
 
-def _describe(scored: Scored, advantage: float | None, lane: Lane) -> dict[str, Any]:
+def _describe(scored: ScoredTrajectory, advantage: float | None, lane: Lane) -> dict[str, Any]:
     trajectory, reward, row = scored.trajectory, scored.reward, scored.trajectory.id
     return {
-        "id": {"prompt": row.prompt, "epoch": row.epoch, "sample": row.sample, "part": row.part},
+        "id": {"prompt": row.prompt, "epoch": row.epoch, "sample": row.sample, "segment": row.segment},
         "lane": lane,
         "source": trajectory.prompt.source,
         "prompt": trajectory.prompt.messages,
@@ -148,7 +148,7 @@ def _describe(scored: Scored, advantage: float | None, lane: Lane) -> dict[str, 
         "agent": trajectory.info,
         "status": reward.status,
         "score": reward.score,
-        "parts": reward.parts,
+        "components": reward.components,
         "info": reward.info,
         "advantage": advantage,
     }

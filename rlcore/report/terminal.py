@@ -15,7 +15,7 @@ from rich.text import Text
 
 from rlcore.errors import describe
 from rlcore.redaction import displayable
-from rlcore.types import Metrics, Scored, Trajectory
+from rlcore.types import Metrics, ScoredTrajectory, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +75,10 @@ class Terminal:
             count = int(metrics.get(f"eval/{source}/num", 0))
             self.say(f"step {step}  held-out '{source}': mean reward {metrics[name]:.3f} over {count} prompts")
 
-    def completions(self, step: int, rows: Sequence[tuple[Scored, float | None]]) -> None:
+    def completions(self, step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]]) -> None:
         """A table of (prompt, completion, reward parts, advantage or None for a sample that is not trained on)."""
         table = Table(title=f"completions of step {step}", title_justify="left", show_lines=True)
-        parts = sorted({name for scored, _ in rows for name in scored.reward.parts})
+        parts = sorted({name for scored, _ in rows for name in scored.reward.components})
         for name in ("prompt", "completion"):
             table.add_column(name, overflow="fold", ratio=2)
         for name in (*parts, "reward", "advantage"):
@@ -86,7 +86,7 @@ class Terminal:
         for scored, advantage in rows:
             prompt = str(scored.trajectory.prompt.messages[-1].get("content", ""))
             cells = [_clip(prompt), _said(scored.trajectory)]
-            scores = [scored.reward.parts.get(name) for name in parts]
+            scores = [scored.reward.components.get(name) for name in parts]
             numbers = ["-" if score is None else f"{score:.2f}" for score in scores]
             gained = "-" if advantage is None else f"{advantage:+.2f}"
             table.add_row(*cells, *numbers, f"{scored.reward.score:.2f}", gained)

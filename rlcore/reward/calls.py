@@ -185,7 +185,7 @@ class FunctionCalls:
             self._call_log.record(
                 reward=self.name,
                 id=f"{sample.prompt}/{sample.epoch}/{sample.sample}",
-                target=self.spec.reference,
+                target=self.spec.target,
                 query=prompt_of(trajectory.prompt),
                 response=trajectory.text(),
                 status=outcome.status.value,

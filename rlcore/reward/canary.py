@@ -9,7 +9,7 @@ import numpy as np
 from rlcore.config import RewardConfig
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import ConfigError, RewardError
-from rlcore.types import Finish, Lane, Prompt, RewardStatus, Scored, Trajectory, TrajectoryId
+from rlcore.types import FinishReason, Lane, Prompt, RewardStatus, ScoredTrajectory, Trajectory, TrajectoryId
 
 if TYPE_CHECKING:
     from rlcore.contracts.tokens import Tokens
@@ -45,16 +45,16 @@ def canary(prompt: Prompt, template: str, tokens: "Tokens") -> Trajectory:
         loss_mask=mask,
         logprobs=np.zeros(len(ids), dtype=np.float32),
         completion=template.replace("{answer}", str(prompt.answer)),
-        finish=Finish.STOP,
+        finish=FinishReason.STOP,
         versions=((len(ids) - 1, 0),),
     )
 
 
-def _judge(scored: Scored, least: float) -> None:
+def _judge(scored: ScoredTrajectory, least: float) -> None:
     reward, trajectory = scored.reward, scored.trajectory
     if reward.status is RewardStatus.OK and reward.score >= least:
         return
-    parts = ", ".join(f"{name}={score:g}" for name, score in reward.parts.items())
+    parts = ", ".join(f"{name}={score:g}" for name, score in reward.components.items())
     found = f"scored {reward.score:g} ({parts})" if reward.status is RewardStatus.OK else str(reward.info.get("error"))
     raise RewardError(
         f"reward.canary: the known-good response {trajectory.text()!r} to prompt '{trajectory.prompt.id}' {found}; "

@@ -10,7 +10,7 @@ from rlcore.contracts.workers import Child, Children
 from rlcore.errors import ChildError, PluginError, RlcoreError, WorkerError
 from rlcore.reward.loop_calls import Allowance, Scores
 from rlcore.reward.outcome import Outcome
-from rlcore.reward.seats import Place, Seats, Stopwatch
+from rlcore.reward.seats import Slot, SlotQueue, Stopwatch
 from rlcore.reward.spec import FunctionSpec
 from rlcore.types import Lane, Trajectory
 
@@ -41,7 +41,7 @@ class ChildCaller:
     def __init__(self, spec: FunctionSpec, children: Children, config: RewardFunctionConfig, queued: Stopwatch):
         self._spec, self._children, self._config = spec, children, config
         self._threads = config.threads if config.isolation == "threads" else 1
-        self._seats = Seats([Place(self._threads) for _ in range(config.children)], queued)
+        self._seats = SlotQueue([Slot(self._threads) for _ in range(config.children)], queued)
         self.num_restarts = 0
         self._closed = False
 
@@ -94,7 +94,7 @@ class ChildCaller:
         limit = self._config.memory_gib
         return f"; it may hold reward.functions.{self._spec.name}.memory_gib={limit:g}" if limit else ""
 
-    async def _living(self, place: Place) -> Child:
+    async def _living(self, place: Slot) -> Child:
         async with place.renewal:
             if self._closed:
                 raise WorkerError(f"{self._spec}: was called after it was closed")
@@ -106,7 +106,7 @@ class ChildCaller:
             except RlcoreError as cause:
                 raise WorkerError(f"its process ended and cannot be started again: {cause}") from cause
 
-    async def _renew(self, place: Place) -> Child:
+    async def _renew(self, place: Slot) -> Child:
         if place.child is not None:
             await place.child.close()
         place.child = await start_child(self._spec, self._children, self._config, self._threads)

@@ -13,11 +13,11 @@ from weakref import WeakSet
 
 import numpy as np
 
-from rlcore.types import Finish, FrozenDict, Prompt, Trajectory, TrajectoryId
+from rlcore.types import FinishReason, FrozenDict, Prompt, Trajectory, TrajectoryId
 
 T = TypeVar("T")
 
-_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, TrajectoryId, Finish})
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, TrajectoryId, FinishReason})
 """Exactly these types: a subclass may hold something that can be written to."""
 _READ_ONLY_PROMPTS: WeakSet[Prompt] = WeakSet()
 """Those in which nothing can be written to: all samples of a group hold the same one."""

@@ -20,7 +20,7 @@ from rlcore.reward.seats import Stopwatch
 from rlcore.reward.spec import FunctionSpec, sent
 from rlcore.reward.stream import RewardStream, Scorer, rows
 from rlcore.reward.watchdog import LoopWatch
-from rlcore.types import Lane, Metrics, Reward, RewardStatus, Scored, Trajectory
+from rlcore.types import Lane, Metrics, Reward, RewardStatus, ScoredTrajectory, Trajectory
 
 
 def build_function_rewards(context: BuildContext) -> "FunctionRewards":
@@ -68,7 +68,7 @@ class FunctionRewards(RewardManager):
             self._watch.close()
             self._log.close()
 
-    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         """See `RewardManager.score`. RewardError as soon as a training step's error budget is certainly spent."""
         evaluation = self._context.config.eval
         group_size = self._context.config.rollout.samples_per_prompt
@@ -148,7 +148,7 @@ def _calls(context: BuildContext, log: CallLog) -> list[FunctionCalls]:
         config, after = context.config.reward.functions[name], None
         if each.post_process:
             after = group_function(context, name, each.post_process, each.deadline_s, config)
-        spec = function_spec(context, name, each.reference, each.scope.value, each.kwargs, each.settings)
+        spec = function_spec(context, name, each.target, each.scope.value, each.kwargs, each.settings)
         kept = log if config.log_calls else None
         calls.append(FunctionCalls(spec, config, each.weight, each.deadline_s, after, kept))
     return calls

@@ -11,7 +11,7 @@ from rlcore.aio import SharedTasks, Timers
 from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, describe
 from rlcore.reward.copies import private_copy
 from rlcore.reward.outcome import Outcome
-from rlcore.reward.seats import Place, Seats, Stopwatch
+from rlcore.reward.seats import Slot, SlotQueue, Stopwatch
 from rlcore.reward.served import ServedReward
 from rlcore.reward.spec import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch
@@ -36,7 +36,7 @@ class LoopCaller:
 
     def __init__(self, spec: FunctionSpec, watch: LoopWatch, queued: Stopwatch, concurrency: int) -> None:
         self._spec, self._watch, self._task_name = spec, watch, str(spec)
-        self._seats = Seats([Place(concurrency)], queued)
+        self._seats = SlotQueue([Slot(concurrency)], queued)
         self._served = ServedReward(spec)
         self._tasks: set[asyncio.Task[None]] = set()
         self._shared = SharedTasks(self._spawn)
@@ -81,7 +81,7 @@ class LoopCaller:
     def _begin(
         self,
         trajectories: Sequence[Trajectory],
-        place: Place,
+        place: Slot,
         allowance: Allowance,
         told: "Callable[[BegunCall], None]",
         scores: Scores = None,
@@ -108,7 +108,7 @@ class LoopCaller:
             return self._watch.watched(self._spec.name, self._served.post_process_here(copies, scores))
         return self._watch.watched(self._spec.name, self._served.score_here(copies))
 
-    def let_go(self, call: "BegunCall", place: Place) -> None:
+    def let_go(self, call: "BegunCall", place: Slot) -> None:
         """Nobody waits for it any more."""
         self._timers.take_back(call)
         self._seats.give_back(place)
@@ -132,7 +132,7 @@ class BegunCall:
     """
 
     def __init__(
-        self, caller: LoopCaller, place: Place, allowance: Allowance, told: "Callable[[BegunCall], None]"
+        self, caller: LoopCaller, place: Slot, allowance: Allowance, told: "Callable[[BegunCall], None]"
     ) -> None:
         self.allowance = allowance
         self._caller, self._place, self._told = caller, place, told

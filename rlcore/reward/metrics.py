@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rlcore.types import Metrics, RewardStatus, Scored
+from rlcore.types import Metrics, RewardStatus, ScoredTrajectory
 
 BOUND_BY = "reward/bound_by/"
 """Begins metrics whose names end in the key of a setting that calls of the reward waited for."""
@@ -25,7 +25,7 @@ def bound_by(waits_s: Mapping[str, float], asked_s: float) -> Metrics:
     return noted | {"reward/service_bound": float(max(shares.values(), default=0.0) >= BOUND_FRAC)}
 
 
-def reward_metrics(scored: Sequence[Scored]) -> Metrics:
+def reward_metrics(scored: Sequence[ScoredTrajectory]) -> Metrics:
     """Statistics over samples (a sample's parts count once).
 
     reward/mean and reward/std (population) are over the samples that did not fail; reward/<function>/mean over those of
@@ -43,7 +43,7 @@ def reward_metrics(scored: Sequence[Scored]) -> Metrics:
     for (prompt, epoch, _), reward in rewards.items():
         num_failed += reward.status is RewardStatus.FAILED
         num_skipped += "skipped" in reward.info
-        for name, score in reward.parts.items():
+        for name, score in reward.components.items():
             parts[name].append(score)
         if reward.status is RewardStatus.OK:
             scores.append(reward.score)

@@ -123,7 +123,7 @@ def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
     score = number(value.score)
     if isinstance(score, str):
         return failed(score)
-    parts = {str(name): number(part) for name, part in value.parts.items()}
+    parts = {str(name): number(part) for name, part in value.components.items()}
     checked = {name: part for name, part in parts.items() if not isinstance(part, str)}
     for name, part in parts.items():
         if isinstance(part, str):

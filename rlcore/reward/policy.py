@@ -12,13 +12,15 @@ from dataclasses import replace
 
 from rlcore.config import RewardConfig
 from rlcore.errors import RewardError
-from rlcore.types import Metrics, Reward, RewardStatus, Scored, TrajectoryId
+from rlcore.types import Metrics, Reward, RewardStatus, ScoredTrajectory, TrajectoryId
 
 STRENGTH = {"value": 0, "drop_sample": 1, "retry": 1, "drop_group": 2, "abort": 3}
 NUM_CAUSES = 3
 
 
-def apply_failures(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> tuple[list[list[Scored]], Metrics]:
+def apply_failures(
+    groups: Sequence[Sequence[ScoredTrajectory]], config: RewardConfig
+) -> tuple[list[list[ScoredTrajectory]], Metrics]:
     """The groups that are left to train on, and counts.
 
     Under drop_sample a failure changes nothing but that the sample is absent; a group left with fewer than two samples
@@ -29,12 +31,14 @@ def apply_failures(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> 
     return apply_policies(groups, config)
 
 
-def apply_policies(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> tuple[list[list[Scored]], Metrics]:
+def apply_policies(
+    groups: Sequence[Sequence[ScoredTrajectory]], config: RewardConfig
+) -> tuple[list[list[ScoredTrajectory]], Metrics]:
     """What `apply_failures` does, without the budget."""
     counts = dict.fromkeys(
         ("dropped_samples", "dropped_groups", "dropped_siblings", "valued_samples", "small_groups"), 0.0
     )
-    kept: list[list[Scored]] = []
+    kept: list[list[ScoredTrajectory]] = []
     for group in groups:
         if all(each.reward.status is RewardStatus.OK for each in group):
             if group:
@@ -69,7 +73,7 @@ def failure_policy(reward: Reward, config: RewardConfig) -> str:
     return max(policies, key=STRENGTH.__getitem__, default="drop_sample")
 
 
-def check_budget(groups: Sequence[Sequence[Scored]], config: RewardConfig) -> None:
+def check_budget(groups: Sequence[Sequence[ScoredTrajectory]], config: RewardConfig) -> None:
     """RewardError when a failure is to abort the run, or more samples failed than `reward.error_budget_frac` allows.
 
     The budget is a share of all samples of `groups`, at least one sample unless it is 0.
@@ -92,7 +96,7 @@ class Budget:
         self._num_samples, self._config = num_samples, config
         self._failures: list[Reward] = []
 
-    def spend(self, group: Sequence[Scored]) -> None:
+    def spend(self, group: Sequence[ScoredTrajectory]) -> None:
         """Count the group's failures; RewardError as `check_budget` has it, with those of earlier groups."""
         for unit, reward in {each.trajectory.id.unit(): each.reward for each in group}.items():
             if failure_policy(reward, self._config) == "abort":
@@ -131,12 +135,12 @@ def causes(failures: Iterable[Reward]) -> str:
     return "; ".join(f"{error} (x{times})" for error, times in counted.most_common(NUM_CAUSES))
 
 
-def _valued(scored: Scored, decisions: dict[TrajectoryId, str], config: RewardConfig) -> Scored:
+def _valued(scored: ScoredTrajectory, decisions: dict[TrajectoryId, str], config: RewardConfig) -> ScoredTrajectory:
     """The sample with `failure_value` as the score of each function that failed, under the policy value."""
     reward = scored.reward
     if decisions[scored.trajectory.id.unit()] != "value":
         return scored
-    scores = {name: score for name, score in reward.parts.items() if name in config.functions}
+    scores = {name: score for name, score in reward.components.items() if name in config.functions}
     scores |= {name: config.functions[name].failure_value for name in reward.info["failed"]}
     total = sum(config.functions[name].weight * score for name, score in scores.items())
     total += reward.info.get("others_score", 0.0)

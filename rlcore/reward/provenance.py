@@ -45,6 +45,6 @@ def copy_reward_files(rewards: Iterable[ResolvedReward], directory: Path) -> Map
 def _functions(rewards: Iterable[ResolvedReward]) -> Iterator[tuple[str, str, ResolvedReward]]:
     """Name and reference of every function, those that look at groups as '<function>.post_process'."""
     for reward in rewards:
-        yield reward.name, reward.reference, reward
+        yield reward.name, reward.target, reward
         if reward.post_process:
             yield f"{reward.name}.post_process", reward.post_process, reward

@@ -40,7 +40,7 @@ class Stopwatch:
 
 
 @dataclass(eq=False)
-class Place:
+class Slot:
     """Somewhere calls run: a child, or the run's own loop."""
 
     free: int
@@ -50,16 +50,16 @@ class Place:
     """Held while a dead child is replaced."""
 
 
-class Seats:
+class SlotQueue:
     """Hands out places to calls, first come first served within a lane."""
 
-    def __init__(self, places: Sequence[Place], queued: Stopwatch) -> None:
+    def __init__(self, places: Sequence[Slot], queued: Stopwatch) -> None:
         self.places = places
         self._queued = queued
         self._numbers = itertools.count()
-        self._waiting: list[tuple[bool, int, asyncio.Future[Place]]] = []
+        self._waiting: list[tuple[bool, int, asyncio.Future[Slot]]] = []
 
-    def take_now(self) -> Place | None:
+    def take_now(self) -> Slot | None:
         """A seat at the least busy place, None while all are taken. Whoever took it gives it back."""
         place = self.places[0] if len(self.places) == 1 else max(self.places, key=lambda each: each.free)
         if not place.free:
@@ -67,11 +67,11 @@ class Seats:
         place.free -= 1
         return place
 
-    async def take(self, lane: Lane) -> Place:
+    async def take(self, lane: Lane) -> Slot:
         """A seat as `take_now` gives it; waits while all are taken."""
         if (place := self.take_now()) is not None:
             return place
-        turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (lane is not Lane.EVAL, next(self._numbers), turn))
         self._queued.start()
         try:
@@ -83,7 +83,7 @@ class Seats:
         finally:
             self._queued.stop()
 
-    def give_back(self, place: Place) -> None:
+    def give_back(self, place: Slot) -> None:
         """The seat is free, for whoever waits first."""
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlcore.errors import PluginError, RewardError, boundary
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 from rlcore.reward.arguments import column_arguments, group_arguments, log_arguments, no_columns, score_arguments
 from rlcore.reward.limits import limit_memory
 from rlcore.reward.notes import CallNotes
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def _load(spec: FunctionSpec) -> Any:
     """What the reference names; PluginError that says whose reference it is."""
     try:
-        return load_reference(spec.reference)
+        return import_target(spec.target)
     except PluginError as error:
         raise PluginError(f"reward function '{spec.name}': {error}") from error
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 
 FILE_PLUGIN = "rlcore_file_"
 """Begins the names of modules that are plugins in plain files."""
@@ -16,7 +16,7 @@ class FunctionSpec:
     """What is needed to load and call a function; picklable."""
 
     name: str
-    reference: str
+    target: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     scope: str = "sample"
     answer_columns: Mapping[str, str] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class FunctionSpec:
     """The settings section of the plugin that offers the function."""
 
     def __str__(self) -> str:
-        return f"reward function '{self.name}' ({self.reference})"
+        return f"reward function '{self.name}' ({self.target})"
 
 
 @dataclass(frozen=True)
@@ -57,4 +57,4 @@ def received(section: Any) -> Any:
         return {key: received(value) for key, value in section.items()}
     if not isinstance(section, SentSection):
         return section
-    return load_reference(section.reference)(**{name: received(value) for name, value in section.values.items()})
+    return import_target(section.reference)(**{name: received(value) for name, value in section.values.items()})

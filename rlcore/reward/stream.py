@@ -12,7 +12,7 @@ from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.combine import combine
 from rlcore.reward.loop_calls import BegunCall
 from rlcore.reward.outcome import Outcome
-from rlcore.types import Lane, Reward, Scored, Trajectory, TrajectoryId
+from rlcore.types import Lane, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
 
 class Scorer(Protocol):
@@ -50,10 +50,10 @@ class Scorer(Protocol):
         ...
 
 
-class Units:
+class SampleAssembler:
     """Puts the parts of each sample together: they are one unit, and are scored once, on the last of them.
 
-    A sample is complete when as many parts have come as each of them says (`Trajectory.num_parts`); with 0 it is
+    A sample is complete when as many parts have come as each of them says (`Trajectory.num_segments`); with 0 it is
     complete when the stream ends.
     """
 
@@ -63,8 +63,8 @@ class Units:
 
     def add(self, trajectory: Trajectory) -> list[Trajectory] | None:
         """The parts of the sample, in order, when this one completes it. PluginError for one part too many."""
-        unit, part = trajectory.id.unit(), trajectory.id.part
-        if trajectory.num_parts == 1 and not self._waiting:
+        unit, part = trajectory.id.unit(), trajectory.id.segment
+        if trajectory.num_segments == 1 and not self._waiting:
             known = len(self._complete)
             self._complete.add(unit)
             if len(self._complete) > known:
@@ -72,18 +72,18 @@ class Units:
         parts = self._waiting.setdefault(unit, {})
         if unit in self._complete or part in parts:
             raise PluginError(
-                f"agent loop: {trajectory.id} came twice, or after its sample was complete with num_parts="
-                f"{trajectory.num_parts}; every part must come once and say how many there are"
+                f"agent loop: {trajectory.id} came twice, or after its sample was complete with num_segments="
+                f"{trajectory.num_segments}; every part must come once and say how many there are"
             )
         parts[part] = trajectory
-        return self._finish(unit) if len(parts) == trajectory.num_parts else None
+        return self._finish(unit) if len(parts) == trajectory.num_segments else None
 
     def rest(self) -> list[list[Trajectory]]:
         """The samples that are complete because the stream has ended."""
         for parts in self._waiting.values():
             for each in parts.values():
-                if each.num_parts > 0:
-                    raise PluginError(f"agent loop: {each.id} says num_parts={each.num_parts}; {len(parts)} came")
+                if each.num_segments > 0:
+                    raise PluginError(f"agent loop: {each.id} says num_segments={each.num_segments}; {len(parts)} came")
         return [self._finish(unit) for unit in list(self._waiting)]
 
     def _finish(self, unit: TrajectoryId) -> list[Trajectory]:
@@ -150,7 +150,7 @@ class RewardStream:
             await asyncio.gather(*everything, return_exceptions=True)
 
     async def _read(self, stream: AsyncIterator[Trajectory]) -> None:
-        units = Units()
+        units = SampleAssembler()
         async for trajectory in stream:
             if (parts := units.add(trajectory)) is not None:
                 self._spawn(parts)
@@ -253,9 +253,9 @@ class RewardStream:
                 gathering.opinions[index].set_result(outcome)
 
 
-def rows(parts: Sequence[Trajectory], reward: Reward) -> list[Scored]:
+def rows(parts: Sequence[Trajectory], reward: Reward) -> list[ScoredTrajectory]:
     """Every part with the sample's reward; scores per token belong to the part that was judged, the last."""
     if len(parts) == 1:
-        return [Scored(parts[0], reward)]
+        return [ScoredTrajectory(parts[0], reward)]
     others = replace(reward, token_scores=None)
-    return [Scored(each, reward if each is parts[-1] else others) for each in parts]
+    return [ScoredTrajectory(each, reward if each is parts[-1] else others) for each in parts]

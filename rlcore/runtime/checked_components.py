@@ -14,7 +14,7 @@ import numpy as np
 from rlcore.checks.arrays import check_scored, check_trajectory, checked_metrics, per_token
 from rlcore.checks.results import as_stream, awaitable, plain
 from rlcore.errors import PluginError, boundary
-from rlcore.types import Batch, Float32s, Lane, Metrics, Ref, Sampling, Scored, Trajectory, TrajectoryId
+from rlcore.types import Batch, Float32s, Lane, Metrics, Ref, Sampling, ScoredTrajectory, Trajectory, TrajectoryId
 
 if TYPE_CHECKING:
     from rlcore.contracts.agents import RolloutTask
@@ -85,7 +85,9 @@ class CheckedAgent(_Checked):
 class CheckedRewards(_Checked):
     """A reward manager that scores every trajectory that it is given, once."""
 
-    async def score(self, trajectories: AsyncIterator[Trajectory], lane: Lane) -> AsyncGenerator[Scored, None]:
+    async def score(
+        self, trajectories: AsyncIterator[Trajectory], lane: Lane
+    ) -> AsyncGenerator[ScoredTrajectory, None]:
         """See `RewardManager.score`."""
         who = f"{self._who}: score()"
         given = _Given()
@@ -171,4 +173,4 @@ class CheckedCritic(_Checked):
 
 
 def _place(row: TrajectoryId) -> _Row:
-    return row.prompt, row.epoch, row.sample, row.part
+    return row.prompt, row.epoch, row.sample, row.segment

@@ -21,7 +21,7 @@ TURN_S = 600.0
 """Seconds that servers may take to finish what they are at and fall asleep, or to wake up."""
 
 
-class Turns:
+class DeviceLease:
     """Who has the shared devices: the servers, or the roles that train. Without servers every turn is free."""
 
     def __init__(

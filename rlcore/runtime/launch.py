@@ -29,7 +29,7 @@ from rlcore.engines.freed_memory import keep_freed_memory
 from rlcore.errors import CALLED, Boundary, PlanError, PluginError, WorkerError, boundary
 from rlcore.plan import CORE, ComponentPlan, RunPlan, WorkerPlan
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
-from rlcore.runtime.colocation import Turns
+from rlcore.runtime.colocation import DeviceLease
 from rlcore.runtime.rollout_service import RolloutService
 from rlcore.runtime.utilization import BusyMeter, roles_by_pool
 from rlcore.runtime.weight_sync import WeightsSync
@@ -85,7 +85,7 @@ class MetricsSink:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Runtime:
     """A live run: what the plan named, started."""
 
     plan: RunPlan
@@ -98,9 +98,9 @@ class Run:
     agent: AgentLoop
     reward: RewardManager
     critic: CriticEngine
-    turns: Turns
+    lease: DeviceLease
     """Who has the devices that several roles share."""
-    busy: BusyMeter
+    utilization: BusyMeter
     advantage: Callable[..., Any]
     """The advantage estimator."""
     advantage_algorithm: Algorithm
@@ -128,7 +128,7 @@ class Run:
 
     def take_metrics(self) -> Metrics:
         """What components recorded or count themselves since the last call."""
-        taken = self.sink.take() | self.busy.take()
+        taken = self.sink.take() | self.utilization.take()
         for slot, component in (("agent", self.agent), ("reward", self.reward), ("critic", self.critic)):
             with self.within(slot, "metrics()"):
                 taken |= component.metrics()
@@ -136,7 +136,7 @@ class Run:
 
 
 @asynccontextmanager
-async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = None) -> AsyncIterator[Run]:
+async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = None) -> AsyncIterator[Runtime]:
     """The run, started; on leaving, also by an error during the start, everything is closed in reverse order.
 
     The algorithms are probed before the first worker starts. WorkerError naming the worker, or PluginError naming the
@@ -160,7 +160,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         context = await _build_context(plan, run_dir, groups, generator, tokens, children, sink)
         built = {slot: await _start_component(plan, slot, context, groups, limits, stack) for slot in SLOT_INTERFACES}
         busy.take()  # what starting took is nobody's work
-        yield Run(
+        yield Runtime(
             plan=plan,
             run_dir=run_dir,
             tokens=tokens,
@@ -173,8 +173,8 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
             advantage=algorithms["advantage"].function,
             advantage_algorithm=plan.algorithms["advantage"].algorithm,
             selection=algorithms["policy_loss"].selection,
-            turns=turns,
-            busy=busy,
+            lease=turns,
+            utilization=busy,
             sink=sink,
             weights=weights,
             context_length=context.context_length,
@@ -245,11 +245,11 @@ def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExit
     return sync
 
 
-def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> Turns:
+def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
     """After the weights' sync: a restarted server takes up its weights before it may have to sleep."""
     interfaces = {each.request.role.name: each.request.role.interface for each in plan.workers}
-    servers = [(groups[role], interfaces[role]) for role in plan.sleepers]
-    return Turns(servers, sink.record, on_cpu=plan.config.cluster.device == "cpu")
+    servers = [(groups[role], interfaces[role]) for role in plan.colocated_roles]
+    return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device == "cpu")
 
 
 async def _start_workers(

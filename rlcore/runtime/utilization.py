@@ -121,8 +121,8 @@ class MeteredGroup:
 
 def roles_by_pool(plan: RunPlan) -> dict[str, tuple[str, ...]]:
     """The roles that work on the devices of each pool that is no union."""
-    roles: dict[str, list[str]] = {pool.name: [] for pool in plan.pools if not pool.union_of}
+    roles: dict[str, list[str]] = {pool.name: [] for pool in plan.pools if not pool.colocates}
     for pool in plan.pools:
-        for leaf in pool.union_of or (pool.name,):
+        for leaf in pool.colocates or (pool.name,):
             roles[leaf] += pool.roles
     return {name: tuple(found) for name, found in roles.items()}

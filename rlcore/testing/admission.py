@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Admission:
+class SleepGate:
     """Lets requests in while it is open, and knows when the last one has left."""
 
     def __init__(self) -> None:

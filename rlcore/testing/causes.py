@@ -26,11 +26,11 @@ from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
 from rlcore.report.terminal import Terminal
 from rlcore.report.trackers import Trackers
-from rlcore.runtime.launch import Run, launch
+from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing.runs import run_settings
 from rlcore.train.session import load_data
 from rlcore.train.trainer import Progress, Sinks, Trainer
-from rlcore.types import Batch, Float32s, Lane, Metrics, Prompt, Ref, Reward, Sampling, Scored, Trajectory
+from rlcore.types import Batch, Float32s, Lane, Metrics, Prompt, Ref, Reward, Sampling, ScoredTrajectory, Trajectory
 
 PROMPTS, SAMPLES = 3, 2
 NUM = PROMPTS * SAMPLES
@@ -171,7 +171,7 @@ def played(
     return asyncio.run(play(plan_run([], overrides, sorted(plugins)), directory, script, steps, last_step))
 
 
-def _watched(run: Run, events: Events, script: Script) -> Run:
+def _watched(run: Runtime, events: Events, script: Script) -> Runtime:
     """The run with its agent loop and reward manager behind the script, and its models under watch."""
     agent = _Agent(run.agent, events, script)
     actor: Any = _Group(run.actor.replicas, events)
@@ -189,7 +189,7 @@ def _watched(run: Run, events: Events, script: Script) -> Run:
 class _Trainer(Trainer):
     def __init__(
         self,
-        run: Run,
+        run: Runtime,
         progress: Progress,
         last: int,
         heldout: Mapping[str, Sequence[Prompt]],
@@ -242,13 +242,13 @@ class _Rewards(RewardManager):
     def scope(self) -> Scope:
         return Scope.SAMPLE
 
-    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
-        done: asyncio.Queue[Scored | None] = asyncio.Queue()
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
+        done: asyncio.Queue[ScoredTrajectory | None] = asyncio.Queue()
 
         async def judge(row: Trajectory) -> None:
             await self.script.reward(self.events, event := self.agent.event("scored", row))
             self.events.note(event)
-            done.put_nowait(Scored(row, self.script.score(row)))
+            done.put_nowait(ScoredTrajectory(row, self.script.score(row)))
 
         async def read() -> None:
             try:

@@ -8,7 +8,7 @@ from typing import Any
 from rlcore.config.offers import ConfigSection, Offer
 from rlcore.contracts.offers import Algorithm, RewardFunction, WorkerClass
 from rlcore.errors import CALLED, PluginError, RlcoreError, boundary
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 from rlcore.plan.components import algorithm_problem
 from rlcore.plan.limits import limited
 from rlcore.plan.requests import check_class
@@ -105,7 +105,7 @@ def _check_reward(offer: Offer[RewardFunction]) -> None:
     value = offer.value
     whose = f"{offer.provider}: reward function '{value.name}'"
     with boundary(whose, PluginError, CALLED), limited(whose):
-        target = load_reference(value.reference)
+        target = import_target(value.target)
     required = set(_required(target))
     if is_factory(target, dict.fromkeys(required)):
         return  # what it makes depends on `kwargs`

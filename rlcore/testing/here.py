@@ -6,7 +6,7 @@ from typing import Any
 
 from rlcore.contracts.workers import Child
 from rlcore.errors import ChildError, boundary
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 
 
 class HereChild:
@@ -46,7 +46,7 @@ class HereChildren:
         env: Sequence[str] | None = None,
     ) -> Child:
         """See `rlcore.contracts.workers.Children`."""
-        self.started.append(HereChild(load_reference(reference)(*args), name))
+        self.started.append(HereChild(import_target(reference)(*args), name))
         return self.started[-1]
 
     async def close(self) -> None:

@@ -30,7 +30,7 @@ from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.workers import WorkerContext
 from rlcore.data.tokens import ByteTokens
 from rlcore.errors import CheckpointError, WorkerError
-from rlcore.testing.admission import Admission
+from rlcore.testing.admission import SleepGate
 from rlcore.testing.null_busy import Busy
 from rlcore.testing.null_critic import NullCritic
 from rlcore.testing.null_decoding import Float64s, decode, log_softmax
@@ -228,7 +228,7 @@ class NullReplica(RolloutWorker):
         self._settings: NullSection = self.context.section or NullSection()
         self._logits_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
         self._version = 0
-        self._admission = Admission()
+        self._admission = SleepGate()
 
     async def sleep(self) -> None:
         await self._admission.close()
@@ -272,6 +272,6 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
         WorkerClass(ActorWorker, "null", NullActor),
         WorkerClass(ReferenceWorker, "null", NullReference),
         WorkerClass(CriticWorker, "null", NullCritic),
-        WorkerClass(RolloutWorker, "null", NullRollout, inside=ACTOR),
+        WorkerClass(RolloutWorker, "null", NullRollout, embedded_in=ACTOR),
         WorkerClass(RolloutWorker, "null_replica", NullReplica, isolated=True),
     ]

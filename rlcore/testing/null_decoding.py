@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlcore.data.tokens import ByteTokens
-from rlcore.types import Completion, Finish, GenerateRequest, Sampling
+from rlcore.types import Completion, FinishReason, GenerateRequest, Sampling
 
 if TYPE_CHECKING:
     from rlcore.testing.null_settings import NullSection
@@ -74,7 +74,7 @@ class _Row:
         self._drawn_N = np.zeros(request.sampling.max_tokens, np.int32)
         self._logprobs_N = np.zeros(request.sampling.max_tokens, np.float32)
         self._versions: list[tuple[int, int]] = []
-        self._finish = Finish.LENGTH
+        self._finish = FinishReason.LENGTH
         self.ids_N = self._drawn_N
 
     def draw(self, logits_V: Float64s, version: int, start: int) -> None:
@@ -107,10 +107,10 @@ class _Row:
         )
 
 
-def _end(ids_N: npt.NDArray[np.int32], sampling: Sampling) -> tuple[int, Finish]:
+def _end(ids_N: npt.NDArray[np.int32], sampling: Sampling) -> tuple[int, FinishReason]:
     """How many tokens are kept, and why it ends there: the end token or the token that completes a stop string."""
     ends = [int(index) + 1 for index in np.flatnonzero(ids_N == ByteTokens.EOS)[:1]]
     # the end token is no byte, but it has to keep its place
     text = bytes(int(each) % 256 for each in ids_N)
     ends += [text.index(stop.encode()) + len(stop.encode()) for stop in sampling.stop if stop.encode() in text]
-    return (min(ends), Finish.STOP) if ends else (len(ids_N), Finish.LENGTH)
+    return (min(ends), FinishReason.STOP) if ends else (len(ids_N), FinishReason.LENGTH)

@@ -19,7 +19,7 @@ from rlcore.contracts.workers import Children, WorkerGroup
 from rlcore.data.tokens import ByteTokens
 from rlcore.errors import PlanError
 from rlcore.reward.functions import FunctionRewards, build_function_rewards
-from rlcore.types import Finish, FrozenDict, Lane, Prompt, Reward, Scored, Trajectory, TrajectoryId
+from rlcore.types import FinishReason, FrozenDict, Lane, Prompt, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
 T = TypeVar("T")
 
@@ -41,20 +41,20 @@ def make_prompt(index: int = 0, answer: Any = None, source: str = "test", **colu
 def make_trajectory(prompt: Prompt | int = 0, sample: int = 0, text: str | None = None, **fields: Any) -> Trajectory:
     """A finished trajectory: the prompt's bytes, then those of `text`, which were sampled with log-prob -1.
 
-    `fields` replace fields of the Trajectory; `part` that of its id.
+    `fields` replace fields of the Trajectory; `segment` that of its id.
     """
     prompt = make_prompt(prompt) if isinstance(prompt, int) else prompt
     completion = f"{prompt.id} sample {sample}" if text is None else text
     asked, said = f"question of {prompt.id}".encode(), completion.encode()
     mask = np.array([False] * len(asked) + [True] * len(said))
     trajectory = Trajectory(
-        id=TrajectoryId(prompt.id, 0, sample, fields.pop("part", 0)),
+        id=TrajectoryId(prompt.id, 0, sample, fields.pop("segment", 0)),
         prompt=prompt,
         token_ids=np.array([*asked, *said], dtype=np.int32),
         loss_mask=mask,
         logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
         completion=completion,
-        finish=Finish.STOP,
+        finish=FinishReason.STOP,
         versions=((len(asked), 0),),
     )
     return replace(trajectory, **fields)
@@ -115,7 +115,7 @@ async def stream_of(trajectories: Sequence[Trajectory]) -> AsyncIterator[Traject
 
 async def score_all(
     manager: RewardManager, trajectories: Sequence[Trajectory], lane: Lane = Lane.TRAIN
-) -> list[Scored]:
+) -> list[ScoredTrajectory]:
     """Everything the manager makes of these trajectories, in the order it comes; TimeoutError after 30 s."""
     async with asyncio.timeout(WAIT_S), aclosing(manager.score(stream_of(trajectories), lane)) as results:  # type: ignore[type-var]
         return [each async for each in results]
@@ -152,5 +152,6 @@ def score_rewards(
     """The reward of each trajectory, by prompt, sample and part, from real children."""
     scored = use_rewards(functions, lambda manager: score_all(manager, trajectories, lane), reward, config)
     return {
-        (each.trajectory.id.prompt, each.trajectory.id.sample, each.trajectory.id.part): each.reward for each in scored
+        (each.trajectory.id.prompt, each.trajectory.id.sample, each.trajectory.id.segment): each.reward
+        for each in scored
     }

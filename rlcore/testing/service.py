@@ -17,7 +17,7 @@ REASONS = {200: "OK", 307: "Temporary Redirect", 429: "Too Many Requests", 503: 
 
 
 @dataclass(frozen=True)
-class Asked:
+class ServiceCall:
     """One request."""
 
     method: str
@@ -34,7 +34,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServiceAnswer:
     """What the service does about a request."""
 
     body: Any = b""
@@ -57,8 +57,8 @@ class Answer:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[: self.cut_at]
 
 
-NEVER = Answer(after_s=float("inf"))
-Script = Callable[[Asked], Answer | Awaitable[Answer]]
+NEVER = ServiceAnswer(after_s=float("inf"))
+Script = Callable[[ServiceCall], ServiceAnswer | Awaitable[ServiceAnswer]]
 
 
 class ScriptedService:
@@ -68,7 +68,7 @@ class ScriptedService:
         self.script = script
         self.url = ""
         """Of the root, without a slash at its end."""
-        self.asked: list[Asked] = []
+        self.asked: list[ServiceCall] = []
         self.num_open = 0
         """Requests that are not answered yet."""
         self.most_open = 0
@@ -118,7 +118,7 @@ class ScriptedService:
         await writer.drain()
         return answer.cut_at is None
 
-    async def _answer(self, asked: Asked, reader: asyncio.StreamReader) -> Answer | None:
+    async def _answer(self, asked: ServiceCall, reader: asyncio.StreamReader) -> ServiceAnswer | None:
         """What the script says, after its pause; None when the client has gone meanwhile."""
         answer = self.script(asked)
         answer = await answer if inspect.isawaitable(answer) else answer
@@ -134,13 +134,13 @@ class ScriptedService:
             await asyncio.gather(gone, return_exceptions=True)
         return None if done else answer
 
-    async def _read(self, reader: asyncio.StreamReader) -> Asked:
+    async def _read(self, reader: asyncio.StreamReader) -> ServiceCall:
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         self._times[body] += 1
         method, path, _ = first.split(" ")
-        return Asked(method, path, headers, body, self._times[body])
+        return ServiceCall(method, path, headers, body, self._times[body])
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def serving(script: Script, port: int = 0) -> Iterator[ScriptedService]:
         loop.close()
 
 
-def chat_answer(text: str, total_tokens: int = 0) -> Answer:
+def chat_answer(text: str, total_tokens: int = 0) -> ServiceAnswer:
     """The answer of an OpenAI-style chat API that says `text`."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    return Answer({"object": "chat.completion", "choices": [choice], "usage": {"total_tokens": total_tokens}})
+    return ServiceAnswer({"object": "chat.completion", "choices": [choice], "usage": {"total_tokens": total_tokens}})

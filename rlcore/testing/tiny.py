@@ -12,7 +12,7 @@ import numpy as np
 
 from rlcore.algo.aggregation import Mode, row_weights
 from rlcore.data.batch import collate
-from rlcore.types import Batch, Finish, Prompt, Reward, Scored, Trajectory, TrajectoryId
+from rlcore.types import Batch, FinishReason, Prompt, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
 VOCABULARY = 264
 END = 256
@@ -95,7 +95,7 @@ def write_tiny_classifier(
 
 def random_groups(
     num_groups: int = 4, samples: int = 2, seed: int = 0, max_prompt: int = 12, max_sampled: int = 10
-) -> list[list[Scored]]:
+) -> list[list[ScoredTrajectory]]:
     """Groups of scored trajectories with random tokens, lengths, recorded log-probs and rewards."""
     rng = np.random.default_rng(seed)
     groups = []
@@ -114,10 +114,10 @@ def random_groups(
                 loss_mask=mask,
                 logprobs=np.where(mask, -rng.random(len(token_ids)), 0).astype(np.float32),
                 completion="",
-                finish=Finish.STOP,
+                finish=FinishReason.STOP,
                 versions=((len(prompt_ids), 0),),
             )
-            rows.append(Scored(trajectory, Reward(score=float(rng.random()))))
+            rows.append(ScoredTrajectory(trajectory, Reward(score=float(rng.random()))))
         groups.append(rows)
     return groups
 

@@ -20,10 +20,10 @@ from rlcore.contracts.offers import Scope
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.data import PromptOrder
 from rlcore.errors import WorkerError
-from rlcore.runtime.launch import Run
-from rlcore.train.pending import Issued, Key, Notes, carry
+from rlcore.runtime.launch import Runtime
+from rlcore.train.pending import Key, PassCallbacks, PendingGroup, run_pass
 from rlcore.train.tasks import tasks_for, training_sampling
-from rlcore.types import Sampling, Scored
+from rlcore.types import Sampling, ScoredTrajectory
 
 TIDY_S = 1.0
 """Seconds between two collections of garbage."""
@@ -46,7 +46,7 @@ class Issuing:
     """Rewards of an incomplete group are worth keeping: none was given for the sake of the whole group."""
 
 
-def issuing(run: Run) -> Issuing:
+def issuing(run: Runtime) -> Issuing:
     """As the plan says."""
     config, schedule = run.plan.config, run.plan.schedule
     with run.within("reward", "scope"):
@@ -63,7 +63,7 @@ def issuing(run: Run) -> Issuing:
     )
 
 
-class Flight:
+class RolloutBuffer:
     """The ledger of prompts in flight."""
 
     def __init__(self, agent: AgentLoop, reward: RewardManager, order: PromptOrder, issuing: Issuing) -> None:
@@ -75,11 +75,11 @@ class Flight:
         """Prompts that were trained on, left out or given up."""
         self.num_given_up = 0
         self._numbers = itertools.count()
-        self._issued: dict[Key, Issued] = {}
-        self._ready: dict[int, deque[Issued]] = defaultdict(deque)
+        self._issued: dict[Key, PendingGroup] = {}
+        self._ready: dict[int, deque[PendingGroup]] = defaultdict(deque)
         self._passes: set[asyncio.Task[None]] = set()
         self._last_sampled: asyncio.Event | None = None
-        self._resting: list[Issued] = []
+        self._resting: list[PendingGroup] = []
         """Restored from a checkpoint and not ready: issued again with the next `refill`."""
         self._num_unsampled = 0
         self._changed = asyncio.Event()
@@ -95,7 +95,7 @@ class Flight:
             gc.collect(1)
             self._tidy_from = now + TIDY_S
 
-    def refill(self, step: int, last_step: int) -> list[Issued]:
+    def refill(self, step: int, last_step: int) -> list[PendingGroup]:
         """Issue what `step` and the staleness bound allow, and no prompt that no step up to `last_step` will train on.
 
         Returns the prompts that `step` must train on; none where steps take what is ready first.
@@ -112,11 +112,11 @@ class Flight:
                 self.issue(per_step, due)
         return [each for each in self._issued.values() if each.due == step]
 
-    def issue(self, num: int, due: int) -> list[Issued]:
+    def issue(self, num: int, due: int) -> list[PendingGroup]:
         """Send the next `num` prompts of the order to the agent loop, in a pass of their own."""
         issuing = self._issuing
         tasks = tasks_for(self.order.take(num), issuing.samples_per_prompt, issuing.seed)
-        members = [Issued(task, next(self._numbers), due, self.version) for task in tasks]
+        members = [PendingGroup(task, next(self._numbers), due, self.version) for task in tasks]
         for each in members:
             if each.key in self._issued:
                 raise WorkerError(f"schedule: prompt {each.key} is issued while it is in flight")
@@ -124,7 +124,7 @@ class Flight:
         self._send(members)
         return members
 
-    async def sampled(self, members: Sequence[Issued] | None = None) -> None:
+    async def sampled(self, members: Sequence[PendingGroup] | None = None) -> None:
         """Wait until all trajectories of `members`, or of everything in flight, are finished."""
         left = None if members is None else list(members)
 
@@ -137,19 +137,19 @@ class Flight:
 
         await self._until(holds)
 
-    async def next_ready(self, due: int) -> Issued:
+    async def next_ready(self, due: int) -> PendingGroup:
         """Of the prompts due at that step (where steps take what is ready first: of all), the next that is ready."""
         ready = self._ready[self._queue(due)]
         await self._until(lambda: bool(ready))
         return ready.popleft()
 
-    def published(self, version: int, taken: Iterable[Issued]) -> None:
+    def published(self, version: int, taken: Iterable[PendingGroup]) -> None:
         """The weights are `version` now, trained on `taken`; what has become too old for them is given up."""
         self.version = version
         self.retire(taken)
         self.num_given_up += self._give_up_stale()
 
-    def retire(self, members: Iterable[Issued]) -> None:
+    def retire(self, members: Iterable[PendingGroup]) -> None:
         """Take them out of the ledger."""
         for each in members:
             if not each.retired:
@@ -188,21 +188,21 @@ class Flight:
             for each in self._issued.values()
         ]
 
-    def scored(self) -> list[Scored]:
+    def scored(self) -> list[ScoredTrajectory]:
         """Every trajectory in flight whose reward is in."""
         return [row for each in self._issued.values() for row in each.group()]
 
-    def restore(self, version: int, state: Sequence[dict[str, Any]], scored: Iterable[Scored]) -> None:
+    def restore(self, version: int, state: Sequence[dict[str, Any]], scored: Iterable[ScoredTrajectory]) -> None:
         """Take up what `state` and `scored` returned. Rewards of trajectories that will be too old are not kept."""
         self.version = version
-        rows: dict[Key, list[Scored]] = defaultdict(list)
+        rows: dict[Key, list[ScoredTrajectory]] = defaultdict(list)
         for row in scored:
             rows[row.trajectory.id.prompt, row.trajectory.id.epoch].append(row)
         issuing = self._issuing
         for saved in state:
             prompt = self.order.prompt(saved["prompt"])
             (task,) = tasks_for([(prompt, saved["epoch"])], issuing.samples_per_prompt, issuing.seed)
-            each = Issued(task, next(self._numbers), saved["due"], saved["version"])
+            each = PendingGroup(task, next(self._numbers), saved["due"], saved["version"])
             self._issued[each.key] = each
             used_with = version if issuing.drop else saved["due"] - 1
             if used_with - saved["version"] <= issuing.max_staleness:
@@ -220,13 +220,13 @@ class Flight:
         for due in sorted({each.due for each in resting}):
             self._send([each for each in resting if each.due == due])
 
-    def _send(self, members: list[Issued]) -> None:
+    def _send(self, members: list[PendingGroup]) -> None:
         if not members:
             return
         self._num_unsampled += len(members)
         begin, self._last_sampled = self._last_sampled, asyncio.Event()
-        notes = Notes(self._note_sampled, self._note_ready, lambda: self.version)
-        work = carry(
+        notes = PassCallbacks(self._note_sampled, self._note_ready, lambda: self.version)
+        work = run_pass(
             members,
             self._agent,
             self._reward,
@@ -245,12 +245,12 @@ class Flight:
             self._failure = error
         self._changed.set()
 
-    def _note_sampled(self, issued: Issued) -> None:
+    def _note_sampled(self, issued: PendingGroup) -> None:
         issued.sampled = True
         self._num_unsampled -= 1
         self._changed.set()
 
-    def _note_ready(self, issued: Issued) -> None:
+    def _note_ready(self, issued: PendingGroup) -> None:
         issued.ready, issued.ready_at = True, asyncio.get_running_loop().time()
         if not issued.retired:
             self._ready[self._queue(issued.due)].append(issued)

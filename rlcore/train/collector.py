@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import WorkerError
-from rlcore.types import Lane, Sampling, Scored, Trajectory
+from rlcore.types import Lane, Sampling, ScoredTrajectory, Trajectory
 
-Group = list[Scored]
+Group = list[ScoredTrajectory]
 
 
 @dataclass
-class Timeline:
+class CollectTimes:
     """When the phases of a step ended, in seconds since it began."""
 
     began: float = field(default_factory=time.monotonic)
@@ -30,13 +30,13 @@ async def collect(
     tasks: Sequence[RolloutTask],
     sampling: Sampling,
     lane: Lane,
-) -> tuple[list[Group], Timeline]:
+) -> tuple[list[Group], CollectTimes]:
     """Every sample of every task, scored: one group a task, in the order of `tasks`, rows sorted by id.
 
     Each trajectory goes to its reward the moment it is finished. WorkerError when a sample is missing, comes twice or
     belongs to no task: nothing is ever matched by position.
     """
-    timeline = Timeline()
+    timeline = CollectTimes()
 
     async def generated() -> AsyncIterator[Trajectory]:
         async with aclosing(agent.rollout(tasks, sampling, lane)) as trajectories:  # type: ignore[type-var]
@@ -44,7 +44,7 @@ async def collect(
                 timeline.generated_s = time.monotonic() - timeline.began
                 yield trajectory
 
-    arrived: list[Scored] = []
+    arrived: list[ScoredTrajectory] = []
     async with aclosing(reward.score(generated(), lane)) as scored:  # type: ignore[type-var]
         async for each in scored:
             arrived.append(each)
@@ -52,17 +52,17 @@ async def collect(
     return group_by_task(arrived, tasks), timeline
 
 
-def group_by_task(arrived: Sequence[Scored], tasks: Sequence[RolloutTask]) -> list[Group]:
+def group_by_task(arrived: Sequence[ScoredTrajectory], tasks: Sequence[RolloutTask]) -> list[Group]:
     """The scored trajectories as one group a task; each row exactly once, each sample of each task present."""
-    groups: dict[tuple[str, int], dict[tuple[int, int], Scored]] = {(t.prompt.id, t.epoch): {} for t in tasks}
+    groups: dict[tuple[str, int], dict[tuple[int, int], ScoredTrajectory]] = {(t.prompt.id, t.epoch): {} for t in tasks}
     for each in arrived:
         row = each.trajectory.id
         group = groups.get((row.prompt, row.epoch))
         if group is None:
             raise WorkerError(f"collector: trajectory {row} belongs to no prompt in flight")
-        if (row.sample, row.part) in group:
+        if (row.sample, row.segment) in group:
             raise WorkerError(f"collector: trajectory {row} was scored twice; each must come exactly once")
-        group[row.sample, row.part] = each
+        group[row.sample, row.segment] = each
     for task in tasks:
         found = {sample for sample, _ in groups[task.prompt.id, task.epoch]}
         missing = sorted(set(range(task.n)) - found)

@@ -11,7 +11,7 @@ from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.train.collector import Group, collect
 from rlcore.train.tasks import evaluation_sampling, tasks_for
-from rlcore.types import Lane, Metrics, Prompt, RewardStatus, Scored
+from rlcore.types import Lane, Metrics, Prompt, RewardStatus, ScoredTrajectory
 
 
 class HasConfig(Protocol):
@@ -39,7 +39,7 @@ class EvalResult:
     """An evaluation."""
 
     metrics: Metrics
-    rows: tuple[Scored, ...]
+    rows: tuple[ScoredTrajectory, ...]
     """Every trajectory with its reward, failed ones too, in canonical order."""
 
 
@@ -116,9 +116,9 @@ def majority(answers: Sequence[Any]) -> int:
     return max(range(len(answers)), key=lambda index: (sum(other == answers[index] for other in answers), -index))
 
 
-def _samples(group: Group) -> list[Scored]:
+def _samples(group: Group) -> list[ScoredTrajectory]:
     """One row of each sample: all its parts have the sample's reward."""
-    first: dict[int, Scored] = {}
+    first: dict[int, ScoredTrajectory] = {}
     for scored in group:
         first.setdefault(scored.trajectory.id.sample, scored)
     return list(first.values())

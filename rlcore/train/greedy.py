@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from rlcore.contracts.agents import RolloutTask
 from rlcore.reward.policy import apply_failures
-from rlcore.runtime.launch import Run
+from rlcore.runtime.launch import Runtime
 from rlcore.train.collector import Group, collect
 from rlcore.train.tasks import training_sampling
 from rlcore.types import Lane, Metrics
 
 
 async def with_greedy_baselines(
-    run: Run, tasks: Sequence[RolloutTask], groups: Sequence[Group], metrics: Metrics
+    run: Runtime, tasks: Sequence[RolloutTask], groups: Sequence[Group], metrics: Metrics
 ) -> list[Group]:
     """The groups with the score of a greedy sample of their prompt as `Scored.baseline`.
 

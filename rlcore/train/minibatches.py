@@ -7,8 +7,8 @@ import numpy as np
 
 from rlcore.algo.step import weigh
 from rlcore.data.batch import minibatches
-from rlcore.runtime.launch import Run
-from rlcore.types import Batch, Finish, Metrics, Scored
+from rlcore.runtime.launch import Runtime
+from rlcore.types import Batch, FinishReason, Metrics, ScoredTrajectory
 
 
 async def one_ahead(items: AsyncGenerator[Batch, None]) -> AsyncGenerator[Batch, None]:
@@ -24,7 +24,7 @@ async def one_ahead(items: AsyncGenerator[Batch, None]) -> AsyncGenerator[Batch,
         await items.aclose()
 
 
-def epoch_minibatches(run: Run, batch: Batch, step: int, epoch: int) -> list[Batch]:
+def epoch_minibatches(run: Runtime, batch: Batch, step: int, epoch: int) -> list[Batch]:
     """The mini-batches of one pass over the batch, weighed; their order depends on (run seed, step, epoch) alone."""
     config = run.plan.config
     order = np.random.default_rng((config.train.seed, step, epoch))
@@ -51,12 +51,12 @@ def row_advantages(batch: Batch) -> list[float]:
     return found
 
 
-def completion_metrics(scored: Sequence[Scored]) -> Metrics:
+def completion_metrics(scored: Sequence[ScoredTrajectory]) -> Metrics:
     """Lengths, in sampled tokens, and how many completions were cut off by the token budget."""
     if not scored:
         return {}
     lengths = [each.trajectory.num_sampled for each in scored]
-    cut = [each.trajectory.finish is Finish.LENGTH for each in scored]
+    cut = [each.trajectory.finish is FinishReason.LENGTH for each in scored]
     return {
         "completion/length_mean": sum(lengths) / len(lengths),
         "completion/length_max": float(max(lengths)),

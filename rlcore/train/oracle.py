@@ -50,7 +50,7 @@ def _releases(step: StepTimes) -> list[float]:
     return [ready[min(start + size, len(ready)) - 1] for start in range(0, len(ready), size)]
 
 
-class Service:
+class ReplayService:
     """Calls served first come, first served, by `slots` servers; None: as many as there are calls."""
 
     def __init__(self, slots: int | None) -> None:
@@ -97,7 +97,7 @@ class Replay:
 
 def replay(steps: Sequence[Draws], *, max_staleness: int, stream: bool, slots: int | None) -> Replay:
     """The run: prompts of a step and of `max_staleness` further ones are sampled before the step is trained."""
-    service, result = Service(slots), Replay()
+    service, result = ReplayService(slots), Replay()
     ready: list[list[float]] = []
     now = 0.0
     for number, step in enumerate(steps):
@@ -119,7 +119,7 @@ def replay(steps: Sequence[Draws], *, max_staleness: int, stream: bool, slots: i
     return result
 
 
-def _served(draws: Draws, began_s: float, service: Service) -> list[float]:
+def _served(draws: Draws, began_s: float, service: ReplayService) -> list[float]:
     """When each group has all its rewards."""
     ready: dict[int, float] = {}
     for index in sorted(range(len(draws.finished_s)), key=lambda index: draws.finished_s[index]):

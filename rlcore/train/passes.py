@@ -17,15 +17,15 @@ from rlcore.contracts.workers import ReplicaHandle
 from rlcore.data.batch import collate, rescored
 from rlcore.errors import WorkerError
 from rlcore.plan import OldLogprobs
-from rlcore.runtime.launch import Run, owner_of
-from rlcore.train.timing import Timeline
-from rlcore.types import Batch, Float32s, Ref, Reward, Scored, Trajectory, TrajectoryId
+from rlcore.runtime.launch import Runtime, owner_of
+from rlcore.train.timing import StepTimeline
+from rlcore.types import Batch, Float32s, Ref, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
 
-class RowArrays:
+class ForwardPasses:
     """Arrays by trajectory, for one step."""
 
-    def __init__(self, run: Run, timeline: Timeline) -> None:
+    def __init__(self, run: Runtime, timeline: StepTimeline) -> None:
         self._run, self._timeline = run, timeline
         self._old = run.plan.schedule.old_logprobs
         self._passes: list[_Pass] = []
@@ -40,11 +40,11 @@ class RowArrays:
         rows = [each.id for each in trajectories]
         if any(each.rows == rows for each in self._passes):
             return
-        groups: dict[tuple[str, int], list[Scored]] = {}
+        groups: dict[tuple[str, int], list[ScoredTrajectory]] = {}
         unknown = Reward(0.0)
         for each in trajectories:
             if not self._where or each.id not in self._where:
-                groups.setdefault((each.id.prompt, each.id.epoch), []).append(Scored(each, unknown))
+                groups.setdefault((each.id.prompt, each.id.epoch), []).append(ScoredTrajectory(each, unknown))
         if not groups:
             return
         rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
@@ -54,7 +54,7 @@ class RowArrays:
         with self._timeline.passing():
             begun.found = await self._pass(batch)
 
-    def collated(self, groups: Sequence[Sequence[Scored]]) -> tuple[list[TrajectoryId], Batch]:
+    def collated(self, groups: Sequence[Sequence[ScoredTrajectory]]) -> tuple[list[TrajectoryId], Batch]:
         """The rows of the groups, which stand by sample and part, and their batch.
 
         A pass may have collated them, also one that is under way.
@@ -65,7 +65,7 @@ class RowArrays:
                 return rows, rescored(each.batch, groups)
         return rows, self._collate(rows, groups)
 
-    def _collate(self, rows: Sequence[TrajectoryId], groups: Sequence[Sequence[Scored]]) -> Batch:
+    def _collate(self, rows: Sequence[TrajectoryId], groups: Sequence[Sequence[ScoredTrajectory]]) -> Batch:
         """The groups, whose trajectories are `rows`, as a batch whose tokens can be trained on."""
         batch = collate(groups, self._run.tokens.pad_id)
         if rows:
@@ -134,5 +134,5 @@ _FILL: dict[str, Callable[[Batch, Ref[Float32s]], Batch]] = {
 """By the name of the field of a `Batch`."""
 
 
-def _place(scored: Scored) -> tuple[int, int]:
-    return scored.trajectory.id.sample, scored.trajectory.id.part
+def _place(scored: ScoredTrajectory) -> tuple[int, int]:
+    return scored.trajectory.id.sample, scored.trajectory.id.segment

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import WorkerError
-from rlcore.types import Lane, Sampling, Scored, Trajectory
+from rlcore.types import Lane, Sampling, ScoredTrajectory, Trajectory
 
 Key = tuple[str, int]
 """(prompt id, epoch)"""
@@ -25,11 +25,12 @@ class Samples:
         self._num_parts: dict[int, int] = {}
 
     def add(self, row: Trajectory, now: float) -> None:
-        """Count a part; a sample that does not know how many it has (`num_parts=0`) is complete when `end` says so."""
+        """Count a part; a sample that does not know how many it has (`num_segments=0`) is complete when `end` says
+        so."""
         sample = row.id.sample
-        if row.num_parts != 1:
+        if row.num_segments != 1:
             num = self._num_parts[sample] = self._num_parts.get(sample, 0) + 1
-            if num != row.num_parts:
+            if num != row.num_segments:
                 return
         self.complete[sample] = now
 
@@ -40,7 +41,7 @@ class Samples:
 
 
 @dataclass(eq=False)
-class Issued:
+class PendingGroup:
     """A prompt in flight."""
 
     task: RolloutTask
@@ -51,10 +52,10 @@ class Issued:
     version: int
     """Of the weights when its sampling began: no token of it is older."""
     trajectories: dict[Place, Trajectory] = field(default_factory=dict)
-    scored: dict[Place, Scored] = field(default_factory=dict)
+    scored: dict[Place, ScoredTrajectory] = field(default_factory=dict)
     finished: Samples = field(default_factory=Samples)
     judged: Samples = field(default_factory=Samples)
-    bought: frozenset[int] = frozenset()
+    already_scored: frozenset[int] = frozenset()
     """Samples whose rewards came with a checkpoint: they are not asked for again."""
     sampled: bool = False
     """All its trajectories are finished."""
@@ -67,18 +68,18 @@ class Issued:
     def key(self) -> Key:
         return self.task.prompt.id, self.task.epoch
 
-    def group(self) -> list[Scored]:
+    def group(self) -> list[ScoredTrajectory]:
         """Its scored trajectories by sample and part."""
         return [self.scored[place] for place in sorted(self.scored)]
 
     def take(self, row: Trajectory, now: float) -> None:
         """Take note of a finished trajectory."""
-        self.trajectories[row.id.sample, row.id.part] = row
+        self.trajectories[row.id.sample, row.id.segment] = row
         self.finished.add(row, now)
 
-    def take_scored(self, row: Scored, now: float) -> None:
+    def take_scored(self, row: ScoredTrajectory, now: float) -> None:
         """Take note of a reward; WorkerError when it came before."""
-        place = row.trajectory.id.sample, row.trajectory.id.part
+        place = row.trajectory.id.sample, row.trajectory.id.segment
         if place in self.scored:
             raise WorkerError(
                 f"collector: trajectory {row.trajectory.id} was scored twice; each must come exactly once"
@@ -86,38 +87,40 @@ class Issued:
         self.scored[place] = row
         self.judged.add(row.trajectory, now)
 
-    def restore(self, rows: Sequence[Scored], keep_partial: bool) -> None:
+    def restore(self, rows: Sequence[ScoredTrajectory], keep_partial: bool) -> None:
         """Take up scored trajectories of a checkpoint: all samples, or those there are if each counts."""
-        samples: dict[int, list[Scored]] = {}
+        samples: dict[int, list[ScoredTrajectory]] = {}
         for row in rows:
             samples.setdefault(row.trajectory.id.sample, []).append(row)
-        whole = {sample: parts for sample, parts in samples.items() if parts[0].trajectory.num_parts in (0, len(parts))}
+        whole = {
+            sample: parts for sample, parts in samples.items() if parts[0].trajectory.num_segments in (0, len(parts))
+        }
         if len(whole) < self.task.n and not keep_partial:
             return
         for parts in whole.values():
             for row in parts:
-                self.trajectories[row.trajectory.id.sample, row.trajectory.id.part] = row.trajectory
-                self.scored[row.trajectory.id.sample, row.trajectory.id.part] = row
-        self.bought = frozenset(whole)
+                self.trajectories[row.trajectory.id.sample, row.trajectory.id.segment] = row.trajectory
+                self.scored[row.trajectory.id.sample, row.trajectory.id.segment] = row
+        self.already_scored = frozenset(whole)
         self.sampled = self.ready = len(whole) == self.task.n
 
 
 @dataclass(frozen=True)
-class Notes:
+class PassCallbacks:
     """Whom a pass tells."""
 
-    sampled: Callable[[Issued], None]
-    ready: Callable[[Issued], None]
+    sampled: Callable[[PendingGroup], None]
+    ready: Callable[[PendingGroup], None]
     version: Callable[[], int]
     """The weights that sample now."""
 
 
-async def carry(
-    members: Sequence[Issued],
+async def run_pass(
+    members: Sequence[PendingGroup],
     agent: AgentLoop,
     reward: RewardManager,
     sampling: Sampling,
-    notes: Notes,
+    notes: PassCallbacks,
     begin: asyncio.Event | None,
     done: asyncio.Event,
 ) -> None:
@@ -134,7 +137,7 @@ async def carry(
         async with aclosing(agent.rollout([each.task for each in members], sampling, Lane.TRAIN)) as rows:  # type: ignore[type-var]
             async for row in rows:
                 issued = _member(by_key, row)
-                if row.id.sample not in issued.bought:
+                if row.id.sample not in issued.already_scored:
                     issued.take(row, clock())
                     if not issued.sampled and _whole(issued, issued.finished):
                         notes.sampled(issued)
@@ -149,7 +152,7 @@ async def carry(
         if begin is not None:
             await begin.wait()
         for each in members:
-            if not each.bought:  # rows of a checkpoint are as old as they were
+            if not each.already_scored:  # rows of a checkpoint are as old as they were
                 each.version = notes.version()
         async with aclosing(reward.score(trajectories(), Lane.TRAIN)) as scored:  # type: ignore[type-var]
             async for row in scored:
@@ -166,19 +169,19 @@ async def carry(
             notes.ready(issued)
 
 
-def _member(by_key: dict[Key, Issued], row: Trajectory) -> Issued:
+def _member(by_key: dict[Key, PendingGroup], row: Trajectory) -> PendingGroup:
     issued = by_key.get((row.id.prompt, row.id.epoch))
     if issued is None:
         raise WorkerError(f"collector: trajectory {row.id} belongs to no prompt in flight")
     return issued
 
 
-def _whole(issued: Issued, samples: Samples) -> bool:
-    return len(samples.complete) + len(issued.bought) >= issued.task.n
+def _whole(issued: PendingGroup, samples: Samples) -> bool:
+    return len(samples.complete) + len(issued.already_scored) >= issued.task.n
 
 
-def _check_complete(issued: Issued) -> None:
-    missing = sorted(set(range(issued.task.n)) - issued.judged.complete.keys() - issued.bought)
+def _check_complete(issued: PendingGroup) -> None:
+    missing = sorted(set(range(issued.task.n)) - issued.judged.complete.keys() - issued.already_scored)
     if missing:
         raise WorkerError(
             f"collector: prompt '{issued.task.prompt.id}' has no scored trajectory for samples {missing} of "

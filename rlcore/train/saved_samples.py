@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from rlcore.errors import CheckpointError, describe
 from rlcore.types import (
-    Finish,
+    FinishReason,
     FrozenDict,
     Prompt,
     Reward,
     RewardStatus,
-    Scored,
+    ScoredTrajectory,
     Trajectory,
     TrajectoryId,
     frozen_messages,
@@ -37,7 +37,7 @@ ARRAYS: Mapping[str, type[np.generic]] = {
 """Files of one array each, that of all rows one after another; rows without token scores have none in that file."""
 
 
-def write_scored(directory: Path, rows: Sequence[Scored]) -> None:
+def write_scored(directory: Path, rows: Sequence[ScoredTrajectory]) -> None:
     """Write the rows into a new directory; nothing when there are none."""
     if not rows:
         return
@@ -54,7 +54,7 @@ def write_scored(directory: Path, rows: Sequence[Scored]) -> None:
     (directory / ROWS).write_text(text, "utf-8", errors="backslashreplace")
 
 
-def read_scored(directory: Path, prompt: Callable[[str], Prompt]) -> list[Scored]:
+def read_scored(directory: Path, prompt: Callable[[str], Prompt]) -> list[ScoredTrajectory]:
     """What `write_scored` wrote, in its order; `prompt` finds a prompt by its id. CheckpointError if it is damaged."""
     if not directory.exists():
         return []
@@ -74,7 +74,7 @@ def read_scored(directory: Path, prompt: Callable[[str], Prompt]) -> list[Scored
         raise CheckpointError(f"'{directory}': no scored trajectories can be read: {describe(cause)}") from cause
 
 
-def _describe(row: Scored) -> dict[str, Any]:
+def _describe(row: ScoredTrajectory) -> dict[str, Any]:
     trajectory, reward = row.trajectory, row.reward
     text = trajectory.completion
     return {
@@ -85,11 +85,11 @@ def _describe(row: Scored) -> dict[str, Any]:
         "finish": trajectory.finish.value,
         "versions": [list(each) for each in trajectory.versions],
         "turns": trajectory.turns,
-        "num_parts": trajectory.num_parts,
+        "num_segments": trajectory.num_segments,
         "timing": _plain(trajectory.timing),
         "trajectory_info": _plain(trajectory.info),
         "score": reward.score,
-        "parts": _plain(reward.parts),
+        "components": _plain(reward.components),
         "status": reward.status.value,
         "latency_s": reward.latency_s,
         "reward_info": _plain(reward.info),
@@ -101,7 +101,7 @@ def _restored(
     tokens: Mapping[str, npt.NDArray[Any]],
     token_scores: npt.NDArray[np.float32] | None,
     prompt: Callable[[str], Prompt],
-) -> Scored:
+) -> ScoredTrajectory:
     text = each["completion"]
     trajectory = Trajectory(
         id=TrajectoryId(**each["id"]),
@@ -110,22 +110,22 @@ def _restored(
         loss_mask=tokens["loss_mask"],
         logprobs=tokens["logprobs"],
         completion=text if isinstance(text, str) else frozen_messages(text),
-        finish=Finish(each["finish"]),
+        finish=FinishReason(each["finish"]),
         versions=tuple((int(start), int(version)) for start, version in each["versions"]),
         turns=each["turns"],
-        num_parts=each["num_parts"],
+        num_segments=each["num_segments"],
         timing=FrozenDict(each["timing"]),
         info=FrozenDict(each["trajectory_info"]),
     )
     reward = Reward(
         score=each["score"],
-        parts=FrozenDict(each["parts"]),
+        components=FrozenDict(each["components"]),
         status=RewardStatus(each["status"]),
         token_scores=token_scores,
         latency_s=each["latency_s"],
         info=FrozenDict(each["reward_info"]),
     )
-    return Scored(trajectory, reward)
+    return ScoredTrajectory(trajectory, reward)
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,7 @@ from rlcore.report.terminal import Terminal
 from rlcore.report.trackers import Trackers, require_installed
 from rlcore.reward.canary import check_canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
-from rlcore.runtime.launch import Run, launch
+from rlcore.runtime.launch import Runtime, launch
 from rlcore.train import checkpoint
 from rlcore.train.evaluate import evaluate
 from rlcore.train.origin import Origin, Start, find_origin
@@ -159,7 +159,7 @@ class Session:
         self,
         plan: RunPlan,
         run_dir: Path,
-        run: Run,
+        run: Runtime,
         prompts: Prompts,
         heldout: Prompts,
         stop: StopRequest,
@@ -201,7 +201,7 @@ class Session:
             stack.push_async_callback(trainer.close)
             with self._run.within("agent", "check()"):
                 await self._run.agent.check(self._asked)
-            num_updates = self.total_steps * self._run.plan.arithmetic["updates"]
+            num_updates = self.total_steps * self._run.plan.batch_sizes["updates"]
             with self._run.within("critic", "expect()"):
                 num_updates = await self._run.critic.expect(num_updates)
             await trainer.actor.call(ActorWorker.expect, num_updates)
@@ -276,7 +276,7 @@ class Session:
                 if name in before:
                     say(f"held-out '{source}': {before[name]:.3f} at step {first} -> {after[name]:.3f} at step {last}")
         plan = self._run.plan
-        for line in advice(list(self._trainer.history), plan.schedule, plan.arithmetic["minibatches"]):
+        for line in advice(list(self._trainer.history), plan.schedule, plan.batch_sizes["minibatches"]):
             say(line)
         if result.checkpoint is not None:
             model = result.checkpoint / "model"

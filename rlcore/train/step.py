@@ -1,7 +1,7 @@
 """A step's share of what is in flight: sampled, prepared while rewards are pending, and handed out as mini-batches.
 
-The four schedules differ here and in `Flight.refill` only: how far ahead prompts are issued, and whether mini-batches
-are cut from a whole step in canonical order or formed of the groups whose rewards are in first.
+The four schedules differ here and in `RolloutBuffer.refill` only: how far ahead prompts are issued, and whether
+mini-batches are cut from a whole step in canonical order or formed of the groups whose rewards are in first.
 """
 
 import asyncio
@@ -17,31 +17,31 @@ from rlcore.errors import WorkerError
 from rlcore.report.metrics import average, trajectory_lines
 from rlcore.reward.metrics import reward_metrics
 from rlcore.reward.policy import Budget, apply_failures, apply_policies
-from rlcore.runtime.launch import Run
-from rlcore.train.buffer import Flight
+from rlcore.runtime.launch import Runtime
+from rlcore.train.buffer import RolloutBuffer
 from rlcore.train.collector import Group
 from rlcore.train.greedy import with_greedy_baselines
 from rlcore.train.minibatches import completion_metrics, epoch_minibatches, later_epoch, one_ahead, row_advantages
-from rlcore.train.passes import RowArrays
-from rlcore.train.pending import Issued
-from rlcore.train.timing import Timeline, length_correlation
+from rlcore.train.passes import ForwardPasses
+from rlcore.train.pending import PendingGroup
+from rlcore.train.timing import StepTimeline, length_correlation
 from rlcore.train.versions import sampled_with
-from rlcore.types import Batch, Lane, Metrics, Ref, Scored, TrajectoryId
+from rlcore.types import Batch, Lane, Metrics, Ref, ScoredTrajectory, TrajectoryId
 
 
-class StepWork:
+class StepBatcher:
     """The work of one step, from the prompts that it needs to the mini-batches that it trains on."""
 
-    def __init__(self, run: Run, flight: Flight, kl: FixedKl, step: int, last_step: int) -> None:
+    def __init__(self, run: Runtime, flight: RolloutBuffer, kl: FixedKl, step: int, last_step: int) -> None:
         """Issue what the schedule allows at the beginning of `step`, which will publish the version of that number."""
         self._run, self._flight, self._kl, self._step = run, flight, kl, step
         self._config, self._schedule = run.plan.config, run.plan.schedule
-        self.timeline = Timeline()
+        self.timeline = StepTimeline()
         self._members = flight.refill(step, last_step)
-        self._arrays = RowArrays(run, self.timeline)
-        self.taken: list[Issued] = []
+        self._arrays = ForwardPasses(run, self.timeline)
+        self.taken: list[PendingGroup] = []
         """Prompts that this step uses up, whatever becomes of them."""
-        self.everything: list[Scored] = []
+        self.everything: list[ScoredTrajectory] = []
         """Every scored trajectory of theirs, also failed and replaced ones, in the order in which prompts were issued;
         empty until all are scored."""
         self.advantages: dict[TrajectoryId, float] = {}
@@ -52,7 +52,7 @@ class StepWork:
         self._metrics: Metrics = {}
         self._measured: Metrics | None = None
         self._prepared: list[Metrics] = []
-        self._trained: list[tuple[int, Scored]] = []
+        self._trained: list[tuple[int, ScoredTrajectory]] = []
         """Rows with the index of their mini-batch in the first epoch; 0 where mini-batches are not streamed."""
 
     async def sampled(self) -> None:
@@ -66,7 +66,7 @@ class StepWork:
         Not under dynamic sampling, where most of what is replaced would be computed for nothing, nor where servers
         that rewards are pending at would have to sleep for it.
         """
-        if not self._config.algo.dynamic_sampling and not self._run.turns.shared:
+        if not self._config.algo.dynamic_sampling and not self._run.lease.shared:
             rows = [row for each in self._members for row in each.trajectories.values()]
             self._preparing = asyncio.create_task(self._arrays.ensure(rows), name="forward passes")
             self._flight.watch(self._preparing)
@@ -79,7 +79,7 @@ class StepWork:
                 each.cancel()
             await asyncio.gather(*begun, return_exceptions=True)
         finally:
-            await self._run.turns.serve()
+            await self._run.lease.serve()
 
     def minibatches(self) -> AsyncGenerator[Batch, None]:
         """Every mini-batch of every epoch, weighed: as soon as it may be trained on."""
@@ -89,7 +89,7 @@ class StepWork:
         config, number = self._config, self._step - 1
         if not self._schedule.stream:
             groups = await self._all_groups()
-            await self._run.turns.train()
+            await self._run.lease.train()
             batch = await self._finish(groups, 0)
             for epoch in range(config.actor.epochs):
                 for minibatch in epoch_minibatches(self._run, batch, number, epoch):
@@ -191,7 +191,7 @@ class StepWork:
                 yield [each for _, each in sorted(waiting, key=lambda pair: pair[0])]
                 waiting.clear()
 
-    async def _next(self) -> Issued:
+    async def _next(self) -> PendingGroup:
         """The next prompt that is ready; refuses one that was sampled with weights that are too old."""
         with self.timeline.waiting():
             issued = await self._flight.next_ready(self._step)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlcore.train.oracle import StepTimes, step_ideal_s
-from rlcore.train.pending import Issued
+from rlcore.train.pending import PendingGroup
 from rlcore.types import Metrics
 
 Span = tuple[float, float]
@@ -21,7 +21,7 @@ def now() -> float:
 
 
 @dataclass
-class Timeline:
+class StepTimeline:
     """The phases of one step, on the loop's clock."""
 
     began: float = field(default_factory=now)
@@ -65,7 +65,7 @@ class Timeline:
         self.ended_at = now()
         self.first_update_at = self.first_update_at or self.ended_at
 
-    def metrics(self, members: Sequence[Issued], stream: bool, minibatch_groups: int) -> Metrics:
+    def metrics(self, members: Sequence[PendingGroup], stream: bool, minibatch_groups: int) -> Metrics:
         """Of the ended step that trained on `members`.
 
         schedule/ideal_s is what the step would have taken had nothing been lost between generation, rewards and
@@ -109,7 +109,7 @@ def length_correlation(minibatch: Sequence[int], lengths: Sequence[int]) -> floa
     return float(np.corrcoef(minibatch, lengths)[0, 1])
 
 
-def _pending(issued: Issued) -> list[Span]:
+def _pending(issued: PendingGroup) -> list[Span]:
     """From when to when each sample waited for its reward."""
     scored, finished = issued.judged.complete, issued.finished.complete
     return [(finished[sample], end) for sample, end in scored.items() if sample in finished]

@@ -18,18 +18,18 @@ from rlcore.data import PromptOrder
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
 from rlcore.report.terminal import Terminal
 from rlcore.report.trackers import Trackers
-from rlcore.runtime.launch import Run
-from rlcore.train.buffer import Flight, issuing
+from rlcore.runtime.launch import Runtime
+from rlcore.train.buffer import RolloutBuffer, issuing
 from rlcore.train.evaluate import evaluate
-from rlcore.train.step import StepWork
-from rlcore.train.timing import Timeline
+from rlcore.train.step import StepBatcher
+from rlcore.train.timing import StepTimeline
 from rlcore.train.updates import Updates
-from rlcore.types import Batch, Lane, Metrics, Prompt, Scored
+from rlcore.types import Batch, Lane, Metrics, Prompt, ScoredTrajectory
 
 logger = logging.getLogger(__name__)
 
 QUIET_THRESHOLDS = (1_000_000, 10, 10)
-"""Of Python's garbage collector while a run trains; steps collect while an update goes on (`Flight.tidy`)."""
+"""Of Python's garbage collector while a run trains; steps collect while an update goes on (`RolloutBuffer.tidy`)."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Trainer:
 
     def __init__(
         self,
-        run: Run,
+        run: Runtime,
         progress: Progress,
         last_step: int,
         heldout: Mapping[str, Sequence[Prompt]],
@@ -73,7 +73,7 @@ class Trainer:
         self.run, self.progress, self.heldout, self.sinks = run, progress, heldout, sinks
         self.config, self.last_step = run.plan.config, last_step
         self.actor = run.actor.replicas[0]
-        self.flight = Flight(run.agent, run.reward, progress.order, issuing(run))
+        self.flight = RolloutBuffer(run.agent, run.reward, progress.order, issuing(run))
         self.updating = False
         """True from a step's first update until its weights are published: the weights belong to no step."""
         self.history: deque[Metrics] = deque(maxlen=1000)
@@ -89,7 +89,7 @@ class Trainer:
 
     async def step(self) -> None:
         """One training step; every arrow of the data flow is one line."""
-        work = StepWork(self.run, self.flight, self.progress.kl, self.progress.step + 1, self.last_step)
+        work = StepBatcher(self.run, self.flight, self.progress.kl, self.progress.step + 1, self.last_step)
         async with aclosing(work), aclosing(work.minibatches()) as minibatches:
             await work.sampled()  # each trajectory goes to its reward the moment it is finished
             work.prepare()  # log-probs and values, while rewards are pending
@@ -98,7 +98,7 @@ class Trainer:
             measured = await self.publish(work)
         await self.record(work, measured | updated | self.run.take_metrics())
 
-    async def update(self, minibatch: Batch, updates: Updates, timeline: Timeline) -> Metrics:
+    async def update(self, minibatch: Batch, updates: Updates, timeline: StepTimeline) -> Metrics:
         """One optimizer step, of actor and critic alike."""
         if not self.updating:
             await asyncio.sleep(0)  # a signal that has come ends the run while its weights are whole
@@ -107,13 +107,13 @@ class Trainer:
         with timeline.updating():
             return await updates.update(minibatch)
 
-    async def publish(self, work: StepWork) -> Metrics:
+    async def publish(self, work: StepBatcher) -> Metrics:
         """Name the new weights: from here on the step has been taken. Returns the metrics of what was sampled."""
         progress = self.progress
         if self.run.plan.schedule.sample_before_publish:
             await self.flight.sampled()
         await self.actor.call(ActorWorker.publish, progress.step + 1)
-        await self.run.turns.serve()
+        await self.run.lease.serve()
         await self.run.sync_weights(progress.step + 1)
         progress.step += 1
         self.flight.published(progress.step, work.taken)
@@ -124,7 +124,7 @@ class Trainer:
         self.updating = False
         return measured
 
-    async def record(self, work: StepWork, metrics: Metrics) -> None:
+    async def record(self, work: StepBatcher, metrics: Metrics) -> None:
         """Metrics, trajectories and what the terminal shows of the step just taken.
 
         The file of trajectories is written while the next step begins to sample; `written` waits for that.
@@ -216,7 +216,7 @@ class Trainer:
         with self.run.within(slot, "state()"):
             return component.state()
 
-    def snapshot(self) -> tuple[dict[str, Any], list[Scored]]:
+    def snapshot(self) -> tuple[dict[str, Any], list[ScoredTrajectory]]:
         """What a checkpoint keeps while no update goes on: the published step, and what is in flight by now.
 
         On-policy, what is in flight belongs to the step under way, which begins anew.
@@ -225,7 +225,7 @@ class Trainer:
             return self.published, []
         return self.published | self._flight_state(), self.flight.scored()
 
-    def restore(self, state: dict[str, Any], scored: Sequence[Scored]) -> None:
+    def restore(self, state: dict[str, Any], scored: Sequence[ScoredTrajectory]) -> None:
         """Take up what `snapshot` returned."""
         self.progress.step, self.progress.equal_steps = state["step"], state["equal_steps"]
         self.progress.order.restore(state["order"])

@@ -8,7 +8,7 @@ from types import TracebackType
 from rlcore.checks.arrays import checked_metrics
 from rlcore.contracts.actor import ActorWorker
 from rlcore.errors import RlcoreError, WorkerError
-from rlcore.runtime.launch import Run
+from rlcore.runtime.launch import Runtime
 from rlcore.types import Batch, Metrics
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class Updates:
     to end after the step's last update or an error. A cancelled step tells neither: a signal waits for no update.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Runtime) -> None:
         self._run, self._critic, self._actor = run, run.critic, run.actor.replicas[0]
         self._begun: dict[str, Told] = {}
         """How to end what has begun, by who it is."""

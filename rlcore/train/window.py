@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 from rlcore.agents.single_turn import SingleTurn
 from rlcore.errors import ConfigError
-from rlcore.runtime.launch import Run
+from rlcore.runtime.launch import Runtime
 from rlcore.types import Prompt
 
 CheckPrompt = Callable[[Prompt, int], None]
 """Given a prompt and its number of tokens."""
 
 
-def window_of(run: Run) -> int | None:
+def window_of(run: Runtime) -> int | None:
     """Tokens of a prompt and its response together, at most.
 
     None when the rollout does not say, and for an agent that gives each request the room there is.

@@ -44,7 +44,7 @@ def training(directory: Path) -> Iterator[subprocess.Popen[str]]:
         "rollout.samples_per_prompt": 2,
         "rollout.max_tokens": 8,
         "reward.functions.letters.fn": "count_letter",
-        "actor.ranks": 2,
+        "actor.data_parallel": 2,
         "actor.sharding": "fsdp2",
         "train.dir": directory / "runs",
         "train.name": "run",

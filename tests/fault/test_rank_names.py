@@ -74,7 +74,7 @@ def test_the_rank_that_died_is_named_with_the_last_checkpoint(backend: str, tmp_
         "model.tokenizer=bytes",
         f"data.sources.all.path={write_prompts(tmp_path / 'prompts.jsonl', 400)}",
         "actor.backend=ranked",
-        "actor.ranks=2",
+        "actor.data_parallel=2",
         "rollout.backend=null_replica",
         "rollout.samples_per_prompt=2",
         "rollout.max_tokens=8",

@@ -22,7 +22,7 @@ from rlcore.reward.functions import FunctionRewards, build_function_rewards
 from rlcore.reward.policy import apply_failures
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all
-from rlcore.types import Metrics, RewardStatus, Scored, Trajectory
+from rlcore.types import Metrics, RewardStatus, ScoredTrajectory, Trajectory
 
 pytestmark = pytest.mark.fault
 
@@ -110,10 +110,10 @@ def sample(index: int, what: str) -> Trajectory:
 
 def run(
     functions: dict[str, RewardFunctionConfig], *rounds: Sequence[Trajectory], budget: float = 1.0
-) -> tuple[list[list[Scored]], Metrics]:
+) -> tuple[list[list[ScoredTrajectory]], Metrics]:
     """Each round scored by one manager, and the manager's metrics."""
 
-    async def main() -> tuple[list[list[Scored]], Metrics]:
+    async def main() -> tuple[list[list[ScoredTrajectory]], Metrics]:
         children = ChildProcesses()
         reward = RewardConfig(error_budget_frac=budget)
         manager: FunctionRewards = build_function_rewards(
@@ -129,7 +129,7 @@ def run(
     return asyncio.run(main())
 
 
-def check(scored: Sequence[Scored], given: Sequence[Trajectory]) -> None:
+def check(scored: Sequence[ScoredTrajectory], given: Sequence[Trajectory]) -> None:
     """Each trajectory once; its own score if its function could give one, else a failure with the right cause."""
     assert sorted(each.trajectory.id for each in scored) == sorted(each.id for each in given)
     for each in scored:
@@ -156,12 +156,12 @@ def test_11_a_function_that_raises_for_one_of_64_changes_no_other_advantage(rewa
     assert torch.equal(advantages(kept), advantages(without))
 
 
-def by_prompt(scored: Sequence[Scored]) -> list[list[Scored]]:
+def by_prompt(scored: Sequence[ScoredTrajectory]) -> list[list[ScoredTrajectory]]:
     prompts = sorted({each.trajectory.id.prompt for each in scored})
     return [[each for each in scored if each.trajectory.id.prompt == prompt] for prompt in prompts]
 
 
-def advantages(groups: list[list[Scored]]) -> torch.Tensor:
+def advantages(groups: list[list[ScoredTrajectory]]) -> torch.Tensor:
     batch = collate(groups, 0)
     arrays = (batch.rewards_B, batch.group_B, batch.sample_B, batch.num_sampled_B)
     return grpo(AdvantageInputs(*(torch.from_numpy(array.copy()) for array in arrays)))

@@ -10,7 +10,7 @@ import pytest
 from rlcore.errors import RewardError
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
-from rlcore.testing.service import NEVER, Answer, Asked, ScriptedService, serving
+from rlcore.testing.service import NEVER, ScriptedService, ServiceAnswer, ServiceCall, serving
 from rlcore.train import TrainResult, train
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
@@ -48,12 +48,12 @@ def ids(service: ScriptedService) -> Counter[str]:
     return Counter(asked.json()["id"] for asked in service.asked)
 
 
-def is_first(asked: Asked) -> bool:
+def is_first(asked: ServiceCall) -> bool:
     return bool(asked.json()["id"].endswith("/3/0/0"))
 
 
-def good(asked: Asked) -> Answer:
-    return Answer({"score": len(asked.json()["completion"])})
+def good(asked: ServiceCall) -> ServiceAnswer:
+    return ServiceAnswer({"score": len(asked.json()["completion"])})
 
 
 def test_a_sample_that_is_never_answered_fails_at_its_deadline_and_the_step_is_done(tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_a_sample_that_is_never_answered_fails_at_its_deadline_and_the_step_is_d
 def test_an_answer_after_the_deadline_is_ignored_and_counted_nowhere(tmp_path: Path) -> None:
     """Scorecard case 2."""
 
-    def script(asked: Asked) -> Answer:
+    def script(asked: ServiceCall) -> ServiceAnswer:
         late = is_first(asked)
-        return Answer({"score": 1e6 if late else 1.0}, after_s=1.5 if late else 0.0)
+        return ServiceAnswer({"score": 1e6 if late else 1.0}, after_s=1.5 if late else 0.0)
 
     with serving(script) as service:
         result = train_with(tmp_path, [service.url], "deadline_s=0.7", steps=2)
@@ -85,9 +85,9 @@ def test_an_answer_after_the_deadline_is_ignored_and_counted_nowhere(tmp_path: P
 def test_calls_turned_away_with_retry_after_are_all_scored(tmp_path: Path) -> None:
     """Scorecard case 3."""
 
-    def script(asked: Asked) -> Answer:
+    def script(asked: ServiceCall) -> ServiceAnswer:
         turned_away = asked.times == 1 and asked.json()["id"][-1] in "02"
-        return Answer(status=429, headers={"Retry-After": "0.2"}) if turned_away else good(asked)
+        return ServiceAnswer(status=429, headers={"Retry-After": "0.2"}) if turned_away else good(asked)
 
     with serving(script) as service:
         result = train_with(tmp_path, [service.url])
@@ -98,15 +98,15 @@ def test_calls_turned_away_with_retry_after_are_all_scored(tmp_path: Path) -> No
 
 def test_two_refusals_and_an_answer_are_one_score(tmp_path: Path) -> None:
     """Scorecard case 4."""
-    with serving(lambda asked: good(asked) if asked.times == 3 else Answer(status=503)) as service:
+    with serving(lambda asked: good(asked) if asked.times == 3 else ServiceAnswer(status=503)) as service:
         result = train_with(tmp_path, [service.url], "eject_after=1000")
-    assert all(row["status"] == "ok" and row["parts"] == {"helpful": row["score"]} for row in rows_of(result))
+    assert all(row["status"] == "ok" and row["components"] == {"helpful": row["score"]} for row in rows_of(result))
     assert set(ids(service).values()) == {3}
 
 
 def test_a_service_that_is_down_stops_the_run_at_the_error_budget_and_is_named(tmp_path: Path) -> None:
     """Scorecard case 5."""
-    with serving(lambda asked: Answer(status=503)) as service:
+    with serving(lambda asked: ServiceAnswer(status=503)) as service:
         began = time.monotonic()
         with pytest.raises(RewardError, match=r"error_budget_frac") as raised:
             train_with(tmp_path, [service.url], "deadline_s=3")
@@ -119,14 +119,14 @@ def test_a_service_that_is_down_stops_the_run_at_the_error_budget_and_is_named(t
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Answer({"score": 1.0}, cut_at=5), "broke off"),
-        (Answer(b'{"score": 1'), "JSON is needed"),
-        (Answer(b"<html>", content_type="text/html"), "text/html"),
-        (Answer(b" " * 10_000_000), "more than max_response_bytes"),
+        (ServiceAnswer({"score": 1.0}, cut_at=5), "broke off"),
+        (ServiceAnswer(b'{"score": 1'), "JSON is needed"),
+        (ServiceAnswer(b"<html>", content_type="text/html"), "text/html"),
+        (ServiceAnswer(b" " * 10_000_000), "more than max_response_bytes"),
     ],
     ids=["reset", "truncated", "content type", "10 MB"],
 )
-def test_half_an_answer_or_a_wrong_one_costs_its_own_sample(tmp_path: Path, answer: Answer, said: str) -> None:
+def test_half_an_answer_or_a_wrong_one_costs_its_own_sample(tmp_path: Path, answer: ServiceAnswer, said: str) -> None:
     """Scorecard case 6."""
     with serving(lambda asked: answer if is_first(asked) else good(asked)) as service:
         rows = rows_of(train_with(tmp_path, [service.url]))
@@ -139,9 +139,9 @@ def test_an_address_that_dies_mid_batch_is_ejected_and_comes_back_when_it_answer
     """Scorecard case 7, for the addresses of a service."""
     dead = {"since": 0, "until": 12}
 
-    def dying(asked: Asked) -> Answer:
+    def dying(asked: ServiceCall) -> ServiceAnswer:
         dead["since"] += 1
-        return Answer(cut_at=-1) if dead["since"] <= dead["until"] else good(asked)
+        return ServiceAnswer(cut_at=-1) if dead["since"] <= dead["until"] else good(asked)
 
     with serving(dying) as one, serving(good) as two, serving(good) as three:
         urls = [each.url for each in (one, two, three)]
@@ -157,9 +157,9 @@ def test_an_address_that_dies_mid_batch_is_ejected_and_comes_back_when_it_answer
 def test_a_slow_replica_gets_so_few_calls_that_the_99th_percentile_does_not_see_it(tmp_path: Path) -> None:
     """Scorecard case 8."""
     with (
-        serving(lambda asked: Answer({"score": 1}, after_s=0.02)) as one,
-        serving(lambda asked: Answer({"score": 1}, after_s=0.02)) as two,
-        serving(lambda asked: Answer({"score": 1}, after_s=0.4)) as slow,
+        serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.02)) as one,
+        serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.02)) as two,
+        serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.4)) as slow,
     ):
         urls = [each.url for each in (one, two, slow)]
         train_with(
@@ -189,9 +189,9 @@ def test_four_rewards_that_share_a_service_share_its_pace(tmp_path: Path) -> Non
 def test_an_answer_that_is_delivered_twice_counts_once(tmp_path: Path) -> None:
     """Scorecard case 10."""
 
-    def twice(asked: Asked) -> Answer:
+    def twice(asked: ServiceCall) -> ServiceAnswer:
         question = asked.json()
-        return Answer({"id": question["id"], "score": len(question["completion"])}, copies=2)
+        return ServiceAnswer({"id": question["id"], "score": len(question["completion"])}, copies=2)
 
     with serving(twice) as service:
         rows = rows_of(train_with(tmp_path, [service.url], "concurrency=2"))
@@ -204,7 +204,7 @@ def test_equal_rewards_for_many_steps_are_a_loud_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scorecard case 20."""
-    with serving(lambda asked: Answer({"score": 1})) as service:
+    with serving(lambda asked: ServiceAnswer({"score": 1})) as service:
         result = train_with(tmp_path, [service.url], steps=4)
     steps = [row for row in metrics.read(result.run_dir) if "reward/equal_steps" in row]
     assert [row["reward/equal_steps"] for row in steps] == [1.0, 2.0, 3.0, 4.0]

@@ -17,7 +17,7 @@ from rlcore.testing.rewards import make_trajectory, score_all
 from rlcore.testing.service import chat_answer, serving
 from rlcore.testing.tiny import write_tiny_classifier
 from rlcore.train import train
-from rlcore.types import Lane, RewardStatus, Scored
+from rlcore.types import Lane, RewardStatus, ScoredTrajectory
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
@@ -58,8 +58,8 @@ def config_of(tmp_path: Path, plugin: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def pids(scored: list[Scored]) -> set[int]:
-    return {int(each.reward.parts["liked"]) for each in scored}
+def pids(scored: list[ScoredTrajectory]) -> set[int]:
+    return {int(each.reward.components["liked"]) for each in scored}
 
 
 def test_a_replica_that_is_killed_mid_batch_costs_no_sample_and_serves_again(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_replica_that_is_killed_mid_batch_costs_no_sample_and_serves_again(tmp
     plan = plan_run([config_of(tmp_path, plugin)], [], [str(tmp_path / "who.py")])
     samples = [make_trajectory(index // 4, index % 4) for index in range(60)]
 
-    async def until(found: Callable[[list[Scored]], bool], score: Callable[[], Any]) -> None:
+    async def until(found: Callable[[list[ScoredTrajectory]], bool], score: Callable[[], Any]) -> None:
         async with asyncio.timeout(60):
             while not found(await score()):
                 await asyncio.sleep(0.1)
@@ -120,5 +120,5 @@ def test_an_agent_a_reward_model_in_another_pool_and_a_judge_train_together(tmp_
     rows = [row for step in (1, 2) for row in metrics.read_trajectories(result.run_dir, step)]
     assert len(rows) == 16
     for row in rows:
-        assert row["parts"]["helpful"] == 7.0
-        assert row["score"] == pytest.approx(row["parts"]["liked"] + 0.7, rel=1e-5)
+        assert row["components"]["helpful"] == 7.0
+        assert row["score"] == pytest.approx(row["components"]["liked"] + 0.7, rel=1e-5)

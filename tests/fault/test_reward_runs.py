@@ -109,7 +109,7 @@ def test_a_failing_call_costs_its_own_sample_and_no_other(
     assert len(failed) == num_failed
     assert all(row["answer"] == "3" and row["advantage"] is None for row in failed)
     assert all(said in str(row["info"]) for row in failed)
-    assert all(row["parts"]["bad"] == 1.0 and row["advantage"] is not None for row in rows if row not in failed)
+    assert all(row["components"]["bad"] == 1.0 and row["advantage"] is not None for row in rows if row not in failed)
 
 
 @pytest.mark.parametrize("name", ["one_for_all", "generator"])
@@ -128,7 +128,7 @@ def test_what_a_function_does_to_its_inputs_reaches_nobody(config: dict[str, Any
     """Scorecard case 17."""
     result = run(config, tmp_path, "mutates", children=1)
     rows = metrics.read_trajectories(result.run_dir, 1)
-    assert [row["parts"]["bad"] for row in rows] == [1.0] * 32
+    assert [row["components"]["bad"] for row in rows] == [1.0] * 32
 
 
 def test_an_async_function_that_blocks_the_loop_is_named_and_the_others_finish(

@@ -26,10 +26,10 @@ from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, read_trajectories
 from rlcore.report.terminal import Terminal
 from rlcore.report.trackers import Trackers
-from rlcore.runtime.launch import Run, launch
+from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing import write_prompts
 from rlcore.train.trainer import Progress, Sinks, Trainer
-from rlcore.types import Lane, Prompt, Reward, RewardStatus, Sampling, Scored, Trajectory
+from rlcore.types import Lane, Prompt, Reward, RewardStatus, Sampling, ScoredTrajectory, Trajectory
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(540)]
 
@@ -65,13 +65,15 @@ class SlowRewards(RewardManager):
 
     chance = random.Random(0)
 
-    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
-        done: asyncio.Queue[Scored | None] = asyncio.Queue()
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
+        done: asyncio.Queue[ScoredTrajectory | None] = asyncio.Queue()
 
         async def judge(row: Trajectory, seconds: float) -> None:
             await asyncio.sleep(seconds)
             failed = Reward(0.0, status=RewardStatus.FAILED)
-            done.put_nowait(Scored(row, failed if self.chance.random() < 0.02 else Reward(self.chance.random())))
+            done.put_nowait(
+                ScoredTrajectory(row, failed if self.chance.random() < 0.02 else Reward(self.chance.random()))
+            )
 
         async def read() -> None:
             try:
@@ -209,7 +211,7 @@ def test_of_500_random_schedules_none_breaks_its_bound_waits_for_ever_or_beats_t
         runner.run(schedules())
 
 
-async def one_schedule(run: Run, directory: Path, number: int) -> None:
+async def one_schedule(run: Runtime, directory: Path, number: int) -> None:
     directory.mkdir()
     chance = random.Random(number)
     run.agent.chance = run.reward.chance = chance  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from rlcore.runtime.launch import launch
 from rlcore.testing.rewards import make_trajectory, score_all
 from rlcore.testing.runs import differing, run_settings
 from rlcore.train import checkpoint
-from rlcore.types import Lane, RewardStatus, Scored
+from rlcore.types import Lane, RewardStatus, ScoredTrajectory
 
 HEAD, HERE = sys.argv[1], Path(sys.argv[2])
 PLUGIN = '''
@@ -185,9 +185,9 @@ def replicas(name: str, backend: str) -> Any:
     return plan_run([], overrides, ["null", str(HERE / "cases.py")])
 
 
-def processes(scored: list[Scored]) -> list[int]:
+def processes(scored: list[ScoredTrajectory]) -> list[int]:
     """Who scored each."""
-    return [int(each.reward.parts["liked"]) for each in scored]
+    return [int(each.reward.components["liked"]) for each in scored]
 
 
 async def replica_killed() -> dict[str, Any]:

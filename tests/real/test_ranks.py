@@ -59,7 +59,7 @@ SOURCE = """
         def asks(config, section):
             common = dict(
                 threads=1,
-                references={"policy_loss": "rlcore.algo.loss:clip"},
+                targets={"policy_loss": "rlcore.algo.loss:clip"},
                 engine=config.actor,
                 shared_prefix=config.actor.shared_prefix,
             )
@@ -108,7 +108,7 @@ def batches() -> dict[str, Batch]:
     }
 
 
-SHARDED = ("actor.ranks=2", "actor.sharding=fsdp2", "actor.shared_prefix=tree")
+SHARDED = ("actor.data_parallel=2", "actor.sharding=fsdp2", "actor.shared_prefix=tree")
 KINDS = {
     "none": ("actor.shared_prefix=none",),
     "tree": ("actor.shared_prefix=tree",),

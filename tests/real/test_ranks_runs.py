@@ -67,8 +67,8 @@ def test_two_ranks_under_ray_are_two_ranks_under_local_bit_for_bit_and_one_proce
     values: dict[str, Any], alone: list[dict[str, Any]]
 ) -> None:
     before = descendants(1)
-    here = trained("here", values, "actor.ranks=2")
-    there = trained("there", values, "actor.ranks=2", *RAY)
+    here = trained("here", values, "actor.data_parallel=2")
+    there = trained("there", values, "actor.data_parallel=2", *RAY)
     assert differing(here, there) == []
     assert not any(map(is_running, _of_ours(descendants(1) - before, values["train.dir"])))
     for ours, theirs in zip(rows_of(there), alone, strict=True):
@@ -78,7 +78,7 @@ def test_two_ranks_under_ray_are_two_ranks_under_local_bit_for_bit_and_one_proce
 def test_a_sharded_actor_samples_trains_and_resumes_on_another_number_of_ranks(
     values: dict[str, Any], alone: list[dict[str, Any]]
 ) -> None:
-    sharded = ("actor.ranks=2", "actor.sharding=fsdp2")
+    sharded = ("actor.data_parallel=2", "actor.sharding=fsdp2")
     run = trained("run", {**values, "train.max_steps": 2}, *sharded)
     trained("run", values, "--resume")
     for ours, theirs in zip(rows_of(run), alone, strict=True):

@@ -255,7 +255,7 @@ PROBING = """
 
     @hookimpl
     def rlcore_worker_classes():
-        return [WorkerClass(Probe, "p", Probe), WorkerClass(Inner, "p", Inner, inside=PROBE)]
+        return [WorkerClass(Probe, "p", Probe), WorkerClass(Inner, "p", Inner, embedded_in=PROBE)]
 """
 STORY = """
     import asyncio, contextlib, json, os, signal, sys

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.cluster.worker_output import MAX_LOG_LINES, NUM_RECENT, Printed
+from rlcore.cluster.worker_output import MAX_LOG_LINES, NUM_RECENT, WorkerOutput
 from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import run_settings
 
@@ -93,7 +93,7 @@ def test_what_a_worker_prints_and_a_crashs_last_words_are_in_the_runs_log(
 
 def test_lines_are_logged_within_bounds_and_frames_are_no_last_words(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="rlcore")
-    printed = Printed("judge[1]")
+    printed = WorkerOutput("judge[1]")
     assert printed.last_words == ""
     for line in (
         "loading",

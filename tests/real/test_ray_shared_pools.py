@@ -41,7 +41,7 @@ from rlcore.contracts.reward_replica import RawScore, RewardReplica, ScoreReques
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullReplica
-from rlcore.types import Reward, Scored
+from rlcore.types import Reward, ScoredTrajectory
 
 RLCORE_API = "1"
 JUDGE = Role("judge", RewardReplica)
@@ -129,7 +129,7 @@ class Judged(RewardManager):
         async for row in stream:
             request = ScoreRequest(str(row.id), ({"role": "assistant", "content": str(row.token_ids.tolist())},))
             [raw] = await self.group.replicas[0].call(RewardReplica.score, [request])
-            yield Scored(row, Reward(raw.score))
+            yield ScoredTrajectory(row, Reward(raw.score))
 
 
 @hookimpl
@@ -143,7 +143,7 @@ def rlcore_reward_managers():
 
 @hookimpl
 def rlcore_resource_pools(requests):
-    return [PoolSpec("reward"), PoolSpec("train", union_of=("rollout", "reward"))]
+    return [PoolSpec("reward"), PoolSpec("train", colocates=("rollout", "reward"))]
 
 
 @hookimpl
@@ -165,7 +165,7 @@ def settings(directory: Path, *more: str) -> list[str]:
         "model.tokenizer=bytes",
         f"data.sources.all.path={write_prompts(directory / 'prompts.jsonl', 8)}",
         "actor.backend=noting",
-        "actor.ranks=2",
+        "actor.data_parallel=2",
         "actor.lr=1e-2",
         "rollout.backend=noting",
         "rollout.pool=rollout",
@@ -229,7 +229,7 @@ def test_of_a_device_each_takes_a_part_and_a_process_with_several_is_refused(tmp
         "rollout": [("rollout", 0, 0.5, 0.5)],
     }
     assert placement.bundles_of(shared) == {pool: [{"CPU": 1.0, "GPU": 1.0}] for pool in ("rollout", "reward")}
-    spare = slots("cluster.pools.rollout.gpus_per_node=2", "actor.ranks=3", "train.prompts_per_step=3")
+    spare = slots("cluster.pools.rollout.gpus_per_node=2", "actor.data_parallel=3", "train.prompts_per_step=3")
     assert [(each.pool, each.bundle, each.gpus, each.cpus) for each in spare["actor"]] == [
         ("rollout", 0, 0.5, 0.5),
         ("rollout", 1, 1.0, 1.0),

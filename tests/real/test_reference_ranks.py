@@ -79,7 +79,9 @@ def said(plan: RunPlan, directory: Path, trains: bool = False) -> tuple[list[Flo
 def test_two_ranks_say_what_one_process_says(model: Path, tmp_path: Path, way: str, sharding: str) -> None:
     shared = f"actor.shared_prefix={way}"
     one, _ = said(planned(model, shared), tmp_path)
-    two, actor = said(planned(model, shared, "actor.ranks=2", f"actor.sharding={sharding}"), tmp_path, trains=True)
+    two, actor = said(
+        planned(model, shared, "actor.data_parallel=2", f"actor.sharding={sharding}"), tmp_path, trains=True
+    )
     for expected, found, moved in zip(one, two, actor, strict=True):
         assert np.abs(expected).max() > 1.0
         np.testing.assert_allclose(found, expected, atol=1e-6 * np.abs(expected).max())
@@ -90,9 +92,11 @@ def test_two_ranks_say_what_one_process_says(model: Path, tmp_path: Path, way: s
 def test_a_lora_actor_with_its_adapter_off_says_what_a_second_model_says(
     model: Path, tmp_path: Path, sharding: str
 ) -> None:
-    ranks = () if sharding == "one process" else ("actor.ranks=2", f"actor.sharding={sharding}")
+    ranks = () if sharding == "one process" else ("actor.data_parallel=2", f"actor.sharding={sharding}")
     inside = planned(model, *LORA, *ranks)
-    assert next(each for each in inside.workers if each.request.role.name == "reference").request.inside is not None
+    assert (
+        next(each for each in inside.workers if each.request.role.name == "reference").request.embedded_in is not None
+    )
     found, actor = said(inside, tmp_path, trains=True)
     second, _ = said(planned(model, *LORA, f"reference.path={model}"), tmp_path)
     for expected, here, moved in zip(second, found, actor, strict=True):

@@ -18,7 +18,17 @@ from rlcore.data.tokens import TemplateTokens, load_tokens
 from rlcore.engines.hf import TrainEngine
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
-from rlcore.types import Batch, Completion, GenerateRequest, Prompt, Reward, Sampling, Scored, Trajectory, TrajectoryId
+from rlcore.types import (
+    Batch,
+    Completion,
+    GenerateRequest,
+    Prompt,
+    Reward,
+    Sampling,
+    ScoredTrajectory,
+    Trajectory,
+    TrajectoryId,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
@@ -78,7 +88,7 @@ def batch(engine: TrainEngine, tokens: Tokens) -> Batch:
                 finish=each.finish,
                 versions=((len(prompt_ids), 0),),
             )
-            rows.append(Scored(trajectory, Reward(0.0)))
+            rows.append(ScoredTrajectory(trajectory, Reward(0.0)))
         groups.append(rows)
     batch = collate(groups, tokens.pad_id)
     advantages_B = np.random.default_rng(0).standard_normal(len(batch)).astype(np.float32)

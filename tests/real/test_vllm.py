@@ -76,13 +76,13 @@ def test_on_ray_three_steps_are_judged_by_another_vllm_and_sampled_with_the_weig
     assert not left, "the engines' processes end with the run"
 
 
-@pytest.mark.parametrize("weights", ["files", "link"])
+@pytest.mark.parametrize("weights", ["disk", "tcp"])
 def test_an_engine_that_is_killed_comes_back_with_the_weights_and_what_it_owed_is_asked_again(
     tmp_path: Path, weights: str
 ) -> None:
     """Also with the actor training on the pools of both engines, which sleep meanwhile."""
-    shared = ["cluster.train_pool=train", "cluster.pools.train.union_of=[rollout,reward]"]
-    overrides = ["cluster.backend=local", "train.max_steps=2", f"rollout.weights={weights}", *shared]
+    shared = ["cluster.train_pool=train", "cluster.pools.train.colocates=[rollout,reward]"]
+    overrides = ["cluster.backend=local", "train.max_steps=2", f"rollout.weight_sync={weights}", *shared]
     killing = KillAnEngine(tmp_path / "run")
     steps, _ = run(tmp_path, *overrides, during=killing)
     check(tmp_path, steps, 2)
@@ -93,7 +93,7 @@ def test_an_engine_that_is_killed_comes_back_with_the_weights_and_what_it_owed_i
     assert "rollout[0]: restarted" in log
     assert "requests are asked again" in log
     assert "judge[0]: restarted" not in log
-    assert killing.has_seen_files == (weights == "files")
+    assert killing.has_seen_files == (weights == "disk")
 
 
 class KillAnEngine:
@@ -141,7 +141,7 @@ def check(directory: Path, steps: list[dict[str, float]], num: int) -> None:
     assert len(calls) == 8 * num, "every sample was judged once"
 
 
-@pytest.mark.parametrize(("handed_over", "by"), [("merged", "files"), ("adapter", "files"), ("merged", "link")])
+@pytest.mark.parametrize(("handed_over", "by"), [("merged", "disk"), ("adapter", "disk"), ("merged", "tcp")])
 def test_a_replica_samples_with_the_weights_of_an_actor_that_trains_adapters(
     tmp_path: Path, handed_over: str, by: str
 ) -> None:
@@ -161,7 +161,7 @@ def test_a_replica_samples_with_the_weights_of_an_actor_that_trains_adapters(
         "rollout.vllm.kv_cache_gib": 0.1,
         "rollout.vllm.enforce_eager": "true",
         "rollout.vllm.lora": handed_over,
-        "rollout.weights": by,
+        "rollout.weight_sync": by,
         "actor.lora.enabled": "true",
         "actor.lr": 5e-3,
         "algo.kl.placement": "loss",

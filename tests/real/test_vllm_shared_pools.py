@@ -44,13 +44,13 @@ def trained(directory: Path, sharding: str, weights: str) -> Path:
         "model.tokenizer": "bytes",
         "data.sources.train.path": directory / "train.jsonl",
         "eval.sources.heldout.path": directory / "heldout.jsonl",
-        "actor.ranks": 2,
+        "actor.data_parallel": 2,
         "actor.sharding": sharding,
         "actor.lr": "1e-2",
-        "rollout.weights": weights,
+        "rollout.weight_sync": weights,
         "reward.functions.spread.fn": f"{directory / 'spread.py'}:spread",
         "cluster.train_pool": "train",
-        "cluster.pools.train.union_of": "[rollout,reward]",
+        "cluster.pools.train.colocates": "[rollout,reward]",
         "cluster.object_store_gib": 0.1,
         "train.max_steps": NUM_STEPS,
         "train.dir": directory,
@@ -63,7 +63,7 @@ def trained(directory: Path, sharding: str, weights: str) -> Path:
     return directory / "run"
 
 
-@pytest.mark.parametrize(("sharding", "weights"), [("fsdp2", "files"), ("fsdp2", "link"), ("none", "link")])
+@pytest.mark.parametrize(("sharding", "weights"), [("fsdp2", "disk"), ("fsdp2", "tcp"), ("none", "tcp")])
 def test_two_ranks_train_on_the_slots_of_both_engines_which_sample_with_what_they_hand_over(
     tmp_path: Path, sharding: str, weights: str
 ) -> None:

@@ -27,10 +27,10 @@ from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
 from rlcore.report.terminal import Terminal
 from rlcore.report.trackers import Trackers
-from rlcore.runtime.launch import Run, launch
+from rlcore.runtime.launch import Runtime, launch
 from rlcore.runtime.rollout_service import RolloutService
 from rlcore.train.trainer import Progress, Sinks, Trainer
-from rlcore.types import GenerateRequest, Lane, Prompt, Reward, Sampling, Scored, Trajectory
+from rlcore.types import GenerateRequest, Lane, Prompt, Reward, Sampling, ScoredTrajectory, Trajectory
 
 HERE = Path(sys.argv[1])
 GO = HERE / "go"
@@ -114,7 +114,7 @@ def write_inputs() -> None:
     (HERE / "prompts.jsonl").write_text("".join(json.dumps({"prompt": each, "answer": ""}) + "\n" for each in PROMPTS))
 
 
-def prompts_of(run: Run) -> list[Prompt]:
+def prompts_of(run: Runtime) -> list[Prompt]:
     return load_prompts(run.plan.config.data.sources, run.plan.config.data)["all"]
 
 
@@ -132,7 +132,7 @@ def plain(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-async def rolled(run: Run, tasks: Sequence[RolloutTask], sampling: Sampling) -> list[tuple[Trajectory, int]]:
+async def rolled(run: Runtime, tasks: Sequence[RolloutTask], sampling: Sampling) -> list[tuple[Trajectory, int]]:
     """Each trajectory, with the samples that the engines owed when it came."""
     found = []
     async with aclosing(run.agent.rollout(tasks, sampling, Lane.TRAIN)) as trajectories:  # type: ignore[type-var]
@@ -141,13 +141,13 @@ async def rolled(run: Run, tasks: Sequence[RolloutTask], sampling: Sampling) -> 
     return found
 
 
-def outstanding(run: Run) -> tuple[int, ...]:
+def outstanding(run: Runtime) -> tuple[int, ...]:
     """Samples that each replica owes."""
     return run.generator.outstanding if isinstance(run.generator, RolloutService) else ()
 
 
 @contextmanager
-def watched(run: Run) -> Iterator[set[tuple[int, ...]]]:
+def watched(run: Runtime) -> Iterator[set[tuple[int, ...]]]:
     """What the replicas owe meanwhile, looked at all the time."""
     seen: set[tuple[int, ...]] = set()
 
@@ -163,11 +163,11 @@ def watched(run: Run) -> Iterator[set[tuple[int, ...]]]:
         task.cancel()
 
 
-async def difference(run: Run, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+async def difference(run: Runtime, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """How far recorded log-probs are from those that the actor computes, over the sampled tokens."""
-    groups: dict[str, list[Scored]] = {}
+    groups: dict[str, list[ScoredTrajectory]] = {}
     for each in trajectories:
-        groups.setdefault(each.id.prompt, []).append(Scored(each, Reward(0.0)))
+        groups.setdefault(each.id.prompt, []).append(ScoredTrajectory(each, Reward(0.0)))
     batch = collate(list(groups.values()), run.tokens.pad_id)
     computed = await run.actor.replicas[0].call(ActorWorker.logprobs, batch)
     tokens = batch.tokens.get()
@@ -175,7 +175,7 @@ async def difference(run: Run, trajectories: Sequence[Trajectory]) -> dict[str, 
     return {"mean": float(apart.mean()), "max": float(apart.max()), "num": len(apart)}
 
 
-async def greedy(run: Run) -> dict[str, Any]:
+async def greedy(run: Runtime) -> dict[str, Any]:
     """What an engine makes of stop conditions: of free responses first, whose text then says where to stop."""
     asked = [run.tokens.encode_prompt(each.messages) for each in prompts_of(run)]
 
@@ -215,12 +215,12 @@ async def greedy(run: Run) -> dict[str, Any]:
     }
 
 
-def beginnings(run: Run, ids: Sequence[int]) -> list[str]:
+def beginnings(run: Runtime, ids: Sequence[int]) -> list[str]:
     """The text of the first 0, 1, 2, ... tokens."""
     return [run.tokens.decode(ids[:num]) for num in range(len(ids) + 1)]
 
 
-async def one_group(run: Run) -> dict[str, Any]:
+async def one_group(run: Runtime) -> dict[str, Any]:
     """Six conversations of one prompt, alone."""
     with watched(run) as seen:
         found = await rolled(run, [RolloutTask(prompts_of(run)[0], 0, 6, 3)], SAMPLING)
@@ -241,7 +241,7 @@ def spans(trajectory: Trajectory) -> list[tuple[int, int]]:
     return [*turns, *between]
 
 
-async def one_step(run: Run) -> dict[str, Any]:
+async def one_step(run: Runtime) -> dict[str, Any]:
     """A step of GRPO."""
     progress = Progress(0, PromptOrder({"all": prompts_of(run)}, {}, 0, True), FixedKl(0.0))
     terminal = Terminal(Console(file=io.StringIO()))
@@ -255,7 +255,7 @@ async def one_step(run: Run) -> dict[str, Any]:
     return {"metrics": trainer.history[-1], "versions": [row["versions"] for row in rows]}
 
 
-async def weights_between_turns(run: Run) -> dict[str, Any]:
+async def weights_between_turns(run: Runtime) -> dict[str, Any]:
     """Two groups whose first turns are sampled before new weights are handed over, and the others after it."""
     GO.unlink()
     tasks = [RolloutTask(each, 0, 3, 5) for each in prompts_of(run)[1:3]]

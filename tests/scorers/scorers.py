@@ -81,7 +81,7 @@ async def mutates_async(completions, tags, **columns):
 
 
 def tokens(trajectory):
-    return Reward(2.0, parts=FrozenDict({"format": 0.5}), token_scores=trajectory.loss_mask.astype("float32"))
+    return Reward(2.0, components=FrozenDict({"format": 0.5}), token_scores=trajectory.loss_mask.astype("float32"))
 
 
 def slow(trajectory, seconds=0.2):

@@ -32,14 +32,14 @@ def requests(config: RunConfig, section: AgentLoopSettings) -> Sequence[WorkerRe
 def build(context: BuildContext) -> AgentLoop:
     """The loop, on the run's rollout service: on the loop of the run, or in workers of its own."""
     from rlcore_agent_loop.loop import ToolLoop
-    from rlcore_agent_loop.workers.spread import SpreadLoop
+    from rlcore_agent_loop.workers.spread import DistributedToolLoop
 
     if context.generator is None:
         raise PluginError("agent loop 'agent_loop': it was built without a rollout service")
     if context.section.workers:
         workers = context.workers(AGENT)
         restarts = context.config.cluster.max_restarts
-        return SpreadLoop(context.generator, workers, context.section, restarts, context.context_length)
+        return DistributedToolLoop(context.generator, workers, context.section, restarts, context.context_length)
     return ToolLoop(context.generator, context.tokens, context.children, context.section, context.context_length)
 
 

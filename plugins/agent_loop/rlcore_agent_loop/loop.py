@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.errors import ConfigError, boundary
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 from rlcore.types import Lane, Metrics, Prompt, Sampling, Trajectory
 from rlcore_agent_loop.agents.agent import Agents
-from rlcore_agent_loop.conversation.conversation import Conversation, Kit
+from rlcore_agent_loop.conversation.conversation import Conversation, ConversationContext
 from rlcore_agent_loop.conversation.environments import Environments
-from rlcore_agent_loop.conversation.opening import Opening
-from rlcore_agent_loop.conversation.prompt_checks import Room, check_column
-from rlcore_agent_loop.conversation.turns import Turns, group_name
+from rlcore_agent_loop.conversation.opening import FirstTurns
+from rlcore_agent_loop.conversation.prompt_checks import PromptBudget, check_column
+from rlcore_agent_loop.conversation.turns import TurnSampler, group_name
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.parsers import PARSERS, Parser
 from rlcore_agent_loop.tools.tools import Tools
-from rlcore_agent_loop.workers.admission import Admission
-from rlcore_agent_loop.workers.flight import Counts, Flight, Sample
+from rlcore_agent_loop.workers.admission import SampleLimit
+from rlcore_agent_loop.workers.flight import Counts, OpenConversations, Sample
 
 if TYPE_CHECKING:
     from rlcore.contracts.rollout import Generator
@@ -36,7 +36,7 @@ def parser_of(name: str) -> Parser:
     if name in PARSERS:
         return PARSERS[name]
     with boundary(f"plugins.agent_loop.parser: {name}", ConfigError):
-        found = load_reference(name)
+        found = import_target(name)
     if not callable(found):
         raise ConfigError(
             f"plugins.agent_loop.parser: {name} is {type(found).__name__}; needs a function of a turn's text"
@@ -62,10 +62,12 @@ class ToolLoop(AgentLoop):
         self._generator, self._tokens, self._settings = generator, tokens, settings
         self._tools = Tools(children, settings)
         self._agents = Agents(children, settings.agent) if settings.agent.fn else None
-        self._admission = Admission(settings.max_conversations)
+        self._admission = SampleLimit(settings.max_conversations)
         self._environments = Environments(settings.environment, self._tools.seats) if settings.environment.fn else None
-        self._kit = Kit(tokens, self._tools, self._environments, parser_of(settings.parser), settings, window=window)
-        self._room = Room(self._kit)
+        self._kit = ConversationContext(
+            tokens, self._tools, self._environments, parser_of(settings.parser), settings, window=window
+        )
+        self._room = PromptBudget(self._kit)
         self._counts = Counts()
 
     async def start(self) -> None:
@@ -142,18 +144,18 @@ class ToolLoop(AgentLoop):
         done: Collection[Sample] = (),
     ) -> AsyncGenerator[Sequence[Trajectory], None]:
         """The parts of each sample the moment it ends, of all that are not `done`, with turns from `generator`."""
-        flight, turns = Flight(self._admission), Turns(generator, sampling, lane)
+        flight, turns = OpenConversations(self._admission), TurnSampler(generator, sampling, lane)
         return flight.samples(tasks, lambda group: self._begin(flight, turns, group, sampling, done), done)
 
     def _begin(
         self,
-        flight: Flight,
-        turns: Turns,
+        flight: OpenConversations,
+        turns: TurnSampler,
         tasks: Sequence[RolloutTask],
         sampling: Sampling,
         done: Collection[Sample],
     ) -> None:
-        requests, opening = [], Opening(flight, self._kit.timers)
+        requests, opening = [], FirstTurns(flight, self._kit.timers)
         due = asyncio.get_running_loop().time() + self._settings.time_s
         for task in tasks:
             ids: Sequence[int] = ()

@@ -18,17 +18,17 @@ from rlcore.data.tokens import ByteTokens
 from rlcore.testing.here import HereChildren
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_prompt
-from rlcore.types import Completion, Finish, GenerateRequest, Lane, Metrics, Prompt, Sampling, Trajectory
+from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Metrics, Prompt, Sampling, Trajectory
 from rlcore_agent_loop.agents.endpoint import Endpoint
 from rlcore_agent_loop.agents.recording import Recording
-from rlcore_agent_loop.conversation.conversation import Kit
+from rlcore_agent_loop.conversation.conversation import ConversationContext
 from rlcore_agent_loop.conversation.episode import Episode
-from rlcore_agent_loop.conversation.turns import Turns
+from rlcore_agent_loop.conversation.turns import TurnSampler
 from rlcore_agent_loop.loop import ToolLoop
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.parsers import hermes
 from rlcore_agent_loop.tools.tools import Tools
-from rlcore_agent_loop.workers.spread import SpreadLoop
+from rlcore_agent_loop.workers.spread import DistributedToolLoop
 from rlcore_agent_loop.workers.worker import LoopWorker
 
 END = ByteTokens.EOS
@@ -84,7 +84,7 @@ class ScriptedPolicy:
             sample=draw,
             token_ids=np.array(ids, dtype=np.int32),
             logprobs=np.array([-float(start + index) for index in range(len(ids))], dtype=np.float32),
-            finish=Finish.LENGTH if cut else Finish.STOP,
+            finish=FinishReason.LENGTH if cut else FinishReason.STOP,
             version=self._version_of_turn * turn,
             generate_s=0.5,
         )
@@ -189,13 +189,13 @@ def loop_of(
     """The loop of these settings, not yet started."""
     if settings.workers:
         crew: Any = HereCrew(settings.workers, tokens, children)
-        return SpreadLoop(policy, crew, settings, window=window)
+        return DistributedToolLoop(policy, crew, settings, window=window)
     return ToolLoop(policy, tokens, children, settings, window)
 
 
-def kit_of(settings: AgentLoopSettings) -> Kit:
+def kit_of(settings: AgentLoopSettings) -> ConversationContext:
     """What conversations over bytes share, for tests of a part of them; nothing of it is started."""
-    return Kit(ByteTokens(), Tools(HereChildren(), settings), None, hermes, settings)
+    return ConversationContext(ByteTokens(), Tools(HereChildren(), settings), None, hermes, settings)
 
 
 def served(policy: ScriptedPolicy, work: Callable[[Ask], Awaitable[None]], **settings: Any) -> Recording:
@@ -206,7 +206,7 @@ def served(policy: ScriptedPolicy, work: Callable[[Ask], Awaitable[None]], **set
         kit = kit_of(AgentLoopSettings(**settings))
         sampling = Sampling(max_tokens=200)
         episode = Episode(RolloutTask(make_prompt(0), 0, 1, 7), 0)
-        recording = Recording(kit, Turns(policy, sampling, Lane.TRAIN), sampling, episode)
+        recording = Recording(kit, TurnSampler(policy, sampling, Lane.TRAIN), sampling, episode)
         endpoint = Endpoint()
         await endpoint.start()
         token = endpoint.admit(recording)

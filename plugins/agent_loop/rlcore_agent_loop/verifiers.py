@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ChildError, ConfigError, boundary
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 
 COLUMN = "verifiers"
 """Column of a row, as JSON, that an environment is given."""
@@ -66,7 +66,7 @@ def loaded(environment: str, arguments: Mapping[str, Any]) -> Any:
             "pip install 'rlcore-agent-loop[verifiers]'"
         ) from cause
     with boundary(f"environment '{environment}'", ConfigError):
-        make = load_reference(environment) if ":" in environment else None
+        make = import_target(environment) if ":" in environment else None
         return make(**arguments) if make else verifiers.load_environment(environment, **arguments)
 
 

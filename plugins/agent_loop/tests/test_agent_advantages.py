@@ -9,7 +9,7 @@ from rlcore_agent_loop.testing import END, ScriptedPolicy, call, talk
 
 from rlcore.algo.advantage import AdvantageInputs, gae
 from rlcore.data.batch import collate
-from rlcore.types import Batch, Reward, Scored, Trajectory
+from rlcore.types import Batch, Reward, ScoredTrajectory, Trajectory
 
 GAMMA, LAM = 0.9, 0.5
 MINE = """
@@ -27,7 +27,7 @@ class Forgets(Environment):
 
 
 def batch_of(trajectories: list[Trajectory], reward: float) -> Batch:
-    return collate([[Scored(each, Reward(reward)) for each in trajectories]], pad_id=END)
+    return collate([[ScoredTrajectory(each, Reward(reward)) for each in trajectories]], pad_id=END)
 
 
 def gae_of(batch: Batch, values_BT: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rlcore_agent_loop.tools.calls import ToolCall
 
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 from rlcore.report import metrics
 from rlcore.testing.rewards import make_prompt, make_trajectory
 
@@ -29,7 +29,7 @@ CALCULATOR = ROOT / "examples" / "tool_agent" / "calculator.py"
     ],
 )
 def test_a_call_of_the_calculator_is_a_turn_of_its_own(text: str, expected: list[ToolCall]) -> None:
-    assert load_reference(f"{CALCULATOR}:calls")(text) == expected
+    assert import_target(f"{CALCULATOR}:calls")(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_call_of_the_calculator_is_a_turn_of_its_own(text: str, expected: list
 def test_the_policys_last_words_are_judged_and_not_the_tools(messages: list[tuple[str, str]], expected: float) -> None:
     said = tuple({"role": role, "content": content} for role, content in messages)
     assert make_prompt(7).answer == "7"
-    assert load_reference(f"{CALCULATOR}:is_right")(make_trajectory(7, completion=said)) == expected
+    assert import_target(f"{CALCULATOR}:is_right")(make_trajectory(7, completion=said)) == expected
 
 
 def test_the_curve_of_a_run_says_how_far_it_came_and_shows_a_conversation(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_the_curve_of_a_run_says_how_far_it_came_and_shows_a_conversation(tmp_pa
     (tmp_path / "trajectories" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
     script = ROOT / "examples" / "agent_curve.py"
     given = ["tool_agent", "--run", str(tmp_path), "--out", str(tmp_path / "out"), "cluster.threads=1"]
-    load_reference(f"{script}:main")(given)
+    import_target(f"{script}:main")(given)
     found = json.loads((tmp_path / "out.json").read_text())
     assert (found["rise"], found["minutes"], found["passed"]) == (0.5, 2.0, True)
     lines = (tmp_path / "out.md").read_text().splitlines()

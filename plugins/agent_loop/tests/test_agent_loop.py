@@ -8,7 +8,7 @@ import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says, talk
 
-from rlcore.types import Finish
+from rlcore.types import FinishReason
 
 TOOLS = """
 import os, time
@@ -60,7 +60,7 @@ def test_a_result_stands_between_two_turns_and_only_sampled_tokens_are_trained(s
         ("tool", "5"),
         ("assistant", "It is 5."),
     ]
-    assert (found.turns, found.finish, found.timing["generate_s"]) == (2, Finish.STOP, 1.0)
+    assert (found.turns, found.finish, found.timing["generate_s"]) == (2, FinishReason.STOP, 1.0)
     assert talked.metrics == {
         "agent/turns_mean": 2.0,
         "agent/parts_mean": 1.0,
@@ -73,7 +73,7 @@ def test_a_result_stands_between_two_turns_and_only_sampled_tokens_are_trained(s
 
 def test_a_response_without_a_call_is_one_turn(settings: AgentLoopSettings) -> None:
     talked = talk(says("It is 5."), settings, num_samples=3)
-    assert [(each.id.sample, each.turns, each.num_parts) for each in talked.trajectories] == [
+    assert [(each.id.sample, each.turns, each.num_segments) for each in talked.trajectories] == [
         (0, 1, 1),
         (1, 1, 1),
         (2, 1, 1),
@@ -128,14 +128,14 @@ def test_a_result_that_would_not_fit_into_max_tokens_ends_the_sample_with_what_w
 ) -> None:
     said = call("add", a=2, b=3)
     found = talk(says(said, "Done."), settings, max_tokens=len(said) + 1 + 10).only
-    assert (found.finish, found.turns, found.num_sampled) == (Finish.LENGTH, 1, len(said) + 1)
+    assert (found.finish, found.turns, found.num_sampled) == (FinishReason.LENGTH, 1, len(said) + 1)
     assert found.token_ids.tolist()[-1] == END
 
 
 def test_max_tokens_bounds_all_turns_together(settings: AgentLoopSettings) -> None:
     policy = says(call("add", a=2, b=3), "y" * 1000)
     found = talk(policy, settings, max_tokens=100).only
-    assert found.finish is Finish.LENGTH
+    assert found.finish is FinishReason.LENGTH
     assert len(found.token_ids) - found.prompt_length == 100
     assert policy.requests[1].sampling.max_tokens == 100 - len(call("add", a=2, b=3)) - 1 - len(
         "\ntool: 5\nassistant: "

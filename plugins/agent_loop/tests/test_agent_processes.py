@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from rlcore_agent_loop.agents.agent import Agents
-from rlcore_agent_loop.conversation.turns import Turns
+from rlcore_agent_loop.conversation.turns import TurnSampler
 from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, kit_of, talk
-from rlcore_agent_loop.tools.seats import LostProcess, Seats
+from rlcore_agent_loop.tools.seats import ChildPool, LostProcess
 
 from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.agents import RolloutTask
@@ -100,7 +100,7 @@ def seated(directory: Path, *calls: tuple[str, tuple[Any, ...], float]) -> list[
         async def start(index: int) -> Child:
             return await children.start(f"{directory / 'agents.py'}:Seat", name="seat", threads=4)
 
-        seats = Seats(start, 1, calls=4)
+        seats = ChildPool(start, 1, calls=4)
         await seats.start()
         try:
             made = [seats.call(seats.free(), "agent", deadline_s, method, *args) for method, args, deadline_s in calls]
@@ -134,7 +134,7 @@ def test_an_agent_whose_process_was_killed_because_of_another_is_begun_again(
         children = ChildProcesses()
         agents = Agents(children, settings.agent, grace_s=0.4)
         await agents.start()
-        kit, turns = kit_of(settings), Turns(ScriptedPolicy(one), sampling, Lane.TRAIN)
+        kit, turns = kit_of(settings), TurnSampler(ScriptedPolicy(one), sampling, Lane.TRAIN)
         task = RolloutTask(make_prompt(0), 0, 2, 7)
         try:
             stubborn = asyncio.create_task(agents.run(kit, turns, task, 0, sampling))

@@ -19,7 +19,7 @@ from rlcore.contracts.agents import RolloutTask
 from rlcore.data import load_prompts
 from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
-from rlcore.runtime.launch import Run, launch
+from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_prompt
 from rlcore.types import Lane, Sampling, Trajectory
@@ -81,7 +81,7 @@ def config(directory: Path, workers: int, dies: str = "", **more: Any) -> dict[s
     }
 
 
-async def rolled(run: Run) -> list[Trajectory]:
+async def rolled(run: Runtime) -> list[Trajectory]:
     prompts = load_prompts(run.plan.config.data.sources, run.plan.config.data)["rows"]
     tasks = [RolloutTask(each, 0, 3, seed) for seed, each in enumerate(prompts)]
     return [each async for each in run.agent.rollout(tasks, SAMPLING, Lane.TRAIN)]

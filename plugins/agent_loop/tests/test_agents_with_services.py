@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from rlcore.report import metrics
-from rlcore.testing.service import Answer, Asked, serving
+from rlcore.testing.service import ServiceAnswer, ServiceCall, serving
 from rlcore.train import train
 
 TOOL = """
@@ -37,14 +37,14 @@ def test_a_conversation_is_scored_by_a_service_while_tools_of_others_still_work(
     rows = [{"question": f"Wait {index}?", "slow": index % 2 == 0} for index in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    seen: list[Asked] = []
+    seen: list[ServiceCall] = []
 
-    def script(asked: Asked) -> Answer:
+    def script(asked: ServiceCall) -> ServiceAnswer:
         seen.append(asked)
         if len(seen) >= 8:  # all quick ones: until then the slow ones wait
             (tmp_path / "scored").touch()
         results = [each["content"] for each in asked.json()["completion"] if each["role"] == "tool"]
-        return Answer({"score": 1.0 if results == ["late"] else 0.25})
+        return ServiceAnswer({"score": 1.0 if results == ["late"] else 0.25})
 
     config = {
         "model": {"path": "", "tokenizer": "bytes"},

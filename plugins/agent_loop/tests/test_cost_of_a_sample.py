@@ -20,8 +20,8 @@ from rlcore.data.tokens import ByteTokens
 from rlcore.reward.functions import build_function_rewards
 from rlcore.testing.here import HereChildren
 from rlcore.testing.rewards import make_prompt, reward_context
-from rlcore.train.buffer import Flight, Issuing
-from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
+from rlcore.train.buffer import Issuing, RolloutBuffer
+from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Sampling
 
 REWARDS = """
 import asyncio
@@ -59,7 +59,7 @@ class AtOnce:
         for request in requests:
             for sample in range(request.n):
                 ids_N, logprobs_N = np.array([97, 256], dtype=np.int32), np.zeros(2, dtype=np.float32)
-                yield Completion(request.id, sample, ids_N, logprobs_N, Finish.STOP, 0)
+                yield Completion(request.id, sample, ids_N, logprobs_N, FinishReason.STOP, 0)
 
 
 def single_turn(generator: Generator) -> AgentLoop:
@@ -79,7 +79,7 @@ def cost_of_a_step(agent: Callable[[Generator], AgentLoop], reward: str, directo
     async def step() -> tuple[int, int]:
         manager = build_function_rewards(reward_context(functions, directory, HereChildren()))
         await manager.start()
-        flight = Flight(agent(AtOnce()), manager, order, Issuing(PROMPTS, GROUP, 0, Sampling()))
+        flight = RolloutBuffer(agent(AtOnce()), manager, order, Issuing(PROMPTS, GROUP, 0, Sampling()))
         loop = asyncio.get_running_loop()
         assert isinstance(loop, CountingLoop)
         before = loop.num_tasks, loop.num_callbacks

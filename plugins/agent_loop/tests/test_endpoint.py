@@ -16,7 +16,7 @@ from rlcore_agent_loop.testing import END, HELLO, Ask, ScriptedPolicy, call, con
 
 from rlcore.config import RunConfig
 from rlcore.errors import ConfigError
-from rlcore.types import Finish
+from rlcore.types import FinishReason
 
 
 def test_messages_that_extend_the_recorded_ones_continue_their_tokens() -> None:
@@ -53,7 +53,7 @@ def test_messages_that_do_not_extend_the_recorded_ones_begin_a_part(changed: lis
         await ask({"messages": [*changed, {"role": "user", "content": "more"}]})
 
     parts = served(says("one", "one", "two"), work).episode.trajectories()
-    assert [(each.id.part, each.num_parts, each.num_sampled) for each in parts] == [(0, 2, 4), (1, 2, 4)]
+    assert [(each.id.segment, each.num_segments, each.num_sampled) for each in parts] == [(0, 2, 4), (1, 2, 4)]
 
 
 def test_a_call_is_answered_as_the_protocol_has_it_and_its_result_extends_the_tokens() -> None:
@@ -93,7 +93,7 @@ def test_case_40_a_token_is_needed_and_two_paths_exist() -> None:
             assert (await ask(HELLO, path=path))[0] == 404
         assert (await ask(None, method="GET"))[0] == 405
 
-    assert served(says("-"), work).episode.parts == []
+    assert served(says("-"), work).episode.segments == []
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_an_agent_makes_samples_and_its_reward_is_the_environments(file: Path) -
     talked = talk(ScriptedPolicy(two_turns), settings, num_samples=6)
     assert len(talked.trajectories) == 6
     for each in talked.trajectories:
-        assert (each.turns, each.num_parts, environment(each)) == (2, 1, 1.5)
+        assert (each.turns, each.num_segments, environment(each)) == (2, 1, 1.5)
         assert each.token_ids[each.loss_mask].tolist() == [*b"one", END, *b"two", END]
     assert talked.metrics["agent/ended/agent_frac"] == 1.0
     assert talked.metrics["agent/num_new_parts"] == 0.0
@@ -220,7 +220,7 @@ def test_an_agent_that_never_ends_is_ended_and_its_token_is_worth_nothing(file: 
     settings = replace(with_agent(file, "never_ends"), time_s=0.4)
     parts = talk(ScriptedPolicy(two_turns, seconds=0.05), settings, processes=True).trajectories
     assert {each.info["ended_by"] for each in parts} == {"time_s"}
-    assert parts[-1].finish is Finish.LENGTH
+    assert parts[-1].finish is FinishReason.LENGTH
     assert [each.num_sampled for each in parts] == [4] * len(parts)
 
 

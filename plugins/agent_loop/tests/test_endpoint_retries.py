@@ -79,7 +79,7 @@ def test_a_setting_that_is_not_served_is_refused_by_its_name(setting: dict[str, 
         status, found = await ask({**HELLO, "tools": TOOLS, **setting})
         assert (status, found["error"]["message"].partition("=")[0]) == (400, next(iter(setting)))
 
-    assert served(says("one"), work).episode.parts == []
+    assert served(says("one"), work).episode.segments == []
 
 
 @pytest.mark.parametrize(

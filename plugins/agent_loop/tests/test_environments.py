@@ -11,7 +11,7 @@ from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says,
 
 from rlcore.errors import RewardError
 from rlcore.testing.rewards import make_prompt
-from rlcore.types import Finish, Prompt
+from rlcore.types import FinishReason, Prompt
 
 ENVIRONMENTS = '''
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_tools_and_environment_serve_one_conversation(file: Path, tmp_path: Path
 def test_an_environment_that_starts_anew_makes_a_part_of_its_own(file: Path) -> None:
     policy = says("one", "two")
     first, second = talk(policy, settings_of(file, "Forgets")).trajectories
-    assert [(each.id.part, each.num_parts, each.turns) for each in (first, second)] == [(0, 2, 1), (1, 2, 1)]
+    assert [(each.id.segment, each.num_segments, each.turns) for each in (first, second)] == [(0, 2, 1), (1, 2, 1)]
     assert bytes(policy.requests[1].token_ids).decode() == "user: again\nassistant: "
     assert first.id.unit() == second.id.unit()
     assert environment(first) == environment(second) == 2.0
@@ -139,7 +139,7 @@ def test_an_environment_that_starts_anew_makes_a_part_of_its_own(file: Path) -> 
 )
 def test_an_environment_that_fails_ends_the_sample_without_a_reward(name: str, why: str, file: Path) -> None:
     found = talk(says("one"), settings_of(file, name), processes=name == "Hangs").only
-    assert (found.info["ended_by"], found.turns, found.finish) == ("environment_failed", 1, Finish.STOP)
+    assert (found.info["ended_by"], found.turns, found.finish) == ("environment_failed", 1, FinishReason.STOP)
     assert why in str(found.info["error"])
     with pytest.raises(RewardError, match="gave no reward"):
         environment(found)

@@ -125,7 +125,7 @@ def test_a_close_that_raises_is_logged(kind: str, tmp_path: Path, caplog: pytest
 
 def test_a_new_conversation_that_is_too_long_ends_the_sample_as_cut_off(tmp_path: Path) -> None:
     found = talk(says("one"), settings_of(tmp_path, "Long")).only
-    assert (found.info["ended_by"], found.num_parts, found.turns) == ("max_tokens", 1, 1)
+    assert (found.info["ended_by"], found.num_segments, found.turns) == ("max_tokens", 1, 1)
     assert found.finish.value == "length"
 
 

@@ -8,7 +8,7 @@ import pytest
 from rlcore_agent_loop.conversation.turns import LaterTurns
 
 from rlcore import WorkerError
-from rlcore.types import Completion, Finish, GenerateRequest, Lane, Sampling
+from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Sampling
 
 
 class Engine:
@@ -30,7 +30,7 @@ class Engine:
                     raise self._error
                 if not self._silent:
                     ids = np.array([each.seed], dtype=np.int32)
-                    yield Completion(each.id, 0, ids, np.zeros(1, dtype=np.float32), Finish.STOP, 0)
+                    yield Completion(each.id, 0, ids, np.zeros(1, dtype=np.float32), FinishReason.STOP, 0)
         except asyncio.CancelledError:
             self.stopped.append(names)
             raise

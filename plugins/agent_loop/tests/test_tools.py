@@ -11,7 +11,7 @@ from rlcore_agent_loop.tools.schemas import schema_of
 
 from rlcore.errors import ChildError, ConfigError
 from rlcore.testing.rewards import make_prompt
-from rlcore.types import Finish
+from rlcore.types import FinishReason
 
 TOOLS = '''
 import asyncio, time
@@ -163,7 +163,7 @@ def test_calls_beyond_the_limit_of_a_turn_are_refused(settings: AgentLoopSetting
 def test_the_same_calls_again_and_again_end_the_sample(settings: AgentLoopSettings) -> None:
     policy = ScriptedPolicy(lambda sample, turn, ids: [*call("add", a=1, b=2).encode(), END])
     found = talk(policy, replace(settings, max_turns=100, max_same_calls=3)).only
-    assert (found.turns, found.info["ended_by"], found.finish) == (4, "max_same_calls", Finish.STOP)
+    assert (found.turns, found.info["ended_by"], found.finish) == (4, "max_same_calls", FinishReason.STOP)
 
 
 def test_calls_that_differ_are_no_endless_loop(settings: AgentLoopSettings) -> None:
@@ -178,7 +178,7 @@ def test_a_sample_that_takes_too_long_ends_with_its_whole_turns_and_its_call_is_
     slow = replace(settings, tools={"wait": replace(settings.tools["wait"], deadline_s=60.0)}, time_s=0.3)
     said = call("wait", seconds=60)
     found = talk(says(said, "Done."), slow).only
-    assert (found.info["ended_by"], found.finish, found.turns) == ("time_s", Finish.LENGTH, 1)
+    assert (found.info["ended_by"], found.finish, found.turns) == ("time_s", FinishReason.LENGTH, 1)
     assert found.num_sampled == len(said) + 1
 
 
@@ -191,7 +191,7 @@ def test_a_turn_that_is_generated_too_long_is_given_up_at_the_engine(settings: A
 
 def test_a_turn_has_a_budget_of_its_own(settings: AgentLoopSettings) -> None:
     found = talk(says("x" * 50), replace(settings, turn_tokens=20)).only
-    assert (found.info["ended_by"], found.finish, found.num_sampled) == ("turn_tokens", Finish.LENGTH, 20)
+    assert (found.info["ended_by"], found.finish, found.num_sampled) == ("turn_tokens", FinishReason.LENGTH, 20)
 
 
 def test_a_context_smaller_than_the_prompt_is_an_error(settings: AgentLoopSettings) -> None:

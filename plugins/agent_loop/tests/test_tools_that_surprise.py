@@ -10,8 +10,8 @@ import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says, talk
 from rlcore_agent_loop.tools.schemas import schema_of
-from rlcore_agent_loop.workers.admission import Admission
-from rlcore_agent_loop.workers.flight import Flight
+from rlcore_agent_loop.workers.admission import SampleLimit
+from rlcore_agent_loop.workers.flight import OpenConversations
 
 from rlcore.contracts.agents import RolloutTask
 from rlcore.errors import ConfigError, WorkerError
@@ -263,7 +263,7 @@ def test_a_conversation_that_something_cancelled_ends_the_rollout_with_an_error_
         raise asyncio.CancelledError
 
     async def run() -> None:
-        flight = Flight(Admission(4))
+        flight = OpenConversations(SampleLimit(4))
         tasks = [RolloutTask(make_prompt(0), 0, 1, 7)]
         async with aclosing(flight.samples(tasks, lambda group: flight.begin(cancelled))) as samples:
             async for _ in samples:

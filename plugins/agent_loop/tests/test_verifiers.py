@@ -124,7 +124,7 @@ def rolled(directory: Path, environment: str, arguments: dict[str, Any]) -> list
 @pytest.mark.real
 def test_an_environment_of_several_turns_is_one_part_with_its_rubrics_reward(tmp_path: Path) -> None:
     found = rolled(tmp_path, "guess_number", {"num": 4})
-    assert [(each["turns"], each["id"]["part"], each["num_sampled"] <= 48) for each in found] == [(3, 0, True)] * 8
+    assert [(each["turns"], each["id"]["segment"], each["num_sampled"] <= 48) for each in found] == [(3, 0, True)] * 8
     for each in found:
         said = [(message["role"], message["content"]) for message in each["completion"]]
         assert [role for role, _ in said] == ["assistant", "user", "assistant", "user", "assistant"]

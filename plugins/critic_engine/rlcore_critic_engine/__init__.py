@@ -37,11 +37,11 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
             CRITIC,
             section.backend,
             pool=POOL if section.own_pool else config.cluster.train_pool,
-            ranks=section.ranks,
+            ranks=section.data_parallel,
             gpus=1.0 if config.cluster.device == "cuda" and not on_actor else 0.0,
             threads=config.cluster.threads,
-            inside=ACTOR if on_actor else None,
-            references={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
+            embedded_in=ACTOR if on_actor else None,
+            targets={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
             engine=section.engine(config.actor),
             model=model,
             settings=SECTION,
@@ -121,4 +121,4 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 
 @hookimpl
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
-    return [WorkerClass(CriticWorker, "hf", HfCritic, every_rank=True)]
+    return [WorkerClass(CriticWorker, "hf", HfCritic, on_every_rank=True)]

@@ -26,9 +26,9 @@ class CriticSettings:
     """own: a second model. actor: the policy's own weights serve, frozen, and only a head (and `lora`) is trained."""
     own_pool: bool = False
     """Devices of the critic's own, the pool critic; otherwise it takes turns with the actor on the pool main."""
-    ranks: int = option(1, at_least=1, used_when="trunk == 'own'")
+    data_parallel: int = option(1, at_least=1, used_when="trunk == 'own'")
     """Processes that train it together, each on a share of every mini-batch; on the actor's trunk as many as it has."""
-    sharding: Literal["none", "fsdp2"] = option("none", used_when="ranks != 1")
+    sharding: Literal["none", "fsdp2"] = option("none", used_when="data_parallel != 1")
     """fsdp2: each rank keeps a part of weights, gradients and optimizer state; none: each keeps all of them."""
     backend: str = "hf"
     """How the critic's work is done."""
@@ -79,7 +79,7 @@ class CriticSettings:
             gradient_checkpointing=self.gradient_checkpointing,
             offload=self.offload,
             lora=self.lora,
-            ranks=self.ranks,
+            data_parallel=self.data_parallel,
             sharding=self.sharding,
             micro_batch_tokens=self.micro_batch_tokens,
             shared_prefix=self.shared_prefix,

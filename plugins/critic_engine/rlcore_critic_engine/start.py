@@ -21,7 +21,7 @@ from rlcore.engines.hf import (
     use_threads,
 )
 from rlcore.errors import CheckpointError, ConfigError, WorkerError, boundary
-from rlcore.imports import resolve
+from rlcore.imports import import_function
 from rlcore.runtime.machine import model_directory
 from rlcore_critic_engine.heads import StartingHead, starting_head
 from rlcore_critic_engine.settings import SECTION, CriticSettings
@@ -53,7 +53,7 @@ def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
         "value",
         start,
         settings.engine(context.config.actor),
-        resolve(context.references["value_loss"])(settings.value_clip),
+        import_function(context.targets["value_loss"])(settings.value_clip),
         name="critic",
         loss_name="critic/loss",
         device=context.device,

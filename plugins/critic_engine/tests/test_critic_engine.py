@@ -159,7 +159,7 @@ def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_models_size_is
 ) -> None:
     [request] = requests(RunConfig(cluster=ClusterConfig(threads=3)), CriticSettings())
     assert (request.role.interface, request.backend, request.threads) == (CriticWorker, "hf", 3)
-    assert (request.bytes_per_parameter, request.pool, request.inside) == (16.0, "main", None)
+    assert (request.bytes_per_parameter, request.pool, request.embedded_in) == (16.0, "main", None)
     [other] = requests(RunConfig(), CriticSettings(path="another/model"))
     assert (other.bytes_per_parameter, other.model) == (0.0, ModelFacts())
     path = tmp_path / "config.json"
@@ -175,14 +175,14 @@ def test_one_worker_is_asked_for_and_its_memory_is_known_when_the_models_size_is
 
 def test_a_critic_inside_the_actor_has_neither_devices_nor_memory_of_its_own() -> None:
     [request] = requests(RunConfig(cluster=ClusterConfig(device="cuda")), CriticSettings(trunk="actor"))
-    assert (request.inside, request.gpus, request.bytes_per_parameter) == (ACTOR, 0.0, 0.0)
+    assert (request.embedded_in, request.gpus, request.bytes_per_parameter) == (ACTOR, 0.0, 0.0)
 
 
 def test_prompts_are_shared_as_the_critics_own_settings_say() -> None:
     [planned] = requests(RunConfig(), CriticSettings())
     assert (planned.shared_prefix, planned.settings) == ("planned", "plugins.critic_engine")
-    [named] = requests(RunConfig(), CriticSettings(shared_prefix="cache", ranks=2))
-    assert (named.shared_prefix, named.engine and named.engine.ranks) == ("cache", 2)
+    [named] = requests(RunConfig(), CriticSettings(shared_prefix="cache", data_parallel=2))
+    assert (named.shared_prefix, named.engine and named.engine.data_parallel) == ("cache", 2)
 
 
 def test_on_the_actors_trunk_the_actor_says_whether_activations_are_computed_again() -> None:
@@ -226,7 +226,7 @@ def test_settings_that_exclude_each_other_are_refused(settings: dict[str, Any], 
 
 
 def test_a_critic_on_the_trunk_of_an_actor_whose_weights_are_in_parts_is_refused() -> None:
-    config = RunConfig(actor=EngineConfig(ranks=2, sharding="fsdp2"))
+    config = RunConfig(actor=EngineConfig(data_parallel=2, sharding="fsdp2"))
     with pytest.raises(ConfigError, match=r"trunk=actor: actor\.sharding=fsdp2 .* set trunk=own"):
         requests(config, CriticSettings(trunk="actor"))
     assert len(requests(config, CriticSettings())) == 1

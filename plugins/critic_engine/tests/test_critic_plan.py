@@ -81,7 +81,7 @@ def test_on_the_actors_trunk_a_cache_goes_with_the_actors_checkpointing(models: 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_ranks_of_a_critic_that_get_no_group_are_refused_also_of_another_model(models: Path, name: str) -> None:
-    settings = [path(models, name), "plugins.critic_engine.ranks=3", "train.prompts_per_step=2"]
+    settings = [path(models, name), "plugins.critic_engine.data_parallel=3", "train.prompts_per_step=2"]
     with pytest.raises(PlanError, match=r"role 'critic': 3 ranks, .* or plugins\.critic_engine\.shared_prefix=none"):
         planned(models, *settings)
     assert planned(models, *settings, "plugins.critic_engine.shared_prefix=none")[1].request.ranks == 3

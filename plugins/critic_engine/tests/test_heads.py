@@ -56,7 +56,7 @@ def critic(models: Path, path: Path, **settings: Any) -> HfCritic:
             num_ranks=1,
             config=RunConfig(model=ModelConfig(path=str(models / "policy"), tokenizer="bytes")),
             section=CriticSettings(**{"lr": 1e-2, "path": str(path), **settings}),
-            references={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
+            targets={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
             run_dir=models,
             seed=0,
             threads=1,

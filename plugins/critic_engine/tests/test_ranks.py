@@ -24,9 +24,12 @@ from rlcore.testing.tiny import random_batch, write_tiny_classifier, write_tiny_
 from rlcore.types import Batch, Metrics, Ref
 
 KINDS = {
-    "whole, shared prompts": ("plugins.critic_engine.ranks={ranks}", "plugins.critic_engine.shared_prefix=tree"),
-    "whole, shared out": ("plugins.critic_engine.ranks={ranks}", "plugins.critic_engine.sharding={sharding}"),
-    "head on the actor": ("actor.ranks={ranks}", "plugins.critic_engine.trunk=actor"),
+    "whole, shared prompts": (
+        "plugins.critic_engine.data_parallel={ranks}",
+        "plugins.critic_engine.shared_prefix=tree",
+    ),
+    "whole, shared out": ("plugins.critic_engine.data_parallel={ranks}", "plugins.critic_engine.sharding={sharding}"),
+    "head on the actor": ("actor.data_parallel={ranks}", "plugins.critic_engine.trunk=actor"),
 }
 
 
@@ -98,7 +101,7 @@ async def asked(plan: RunPlan, directory: Path) -> Found:
     try:
         await cluster.open()
         by_role = {each.request.role.name: each for each in plan.workers}
-        if by_role["critic"].request.inside is not None:
+        if by_role["critic"].request.embedded_in is not None:
             await cluster.start(by_role["actor"])
         critic = (await cluster.start(by_role["critic"])).replicas[0]
         await critic.call(CriticWorker.expect, 100)
@@ -155,7 +158,7 @@ def test_two_ranks_on_ray_make_the_update_of_one(model: Path, tmp_path: Path) ->
 def write_what_ray_says(model: Path, directory: Path) -> None:
     """What two ranks on Ray found, into the file `found`."""
     ray = ("cluster.backend=ray", "cluster.object_store_gib=0.1", "cluster.threads=1")
-    found = asyncio.run(asked(planned(model, "plugins.critic_engine.ranks=2", *ray), directory))
+    found = asyncio.run(asked(planned(model, "plugins.critic_engine.data_parallel=2", *ray), directory))
     (directory / "found").write_bytes(pickle.dumps((found.values, found.metrics, found.gradients)))
 
 
@@ -185,16 +188,18 @@ def _with_ranks(settings: Sequence[str], ranks: int) -> list[str]:
 
 def request_of(plan: RunPlan) -> tuple[int, str, bool]:
     [request] = [each.request for each in plan.workers if each.request.role.name == "critic"]
-    return request.ranks, request.pool, request.inside is not None
+    return request.ranks, request.pool, request.embedded_in is not None
 
 
 def test_a_critic_has_ranks_of_its_own_or_those_of_the_actor_that_it_is_inside_of(model: Path) -> None:
-    assert request_of(planned(model, "plugins.critic_engine.ranks=2", "plugins.critic_engine.own_pool=true")) == (
+    assert request_of(
+        planned(model, "plugins.critic_engine.data_parallel=2", "plugins.critic_engine.own_pool=true")
+    ) == (
         2,
         "critic",
         False,
     )
-    assert request_of(planned(model, "actor.ranks=3", "plugins.critic_engine.trunk=actor")) == (3, "main", True)
+    assert request_of(planned(model, "actor.data_parallel=3", "plugins.critic_engine.trunk=actor")) == (3, "main", True)
 
 
 if __name__ == "__main__":

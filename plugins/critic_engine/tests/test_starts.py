@@ -45,7 +45,7 @@ def critic(models: Path, **settings: Any) -> HfCritic:
             num_ranks=1,
             config=RunConfig(model=model),
             section=CriticSettings(**{"lr": 1e-2, **settings}),
-            references={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
+            targets={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
             run_dir=models,
             seed=0,
             threads=1,

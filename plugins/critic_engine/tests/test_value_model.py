@@ -47,7 +47,7 @@ def context(path: Path, role: str, section: Any, host: Worker | None, **settings
         num_ranks=1,
         config=RunConfig(model=model, actor=actor, cluster=ClusterConfig(peak_tflops=0.5)),
         section=section,
-        references={"value_loss": "rlcore_critic_engine.loss:ValueLoss", "policy_loss": "rlcore.algo.loss:clip"},
+        targets={"value_loss": "rlcore_critic_engine.loss:ValueLoss", "policy_loss": "rlcore.algo.loss:clip"},
         run_dir=path,
         seed=3,
         threads=1,

@@ -7,8 +7,8 @@ from rlcore import (
     Component,
     ConfigSection,
     PoolSpec,
+    RewardComponent,
     RewardManager,
-    RewardPart,
     RewardReplica,
     Role,
     RunConfig,
@@ -45,7 +45,7 @@ def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerR
     ]
 
 
-def parts(config: RunConfig, section: RewardLoopSettings) -> Sequence[RewardPart]:
+def parts(config: RunConfig, section: RewardLoopSettings) -> Sequence[RewardComponent]:
     """Every reward of `plugins.reward_loop.rewards`."""
     found = []
     for name, each in section.rewards.items():
@@ -53,7 +53,7 @@ def parts(config: RunConfig, section: RewardLoopSettings) -> Sequence[RewardPart
         deadline_s = service.deadline_s if service else section.models[each.served_by].deadline_s
         where = ", ".join(service.urls) if service else each.served_by
         scope = Scope(each.scope)
-        found.append(RewardPart(name, each.weight, scope, deadline_s, each.kind, where, each.on_failure))
+        found.append(RewardComponent(name, each.weight, scope, deadline_s, each.kind, where, each.on_failure))
     return found
 
 

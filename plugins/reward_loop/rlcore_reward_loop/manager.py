@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scope, Scored, Trajectory
+from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scope, ScoredTrajectory, Trajectory
 from rlcore.contracts.reward_replica import RewardReplica
 from rlcore.reward.call_log import CallLog
 from rlcore.reward.calls import FunctionCalls
@@ -19,7 +19,7 @@ from rlcore_reward_loop.client.http import allow_connections
 from rlcore_reward_loop.client.service import Service
 from rlcore_reward_loop.expose import Exposure
 from rlcore_reward_loop.models.replicas import Replicas
-from rlcore_reward_loop.rewards import JudgeSource, ModelSource, RemoteReward, ServiceSource, Source, group_of
+from rlcore_reward_loop.rewards import JudgeSource, ModelSource, RemoteReward, ScoreSource, ServiceSource, group_of
 from rlcore_reward_loop.running import RunningStatistics
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings
 
@@ -47,7 +47,7 @@ class RewardLoop(RewardManager):
         self._exposure = Exposure(self._services, self._models) if settings.expose else None
         self._watch = LoopWatch()
 
-    def _source(self, name: str, settings: RewardSettings) -> Source:
+    def _source(self, name: str, settings: RewardSettings) -> ScoreSource:
         if settings.kind == "service":
             return ServiceSource(self._services[settings.served_by], settings.scope)
         if settings.kind == "model":
@@ -96,7 +96,7 @@ class RewardLoop(RewardManager):
                 await model.close()
             self._audit.close()
 
-    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[Scored]:
+    async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         """See `RewardManager.score`; what the stream raises passes."""
         groups: set[str] = set()
         if lane is Lane.TRAIN and self._normalising:

@@ -23,7 +23,7 @@ from rlcore_reward_loop.settings import JudgeSettings, RewardSettings
 CHAT_PATH = "/chat/completions"
 
 
-class Source(ABC):
+class ScoreSource(ABC):
     """Where scores come from."""
 
     @abstractmethod
@@ -31,7 +31,7 @@ class Source(ABC):
         """An outcome for each trajectory; NoAnswer when none of them can be had."""
 
 
-class ServiceSource(Source):
+class ServiceSource(ScoreSource):
     """A scoring service: an object for a sample, or `samples` for a group or batch."""
 
     def __init__(self, service: Service, scope: str) -> None:
@@ -51,7 +51,7 @@ class ServiceSource(Source):
         return [_judged(each, asked["id"]) for each, asked in zip(answers, questions, strict=True)]
 
 
-class JudgeSource(Source):
+class JudgeSource(ScoreSource):
     """A language model behind a chat API, or one that the run serves."""
 
     def __init__(self, served_by: Service | Replicas, template: str, settings: JudgeSettings) -> None:
@@ -71,7 +71,7 @@ class JudgeSource(Source):
         return [Outcome(RewardStatus.OK, score_of(text, judge), info={"said": clipped(text, 500)})]
 
 
-class ModelSource(Source):
+class ModelSource(ScoreSource):
     """A classifier or scalar head that the run serves: it judges the whole conversation."""
 
     def __init__(self, replicas: Replicas) -> None:
@@ -93,7 +93,7 @@ class RemoteReward:
     """Implements `rlcore.reward.stream.Scorer`."""
 
     def __init__(
-        self, name: str, settings: RewardSettings, source: Source, post_processing: FunctionCalls | None
+        self, name: str, settings: RewardSettings, source: ScoreSource, post_processing: FunctionCalls | None
     ) -> None:
         self._name, self._settings, self._source = name, settings, source
         self.post_processing = post_processing

@@ -14,10 +14,10 @@ from rlcore.config import RewardFunctionConfig
 from rlcore.testing import write_prompts
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all
-from rlcore.testing.service import Answer, Asked
-from rlcore.types import Lane, Metrics, Scored, Trajectory
+from rlcore.testing.service import ServiceAnswer, ServiceCall
+from rlcore.types import Lane, Metrics, ScoredTrajectory, Trajectory
 
-Score = Callable[..., tuple[list[Scored], Metrics]]
+Score = Callable[..., tuple[list[ScoredTrajectory], Metrics]]
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +33,11 @@ def samples() -> Callable[[int], list[Trajectory]]:
 
 
 @pytest.fixture
-def echo() -> Callable[[Asked], Answer]:
+def echo() -> Callable[[ServiceCall], ServiceAnswer]:
     """A script that scores the number at the end of the completion."""
 
-    def script(asked: Asked) -> Answer:
-        return Answer({"score": float(asked.json()["completion"].split()[-1])})
+    def script(asked: ServiceCall) -> ServiceAnswer:
+        return ServiceAnswer({"score": float(asked.json()["completion"].split()[-1])})
 
     return script
 
@@ -82,8 +82,8 @@ def score(tmp_path: Path) -> Score:
         trajectories: Sequence[Trajectory],
         functions: dict[str, RewardFunctionConfig] | None = None,
         lane: Lane = Lane.EVAL,
-    ) -> tuple[list[Scored], Metrics]:
-        async def all_of_it() -> tuple[list[Scored], Metrics]:
+    ) -> tuple[list[ScoredTrajectory], Metrics]:
+        async def all_of_it() -> tuple[list[ScoredTrajectory], Metrics]:
             children = ChildProcesses()
             manager = build(reward_context(functions or {}, tmp_path, children, section=settings))
             try:

@@ -12,7 +12,7 @@ from rlcore.errors import PluginError
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.rewards import make_trajectory
-from rlcore.testing.service import Answer, Asked, serving
+from rlcore.testing.service import ServiceAnswer, ServiceCall, serving
 from rlcore.train import train
 from rlcore.types import Lane, RewardStatus
 
@@ -43,9 +43,9 @@ def settings(tmp_path: Path) -> Callable[..., RewardLoopSettings]:
     return make
 
 
-def numbers(asked: Asked) -> Answer:
+def numbers(asked: ServiceCall) -> ServiceAnswer:
     number = float(asked.json()["completion"])
-    return Answer(status=400) if number < 0 else Answer({"score": number, "info": {"answer": "x"}})
+    return ServiceAnswer(status=400) if number < 0 else ServiceAnswer({"score": number, "info": {"answer": "x"}})
 
 
 def test_a_function_sees_the_scores_of_a_group_and_gives_others(
@@ -101,7 +101,7 @@ def test_scores_are_normalised_by_the_samples_of_earlier_steps(tmp_path: Path) -
         "actor": {"backend": "null"},
         "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
     }
-    with serving(lambda asked: Answer({"score": sum(map(ord, asked.json()["completion"])) % 13})) as service:
+    with serving(lambda asked: ServiceAnswer({"score": sum(map(ord, asked.json()["completion"])) % 13})) as service:
         plugin = {
             "rewards": {"liked": {"served_by": "scorer", "normalise": True}},
             "services": {"scorer": {"urls": [service.url]}},

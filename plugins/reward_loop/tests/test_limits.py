@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rlcore_reward_loop.client.limits import Gate, Pace, Turns
+from rlcore_reward_loop.client.limits import ConcurrencyLimiter, FairQueue, RateLimiter
 from rlcore_reward_loop.client.router import NoTarget, Router
 from rlcore_reward_loop.models.batching import Batcher
 
@@ -21,7 +21,7 @@ def test_evaluation_has_slots_of_its_own_and_goes_ahead_in_the_queue() -> None:
     order: list[str] = []
 
     async def run() -> None:
-        gate, release = Gate(2, 1, False, Stopwatch()), asyncio.Event()
+        gate, release = ConcurrencyLimiter(2, 1, False, Stopwatch()), asyncio.Event()
 
         async def call(name: str, lane: Lane) -> None:
             async with gate.slot(lane):
@@ -43,7 +43,7 @@ def test_evaluation_has_slots_of_its_own_and_goes_ahead_in_the_queue() -> None:
 
 def test_a_waiter_that_is_cancelled_leaves_no_slot_taken() -> None:
     async def run() -> None:
-        gate = Gate(1, 1, False, Stopwatch())
+        gate = ConcurrencyLimiter(1, 1, False, Stopwatch())
         async with gate.slot(Lane.TRAIN):
             waiting = [asyncio.create_task(gate.slot(Lane.TRAIN).__aenter__()) for _ in range(3)]
             await asyncio.sleep(0)
@@ -58,7 +58,7 @@ def test_a_waiter_that_is_cancelled_leaves_no_slot_taken() -> None:
 
 
 def test_overload_halves_the_concurrency_once_and_answers_raise_it_again() -> None:
-    gate = Gate(64, 16, True, Stopwatch())
+    gate = ConcurrencyLimiter(64, 16, True, Stopwatch())
     for _ in range(5):
         gate.overloaded()
     assert gate.limit == 32
@@ -74,7 +74,7 @@ def test_overload_halves_the_concurrency_once_and_answers_raise_it_again() -> No
 @settings(max_examples=60, deadline=None)
 def test_no_second_sees_more_turns_than_the_pace_allows(per_minute: float, idle: list[float]) -> None:
     now = 100.0
-    pace = Pace(per_minute, lambda: now)
+    pace = RateLimiter(per_minute, lambda: now)
     turns: list[float] = []
     for pause in idle:
         now += pause
@@ -87,12 +87,12 @@ def test_no_second_sees_more_turns_than_the_pace_allows(per_minute: float, idle:
 
 def test_turns_are_counted_in_tokens_too_and_put_right_afterwards() -> None:
     now = 0.0
-    pace = Pace(600, lambda: now)
+    pace = RateLimiter(600, lambda: now)
     pace.begin(20)
     assert pace.wait_s() == pytest.approx(2.0 - (0.1 - 0.1))
     pace.correct(-10)
     assert pace.wait_s() == pytest.approx(1.0)
-    assert Pace(0, lambda: now).wait_s() == 0.0
+    assert RateLimiter(0, lambda: now).wait_s() == 0.0
 
 
 def test_those_that_wait_go_on_as_if_the_tokens_had_been_known_from_the_start() -> None:
@@ -102,7 +102,7 @@ def test_those_that_wait_go_on_as_if_the_tokens_had_been_known_from_the_start() 
 
     async def run() -> None:
         nonlocal now
-        turns = Turns(Pace(0), Pace(600, lambda: now))
+        turns = FairQueue(RateLimiter(0), RateLimiter(600, lambda: now))
         assert turns.now(100)
         waiting = [asyncio.create_task(turns.turn(Lane.TRAIN, 10)) for _ in range(6)]
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ def test_those_that_wait_go_on_as_if_the_tokens_had_been_known_from_the_start() 
 def test_what_was_begun_never_gets_ahead_of_the_true_tokens(calls: list[tuple[float, int, int]]) -> None:
     """Each call is put right before the next one begins: ten tokens a second, as a plain sum counts them."""
     now = spread_s = 0.0
-    pace = Pace(600, lambda: now)
+    pace = RateLimiter(600, lambda: now)
     for took_s, estimate, true in calls:
         now += pace.wait_s()
         assert now >= spread_s - 1e-9
@@ -144,7 +144,7 @@ def test_what_was_begun_never_gets_ahead_of_the_true_tokens(calls: list[tuple[fl
 
 def test_evaluation_takes_the_next_turn() -> None:
     async def run() -> list[str]:
-        turns, order = Turns(Pace(1200), Pace(0)), []
+        turns, order = FairQueue(RateLimiter(1200), RateLimiter(0)), []
 
         async def call(name: str, lane: Lane) -> None:
             await turns.turn(lane, 1.0)

@@ -71,7 +71,7 @@ def test_the_plan_shows_each_reward_with_where_it_is_scored(config_of: Callable[
         ("service", "http://a/v1, http://b/v1", 1.0, "group", 9.0, "drop_sample"),
     ]
     assert shown["liked"]["provided_by"] == plan.components["reward"].provided_by
-    assert [each.name for each in plan.reward_parts] == ["liked", "helpful", "best"]
+    assert [each.name for each in plan.reward_components] == ["liked", "helpful", "best"]
 
 
 @pytest.mark.parametrize(
@@ -291,12 +291,12 @@ def test_a_reward_model_in_its_own_pool_and_a_judge_reward_a_whole_run(
         rows = list(metrics.read_trajectories(result.run_dir, step))
         assert [row["status"] for row in rows] == ["ok"] * 8
         for row in rows:
-            parts = row["parts"]
+            parts = row["components"]
             assert parts["helpful"] == 7.0
             assert row["score"] == pytest.approx(parts["liked"] + 0.7 + parts["letters"], rel=1e-5)
     row = rows[0]
     conversation = f"user: Say something, number {row['answer']}.\nassistant: {row['completion']}\n"
-    assert rows[0]["parts"]["liked"] == pytest.approx(expected_score(path, conversation), abs=1e-4)
+    assert rows[0]["components"]["liked"] == pytest.approx(expected_score(path, conversation), abs=1e-4)
 
 
 @pytest.mark.real

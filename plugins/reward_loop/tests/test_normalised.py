@@ -19,8 +19,8 @@ from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, Serv
 from rlcore import Scope
 from rlcore.config import RewardFunctionConfig
 from rlcore.testing.rewards import make_trajectory, reward_context
-from rlcore.testing.service import Answer, serving
-from rlcore.types import Lane, Scored, Trajectory
+from rlcore.testing.service import ServiceAnswer, serving
+from rlcore.types import Lane, ScoredTrajectory, Trajectory
 
 GROUP_SIZE = 4
 
@@ -123,8 +123,8 @@ def test_a_step_that_ends_while_a_group_of_the_next_is_pending_does_not_split_th
                     await halfway.wait()
                 yield make_trajectory(group, sample, text=text)
 
-        async def scored(group: int, until: int = GROUP_SIZE) -> list[Scored]:
-            found: list[Scored] = []
+        async def scored(group: int, until: int = GROUP_SIZE) -> list[ScoredTrajectory]:
+            found: list[ScoredTrajectory] = []
             async with aclosing(manager.score(stream(group), Lane.TRAIN)) as results:  # type: ignore[type-var]
                 async for each in results:
                     found.append(each)
@@ -143,7 +143,7 @@ def test_a_step_that_ends_while_a_group_of_the_next_is_pending_does_not_split_th
             await manager.close()
         return [each.reward.score for each in late]
 
-    with serving(lambda asked: Answer({"score": float(asked.json()["completion"])})) as service:
+    with serving(lambda asked: ServiceAnswer({"score": float(asked.json()["completion"])})) as service:
         assert asyncio.run(run(service.url)) == [5.0] * GROUP_SIZE
 
 

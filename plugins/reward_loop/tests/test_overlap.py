@@ -12,7 +12,7 @@ import pytest
 
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
-from rlcore.testing.service import NEVER, Answer, Asked, ScriptedService, serving
+from rlcore.testing.service import NEVER, ScriptedService, ServiceAnswer, ServiceCall, serving
 from rlcore.train import Stopped, TrainResult, checkpoint, train
 from rlcore.train.saved_samples import read_scored
 from rlcore.types import Prompt
@@ -32,18 +32,18 @@ class Scorer:
         self.asked: list[str] = []
         self.ended = False
 
-    async def __call__(self, asked: Asked) -> Answer:
+    async def __call__(self, asked: ServiceCall) -> ServiceAnswer:
         self.asked.append(asked.json()["id"])
         number, sample = len(self.asked), self.asked[-1].rsplit("/", 1)[1]
         if self.ended:
-            return Answer({"score": 5.0})
+            return ServiceAnswer({"score": 5.0})
         if number == STEPS * STEP_SAMPLES:
             self.ended = True
             await asyncio.sleep(0.2)  # until what was answered has arrived
             os.kill(os.getpid(), signal.SIGTERM)
         if number > 2 * STEP_SAMPLES and sample == str(SAMPLES - 1):
             return NEVER
-        return Answer({"score": float(number) if number <= 2 * STEP_SAMPLES else 5.0})
+        return ServiceAnswer({"score": float(number) if number <= 2 * STEP_SAMPLES else 5.0})
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from rlcore.config import RewardFunctionConfig
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.rewards import make_trajectory
-from rlcore.testing.service import NEVER, Answer, Asked, serving
+from rlcore.testing.service import NEVER, ServiceAnswer, ServiceCall, serving
 from rlcore.train import train
 from rlcore.types import FrozenDict, Lane, RewardStatus
 
 Samples = Callable[[int], Any]
 Score = Callable[..., Any]
 Settings = Callable[..., RewardLoopSettings]
-Script = Callable[[Asked], Answer]
+Script = Callable[[ServiceCall], ServiceAnswer]
 
 
 def error_of(score: Score, settings: RewardLoopSettings) -> str:
@@ -38,7 +38,7 @@ def test_the_service_gets_prompt_answer_completion_and_columns_and_the_token(
 ) -> None:
     answer = {"id": "test/3/0/2", "score": 2, "parts": {"length": 3}, "info": {"answer": "x"}}
     said = (FrozenDict({"role": "assistant", "content": "so"}),)
-    with serving(lambda asked: Answer(answer)) as service:
+    with serving(lambda asked: ServiceAnswer(answer)) as service:
         [only], _ = score(one_service(service.url, token="secret"), [make_trajectory(3, sample=2, completion=said)])
     [asked] = service.asked
     assert asked.json() == {
@@ -50,7 +50,7 @@ def test_the_service_gets_prompt_answer_completion_and_columns_and_the_token(
         "columns": {},
     }
     assert asked.headers["authorization"] == "Bearer secret"
-    assert dict(only.reward.parts) == {"helpful": 2.0, "helpful/length": 3.0}
+    assert dict(only.reward.components) == {"helpful": 2.0, "helpful/length": 3.0}
     assert dict(only.reward.info) == {"answer": "x"}
 
 
@@ -58,7 +58,7 @@ def test_rewards_of_services_and_functions_are_weighed_and_summed(
     tmp_path: Path, score: Score, samples: Samples, echo: Script
 ) -> None:
     (tmp_path / "own.py").write_text("def half(trajectory):\n    return 0.5\n")
-    with serving(echo) as one, serving(lambda asked: Answer({"score": 1})) as two:
+    with serving(echo) as one, serving(lambda asked: ServiceAnswer({"score": 1})) as two:
         settings = RewardLoopSettings(
             rewards={
                 "helpful": RewardSettings(served_by="one", weight=2.0),
@@ -71,14 +71,14 @@ def test_rewards_of_services_and_functions_are_weighed_and_summed(
     assert len(results) == 8
     for each in results:
         number = float(each.trajectory.text().split()[-1])
-        assert dict(each.reward.parts) == {"half": 0.5, "helpful": number, "safe": 1.0}
+        assert dict(each.reward.components) == {"half": 0.5, "helpful": number, "safe": 1.0}
         assert each.reward.score == pytest.approx(4 * 0.5 + 2 * number - 3)
 
 
 def test_a_group_is_one_request_and_answers_belong_to_their_samples(score: Score, samples: Samples) -> None:
-    def script(asked: Asked) -> Answer:
+    def script(asked: ServiceCall) -> ServiceAnswer:
         texts = [each["completion"] for each in asked.json()["samples"]]
-        return Answer({"scores": [{"score": float(text.split()[-1])} for text in texts]})
+        return ServiceAnswer({"scores": [{"score": float(text.split()[-1])} for text in texts]})
 
     with serving(script) as service:
         settings = RewardLoopSettings(
@@ -91,7 +91,7 @@ def test_a_group_is_one_request_and_answers_belong_to_their_samples(score: Score
 
 
 def test_a_list_of_the_wrong_length_fails_the_whole_group(score: Score, samples: Samples) -> None:
-    with serving(lambda asked: Answer({"scores": [{"score": 1.0}]})) as service:
+    with serving(lambda asked: ServiceAnswer({"scores": [{"score": 1.0}]})) as service:
         settings = RewardLoopSettings(
             rewards={"best": RewardSettings(served_by="scorer", scope="batch")},
             services={"scorer": ServiceSettings(urls=(service.url,))},
@@ -103,7 +103,7 @@ def test_a_list_of_the_wrong_length_fails_the_whole_group(score: Score, samples:
 
 def test_identical_requests_are_asked_once_when_answers_are_kept(score: Score, one_service: Settings) -> None:
     twice = [make_trajectory(0, sample, text="the same 5") for sample in range(4)]
-    with serving(lambda asked: Answer({"score": 5})) as service:
+    with serving(lambda asked: ServiceAnswer({"score": 5})) as service:
         results, numbers = score(one_service(service.url, cache=10), [*twice, make_trajectory(1)])
     assert len(service.asked) == 2
     assert [each.reward.score for each in results] == [5.0] * 5
@@ -118,7 +118,9 @@ def test_every_call_is_in_the_audit_log_and_no_secret_is(
 
     monkeypatch.setenv("SCORER_TOKEN", "sk-verysecret")
     remember_variable("SCORER_TOKEN")
-    with serving(lambda asked: Answer({"score": 5, "info": {"echo": asked.headers["authorization"]}})) as service:
+    with serving(
+        lambda asked: ServiceAnswer({"score": 5, "info": {"echo": asked.headers["authorization"]}})
+    ) as service:
         score(one_service(service.url, token="sk-verysecret"), [make_trajectory(3)])
     [line] = (tmp_path / "reward_calls.jsonl").read_text().splitlines()
     record = json.loads(line)
@@ -131,25 +133,28 @@ def test_every_call_is_in_the_audit_log_and_no_secret_is(
 
 
 BAD_ANSWERS = {
-    "prose": (Answer(b"I would give it a ten."), "JSON is needed"),
-    "html": (Answer(b"<html>", content_type="text/html"), "answered with text/html"),
-    "truncated": (Answer(b'{"score": 1.0'), "JSON is needed"),
-    "empty": (Answer(b""), "JSON is needed"),
-    "nested too deeply": (Answer(b"[" * 100_000), "JSON is needed"),
-    "a list": (Answer([1.0]), "an object with 'score' is needed"),
-    "no score": (Answer({"reward": 1.0}), "an object with 'score' is needed"),
-    "null": (Answer({"score": None}), "'score' returned None"),
-    "text": (Answer({"score": "10"}), "'score' returned str '10'"),
-    "not a number": (Answer(b'{"score": NaN}'), "a finite number is needed"),
-    "infinite": (Answer(b'{"score": -Infinity}'), "a finite number is needed"),
-    "a part that is none": (Answer({"score": 1, "parts": {"style": []}}), "'style' returned list []"),
-    "parts that are none": (Answer({"score": 1, "parts": [1]}), "'parts' or 'info' that is no object"),
-    "another sample's": (Answer({"score": 1, "id": "test/9/0/0"}), "answered about 'test/9/0/0'"),
-    "10 MB": (Answer(b" " * 10_000_000), "more than max_response_bytes=1000000"),
-    "half of it": (Answer({"score": 1.0}, cut_at=5), "broke off (ClientPayloadError"),
-    "no HTTP": (Answer(headers={"Content-Length": "x"}), "answered with what is no HTTP"),
-    "a redirect": (Answer(status=307, headers={"Location": "http://127.0.0.1:9/"}), "answered 307; 200 is needed"),
-    "no such page": (Answer(status=404), "answered 404; 200 is needed"),
+    "prose": (ServiceAnswer(b"I would give it a ten."), "JSON is needed"),
+    "html": (ServiceAnswer(b"<html>", content_type="text/html"), "answered with text/html"),
+    "truncated": (ServiceAnswer(b'{"score": 1.0'), "JSON is needed"),
+    "empty": (ServiceAnswer(b""), "JSON is needed"),
+    "nested too deeply": (ServiceAnswer(b"[" * 100_000), "JSON is needed"),
+    "a list": (ServiceAnswer([1.0]), "an object with 'score' is needed"),
+    "no score": (ServiceAnswer({"reward": 1.0}), "an object with 'score' is needed"),
+    "null": (ServiceAnswer({"score": None}), "'score' returned None"),
+    "text": (ServiceAnswer({"score": "10"}), "'score' returned str '10'"),
+    "not a number": (ServiceAnswer(b'{"score": NaN}'), "a finite number is needed"),
+    "infinite": (ServiceAnswer(b'{"score": -Infinity}'), "a finite number is needed"),
+    "a part that is none": (ServiceAnswer({"score": 1, "parts": {"style": []}}), "'style' returned list []"),
+    "parts that are none": (ServiceAnswer({"score": 1, "parts": [1]}), "'parts' or 'info' that is no object"),
+    "another sample's": (ServiceAnswer({"score": 1, "id": "test/9/0/0"}), "answered about 'test/9/0/0'"),
+    "10 MB": (ServiceAnswer(b" " * 10_000_000), "more than max_response_bytes=1000000"),
+    "half of it": (ServiceAnswer({"score": 1.0}, cut_at=5), "broke off (ClientPayloadError"),
+    "no HTTP": (ServiceAnswer(headers={"Content-Length": "x"}), "answered with what is no HTTP"),
+    "a redirect": (
+        ServiceAnswer(status=307, headers={"Location": "http://127.0.0.1:9/"}),
+        "answered 307; 200 is needed",
+    ),
+    "no such page": (ServiceAnswer(status=404), "answered 404; 200 is needed"),
 }
 
 
@@ -165,7 +170,7 @@ def test_an_answer_without_a_usable_score_is_a_failure_that_is_not_tried_again(
 
 
 def test_a_service_that_stays_unavailable_is_asked_as_often_as_tries_says(score: Score, one_service: Settings) -> None:
-    with serving(lambda asked: Answer(status=503)) as service:
+    with serving(lambda asked: ServiceAnswer(status=503)) as service:
         error = error_of(score, one_service(service.url, tries=2))
     assert len(service.asked) == 2
     assert error == f"helpful: service 'scorer' ({service.url}): answered 503 in the last of 2 tries"
@@ -174,14 +179,14 @@ def test_a_service_that_stays_unavailable_is_asked_as_often_as_tries_says(score:
 def test_nobody_listening_and_a_connection_closed_at_once_are_named_failures(
     score: Score, one_service: Settings
 ) -> None:
-    with serving(lambda asked: Answer(cut_at=-1)) as service:
+    with serving(lambda asked: ServiceAnswer(cut_at=-1)) as service:
         assert "could not be reached (ServerDisconnectedError" in error_of(score, one_service(service.url, tries=2))
         assert len(service.asked) == 2
     assert "could not be reached (ClientConnectorError" in error_of(score, one_service(service.url, tries=2))
 
 
 def test_a_retry_after_beyond_the_deadline_fails_at_once(score: Score, one_service: Settings) -> None:
-    with serving(lambda asked: Answer(status=429, headers={"Retry-After": "600"})) as service:
+    with serving(lambda asked: ServiceAnswer(status=429, headers={"Retry-After": "600"})) as service:
         error = error_of(score, one_service(service.url))
     assert "no answer within deadline_s=60: the next try is 6" in error
     assert error.endswith("before which it answered 429")
@@ -191,7 +196,7 @@ def test_no_more_calls_are_open_than_slots_and_waiting_for_one_fails_nobody(
     score: Score, samples: Samples, one_service: Settings
 ) -> None:
     # Six rounds of two take longer than one call's deadline.
-    with serving(lambda asked: Answer({"score": 1}, after_s=0.15)) as service:
+    with serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.15)) as service:
         results, numbers = score(one_service(service.url, concurrency=1, eval_slots=1, deadline_s=0.85), samples(12))
     assert service.most_open == 2
     assert numbers["reward/in_flight_max"] == 2.0
@@ -201,7 +206,7 @@ def test_no_more_calls_are_open_than_slots_and_waiting_for_one_fails_nobody(
 def test_a_call_that_is_never_answered_fails_at_its_deadline_and_the_others_are_scored(
     score: Score, samples: Samples, echo: Script, one_service: Settings
 ) -> None:
-    def script(asked: Asked) -> Answer:
+    def script(asked: ServiceCall) -> ServiceAnswer:
         return NEVER if asked.json()["completion"] == "response 1" else echo(asked)
 
     with serving(script) as service:
@@ -237,8 +242,8 @@ def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
         "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
     }
 
-    def script(asked: Asked) -> Answer:
-        return Answer({"score": len(asked.json()["completion"]), "parts": {"length": 2}})
+    def script(asked: ServiceCall) -> ServiceAnswer:
+        return ServiceAnswer({"score": len(asked.json()["completion"]), "parts": {"length": 2}})
 
     with serving(script) as service:
         settings = [

@@ -13,7 +13,7 @@ from rlcore import BuildContext
 from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.contracts.reward_replica import RewardReplica
 from rlcore.testing.rewards import make_trajectory
-from rlcore.testing.service import Answer, Asked, chat_answer, serving
+from rlcore.testing.service import ServiceAnswer, ServiceCall, chat_answer, serving
 from rlcore.testing.suites.pool import ResourcePoolSuite
 from rlcore.testing.suites.reward_manager import RewardManagerSuite
 from rlcore.testing.suites.reward_replica import RewardReplicaSuite
@@ -25,15 +25,15 @@ REWARD = "plugins.reward_loop.rewards.helpful"
 MODEL = "plugins.reward_loop.models.reward"
 
 
-def script(asked: Asked) -> Answer:
+def script(asked: ServiceCall) -> ServiceAnswer:
     """A judge or a scoring service: the length of what it is asked, and no answer to 'unreadable'."""
     if b"unreadable" in asked.body:
-        return Answer(status=400)
+        return ServiceAnswer(status=400)
     given = asked.json()
     if "messages" in given and "completion" not in given:
         text = given["messages"][-1]["content"]
         return chat_answer(f'{{"score": {float("is 7" in text)}}}')
-    return Answer({"score": len(given["completion"])})
+    return ServiceAnswer({"score": len(given["completion"])})
 
 
 @pytest.fixture(scope="module")

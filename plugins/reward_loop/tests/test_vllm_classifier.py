@@ -159,8 +159,8 @@ def compare(directory: Path) -> None:
             ids = classifier.conversations.encode(said)
             assert ids[-1] == NEWLINE
             [expected] = classifier.scores([ids])
-            assert row["parts"][name] == pytest.approx(expected, abs=1e-4), name
-        assert len({round(row["parts"][name], 4) for row in rows}) > 4, "scores that differ"
+            assert row["components"][name] == pytest.approx(expected, abs=1e-4), name
+        assert len({round(row["components"][name], 4) for row in rows}) > 4, "scores that differ"
 
 
 if __name__ == "__main__":

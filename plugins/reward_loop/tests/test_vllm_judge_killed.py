@@ -23,7 +23,7 @@ from rlcore.testing import write_prompts
 from rlcore.testing.leaks import descendants, leaks
 from rlcore.testing.marks import NEEDS_VLLM
 from rlcore.testing.rewards import make_trajectory, stream_of
-from rlcore.types import Lane, RewardStatus, Scored
+from rlcore.types import Lane, RewardStatus, ScoredTrajectory
 
 MODEL = Path(__file__).resolve().parents[3] / ".models" / "smollm2-135m-instruct"
 NUM_SAMPLES = 12
@@ -114,7 +114,7 @@ def noted(name: str) -> list[str]:
 async def killed(directory: Path) -> dict[str, Any]:
     """Kill the judge's engine when the first scores are in; what came of all of them."""
     samples = [make_trajectory(index // 4, index % 4) for index in range(NUM_SAMPLES)]
-    scored: list[Scored] = []
+    scored: list[ScoredTrajectory] = []
     before, log = 0, noted("rlcore.cluster.replica")
     async with asyncio.timeout(DEADLINE_S + 40.0), launch(plan_run([config(directory)], []), directory) as live:
         [first] = engines()
@@ -130,7 +130,7 @@ async def killed(directory: Path) -> dict[str, Any]:
         "before": before,
         "owed": NUM_SAMPLES - before,
         "statuses": Counter(each.reward.status.value for each in scored),
-        "scores": [each.reward.parts["graded"] for each in scored],
+        "scores": [each.reward.components["graded"] for each in scored],
         "samples": len({each.trajectory.id for each in scored}),
         "retries": numbers["reward/judge/num_retries"],
         "ejections": numbers["reward/judge/num_ejections"],

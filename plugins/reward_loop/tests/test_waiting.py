@@ -17,7 +17,7 @@ from rlcore.reward.call_log import CallLog
 from rlcore.reward.metrics import BOUND_BY
 from rlcore.reward.seats import Stopwatch
 from rlcore.testing.rewards import make_trajectory
-from rlcore.testing.service import Answer, Asked, serving
+from rlcore.testing.service import ServiceAnswer, ServiceCall, serving
 from rlcore.types import Lane, Metrics
 
 WHERE = "plugins.reward_loop.services.scorer"
@@ -49,8 +49,10 @@ def call(text: str = "same") -> Call:
 
 
 def test_a_failure_is_shared_with_no_identical_call_and_an_answer_with_all(tmp_path: Path) -> None:
-    def script(asked: Asked) -> Answer:
-        return Answer(status=400, after_s=0.02) if asked.times == 1 else Answer({"score": 1}, after_s=0.02)
+    def script(asked: ServiceCall) -> ServiceAnswer:
+        return (
+            ServiceAnswer(status=400, after_s=0.02) if asked.times == 1 else ServiceAnswer({"score": 1}, after_s=0.02)
+        )
 
     async def use(service: Service) -> None:
         found = await asyncio.gather(*(service.ask(call(), Lane.TRAIN) for _ in range(5)), return_exceptions=True)
@@ -69,7 +71,10 @@ def test_of_identical_calls_that_all_fail_the_last_does_not_wait_for_every_other
         assert [type(each) for each in found] == [NoAnswer] * 8
         assert service.take_counts()["num_cache_hits"] == 0
 
-    with serving(lambda asked: Answer(status=400)) as scripted, service_at(scripted.url, tmp_path, cache=8) as run:
+    with (
+        serving(lambda asked: ServiceAnswer(status=400)) as scripted,
+        service_at(scripted.url, tmp_path, cache=8) as run,
+    ):
         run(use)
     assert len(scripted.asked) == 8
 
@@ -85,7 +90,7 @@ def test_an_evaluation_waits_for_no_identical_call_of_training_that_is_queued(tm
         assert await queued == {"score": 1}
 
     with (
-        serving(lambda asked: Answer({"score": 1})) as scripted,
+        serving(lambda asked: ServiceAnswer({"score": 1})) as scripted,
         service_at(scripted.url, tmp_path, cache=8, concurrency=1, eval_slots=1) as run,
     ):
         run(use)
@@ -100,7 +105,7 @@ def test_an_evaluation_takes_the_answer_of_an_identical_call_of_training_under_w
         assert await asyncio.gather(service.ask(call(), Lane.EVAL), training) == [{"score": 1}] * 2
 
     with (
-        serving(lambda asked: Answer({"score": 1}, after_s=0.1)) as scripted,
+        serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.1)) as scripted,
         service_at(scripted.url, tmp_path, cache=8) as run,
     ):
         run(use)
@@ -114,9 +119,9 @@ def test_no_second_at_the_service_sees_more_requests_than_the_rate(
     """Scorecard case 9: 1200 a minute are 20 a second, and 30 calls take 1.45 s at least."""
     begun: list[float] = []
 
-    async def script(asked: Asked) -> Answer:
+    async def script(asked: ServiceCall) -> ServiceAnswer:
         begun.append(asyncio.get_running_loop().time())
-        return Answer({"score": 1})
+        return ServiceAnswer({"score": 1})
 
     with serving(script) as service:
         results, found = score(
@@ -155,9 +160,9 @@ def test_what_calls_wait_for_is_named_and_nothing_that_follows_from_it(
 ) -> None:
     """16 samples, of which the first two may take ten times as long as the others, that leave 13 of 15 slots free."""
 
-    def script(asked: Asked) -> Answer:
+    def script(asked: ServiceCall) -> ServiceAnswer:
         slow = asked.json()["completion"] in ("response 0", "response 1")
-        return Answer({"score": 1}, after_s=pauses_s[not slow])
+        return ServiceAnswer({"score": 1}, after_s=pauses_s[not slow])
 
     samples = [make_trajectory(n // 4, n % 4, text=f"response {n}") for n in range(16)]
     with serving(script) as service:
@@ -175,7 +180,7 @@ def test_slots_that_the_service_took_away_are_no_fault_of_the_setting(tmp_path: 
         assert f"{WHERE}.concurrency" not in waits
 
     with (
-        serving(lambda asked: Answer({"score": 1}, after_s=0.02)) as scripted,
+        serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.02)) as scripted,
         service_at(scripted.url, tmp_path, concurrency=4) as run,
     ):
         run(use)

@@ -17,7 +17,7 @@ from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import Shipment
 from rlcore.cluster.ranks import answers_of_ranks
 from rlcore.cluster.ray.actor import Answer
-from rlcore.cluster.ray.output import ActorOutput, Place
+from rlcore.cluster.ray.output import ActorOutput, ProcessPlace
 from rlcore.cluster.streams import merged
 from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary, describe
 
@@ -41,7 +41,7 @@ class ActorBody:
         """Where ranks of one machine meet."""
         self._actors = tuple(actors)
         self._number = 0
-        self._places: Sequence[Place | None] = [None] * len(self._actors)
+        self._places: Sequence[ProcessPlace | None] = [None] * len(self._actors)
         self._reasons: dict[int, str] = {}
         """Why a rank has ended, in the order in which that was seen."""
         self._overdue: set[int] = set()
@@ -60,7 +60,7 @@ class ActorBody:
         with _in_time(where, deadline_s):
             refs = [actor.address.remote() for actor in self._actors]
             addresses = await self._all(refs, self._ask, where, deadline_s)
-        places = [Place(host, process) for host, _, process in addresses]
+        places = [ProcessPlace(host, process) for host, _, process in addresses]
         for rank, place in enumerate(places):
             self._output.expect(place, self._rank_name(rank))
         self._places = places

@@ -28,8 +28,8 @@ from rlcore.cluster.ray.actor import MAX_CALLS, ActorHost
 from rlcore.cluster.ray.body import LOOPBACK, ActorBody
 from rlcore.cluster.ray.output import ActorOutput
 from rlcore.cluster.ray.placement import Placement, bundles_of, slots_of
-from rlcore.cluster.reaper import VARIABLE, Guard
-from rlcore.cluster.replica import Group, Replica, Seat
+from rlcore.cluster.reaper import VARIABLE, Reaper
+from rlcore.cluster.replica import Replica, ReplicaGroup, ReplicaSupervisor
 from rlcore.cluster.thread import WorkerThread
 from rlcore.cluster.worker_context import context_of, threads_of
 from rlcore.config import ClusterConfig
@@ -51,12 +51,12 @@ class RayCluster:
 
     def __init__(self, plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> None:
         self._plan, self._run_dir, self._deadlines = plan, run_dir, deadlines
-        self._seats: dict[str, Seat] = {}
+        self._seats: dict[str, ReplicaSupervisor] = {}
         self._slots = slots_of(plan)
         self._placement = Placement(run_dir.name, plan.pools)
         self._thread: WorkerThread | None = None
         """The one that connects and leaves; None where Ray was there already."""
-        self._guard: Guard | None = None
+        self._guard: Reaper | None = None
         self._output = ActorOutput()
         self._environment: dict[str, str] = {}
         """Of actors of a Ray that we started: their ranks meet on this machine."""
@@ -90,7 +90,7 @@ class RayCluster:
                 return
             asked = sum(bundle["CPU"] for pool in bundles_of(self._slots, self._plan.pools).values() for bundle in pool)
             mark = uuid.uuid4().hex
-            self._guard = Guard(mark)
+            self._guard = Reaper(mark)
             os.environ[VARIABLE] = mark
             make_private_token()
             with _loopback_only(), self._output.beginning():
@@ -111,12 +111,12 @@ class RayCluster:
         finally:
             os.environ.pop(VARIABLE, None)
 
-    async def start(self, plan: WorkerPlan) -> Group[Any]:
+    async def start(self, plan: WorkerPlan) -> ReplicaGroup[Any]:
         """The replicas of one role, set up; WorkerError naming the one that failed."""
-        return Group(await first_error([self._start(plan, index) for index in range(plan.request.replicas)]))
+        return ReplicaGroup(await first_error([self._start(plan, index) for index in range(plan.request.replicas)]))
 
     async def _start(self, plan: WorkerPlan, index: int) -> Replica[Any]:
-        role, inside = plan.request.role, plan.request.inside
+        role, inside = plan.request.role, plan.request.embedded_in
         name = f"{role.name}[{index}]"
         seat = self._seats.get(f"{inside.name}[{index}]") if inside else None
         if seat is None:
@@ -125,7 +125,7 @@ class RayCluster:
             async def launch() -> ActorBody:
                 return await self._launch(name, plan, index)
 
-            seat = self._seats[name] = Seat(name, index, launch, restarts, self._deadlines)
+            seat = self._seats[name] = ReplicaSupervisor(name, index, launch, restarts, self._deadlines)
             await seat.start()
 
         def ranks(rendezvous: str) -> list[Shipment]:
@@ -135,7 +135,7 @@ class RayCluster:
         return Replica(name, role.name, role.interface, seat, self._deadlines)
 
     def _shipment(self, name: str, plan: WorkerPlan, index: int, rank: int, rendezvous: str) -> Shipment:
-        host = plan.request.inside.name if plan.request.inside else plan.request.role.name
+        host = plan.request.embedded_in.name if plan.request.embedded_in else plan.request.role.name
         # Ray shows an actor its own devices only, so they begin with 0 there.
         device = "cuda:0" if self._slots[host][0].gpus else "cpu"
         context = context_of(plan, self._plan, self._run_dir, index, device=device, rank=rank, rendezvous=rendezvous)
@@ -203,7 +203,7 @@ class RayCluster:
                 ray.shutdown()
 
 
-async def _closed(seat: Seat) -> None:
+async def _closed(seat: ReplicaSupervisor) -> None:
     with boundary("its actors", WorkerError):
         await seat.close()
 

@@ -14,7 +14,7 @@ from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispa
 from ray._private.worker import global_worker
 
 from rlcore.cluster.ray.actor import END_OF_OUTPUT
-from rlcore.cluster.worker_output import Printed
+from rlcore.cluster.worker_output import WorkerOutput
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessPlace:
     """Where an actor runs."""
 
     node: str
@@ -44,7 +44,7 @@ class _Heard:
     """What has come of one process."""
 
     def __init__(self, name: str) -> None:
-        self.printed = Printed(name)
+        self.printed = WorkerOutput(name)
         self.last_at = time.monotonic()
         self.streams_ended = 0
 
@@ -54,8 +54,8 @@ class ActorOutput:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._heard: dict[Place, _Heard] = {}
-        self._early: deque[tuple[Place, str, bool]] = deque(maxlen=MAX_EARLY)
+        self._heard: dict[ProcessPlace, _Heard] = {}
+        self._early: deque[tuple[ProcessPlace, str, bool]] = deque(maxlen=MAX_EARLY)
         self._listening = False
         self._handler = f"rlcore {id(self)}"
 
@@ -86,7 +86,7 @@ class ActorOutput:
             dispatcher.remove_handler(self._handler)
         self._listening = False
 
-    def expect(self, place: Place, name: str) -> None:
+    def expect(self, place: ProcessPlace, name: str) -> None:
         """From now on the lines of that process are logged under this name, those that have come already, too."""
         with self._lock:
             self._heard[place] = _Heard(name)
@@ -95,8 +95,8 @@ class ActorOutput:
                     self._take(self._heard[place], line, is_error)
             self._early = deque((each for each in self._early if each[0] != place), MAX_EARLY)
 
-    async def last_words(self, place: Place | None) -> str:
-        """What a process said before it ended, as `Printed.last_words`, once no more is to be expected."""
+    async def last_words(self, place: ProcessPlace | None) -> str:
+        """What a process said before it ended, as `WorkerOutput.last_words`, once no more is to be expected."""
         began = time.monotonic()
         with self._lock:
             heard = self._heard.get(place) if place else None
@@ -106,7 +106,7 @@ class ActorOutput:
             await asyncio.sleep(min(POLL_S, began + LAST_S - now))
         return heard.printed.last_words
 
-    async def until_end(self, places: Sequence[Place]) -> None:
+    async def until_end(self, places: Sequence[ProcessPlace]) -> None:
         """Return when everything has come that these processes, which have closed, had printed; or after a while."""
         ends_at = time.monotonic() + LAST_S
         with self._lock:
@@ -119,7 +119,7 @@ class ActorOutput:
     def _arrived(self, message: Mapping[str, Any]) -> None:
         if not str(message["pid"]).isdecimal():  # Ray's servers have names there
             return
-        place = Place(str(message["ip"]), int(message["pid"]))
+        place = ProcessPlace(str(message["ip"]), int(message["pid"]))
         with self._lock:
             heard = self._heard.get(place)
             for line in message["lines"]:

@@ -21,7 +21,7 @@ ASK_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True)
-class Slot:
+class BundleSlot:
     """What one rank takes: a share of a bundle."""
 
     pool: str
@@ -31,7 +31,7 @@ class Slot:
     gpus: float
 
 
-def slots_of(run: RunPlan) -> dict[str, list[Slot]]:
+def slots_of(run: RunPlan) -> dict[str, list[BundleSlot]]:
     """For each role that has processes of its own, the slot of each rank, replica by replica.
 
     Roles of a pool take turns on its devices: the ranks that meet in a bundle share its devices, and each has its CPUs.
@@ -42,7 +42,7 @@ def slots_of(run: RunPlan) -> dict[str, list[Slot]]:
     meeting = meeting_in(places)
     return {
         role: [
-            Slot(
+            BundleSlot(
                 place.pool,
                 place.bundle,
                 _cpus(place.plan, meeting[place.pool, place.spot], run),
@@ -57,14 +57,14 @@ def slots_of(run: RunPlan) -> dict[str, list[Slot]]:
 def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: RunPlan) -> float:
     """The CPUs that a rank reserves at a spot where these meet."""
     pool = actor_pool(run.pools, run.workers).name
-    servers = [each.request.cpus for each in present if each.request.role.name in run.sleepers]
+    servers = [each.request.cpus for each in present if each.request.role.name in run.colocated_roles]
     trainers = [
         each.request.cpus
         for each in present
-        if each.request.pool == pool and each.request.role.name not in run.sleepers
+        if each.request.pool == pool and each.request.role.name not in run.colocated_roles
     ]
     training, serving = sum(trainers), sum(servers)
-    takes_turns = plan.request.pool == pool or plan.request.role.name in run.sleepers
+    takes_turns = plan.request.pool == pool or plan.request.role.name in run.colocated_roles
     if not (takes_turns and training and serving):
         return plan.request.cpus
     return floor(plan.request.cpus * max(training, serving) / (training + serving) * 1000) / 1000
@@ -78,7 +78,7 @@ def _gpus(plan: WorkerPlan, present: Sequence[WorkerPlan]) -> float:
 
 
 def bundles_of(
-    slots: Mapping[str, Sequence[Slot]], pools: Sequence[PoolPlan] = ()
+    slots: Mapping[str, Sequence[BundleSlot]], pools: Sequence[PoolPlan] = ()
 ) -> dict[str, list[dict[str, float]]]:
     """The bundles of each leaf pool: the sum of what is taken of them, devices rounded up, and its custom resources.
 

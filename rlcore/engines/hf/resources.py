@@ -35,6 +35,6 @@ def complete_reference(config: RunConfig, section: Any, request: WorkerRequest) 
     """
     actor = config.actor
     if actor.lora.enabled and not config.reference.path and actor.backend == request.backend:
-        return replace(request, inside=ACTOR, engine=actor, bytes_per_parameter=0.0, note=BASE_NOTE)
+        return replace(request, embedded_in=ACTOR, engine=actor, bytes_per_parameter=0.0, note=BASE_NOTE)
     held = frozen_bytes_per_parameter(actor) if request.bytes_per_parameter else 0.0
-    return replace(request, ranks=actor.ranks, bytes_per_parameter=held)
+    return replace(request, ranks=actor.data_parallel, bytes_per_parameter=held)

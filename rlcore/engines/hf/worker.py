@@ -43,7 +43,7 @@ class HfActor(ActorWorker):
         from rlcore.engines.hf.train.engine import TrainEngine
         from rlcore.engines.hf.train.policy_loss import PolicyLoss
         from rlcore.engines.hf.train.ranks import ranks_of
-        from rlcore.imports import resolve
+        from rlcore.imports import import_function
 
         context, config = self.context, self.context.config
         use_threads(context)
@@ -53,7 +53,7 @@ class HfActor(ActorWorker):
             "causal_lm",
             config.model,
             config.actor,
-            PolicyLoss(resolve(context.references["policy_loss"]), config.algo, sampler_differs(config)),
+            PolicyLoss(import_function(context.targets["policy_loss"]), config.algo, sampler_differs(config)),
             temperature=config.rollout.temperature,
             device=context.device,
             seed=context.seed,
@@ -97,8 +97,8 @@ class HfActor(ActorWorker):
         if self.context.weights_kind == "adapter":
             self.engine.save_adapter(directory)
             return WeightsHandle(version, "adapter", str(directory))
-        if self.context.weights_kind == "link":
-            return WeightsHandle(version, "link", self._offer(self.engine.copy_whole()))
+        if self.context.weights_kind == "tcp":
+            return WeightsHandle(version, "tcp", self._offer(self.engine.copy_whole()))
         self.engine.save_whole(directory)
         return WeightsHandle(version, "directory", str(directory))
 
@@ -163,7 +163,7 @@ class HfReference(ReferenceWorker):
         )
         scoring = EngineConfig(
             dtype=config.actor.dtype,
-            ranks=context.num_ranks,
+            data_parallel=context.num_ranks,
             sharding=config.actor.sharding,
             micro_batch_tokens=config.reference.micro_batch_tokens,
         )

@@ -20,10 +20,10 @@ def complete_rollout(config: RunConfig, section: Any, request: WorkerRequest) ->
     """
     vllm = config.rollout.vllm
     adapter = config.actor.lora.enabled and vllm.lora == "adapter"
-    if adapter and config.rollout.weights == "link":
+    if adapter and config.rollout.weight_sync == "tcp":
         raise PlanError(
-            "rollout.weights=link sends whole weights, and rollout.vllm.lora=adapter wants an adapter, which is "
-            "handed over as files; choose weights=files, or lora=merged"
+            "rollout.weight_sync=tcp sends whole weights, and rollout.vllm.lora=adapter wants an adapter, which is "
+            "handed over as files; choose weight_sync=disk, or lora=merged"
         )
     check_parallel("rollout.vllm.options", vllm.options, vllm.tensor_parallel, "rollout.vllm.tensor_parallel")
     return replace(

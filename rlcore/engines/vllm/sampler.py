@@ -23,7 +23,7 @@ from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-fo
 from rlcore.contracts.tokens import Tokens
 from rlcore.engines.stop_scan import StopScan
 from rlcore.errors import ConfigError, RlcoreError, WorkerError, boundary
-from rlcore.types import Completion, Finish, GenerateRequest, WeightsHandle
+from rlcore.types import Completion, FinishReason, GenerateRequest, WeightsHandle
 
 SEED_BITS = 62
 ABORT_AGAIN_S = 0.1
@@ -152,7 +152,7 @@ class VllmSampler:
                     await self._idle.wait()
 
     async def _reload(self, handle: WeightsHandle) -> None:
-        if handle.kind != "link" and not any(Path(handle.path).glob("*.safetensors")):
+        if handle.kind != "tcp" and not any(Path(handle.path).glob("*.safetensors")):
             raise WorkerError(
                 f"version {handle.version} of the weights: no safetensors file in '{handle.path}'; rollout.weights_dir "
                 "must be a directory that actor and rollout replicas both see"
@@ -236,7 +236,7 @@ class _Row:
 
     def __init__(self, request: GenerateRequest, sample: int, tokens: Tokens) -> None:
         self.request, self.sample = request, sample
-        self.finish: Finish | None = None
+        self.finish: FinishReason | None = None
         self.token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[tuple[int, int]] = []
@@ -278,7 +278,7 @@ class _Row:
             return
         if output.finish_reason != "length":
             raise WorkerError(f"vLLM ended the request for the reason '{output.finish_reason}'")
-        self.finish = Finish.LENGTH
+        self.finish = FinishReason.LENGTH
 
     def _append(self, token: int, logprob: float, version: int) -> None:
         if not np.isfinite(logprob):
@@ -291,9 +291,9 @@ class _Row:
         self.token_ids.append(token)
         self._logprobs.append(logprob)
         if token in self._eos_ids or self._stop.found(self.token_ids):
-            self.finish = Finish.STOP
+            self.finish = FinishReason.STOP
         elif len(self.token_ids) >= self.request.sampling.max_tokens:
-            self.finish = Finish.LENGTH
+            self.finish = FinishReason.LENGTH
 
     def completion(self) -> Completion:
         """What came of it; ValueError while it goes on."""

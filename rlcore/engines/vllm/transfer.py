@@ -73,7 +73,7 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
             raise WorkerError(f"'{update_info.place}' has no weights for {len(missing)} parameters of vLLM's: {shown}")
 
     def _weights(self, update_info: ActorUpdate) -> Generator[tuple[str, torch.Tensor]]:
-        return received(update_info.path) if update_info.kind == "link" else weights_in(Path(update_info.path))
+        return received(update_info.path) if update_info.kind == "tcp" else weights_in(Path(update_info.path))
 
     def finish_weight_update(self) -> None:
         """Let every layer compute with what it was given."""

@@ -148,7 +148,7 @@ class ActorWorkerSuite(WorkerSuite):
             directory = work.bench.run_dir / "weights"
             handle = await actor.call(ActorWorker.weights, 3, directory)
             self.need(handle.version == 3, f"weights(3) gave version {handle.version}")
-            known = handle.kind == "link" or Path(handle.path).is_dir()
+            known = handle.kind == "tcp" or Path(handle.path).is_dir()
             self.need(known, f"weights(): '{handle.path}' of kind '{handle.kind}' is not there")
 
         self.use(main)

@@ -12,7 +12,7 @@ from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.data.tokens import ByteTokens
 from rlcore.testing.rewards import make_prompt
 from rlcore.testing.suites.harness import ComponentSuite, extra
-from rlcore.types import Completion, Finish, GenerateRequest, Lane, Prompt, Sampling, Trajectory, TrajectoryId
+from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Prompt, Sampling, Trajectory, TrajectoryId
 
 NUM_SAMPLES = 3
 MAX_TOKENS = 400
@@ -48,7 +48,7 @@ class Policy:
             sample=sample,
             token_ids=np.array(kept, dtype=np.int32),
             logprobs=logprobs_N,
-            finish=Finish.STOP if len(kept) == len(ids) else Finish.LENGTH,
+            finish=FinishReason.STOP if len(kept) == len(ids) else FinishReason.LENGTH,
             version=2,
         )
 
@@ -104,10 +104,10 @@ class AgentLoopSuite(ComponentSuite):
         self.need(units == wanted, f"rollout() gave the samples {sorted(units)}; needs {sorted(wanted)}")
         for each in found:
             self.need(each.prompt.id == each.id.prompt, f"{each.id}: its prompt is '{each.prompt.id}'")
-            parts = sorted(one.id.part for one in found if one.id.unit() == each.id.unit())
+            parts = sorted(one.id.segment for one in found if one.id.unit() == each.id.unit())
             self.need(parts == list(range(len(parts))), f"{each.id}: the sample has the parts {parts}")
-            good = each.num_parts in (0, len(parts))
-            self.need(good, f"{each.id}: says num_parts={each.num_parts}, and {len(parts)} came")
+            good = each.num_segments in (0, len(parts))
+            self.need(good, f"{each.id}: says num_segments={each.num_segments}, and {len(parts)} came")
 
     def test_arrays_speak_of_the_same_tokens(self) -> None:
         """Their dtypes and lengths; log-probs where the mask is, and 0 elsewhere; versions in order."""
@@ -131,7 +131,7 @@ class AgentLoopSuite(ComponentSuite):
         self.need(bool(good), f"{who}: log-probs need to be finite and at most 0")
         budget = each.num_sampled <= MAX_TOKENS
         self.need(budget, f"{who}: {each.num_sampled} sampled tokens; needs at most max_tokens={MAX_TOKENS}")
-        self.need(isinstance(each.finish, Finish), f"{who}: finish is {each.finish!r}; needs a Finish")
+        self.need(isinstance(each.finish, FinishReason), f"{who}: finish is {each.finish!r}; needs a Finish")
         starts = [start for start, _ in each.versions]
         ordered = starts == sorted(set(starts)) and all(0 <= start < len(mask_T) for start in starts)
         self.need(bool(starts) and ordered, f"{who}: versions {each.versions}; needs starts in order")

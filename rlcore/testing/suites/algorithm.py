@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlcore.algo.probe import finite_tensor, probe
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
-from rlcore.imports import resolve
+from rlcore.imports import import_function
 from rlcore.testing.suites.harness import Suite, extra
 
 TOLERANCE = 1e-5
@@ -60,8 +60,8 @@ class AlgorithmSuite(Suite):
         """What is called; PluginError when it cannot be imported."""
         target = inspect.getattr_static(type(self), "target")
         if isinstance(target, Algorithm):
-            return resolve(target.reference)
-        return resolve(target) if isinstance(target, str) else self.load()
+            return import_function(target.target)
+        return import_function(target) if isinstance(target, str) else self.load()
 
     def need_tensor(self, what: str, found: Any, shape: tuple[int, ...]) -> None:
         """PluginError unless it is a finite floating tensor of this shape."""

@@ -7,7 +7,7 @@ from typing import Any
 from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import named
 from rlcore.cluster.local import LocalReplica
-from rlcore.cluster.replica import Group
+from rlcore.cluster.replica import ReplicaGroup
 from rlcore.cluster.thread import WorkerThread
 from rlcore.contracts.workers import Worker, WorkerContext
 
@@ -32,7 +32,7 @@ class Bench:
             num_ranks=1,
             config=self._config,
             section=section,
-            references=self._references,
+            targets=self._references,
             run_dir=self.run_dir,
             seed=self._config.train.seed,
             threads=1,
@@ -59,9 +59,11 @@ class Bench:
         await thread.run(build, "setup()", DEADLINES.setup_s)
         return self._started[-1]
 
-    async def group(self, cls: type[Any], role: str, section: Any, host: LocalReplica[Any] | None = None) -> Group[Any]:
+    async def group(
+        self, cls: type[Any], role: str, section: Any, host: LocalReplica[Any] | None = None
+    ) -> ReplicaGroup[Any]:
         """A role with one worker."""
-        return Group([await self.start(cls, role, section, host)])
+        return ReplicaGroup([await self.start(cls, role, section, host)])
 
     async def close(self) -> None:
         """Close every worker, the last one first, and end the threads; WorkerError when a `close` raises."""

@@ -16,7 +16,7 @@ from rlcore.contracts.components import BuildContext
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import PluginError, RlcoreError, boundary
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 from rlcore.plugins import configure
 from rlcore.plugins.load import name_of
 from rlcore.testing.here import HereChildren
@@ -120,7 +120,7 @@ def loaded(target: Any, suite: Any = None) -> Any:
         target = target.fget(suite) if target.fget else ""
     if isinstance(target, staticmethod):
         target = target.__func__
-    return load_reference(target) if isinstance(target, str) else target
+    return import_target(target) if isinstance(target, str) else target
 
 
 def all_checks(suite: type[Suite]) -> dict[str, Callable[..., None]]:

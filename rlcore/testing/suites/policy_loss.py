@@ -11,7 +11,7 @@ from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
 from rlcore.config import AlgoConfig
 from rlcore.contracts.offers import AlgorithmKind
-from rlcore.imports import resolve
+from rlcore.imports import import_function
 from rlcore.testing.suites.algorithm import AlgorithmSuite
 from rlcore.testing.suites.harness import extra
 
@@ -46,7 +46,7 @@ class PolicyLossSuite(AlgorithmSuite):
         chosen = self.offer().selection
         if not chosen:
             return None
-        select = self.selection if callable(self.selection) else resolve(chosen)
+        select = self.selection if callable(self.selection) else import_function(chosen)
         seen = SelectionInputs(given.old_logprobs_BT, given.advantages_BT, given.mask_BT, 0, given.config)
         found = select(seen)
         good = isinstance(found, Tensor) and found.dtype is torch.bool and found.shape == given.mask_BT.shape

@@ -14,7 +14,7 @@ class ResourcePoolSuite(Suite):
     requests: Sequence[WorkerRequest] = ()
     """Those of the roles that the pools are for, as the plugin's own components state them."""
     elsewhere: Sequence[str] = ()
-    """Pools of other plugins that a `union_of` may name, beside 'main'."""
+    """Pools of other plugins that a `colocates` may name, beside 'main'."""
 
     def pools(self, requests: Sequence[WorkerRequest]) -> list[PoolSpec]:
         """What the hook offers for these requests."""
@@ -64,9 +64,9 @@ class ResourcePoolSuite(Suite):
         pools = self.pools(self.requests)
         known = {each.name for each in pools} | {"main", *self.elsewhere}
         for each in pools:
-            unknown = sorted(set(each.union_of) - known)
+            unknown = sorted(set(each.colocates) - known)
             self.need(not unknown, f"pool '{each.name}' is a union of {', '.join(unknown)}, which there is not")
-            self.need(each.name not in each.union_of, f"pool '{each.name}' is a union of itself")
+            self.need(each.name not in each.colocates, f"pool '{each.name}' is a union of itself")
 
     def test_it_declares_the_same_whenever_it_is_asked(self) -> None:
         """And whatever the order of the requests."""

@@ -13,7 +13,7 @@ from rlcore.contracts.offers import Scope
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.testing.rewards import make_trajectory, score_all, stream_of
 from rlcore.testing.suites.harness import ComponentSuite, extra
-from rlcore.types import Lane, Reward, RewardStatus, Scored, Trajectory, TrajectoryId
+from rlcore.types import Lane, Reward, RewardStatus, ScoredTrajectory, Trajectory, TrajectoryId
 
 GROUP = 4
 DEFAULTS: Mapping[str, Any] = {
@@ -63,9 +63,9 @@ class RewardManagerSuite(ComponentSuite):
 
         self.use(main)
 
-    def _are_whole(self, given: Sequence[Trajectory], scored: Sequence[Scored]) -> None:
+    def _are_whole(self, given: Sequence[Trajectory], scored: Sequence[ScoredTrajectory]) -> None:
         for each in scored:
-            self.need(isinstance(each, Scored), f"score() gave {each!r:.60}; needs Scored")
+            self.need(isinstance(each, ScoredTrajectory), f"score() gave {each!r:.60}; needs Scored")
         found, wanted = sorted(each.trajectory.id for each in scored), sorted(each.id for each in given)
         self.need(found == wanted, f"of {len(wanted)} trajectories came back {len(found)}, not each once")
         by_id = {each.id: each for each in given}
@@ -124,11 +124,11 @@ class RewardManagerSuite(ComponentSuite):
         async def main(manager: RewardManager) -> None:
             first = self.given()[0]
             group = [each for each in self.given() if each.id.prompt == first.id.prompt][1:]
-            parts = [replace(first, id=replace(first.id, part=part), num_parts=2) for part in (1, 0)]
+            parts = [replace(first, id=replace(first.id, segment=part), num_segments=2) for part in (1, 0)]
             scored = [
                 each for each in await score_all(manager, [*parts, *group]) if each.trajectory.id.unit() == first.id
             ]
-            found = sorted(each.trajectory.id.part for each in scored)
+            found = sorted(each.trajectory.id.segment for each in scored)
             self.need(found == [0, 1], f"of a sample of two parts came back {found}; needs each part once")
             scores = {each.reward.score for each in scored}
             self.need(len(scores) == 1, f"two parts of a sample have the rewards {sorted(scores)}; needs one")
@@ -179,7 +179,7 @@ class RewardManagerSuite(ComponentSuite):
         self.use(main)
 
 
-def by_id(scored: Sequence[Scored]) -> dict[TrajectoryId, float]:
+def by_id(scored: Sequence[ScoredTrajectory]) -> dict[TrajectoryId, float]:
     """The scores."""
     return {each.trajectory.id: each.reward.score for each in sorted(scored, key=lambda one: one.trajectory.id)}
 

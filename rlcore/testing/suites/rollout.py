@@ -11,7 +11,7 @@ from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.testing.suites.harness import extra, loaded, need
 from rlcore.testing.suites.workers import Work, WorkerSuite
-from rlcore.types import Completion, Finish, GenerateRequest, Sampling
+from rlcore.types import Completion, FinishReason, GenerateRequest, Sampling
 
 MAX_TOKENS = 6
 TOLERANCE = 1e-4
@@ -60,8 +60,10 @@ class RolloutWorkerSuite(WorkerSuite):
         self.need(inside, f"ids {ids_N.tolist()} are not all from 0 to {self.largest_id}")
         good = np.isfinite(logprobs_N).all() and float(logprobs_N.max()) <= TOLERANCE
         self.need(bool(good), f"log-probs {logprobs_N.tolist()}; needs finite ones of at most 0")
-        self.need(isinstance(each.finish, Finish), f"finish is {each.finish!r}; needs Finish.STOP or Finish.LENGTH")
-        cut = each.finish is Finish.LENGTH
+        self.need(
+            isinstance(each.finish, FinishReason), f"finish is {each.finish!r}; needs Finish.STOP or Finish.LENGTH"
+        )
+        cut = each.finish is FinishReason.LENGTH
         self.need(not cut or len(ids_N) == MAX_TOKENS, f"it says it was cut, after {len(ids_N)} of {MAX_TOKENS} tokens")
         self.need(isinstance(each.version, int) and each.version >= 0, f"version is {each.version!r}; needs an int")
 

@@ -16,4 +16,4 @@ def last_number(trajectory: Trajectory) -> Reward:
 
 @hookimpl
 def rlcore_reward_functions() -> list[RewardFunction]:
-    return [RewardFunction(name="last_number", reference="rlcore_example_arithmetic:last_number")]
+    return [RewardFunction(name="last_number", target="rlcore_example_arithmetic:last_number")]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rlcore_example_arithmetic import last_number, rlcore_reward_functions
 
-from rlcore import Finish, Prompt, Trajectory, TrajectoryId
+from rlcore import FinishReason, Prompt, Trajectory, TrajectoryId
 from rlcore.testing import RewardFunctionSuite
 
 
@@ -19,7 +19,7 @@ def answered(response: str, answer: str = "7") -> Trajectory:
         loss_mask=np.array([False, True]),
         logprobs=np.array([0.0, -1.0], dtype=np.float32),
         completion=response,
-        finish=Finish.STOP,
+        finish=FinishReason.STOP,
         versions=((0, 0),),
     )
 
@@ -47,7 +47,7 @@ def test_the_entry_point_leads_to_the_module_and_the_offer_to_the_function() -> 
     [entry] = entry_points(group="rlcore", name="digit_sum")
     assert entry.load().last_number is last_number
     [offer] = rlcore_reward_functions()
-    module, _, attribute = offer.reference.partition(":")
+    module, _, attribute = offer.target.partition(":")
     assert (module, attribute) == (last_number.__module__, last_number.__name__)
 
 

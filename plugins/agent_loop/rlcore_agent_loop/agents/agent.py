@@ -12,11 +12,11 @@ from rlcore.types import Sampling, Trajectory
 from rlcore_agent_loop.agents.endpoint import MODEL, Endpoint
 from rlcore_agent_loop.agents.recording import Recording
 from rlcore_agent_loop.checks import absolute
-from rlcore_agent_loop.conversation.conversation import Kit
-from rlcore_agent_loop.conversation.episode import AGENT, AGENT_FAILED, TIME, Episode, Part
-from rlcore_agent_loop.conversation.turns import Turns
+from rlcore_agent_loop.conversation.conversation import ConversationContext
+from rlcore_agent_loop.conversation.episode import AGENT, AGENT_FAILED, TIME, Episode, Segment
+from rlcore_agent_loop.conversation.turns import TurnSampler
 from rlcore_agent_loop.settings import AgentSettings
-from rlcore_agent_loop.tools.seats import LostProcess, Seats
+from rlcore_agent_loop.tools.seats import ChildPool, LostProcess
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Agents:
     def __init__(self, children: Children, settings: AgentSettings, grace_s: float = GRACE_S) -> None:
         self._children, self._settings, self._grace_s = children, settings, grace_s
         self._endpoint = Endpoint()
-        self._seats = Seats(self._start_child, settings.children, settings.threads)
+        self._seats = ChildPool(self._start_child, settings.children, settings.threads)
         self._lingering: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
@@ -51,7 +51,9 @@ class Agents:
         await self._seats.close()
         await self._endpoint.close()
 
-    async def run(self, kit: Kit, turns: Turns, task: RolloutTask, sample: int, sampling: Sampling) -> list[Trajectory]:
+    async def run(
+        self, kit: ConversationContext, turns: TurnSampler, task: RolloutTask, sample: int, sampling: Sampling
+    ) -> list[Trajectory]:
         """The sample as the agent and the policy made it; whatever the agent does, it ends as data.
 
         It is begun again, once, when its process was killed because of another sample's agent.
@@ -73,8 +75,8 @@ class Agents:
         episode.info["num_requests"] = recording.num_requests
         if recording.overridden:
             episode.info["overridden"] = tuple(sorted(recording.overridden))
-        episode.parts = [part for part in episode.parts if part.turns] or [
-            Part(list(kit.tokens.encode_prompt(task.prompt.messages)))
+        episode.segments = [part for part in episode.segments if part.turns] or [
+            Segment(list(kit.tokens.encode_prompt(task.prompt.messages)))
         ]
         return episode.trajectories()
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from rlcore.errors import RlcoreError
 from rlcore_agent_loop.agents.messages import BadRequest
-from rlcore_agent_loop.agents.recording import Answer, Recording
+from rlcore_agent_loop.agents.recording import PolicyAnswer, Recording
 
 MODEL = "policy"
 """The one model there is; requests may name any."""
@@ -106,7 +106,7 @@ class Endpoint:
         return response
 
 
-def _whole(name: str, answer: Answer) -> dict[str, Any]:
+def _whole(name: str, answer: PolicyAnswer) -> dict[str, Any]:
     message = {**answer.message, "content": answer.message["content"] or None, "refusal": None}
     return {
         "id": name,
@@ -118,7 +118,7 @@ def _whole(name: str, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _chunk(name: str, answer: Answer) -> dict[str, Any]:
+def _chunk(name: str, answer: PolicyAnswer) -> dict[str, Any]:
     """The whole answer as the one chunk of a stream."""
     delta = dict(answer.message)
     if "tool_calls" in delta:
@@ -133,7 +133,7 @@ def _chunk(name: str, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: PolicyAnswer) -> dict[str, int]:
     return {
         "prompt_tokens": answer.num_prompt,
         "completion_tokens": answer.num_sampled,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlcore.errors import ChildError, ConfigError
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 
 GIVEN = ("base_url", "api_key", "model", "messages", "question", "columns")
 """Arguments that an agent may take, by name."""
@@ -18,7 +18,7 @@ class Program:
     unless `alone`."""
 
     def __init__(self, reference: str, kwargs: Mapping[str, Any], alone: bool) -> None:
-        self._function, self._kwargs, self._alone = load_reference(reference), dict(kwargs), alone
+        self._function, self._kwargs, self._alone = import_target(reference), dict(kwargs), alone
         if isinstance(self._function, type):
             self._function, self._kwargs = self._function(**kwargs), {}
         parameters = inspect.signature(self._function).parameters.values()

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.errors import ConfigError
-from rlcore.types import Completion, Finish, Sampling
+from rlcore.types import Completion, FinishReason, Sampling
 from rlcore_agent_loop.agents.messages import BadRequest, Plain, answer, for_template, normalised
-from rlcore_agent_loop.conversation.conversation import Kit
-from rlcore_agent_loop.conversation.episode import MAX_TOKENS, MAX_TURNS, Episode, Part
-from rlcore_agent_loop.conversation.turns import Turns
+from rlcore_agent_loop.conversation.conversation import ConversationContext
+from rlcore_agent_loop.conversation.episode import MAX_TOKENS, MAX_TURNS, Episode, Segment
+from rlcore_agent_loop.conversation.turns import TurnSampler
 
 OURS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
 """Settings of a request that the run decides: another distribution would not be the policy's."""
@@ -31,7 +31,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
 class Thread:
     """A part with the messages that its tokens say."""
 
-    part: Part
+    part: Segment
     history: list[Plain]
     tools: Any
     busy: bool = False
@@ -40,7 +40,7 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PolicyAnswer:
     """What a request is answered."""
 
     message: Plain
@@ -53,8 +53,8 @@ class Answer:
 class Recording:
     """One sample: a request whose messages extend recorded ones continues their tokens, another one begins a part."""
 
-    kit: Kit
-    turns: Turns
+    kit: ConversationContext
+    turns: TurnSampler
     sampling: Sampling
     episode: Episode
     threads: list[Thread] = field(default_factory=list)
@@ -65,7 +65,7 @@ class Recording:
     closed: bool = False
     _at_work: "set[asyncio.Task[Completion]]" = field(default_factory=set)
 
-    async def complete(self, body: Mapping[str, Any]) -> Answer:
+    async def complete(self, body: Mapping[str, Any]) -> PolicyAnswer:
         """Sample the next turn; BadRequest, which the agent is told, when there is none."""
         messages, tools = normalised(body.get("messages")), body.get("tools") or []
         self._check(body, tools)
@@ -90,14 +90,14 @@ class Recording:
             thread.busy = False
             if not (answered or part.turns):  # nothing can continue a part that has no turn
                 self.threads.remove(thread)
-                self.episode.parts.remove(part)
+                self.episode.segments.remove(part)
         # Only now: what was not answered is asked again, and must not stand there twice.
         part.told(ids, new)
         part.sampled(completion, message)
         thread.history = [*messages, message]
-        cut = completion.finish is Finish.LENGTH
+        cut = completion.finish is FinishReason.LENGTH
         reason = "length" if cut else ("tool_calls" if "tool_calls" in message else "stop")
-        return Answer(message, reason, len(prompt_ids), len(completion.token_ids))
+        return PolicyAnswer(message, reason, len(prompt_ids), len(completion.token_ids))
 
     def close(self) -> None:
         """No request is answered any more; those under way are given up."""
@@ -158,12 +158,12 @@ class Recording:
 
     def _begun(self, messages: list[Plain], tools: Any) -> tuple[Thread, list[Plain], Sequence[int]]:
         """A new thread, whose part has the messages' ids already."""
-        part = Part(list(self.kit.tokens.encode_prompt(for_template(messages), tools)))
+        part = Segment(list(self.kit.tokens.encode_prompt(for_template(messages), tools)))
         if self._rest(part) <= 0:
             raise self._too_long()
         thread = Thread(part, list(messages), tools)
         self.threads.append(thread)
-        self.episode.parts.append(part)
+        self.episode.segments.append(part)
         return thread, [], ()
 
     def _stable(self, thread: Thread, role: str) -> bool:
@@ -171,7 +171,7 @@ class Recording:
             thread.stable[role] = self.kit.stable(role, thread.tools)
         return thread.stable[role]
 
-    def _rest(self, part: Part) -> int:
+    def _rest(self, part: Segment) -> int:
         try:
             who = self.episode.task.prompt.id
             return self.kit.budget(part.num_prompt, self.sampling.max_tokens, who) - part.num_response

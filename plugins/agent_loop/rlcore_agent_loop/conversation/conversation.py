@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rlcore.aio import Timers
 from rlcore.contracts.agents import RolloutTask
 from rlcore.errors import ChildError, ConfigError, RlcoreError, boundary
-from rlcore.types import Completion, Finish, Message, Sampling, Trajectory
+from rlcore.types import Completion, FinishReason, Message, Sampling, Trajectory
 from rlcore_agent_loop.conversation.environments import Environments, SampleEnvironment
 from rlcore_agent_loop.conversation.episode import (
     ENVIRONMENT,
@@ -20,9 +20,9 @@ from rlcore_agent_loop.conversation.episode import (
     TIME,
     TURN_TOKENS,
     Episode,
-    Part,
+    Segment,
 )
-from rlcore_agent_loop.conversation.turns import Turns
+from rlcore_agent_loop.conversation.turns import TurnSampler
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import ToolCall, refused
 from rlcore_agent_loop.tools.parsers import Parser
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Kit:
+class ConversationContext:
     """What all conversations share."""
 
     tokens: "Tokens"
@@ -99,8 +99,8 @@ class Conversation:
 
     def __init__(
         self,
-        kit: Kit,
-        turns: Turns,
+        kit: ConversationContext,
+        turns: TurnSampler,
         task: RolloutTask,
         sample: int,
         sampling: Sampling,
@@ -137,9 +137,9 @@ class Conversation:
             self.episode.info["num_call_errors"] = tools.num_errors
         finally:
             await tools.close()
-        if not self.episode.parts:
+        if not self.episode.segments:
             prompt = self.episode.task.prompt.messages
-            self.episode.parts.append(Part(list(self._kit.tokens.encode_prompt(prompt, tools.schemas))))
+            self.episode.segments.append(Segment(list(self._kit.tokens.encode_prompt(prompt, tools.schemas))))
         return self.episode.trajectories()
 
     async def _converse_in_time(self, tools: SampleTools, first: Completion | None) -> None:
@@ -159,11 +159,11 @@ class Conversation:
         if first is None and self._environment is None:
             return TIME
         for turn in range(1, self._settings.max_turns + 1):
-            part = self.episode.parts[-1]
+            part = self.episode.segments[-1]
             completion = await self._turn(part, turn, first if turn == 1 else None)
             text = self._kit.tokens.decode(completion.token_ids.tolist())
             part.sampled(completion, {"role": "assistant", "content": text})
-            if completion.finish is Finish.LENGTH:
+            if completion.finish is FinishReason.LENGTH:
                 return MAX_TOKENS if self._rest(part) <= 0 else TURN_TOKENS
             began = time.monotonic()
             ended, messages, restart = await self._answer(tools, text, last=turn == self._settings.max_turns)
@@ -177,7 +177,7 @@ class Conversation:
     async def _open(self, tools: SampleTools) -> str | None:
         """Begin the first part; why the sample ends here already, or None."""
         if self._environment is None:
-            self.episode.parts.append(Part(list(self._prompt_ids)))
+            self.episode.segments.append(Segment(list(self._prompt_ids)))
             return None
         task = self.episode.task
         try:
@@ -199,25 +199,25 @@ class Conversation:
         try:
             self._kit.budget(len(ids), self._sampling.max_tokens, self.episode.task.prompt.id)
         except ConfigError:
-            if not self.episode.parts:
+            if not self.episode.segments:
                 raise
             return MAX_TOKENS
-        self.episode.parts.append(Part(list(ids)))
+        self.episode.segments.append(Segment(list(ids)))
         self._opening = messages
         return None
 
-    def _rest(self, part: Part) -> int:
+    def _rest(self, part: Segment) -> int:
         """Tokens that the part may still take."""
         who = self.episode.task.prompt.id
         return self._kit.budget(part.num_prompt, self._sampling.max_tokens, who) - part.num_response
 
-    async def _turn(self, part: Part, turn: int, first: Completion | None) -> Completion:
+    async def _turn(self, part: Segment, turn: int, first: Completion | None) -> Completion:
         if first is not None:
             return first
         budget = self._kit.turn_budget(self._rest(part))
         return await self._turns.next(self.episode.task, self.episode.sample, turn - 1, part.ids, budget)
 
-    def _tell(self, part: Part, messages: Sequence[Message], tools: SampleTools) -> str | None:
+    def _tell(self, part: Segment, messages: Sequence[Message], tools: SampleTools) -> str | None:
         """Append the messages and the opening of the next turn; why the sample ends instead, or None."""
         for role in {str(each["role"]) for each in messages} - {"user", self._settings.result_role}:
             if not self._kit.stable(role, tools.schemas):
@@ -256,7 +256,7 @@ class Conversation:
         if self._environment is None:
             return STOP, (), False
         try:
-            step = await self._environment.step([*self._opening, *self.episode.parts[-1].messages])
+            step = await self._environment.step([*self._opening, *self.episode.segments[-1].messages])
         except ChildError as error:
             return self._failed(error), (), False
         self.episode.add_reward(step.reward)

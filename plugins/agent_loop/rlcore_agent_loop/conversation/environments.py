@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlcore.errors import ChildError
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 from rlcore.types import Message, Prompt
 from rlcore_agent_loop.settings import EnvironmentSettings
 from rlcore_agent_loop.tools.calls import encodable
-from rlcore_agent_loop.tools.seats import Seat, Seats
+from rlcore_agent_loop.tools.seats import ChildPool, ChildSlot
 from rlcore_agent_loop.tools.sources import awaited, within
 
 logger = logging.getLogger(__name__)
@@ -55,14 +55,14 @@ class Environment(ABC):
 class Environments:
     """Makes the environment of each sample."""
 
-    def __init__(self, settings: EnvironmentSettings, seats: Seats) -> None:
+    def __init__(self, settings: EnvironmentSettings, seats: ChildPool) -> None:
         self._settings, self._seats = settings, seats
         self._class: Any = None
 
     async def start(self) -> None:
         """Learn whether it is async; the seats must have been started."""
         if await self._seats.call(self._seats.free(), "environment", 60.0, "environment_is_async"):
-            self._class = await asyncio.to_thread(load_reference, self._settings.fn)
+            self._class = await asyncio.to_thread(import_target, self._settings.fn)
 
     def open(self, sample: str) -> "SampleEnvironment":
         """The environment of one sample, not yet reset."""
@@ -90,9 +90,9 @@ class SampleEnvironment(ABC):
 class InChild(SampleEnvironment):
     """A sync environment, in a child process."""
 
-    def __init__(self, sample: str, settings: EnvironmentSettings, seats: Seats) -> None:
+    def __init__(self, sample: str, settings: EnvironmentSettings, seats: ChildPool) -> None:
         self._sample, self._settings, self._seats = sample, settings, seats
-        self._seat: Seat = seats.free()
+        self._seat: ChildSlot = seats.free()
         self._generation = -1
 
     async def reset(self, prompt: Prompt, seed: int) -> list[Message]:

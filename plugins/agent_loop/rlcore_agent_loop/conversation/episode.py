@@ -10,7 +10,7 @@ from rlcore.contracts.agents import RolloutTask
 from rlcore.types import (
     Bools,
     Completion,
-    Finish,
+    FinishReason,
     Float32s,
     FrozenDict,
     Int32s,
@@ -29,7 +29,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 @dataclass(eq=False)
-class Part:
+class Segment:
     """Tokens that follow one another."""
 
     ids: list[int]
@@ -107,14 +107,14 @@ class Episode:
 
     task: RolloutTask
     sample: int
-    parts: list[Part] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
     ended_by: str = STOP
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_turns(self) -> int:
         """Turns of all parts."""
-        return sum(len(part.turns) for part in self.parts)
+        return sum(len(part.turns) for part in self.segments)
 
     def add_reward(self, reward: float) -> None:
         """From the environment."""
@@ -122,11 +122,11 @@ class Episode:
 
     def trajectories(self) -> list[Trajectory]:
         """One for each part; all say how many there are, and why the sample ended."""
-        return [self._trajectory(index, part) for index, part in enumerate(self.parts)]
+        return [self._trajectory(index, part) for index, part in enumerate(self.segments)]
 
-    def _trajectory(self, index: int, part: Part) -> Trajectory:
+    def _trajectory(self, index: int, part: Segment) -> Trajectory:
         token_ids_T, loss_mask_T, logprobs_T = part.arrays()
-        last = index == len(self.parts) - 1
+        last = index == len(self.segments) - 1
         return Trajectory(
             id=TrajectoryId(self.task.prompt.id, self.task.epoch, self.sample, index),
             prompt=self.task.prompt,
@@ -134,10 +134,10 @@ class Episode:
             loss_mask=loss_mask_T,
             logprobs=logprobs_T,
             completion=frozen_messages(part.messages),
-            finish=Finish.LENGTH if last and self.ended_by in CUT else Finish.STOP,
+            finish=FinishReason.LENGTH if last and self.ended_by in CUT else FinishReason.STOP,
             versions=tuple(part.versions),
             turns=len(part.turns),
-            num_parts=len(self.parts),
+            num_segments=len(self.segments),
             timing=FrozenDict({"generate_s": sum(part.generate_s, 0.0), "tools_s": sum(part.tools_s, 0.0)}),
             info=FrozenDict(
                 {

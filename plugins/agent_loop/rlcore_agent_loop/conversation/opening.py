@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from rlcore.aio import Timers
 from rlcore.types import Completion, GenerateRequest
 from rlcore_agent_loop.conversation.conversation import Conversation
-from rlcore_agent_loop.conversation.turns import Turns
-from rlcore_agent_loop.workers.flight import Flight, Sample
+from rlcore_agent_loop.conversation.turns import TurnSampler
+from rlcore_agent_loop.workers.flight import OpenConversations, Sample
 
 
-class Opening:
+class FirstTurns:
     """Conversations that have nothing to do before their first turn is there."""
 
-    def __init__(self, flight: Flight, timers: Timers) -> None:
+    def __init__(self, flight: OpenConversations, timers: Timers) -> None:
         self._flight, self._timers = flight, timers
         self.waiting: dict[Sample, Conversation] = {}
 
-    async def sample(self, turns: Turns, requests: Sequence[GenerateRequest], due: float) -> None:
+    async def sample(self, turns: TurnSampler, requests: Sequence[GenerateRequest], due: float) -> None:
         """Ask for the first turns, and begin each conversation with its own; at `due` those that have none yet end.
 
         A turn that nobody waits for is sampled too: what a sample draws depends on its place in the group.

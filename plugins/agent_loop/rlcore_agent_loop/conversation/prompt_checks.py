@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import ConfigError, nearest
 from rlcore.types import Prompt
-from rlcore_agent_loop.conversation.conversation import Kit
+from rlcore_agent_loop.conversation.conversation import ConversationContext
 from rlcore_agent_loop.settings import AgentLoopSettings
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ def check_column(settings: AgentLoopSettings, prompts: Sequence[Prompt]) -> None
         )
 
 
-class Room:
+class PromptBudget:
     """Finds prompts that, with the schemas of their tools, leave nothing of the context."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: ConversationContext) -> None:
         self._kit = kit
         self._around: dict[tuple[str, ...], int] = {}
         """Tokens of a short prompt, by the names of its tools."""

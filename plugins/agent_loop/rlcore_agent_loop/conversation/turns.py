@@ -21,7 +21,7 @@ def group_name(task: RolloutTask) -> str:
     return f"{task.prompt.id}/{task.epoch}"
 
 
-class Turns:
+class TurnSampler:
     """Samples the turns of one rollout."""
 
     def __init__(self, generator: "Generator", sampling: Sampling, lane: Lane) -> None:

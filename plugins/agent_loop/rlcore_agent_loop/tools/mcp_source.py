@@ -9,7 +9,7 @@ from typing import Any
 from rlcore.errors import ChildError, ConfigError, RlcoreError, boundary, nearest
 from rlcore_agent_loop.settings import McpSettings
 from rlcore_agent_loop.tools.calls import as_text
-from rlcore_agent_loop.tools.sources import Source, within
+from rlcore_agent_loop.tools.sources import ToolSource, within
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class _Closed(ChildError):
     """The server has ended."""
 
 
-class McpServer(Source):
+class McpServer(ToolSource):
     """One server, started with the run and ended with it."""
 
     def __init__(self, name: str, settings: McpSettings, max_result_chars: int) -> None:

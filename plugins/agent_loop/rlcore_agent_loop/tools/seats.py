@@ -14,7 +14,7 @@ class LostProcess(ChildError):
 
 
 @dataclass(eq=False)
-class Seat:
+class ChildSlot:
     """A place for a child; when its child has died the next call gets a new one."""
 
     index: int
@@ -29,20 +29,20 @@ class Seat:
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Seats:
+class ChildPool:
     """A fixed number of seats; a call goes to the one with the fewest calls before it."""
 
     def __init__(self, start_child: Callable[[int], Awaitable[Child]], num: int, calls: int = 1) -> None:
         self._start_child, self._num, self._calls = start_child, num, calls
-        self._seats: list[Seat] = []
+        self._seats: list[ChildSlot] = []
 
     async def start(self) -> None:
         """Start a child for each seat."""
         for index in range(self._num):
             calls = asyncio.Semaphore(self._calls)
-            self._seats.append(Seat(index, await self._start_child(index), calls=calls))
+            self._seats.append(ChildSlot(index, await self._start_child(index), calls=calls))
 
-    def take_over(self, other: "Seats") -> None:
+    def take_over(self, other: "ChildPool") -> None:
         """Serve with the children that another one started."""
         self._seats, other._seats = other._seats, []
 
@@ -51,13 +51,13 @@ class Seats:
         seats, self._seats = self._seats, []
         await asyncio.gather(*(seat.child.close() for seat in seats))
 
-    def free(self) -> Seat:
+    def free(self) -> ChildSlot:
         """The seat with the fewest calls before it."""
         return min(self._seats, key=lambda seat: seat.waiting)
 
     async def call(
         self,
-        seat: Seat,
+        seat: ChildSlot,
         who: str,
         deadline_s: float,
         method: str,
@@ -86,7 +86,7 @@ class Seats:
         finally:
             seat.waiting -= 1
 
-    async def _result(self, seat: Seat, who: str, call: Awaitable[Any], deadline_s: float) -> Any:
+    async def _result(self, seat: ChildSlot, who: str, call: Awaitable[Any], deadline_s: float) -> Any:
         try:
             return await call
         except TimeoutError as cause:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.errors import ChildError, boundary, describe
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import as_text
 from rlcore_agent_loop.tools.schemas import schema_of
-from rlcore_agent_loop.tools.seats import Seat, Seats
+from rlcore_agent_loop.tools.seats import ChildPool, ChildSlot
 from rlcore_agent_loop.tools.toolbox import FUNCTION, OBJECTS, created, kind_of
 
 
-class Source(ABC):
+class ToolSource(ABC):
     """A source of tools."""
 
     name: str
@@ -42,7 +42,7 @@ class Source(ABC):
         """The sample has ended; ChildError when an object of it raises."""
 
 
-class Functions(Source):
+class Functions(ToolSource):
     """The functions and classes of `plugins.agent_loop.tools`: sync ones in child processes, async ones here.
 
     What holds the state of samples has child processes of its own: a function that hangs takes nobody's state with it.
@@ -50,7 +50,7 @@ class Functions(Source):
 
     name = "plugins.agent_loop.tools"
 
-    def __init__(self, settings: AgentLoopSettings, seats: Seats, objects: Seats) -> None:
+    def __init__(self, settings: AgentLoopSettings, seats: ChildPool, objects: ChildPool) -> None:
         self._settings, self._seats, self._objects = settings, seats, objects
         self._kinds: dict[str, tuple[str, bool]] = {}
         self._async: dict[str, Any] = {}
@@ -71,7 +71,7 @@ class Functions(Source):
         self._kinds = await self._seats.call(self._seats.free(), "tools", 60.0, "kinds")
         for name, tool in self._settings.tools.items():
             is_async = self._kinds[name][1]
-            target = await asyncio.to_thread(load_reference, tool.fn) if is_async or describe else None
+            target = await asyncio.to_thread(import_target, tool.fn) if is_async or describe else None
             if is_async:
                 self._async[name] = target
             self._schemas[name] = await asyncio.to_thread(schema_of, name, target) if describe else {}
@@ -88,7 +88,7 @@ class Functions(Source):
         return self._schemas
 
     async def call(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-        """See `Source.call`."""
+        """See `ToolSource.call`."""
         tool = self._settings.tools[name]
         max_chars = tool.max_result_chars or self._settings.max_result_chars
         if name in self._async:
@@ -152,7 +152,7 @@ class Functions(Source):
 class _Place:
     """Where the objects of a sample live: all in one child, which takes one call at a time."""
 
-    seat: Seat
+    seat: ChildSlot
     held: dict[str, int] = field(default_factory=dict)
     """Of each tool whose object was created, the generation of the child that holds it."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore.errors import ChildError, boundary
-from rlcore.imports import load_reference
+from rlcore.imports import import_target
 from rlcore_agent_loop.tools.calls import as_text
 
 FUNCTION, OBJECTS = "function", "objects"
@@ -24,8 +24,8 @@ class Toolbox:
     """Holds functions, and the objects of samples; `rlcore.cluster.child_main` serves its methods."""
 
     def __init__(self, tools: Mapping[str, str], environment: str, environment_kwargs: Mapping[str, Any]) -> None:
-        self._tools = {name: load_reference(reference) for name, reference in tools.items()}
-        self._environment = load_reference(environment) if environment else None
+        self._tools = {name: import_target(reference) for name, reference in tools.items()}
+        self._environment = import_target(environment) if environment else None
         self._environment_kwargs = environment_kwargs
         self._objects: dict[tuple[str, str], Any] = {}
 

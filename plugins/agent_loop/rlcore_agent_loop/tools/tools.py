@@ -12,8 +12,8 @@ from rlcore_agent_loop.checks import absolute
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import ToolCall
 from rlcore_agent_loop.tools.mcp_source import McpServer
-from rlcore_agent_loop.tools.seats import Seats
-from rlcore_agent_loop.tools.sources import Functions, Source
+from rlcore_agent_loop.tools.seats import ChildPool
+from rlcore_agent_loop.tools.sources import Functions, ToolSource
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +26,12 @@ class Tools:
 
     def __init__(self, children: Children, settings: AgentLoopSettings) -> None:
         self._children, self._settings = children, settings
-        self.seats = Seats(self._start_child, settings.children)
+        self.seats = ChildPool(self._start_child, settings.children)
         """Of what holds the state of samples: objects of tools, and environments."""
-        self._functions = Seats(self._start_child, settings.children)
-        self._sources: list[Source] = [Functions(settings, self._functions, self.seats)]
+        self._functions = ChildPool(self._start_child, settings.children)
+        self._sources: list[ToolSource] = [Functions(settings, self._functions, self.seats)]
         self._sources += [McpServer(name, server, settings.max_result_chars) for name, server in settings.mcp.items()]
-        self._owners: dict[str, Source] = {}
+        self._owners: dict[str, ToolSource] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}
         self._described: Sequence[Mapping[str, Any]] = ()
         """Schemas of all tools that the policy is told about."""
@@ -101,7 +101,7 @@ class SampleTools:
         self,
         sample: str,
         columns: Mapping[str, Any],
-        owners: Mapping[str, Source],
+        owners: Mapping[str, ToolSource],
         schemas: Sequence[Mapping[str, Any]],
     ) -> None:
         self._sample, self._columns, self._owners = sample, columns, owners

@@ -5,7 +5,7 @@ import asyncio
 from rlcore.errors import ConfigError
 
 
-class Admission:
+class SampleLimit:
     """Lets groups of samples in, first come first served, while there is room for a whole one."""
 
     def __init__(self, limit: int) -> None:

@@ -10,16 +10,16 @@ from rlcore.contracts.agents import RolloutTask
 from rlcore.errors import WorkerError
 from rlcore.types import Metrics, Trajectory
 from rlcore_agent_loop.conversation.turns import group_name
-from rlcore_agent_loop.workers.admission import Admission
+from rlcore_agent_loop.workers.admission import SampleLimit
 
 Sample = tuple[str, int]
 """A group's name and the number of one of its samples."""
 
 
-class Flight:
+class OpenConversations:
     """The tasks of one rollout."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: SampleLimit) -> None:
         self._arrived: deque[Sequence[Trajectory] | BaseException] = deque()
         self._news = asyncio.Event()
         """Something has arrived."""

@@ -16,9 +16,9 @@ from rlcore_agent_loop.checks import located
 from rlcore_agent_loop.conversation.prompt_checks import check_column
 from rlcore_agent_loop.conversation.turns import group_name
 from rlcore_agent_loop.settings import AgentLoopSettings
-from rlcore_agent_loop.workers.admission import Admission
-from rlcore_agent_loop.workers.flight import Counts, Flight, Sample
-from rlcore_agent_loop.workers.worker import AgentWorker, Answered, Asked, Ended, Withdrawn
+from rlcore_agent_loop.workers.admission import SampleLimit
+from rlcore_agent_loop.workers.flight import Counts, OpenConversations, Sample
+from rlcore_agent_loop.workers.worker import AgentWorker, Answered, Ended, PolicyRequest, Withdrawn
 
 if TYPE_CHECKING:
     from rlcore.contracts.rollout import Generator
@@ -31,7 +31,7 @@ CHECKED_TOGETHER = 512
 """Prompts of one call."""
 
 
-class SpreadLoop(AgentLoop):
+class DistributedToolLoop(AgentLoop):
     """Deals groups out to workers, and the policy's turns to conversations; the same samples as without workers."""
 
     def __init__(
@@ -43,8 +43,8 @@ class SpreadLoop(AgentLoop):
         window: int | None = None,
     ) -> None:
         self._generator, self._settings, self._window = generator, located(settings), window
-        self._crew = Crew(workers, max_restarts)
-        self._admission = Admission(settings.max_conversations)
+        self._crew = AgentPool(workers, max_restarts)
+        self._admission = SampleLimit(settings.max_conversations)
         self._numbers = itertools.count()
         self._counts = Counts()
 
@@ -73,7 +73,7 @@ class SpreadLoop(AgentLoop):
         The conversations of a worker that dies are begun again elsewhere, those that had ended are kept; WorkerError
         when that one dies too.
         """
-        flight = Flight(self._admission)
+        flight = OpenConversations(self._admission)
 
         def begin(group: Sequence[RolloutTask]) -> None:
             for place, dealt in self._crew.deal(group):
@@ -86,7 +86,7 @@ class SpreadLoop(AgentLoop):
                     yield trajectory
 
     async def _run(
-        self, flight: Flight, place: int, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane
+        self, flight: OpenConversations, place: int, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane
     ) -> None:
         """See these groups through, wherever that is."""
         share = _Share(next(self._numbers), tasks, sampling, lane)
@@ -105,7 +105,9 @@ class SpreadLoop(AgentLoop):
                 logger.warning("%s; %s are begun again", error, lost)
                 place = await self._crew.moved(place, sum(1 for _ in share.missing()), error)
 
-    async def _talk(self, flight: Flight, share: "_Share", worker: ReplicaHandle[AgentWorker], place: int) -> None:
+    async def _talk(
+        self, flight: OpenConversations, share: "_Share", worker: ReplicaHandle[AgentWorker], place: int
+    ) -> None:
         """One stream of a worker, until every sample of the share has come."""
         answers: asyncio.Queue[Answered] = asyncio.Queue()
         sending = flight.spawn(_send(worker, share.number, answers))
@@ -116,10 +118,10 @@ class SpreadLoop(AgentLoop):
             async with aclosing(stream) as messages:
                 async for message in messages:
                     if isinstance(message, Ended):
-                        share.ended(message.parts)
+                        share.ended(message.segments)
                         self._crew.outstanding[place] -= 1
-                        flight.deliver(message.parts)
-                    elif isinstance(message, Asked):
+                        flight.deliver(message.segments)
+                    elif isinstance(message, PolicyRequest):
                         asked[message.number] = flight.spawn(self._ask(message, share.lane, answers))
                     elif isinstance(message, Withdrawn) and message.number in asked:
                         flight.give_up(asked.pop(message.number))
@@ -130,7 +132,7 @@ class SpreadLoop(AgentLoop):
         if missing := sum(1 for _ in share.missing()):
             raise WorkerError(f"{worker.name}: it says it is done, but {missing} samples are missing")
 
-    async def _ask(self, question: Asked, lane: Lane, answers: "asyncio.Queue[Answered]") -> None:
+    async def _ask(self, question: PolicyRequest, lane: Lane, answers: "asyncio.Queue[Answered]") -> None:
         """The policy's completions, as they come."""
         async with aclosing(self._generator.generate(question.requests, lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:
@@ -181,7 +183,7 @@ class _Share:
         return tuple(task for task in self.tasks if group_name(task) in names)
 
 
-class Crew:
+class AgentPool:
     """The workers, how much each has to do, and which of them serve."""
 
     def __init__(self, workers: WorkerGroup[AgentWorker], max_restarts: int) -> None:

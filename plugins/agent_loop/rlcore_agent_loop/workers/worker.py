@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class PolicyRequest:
     """The worker wants these requests' completions."""
 
     number: int
@@ -53,10 +53,10 @@ class Answered:
 class Ended:
     """A sample has ended; these are its parts."""
 
-    parts: tuple[Trajectory, ...]
+    segments: tuple[Trajectory, ...]
 
 
-Message = Asked | Withdrawn | Ended
+Message = PolicyRequest | Withdrawn | Ended
 
 
 class AgentWorker(Worker):
@@ -99,7 +99,7 @@ class AgentWorker(Worker):
 AGENT = Role("agent", AgentWorker)
 
 
-class Exchange:
+class PolicyProxy:
     """The rollout service as a worker sees it: questions go out, answers are brought."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class Exchange:
         run."""
         number, left = next(self._numbers), sum(request.n for request in requests)
         answers = self._open[number] = asyncio.Queue()
-        self.out.put_nowait(Asked(number, tuple(requests)))
+        self.out.put_nowait(PolicyRequest(number, tuple(requests)))
         try:
             while left:
                 completion = await answers.get()
@@ -136,7 +136,7 @@ class LoopWorker(AgentWorker):
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
-        self._rollouts: dict[int, Exchange] = {}
+        self._rollouts: dict[int, PolicyProxy] = {}
         self._loop: ToolLoop | None = None
         self._children: ChildProcesses | None = None
 
@@ -158,7 +158,7 @@ class LoopWorker(AgentWorker):
 
         if self._children is None:
             raise WorkerError(f"{self.context}: start() came before setup()")
-        self._loop = ToolLoop(Exchange(), self._tokens, self._children, settings, window)
+        self._loop = ToolLoop(PolicyProxy(), self._tokens, self._children, settings, window)
         await self._loop.start()
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
@@ -182,7 +182,7 @@ class LoopWorker(AgentWorker):
         done: Collection[tuple[str, int]],
     ) -> AsyncIterator[Message]:
         """See `AgentWorker.rollout`."""
-        exchange = self._rollouts[number] = Exchange()
+        exchange = self._rollouts[number] = PolicyProxy()
         running = asyncio.create_task(self._run(exchange, tasks, sampling, lane, done))
         try:
             while (message := await exchange.out.get()) is not None:
@@ -195,7 +195,7 @@ class LoopWorker(AgentWorker):
 
     async def _run(
         self,
-        exchange: Exchange,
+        exchange: PolicyProxy,
         tasks: Sequence[RolloutTask],
         sampling: Sampling,
         lane: Lane,

@@ -22,7 +22,7 @@ BURST_S = 0.05
 MOST_CREDIT_S = 60.0
 
 
-class Gate:
+class ConcurrencyLimiter:
     """Slots for `concurrency` calls, and `eval_slots` more that only evaluation takes.
 
     With `adaptive`, `overloaded` halves the concurrency and every success raises it by 1 / concurrency (AIMD), between
@@ -112,7 +112,7 @@ class Gate:
                     turn.set_result(None)
 
 
-class Pace:
+class RateLimiter:
     """Lets at most `per_minute` units begin a minute, evenly; the number of units of a turn may be put right later.
 
     In any second at most per_minute / 60 + 1 turns of one unit begin; above 20 a second, up to 5 % more than that. What
@@ -162,13 +162,13 @@ class Pace:
         self._free_at += seconds - paid_s
 
 
-class Turns:
+class FairQueue:
     """A queue before a pace of requests and one of tokens, in which evaluation goes first.
 
     `for_requests` and `for_tokens` run while calls wait for that pace: for the one that lets them go on later.
     """
 
-    def __init__(self, requests: Pace, tokens: Pace) -> None:
+    def __init__(self, requests: RateLimiter, tokens: RateLimiter) -> None:
         self._requests, self._tokens = requests, tokens
         self.for_requests, self.for_tokens = Stopwatch(), Stopwatch()
         self._running: Stopwatch | None = None

@@ -16,7 +16,7 @@ from rlcore.reward.call_log import CallLog
 from rlcore.reward.seats import Stopwatch
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client.http import ENCODER, Client, NoAnswer, Unavailable, plain
-from rlcore_reward_loop.client.limits import Gate, Pace, Turns
+from rlcore_reward_loop.client.limits import ConcurrencyLimiter, FairQueue, RateLimiter
 from rlcore_reward_loop.client.router import NoTarget, Router
 from rlcore_reward_loop.settings import ServiceSettings
 
@@ -64,8 +64,8 @@ class Service:
         self._asked, self._for_slot = asked, Stopwatch()
         self.client = Client(settings.token)
         self.timers = Timers()
-        self.gate = Gate(settings.concurrency, settings.eval_slots, settings.adaptive, self._for_slot)
-        self.turns = Turns(Pace(settings.requests_per_minute), Pace(settings.tokens_per_minute))
+        self.gate = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, settings.adaptive, self._for_slot)
+        self.turns = FairQueue(RateLimiter(settings.requests_per_minute), RateLimiter(settings.tokens_per_minute))
         self.router = Router(settings.urls, settings.eject_after, settings.eject_s)
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
         self._under_way: dict[tuple[bytes, Lane], _Asking] = {}

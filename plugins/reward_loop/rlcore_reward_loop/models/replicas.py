@@ -12,7 +12,7 @@ from rlcore.reward.call_log import CallLog
 from rlcore.reward.seats import Stopwatch
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client.http import NoAnswer
-from rlcore_reward_loop.client.limits import Gate
+from rlcore_reward_loop.client.limits import ConcurrencyLimiter
 from rlcore_reward_loop.client.router import NoTarget, Router, Target
 from rlcore_reward_loop.settings import ModelSettings, health_limit_s
 
@@ -39,7 +39,7 @@ class Replicas:
         self._group, self._audit = group, audit
         self._by_name = {replica.name: replica for replica in group.replicas}
         self._asked, self._for_slot = asked, Stopwatch()
-        self.gate = Gate(settings.concurrency, settings.eval_slots, False, self._for_slot)
+        self.gate = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, False, self._for_slot)
         self.router = Router(list(self._by_name), 1, settings.health_s, self._healthy)
         self.counts: dict[str, float] = defaultdict(float)
         self._turning, self._num_askers = asyncio.Lock(), 0

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlcore.engines.hf.sample.decode_row import Group, Row
-from rlcore.engines.hf.sample.fused_decode import FewOperations, is_known, is_watched
+from rlcore.engines.hf.sample.decode_row import DecodeGroup, DecodeRow
+from rlcore.engines.hf.sample.fused_decode import FusedDecode, is_known, is_watched
 from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, can_pack
 from rlcore.engines.hf.sample.row_attention import attending
@@ -31,9 +31,9 @@ class Decoder:
     """Holds the live rows and their cache. Rows are taken as they come: order and admission are the caller's."""
 
     def __init__(self, model: PolicyModel, max_rows: int, device: torch.device) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[DecodeRow] = []
         """Live rows, by slot."""
-        self.groups: list[Group] = []
+        self.groups: list[DecodeGroup] = []
         """Prompts in the cache, by slot."""
         self._model = model
         self._max_rows = max_rows
@@ -46,7 +46,7 @@ class Decoder:
         """Whether the model brings an attention of its own, which gets copies of whole rows."""
         self.shortens = is_known(model.transformer)
         """Whether one token a row takes fewer operations than the model's own modules would."""
-        self._few: FewOperations | None = None
+        self._few: FusedDecode | None = None
         self._is_stale = False
         self._cache = SlotCache(joins=self.joins)
 
@@ -81,7 +81,7 @@ class Decoder:
             self._hidden_RH = self._one_token(rows, last_R1)
 
     @torch.no_grad()
-    def join(self, rows: Sequence[Row]) -> None:
+    def join(self, rows: Sequence[DecodeRow]) -> None:
         """Take rows in, which then have a hidden state to draw their first token from."""
         if not rows:
             return
@@ -95,7 +95,7 @@ class Decoder:
         self._hidden_RH = torch.cat([*old, torch.stack(hidden)])
         self.rows.extend(rows)
 
-    def leave(self, gone: Sequence[Row]) -> None:
+    def leave(self, gone: Sequence[DecodeRow]) -> None:
         """Drop rows, and the prompts that no sample needs any more; the last ones fill the gaps."""
         for row in gone:
             row.group.rows_left -= 1
@@ -137,7 +137,7 @@ class Decoder:
             self._packed = PackedLinears(self._model.transformer, self._max_rows, self.siblings)
             self._few = None
 
-    def _prefill(self, groups: Sequence[Group], first: int) -> None:
+    def _prefill(self, groups: Sequence[DecodeGroup], first: int) -> None:
         """Compute the prompts of groups whose slots are `first` and those after it."""
         positions = max((len(group.request.token_ids) for group in groups), default=0)
         self._cache.reserve_prompts(first + len(groups), positions, self._max_rows)
@@ -200,7 +200,7 @@ class Decoder:
         if self._few is None and is_watched(self._model.transformer):
             return self._pass(now, token_ids_R1)[:, 0]
         if self._few is None:
-            self._few = FewOperations(self._model.transformer, self._packed)
+            self._few = FusedDecode(self._model.transformer, self._packed)
         return self._few.hidden(now, self._cache, token_ids_R1)
 
     def _pass(self, now: PromptPass | RowPass, token_ids_NT: Tensor) -> Tensor:

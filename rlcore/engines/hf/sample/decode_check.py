@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlcore.contracts.tokens import Tokens
 from rlcore.engines.hf.sample.decode import PACK_TOKENS, Decoder
-from rlcore.engines.hf.sample.decode_row import Row, rows_of
+from rlcore.engines.hf.sample.decode_row import DecodeRow, rows_of
 from rlcore.engines.hf.sample.packed_linear import siblings_of, watching
 from rlcore.engines.hf.sample.row_attention import UnsupportedAttention
 from rlcore.engines.hf.train.model import PolicyModel
@@ -85,7 +85,7 @@ def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
 
 
 @torch.no_grad()
-def _worst(model: PolicyModel, logits_RV: Tensor, rows: list[Row]) -> float:
+def _worst(model: PolicyModel, logits_RV: Tensor, rows: list[DecodeRow]) -> float:
     worst = 0.0
     for row, logits_V in zip(rows, logits_RV, strict=True):
         whole_1T = torch.tensor([[*row.request.token_ids, *row.token_ids]], device=logits_V.device)

@@ -9,11 +9,11 @@ from rlcore.contracts.tokens import Tokens
 from rlcore.engines.hf.sample.sampling import row_stream
 from rlcore.engines.stop_scan import StopScan
 from rlcore.errors import WorkerError
-from rlcore.types import Completion, Finish, GenerateRequest
+from rlcore.types import Completion, FinishReason, GenerateRequest
 
 
 @dataclass(eq=False)
-class Group:
+class DecodeGroup:
     """A request's prompt: computed once, held for as long as a sample of it is waiting or alive."""
 
     request: GenerateRequest
@@ -26,10 +26,10 @@ class Group:
 
 
 @dataclass(eq=False)
-class Row:
+class DecodeRow:
     """One sample."""
 
-    group: Group
+    group: DecodeGroup
     sample: int
     call: int
     """Which call of `generate` waits for it."""
@@ -42,7 +42,7 @@ class Row:
     """(offset, version) of each run of tokens that the same weights sampled."""
     weights: tuple[int, int] | None = None
     """Which weights sampled the last token: their version, and how many changes led to them."""
-    finish: Finish | None = None
+    finish: FinishReason | None = None
 
     @property
     def request(self) -> GenerateRequest:
@@ -68,9 +68,9 @@ class Row:
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in eos_ids or self.stop.found(self.token_ids):
-            self.finish = Finish.STOP
+            self.finish = FinishReason.STOP
         elif len(self.token_ids) >= self.request.sampling.max_tokens:
-            self.finish = Finish.LENGTH
+            self.finish = FinishReason.LENGTH
 
     def completion(self, generate_s: float) -> Completion:
         """What came of it; ValueError while it goes on."""
@@ -88,11 +88,11 @@ class Row:
         )
 
 
-def rows_of(request: GenerateRequest, call: int, tokens: Tokens) -> list[Row]:
+def rows_of(request: GenerateRequest, call: int, tokens: Tokens) -> list[DecodeRow]:
     """The samples of a request, with nothing sampled yet."""
-    group = Group(request, rows_left=request.n)
+    group = DecodeGroup(request, rows_left=request.n)
     return [
-        Row(
+        DecodeRow(
             group=group,
             sample=sample,
             call=call,

@@ -26,7 +26,7 @@ Product = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def is_known(transformer: Any) -> bool:
-    """Whether `FewOperations` knows the layers of a model: by their names, and only where nothing has changed them."""
+    """Whether `FusedDecode` knows the layers of a model: by their names, and only where nothing has changed them."""
     base, config = transformer.base_model, transformer.config
     family = type(base).__name__.removesuffix("Model")
     if family not in FAMILIES or not type(base).__module__.startswith("transformers.models."):
@@ -56,7 +56,7 @@ def _is_plain(layer: Any, family: str) -> bool:
     )
 
 
-class FewOperations:
+class FusedDecode:
     """The layers of a model, made ready for one token a row; good until the weights change."""
 
     def __init__(self, transformer: Any, packed: PackedLinears | None) -> None:

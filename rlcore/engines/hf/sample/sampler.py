@@ -18,7 +18,7 @@ import torch
 from rlcore.contracts.tokens import Tokens
 from rlcore.engines.hf.sample.decode import Decoder
 from rlcore.engines.hf.sample.decode_check import check_decoding
-from rlcore.engines.hf.sample.decode_row import Row, rows_of
+from rlcore.engines.hf.sample.decode_row import DecodeRow, rows_of
 from rlcore.engines.hf.sample.sampling import RowSampling, draw
 from rlcore.engines.hf.train.model import PolicyModel
 from rlcore.errors import ConfigError, WorkerError
@@ -64,14 +64,14 @@ class EmbeddedSampler:
         self._num_changes = 0
         self._vocabulary = model.head.linear.weight.shape[0]
         self._decoder = Decoder(model, max_rows, device)
-        self._waiting: list[Row] = []
+        self._waiting: list[DecodeRow] = []
         """In canonical order."""
         self._calls: dict[int, _Call] = {}
         self._num_calls = 0
         check_decoding(model, self._decoder, tokens)
 
     @property
-    def rows(self) -> Sequence[Row]:
+    def rows(self) -> Sequence[DecodeRow]:
         """Those that are being decoded."""
         return self._decoder.rows
 
