@@ -1,8 +1,8 @@
 """A pytest plugin that weakens the checks of some modules, one at a time, and finds those that no test misses.
 
-`python -m pytest -p weakened --weaken rlcore/plan/pools.py tests/test_plan_offers.py` runs each test as usual and notes
-which checks refused something in it. Then each of these is switched off and the test runs again: one that still passes
-does not hold that check. The run fails when a check is held by no test, and names it.
+`python -m pytest -p weakened --weaken rlcore/plan/pools.py tests/plan/test_plan_offers.py` runs each test as usual and
+notes which checks refused something in it. Then each of these is switched off and the test runs again: one that still
+passes does not hold that check. The run fails when a check is held by no test, and names it.
 
 A check is a `raise`, a `return` of a text in a function that else returns an empty one (a clause of an error), and
 each alternative of an `or` above one of these. Modules are weakened as they are imported, so `-p` comes first. Other

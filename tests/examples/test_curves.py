@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 def script(name: str) -> ModuleType:

@@ -263,4 +263,4 @@ except ConfigError as error:
     sys.exit(0 if "pip install 'rlcore[lora]'" in str(error) else 1)
 sys.exit(2)
 """
-    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=False).returncode == 0

@@ -16,7 +16,7 @@ from rlcore.plugins.planning import plan_run
 from rlcore.reward.scorers import gsm8k
 from rlcore.testing.rewards import make_trajectory
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 ARITHMETIC = ROOT / "examples" / "arithmetic"
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "writing-a-plugin.md"]
 # Without torch: the policy is a unigram over bytes. It replaces what is named before it on the command line.

@@ -18,7 +18,7 @@ from rlcore.plugins.planning import plan_run
 from rlcore.reward.scorers import last_boxed
 from rlcore.testing.tiny import write_tiny_model
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "char_count"
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "char_count"
 
 
 def script(name: str) -> ModuleType:

@@ -158,7 +158,7 @@ def test_the_command_line_refuses_it_with_exit_code_2_and_starts_nothing(site: P
         f"train.dir={tmp_path / 'runs'}",
     ]
     command = [sys.executable, "-m", "rlcore", "train", *settings, "--plugin", "null", "--plugin", "seed_extra"]
-    path = f"{site}:{Path(__file__).parent.parent}"
+    path = f"{site}:{Path(__file__).parent.parent.parent}"
     began = time.monotonic()
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": path, "PATH": ""}, cwd=tmp_path

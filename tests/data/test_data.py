@@ -19,7 +19,7 @@ from rlcore.reward.scorers import reasoning_gym as reasoning_gym_reward
 from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.types import Message, Prompt, Reward, frozen_messages
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def write_lines(path: Path, rows: Sequence[Any]) -> str:

@@ -149,4 +149,4 @@ plan = plan_run([{config!r}], [])
 assert {{each.cls.__name__ for each in plan.workers}} == {{"HfActor", "HfRollout"}}
 sys.exit(any(name in sys.modules for name in ("torch", "transformers", "accelerate")))
 """
-    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=False).returncode == 0

@@ -196,7 +196,7 @@ def test_the_command_refuses_a_virtual_subclass_and_starts_nothing(site: Path, t
     data = f"data.sources.all.path={write_prompts(tmp_path / 'prompts.jsonl', 8)}"
     enabled = [word for name in ("null", "wrong_one", *plugins) for word in ("--plugin", name)]
     command = [sys.executable, "-m", "rlcore", "train", *SETTINGS, *settings, data, *enabled]
-    path = f"{site}:{Path(__file__).parent.parent}"
+    path = f"{site}:{Path(__file__).parent.parent.parent}"
     began = time.monotonic()
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env={"PYTHONPATH": path, "PATH": ""}, cwd=tmp_path

@@ -17,7 +17,7 @@ from rlcore.reward.functions import FunctionRewards, build_function_rewards
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all, score_rewards, use_rewards
 from rlcore.types import Lane, Reward, RewardStatus, ScoredTrajectory
 
-FORMS = str(Path(__file__).parent / "scorers" / "forms.py")
+FORMS = str(Path(__file__).parent.parent / "scorers" / "forms.py")
 GROUP = RunConfig(eval=EvalConfig(samples_per_prompt=4))
 TEXTS = ["ab", "a", "abc", "abcde"]
 function = partial(RewardFunctionConfig, children=1)

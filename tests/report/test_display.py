@@ -22,7 +22,7 @@ from rlcore.report.terminal import Terminal
 from rlcore.testing import write_prompts
 from rlcore.testing.null import SETTINGS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 HOSTILE = "\x1b[31mred\x1b]0;title\x07 [/bold] [link=x] \u202eright\u2066 \ud800 tab\there"
 
 

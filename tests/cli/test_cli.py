@@ -17,7 +17,7 @@ from rlcore.testing import write_prompts
 from rlcore.testing.packages import importable, write_package
 from rlcore.train import checkpoint
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture

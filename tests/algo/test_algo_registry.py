@@ -82,7 +82,7 @@ def test_a_bare_file_is_imported_once_and_a_broken_one_can_be_put_right(tmp_path
 
 
 def test_the_docs_have_a_row_for_every_offer_preset_and_aggregation() -> None:
-    text = (Path(__file__).parents[1] / "docs" / "algorithms.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
     for offer in OFFERS:
         title = "## Advantage estimators" if offer.kind is AlgorithmKind.ADVANTAGE else "## Policy loss"
         section = text[text.index(f"\n{title}") :].split("\n## ")[1]

@@ -11,7 +11,7 @@ from rlcore.config import RunConfig, load_config
 from rlcore.config.reference import docs_of, render
 from rlcore.config.schema import entries_of, hints_of, section_of
 
-REFERENCE = Path(__file__).parent.parent / "examples" / "reference.yaml"
+REFERENCE = Path(__file__).parent.parent.parent / "examples" / "reference.yaml"
 NEEDED = ("model.path=m", "data.sources.all.path=p.jsonl", "reward.functions.ok.fn=r.py:score")
 
 

@@ -21,7 +21,7 @@ from rlcore.testing.suites.reward_replica import RewardReplicaSuite
 from rlcore.testing.suites.scorer import ScorerSuite
 from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, ScoredTrajectory
 
-HERE = Path(__file__).parent / "broken"
+HERE = Path(__file__).parent.parent / "broken"
 GOOD, BAD = ("The answer is 7",), ("The answer is 8",)
 CLAIMS: dict[str, Any] = {
     "known_good": GOOD,

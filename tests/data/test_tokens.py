@@ -197,4 +197,4 @@ def test_byte_tokens_need_no_torch() -> None:
         "load_tokens(ModelConfig(path='none', tokenizer='bytes'), ''); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )
-    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[1], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=False).returncode == 0

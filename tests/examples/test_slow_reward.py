@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "examples" / "slow_reward" / "compare.py"
+SCRIPT = Path(__file__).parent.parent.parent / "examples" / "slow_reward" / "compare.py"
 
 
 @pytest.fixture(scope="module")

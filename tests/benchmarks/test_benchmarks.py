@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 ECHO = """
 from channel import Channel

@@ -25,7 +25,7 @@ function = partial(RewardFunctionConfig, children=1)
 @pytest.fixture
 def rewards() -> str:
     """Path of a file with reward functions."""
-    return str(Path(__file__).parent / "scorers" / "scorers.py")
+    return str(Path(__file__).parent.parent / "scorers" / "scorers.py")
 
 
 def one(rewards: str, name: str, trajectory: Trajectory | None = None, **settings: Any) -> Reward:

@@ -18,8 +18,8 @@ from rlcore.testing.suites.reward_manager import RewardManagerSuite
 from rlcore.testing.suites.scorer import ScorerSuite
 from rlcore.types import Trajectory
 
-BROKEN = Path(__file__).parent / "broken" / "rewards.py"
-SCORERS = Path(__file__).parent / "scorers" / "scorers.py"
+BROKEN = Path(__file__).parent.parent / "broken" / "rewards.py"
+SCORERS = Path(__file__).parent.parent / "scorers" / "scorers.py"
 TASK = reasoning_gym.create_dataset("chain_sum", size=1, seed=0)[0]
 
 

@@ -14,7 +14,7 @@ from rlcore.errors import PluginError, RlcoreError
 from rlcore.testing.rewards import make_prompt, make_trajectory, score_rewards
 from rlcore.types import Lane, Reward, RewardStatus, Trajectory
 
-FORMS = str(Path(__file__).parent / "scorers" / "forms.py")
+FORMS = str(Path(__file__).parent.parent / "scorers" / "forms.py")
 GROUP = RunConfig(eval=EvalConfig(samples_per_prompt=4), train=TrainConfig(max_steps=7))
 function = partial(RewardFunctionConfig, children=1)
 
