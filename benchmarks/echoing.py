@@ -53,7 +53,7 @@ class Reader(RolloutWorker):
 def handed(handle: WeightsHandle) -> Iterator[Any]:
     """The tensors, from files or from the actor's process."""
     if handle.kind == "tcp":
-        from rlcore.engines.weight_server import received
+        from rlcore.contracts.weights import received
 
         yield from (each for _, each in received(handle.path))
     else:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from measure import MODEL, emit, gemm_peak_gflops, machine, peak_rss_bytes, say, summary, timed
+from rlcore_vllm.engine import ENVIRONMENT, GIB
 
 from rlcore.config import ModelConfig
 from rlcore.contracts.tokens import Tokens
@@ -24,7 +25,6 @@ from rlcore.data.tokens import load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
-from rlcore.engines.vllm.engine import ENVIRONMENT, GIB
 from rlcore.types import Completion, GenerateRequest, Sampling
 
 GATE_TOKENS = 8

@@ -345,8 +345,8 @@ class WeightsHandle:
     version: int
     kind: Literal["directory", "adapter", "tcp"]
     """directory: a model directory that from_pretrained opens, with safetensors files; adapter: one of peft's, for the
-    model that the replicas began with; tcp: the actor's process sends them to whoever asks
-    (`engines/weight_server.py`)."""
+    model that the replicas began with; tcp: the actor's process sends them to all who know
+    the address. `rlcore.contracts.weights.weights_of` reads each of them."""
     path: str
     """Of the directory; for tcp HOST:PORT/SECRET."""
 

@@ -128,6 +128,14 @@ def check_is(made: object, field: str, kind: type[Any], *, optional: bool = Fals
         refuse(made, field, f"a {kind.__name__}{' or None' if optional else ''}")
 
 
+def check_frozen(made: object, field: str) -> None:
+    """None, or an instance of a frozen dataclass."""
+    value = getattr(made, field)
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    if value is not None and not (parameters and parameters.frozen):
+        refuse(made, field, "an instance of a frozen dataclass, or None")
+
+
 def check_subclass(made: object, field: str, base: type[Any]) -> None:
     """A class that really inherits from `base`."""
     value = getattr(made, field)

@@ -52,4 +52,5 @@ def context_of(
         rendezvous=rendezvous,
         shared_prefix=plan.shared_prefix,
         weights_kind=run.weights_kind,
+        spec=request.spec,
     )

@@ -13,7 +13,7 @@ MAX_LOG_LINES = 10_000
 MAX_LINE = 2000
 NUM_LAST_WORDS = 3
 NUM_RECENT = 100
-"""Lines before the end among which an exception is why it came: vLLM's processes print several tracebacks each."""
+"""Lines before the end among which an exception is why it came: some engines print several tracebacks each."""
 EXCEPTION = re.compile(r"(^|[\s(])[A-Za-z_.]*(Error|Exception|Interrupt): ")
 STACK = re.compile(
     r"\s+@\s|PC: @|\*\*\* SIG|\[.* logging\.cc:|Stack \(most recent|(Current )?[Tt]hread 0x|Extension modules:"

@@ -1,33 +1,9 @@
 """The sections of the engines that sample and that train; the other sections are in `rlcore.config.sections`."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from rlcore.config.options import option
-
-
-@dataclass(frozen=True)
-class VllmConfig:
-    """Rollout replicas on vLLM, each an engine with a copy of the weights of its own."""
-
-    dtype: Literal["actor", "float32", "bfloat16", "float16"] = "actor"
-    """Number format of weights and activations; actor: `actor.dtype`."""
-    tensor_parallel: int = option(1, at_least=1)
-    """Devices that share one replica's weights."""
-    max_model_len: int = option(0, at_least=0)
-    """Tokens of prompt and response together, at most; 0: what the model allows. Less takes less memory, and on a CPU,
-    where a prompt is computed in one piece, less time to warm up a compiled model."""
-    kv_cache_gib: float = option(1.0, used_when="cluster.device == 'cpu'", above=0)
-    """Host memory for keys and values of a replica; room for one sequence of `max_model_len` is the least."""
-    gpu_memory_frac: float = option(0.9, used_when="cluster.device == 'cuda'", above=0, at_most=1)
-    """Share of its devices' memory that a replica takes, weights included."""
-    enforce_eager: bool = False
-    """Compile nothing: the engine starts in seconds instead of minutes and decodes more slowly."""
-    lora: Literal["merged", "adapter"] = option("merged", used_when="actor.lora.enabled == True")
-    """What a LoRA actor hands over. merged: all weights, its adapter added to them; adapter: the adapter alone, a few
-    per cent of the bytes, whose part vLLM computes beside each layer, at some cost for each token."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of vLLM's AsyncEngineArgs."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +13,11 @@ class RolloutConfig:
     agent: str = "single_turn"
     """The agent loop, by name."""
     backend: str = "hf"
-    """The rollout engine. hf: embedded in the actor's process; vllm: replicas with a copy of the weights."""
+    """The rollout engine, by name. hf: embedded in the actor's process; `rlcore plugins` shows those of plugins."""
     replicas: int = option(1, at_least=1)
     """Engines that generate side by side; of one that is embedded in the actor there are as many as of the actor."""
     pool: str = ""
-    """Pool of engines that are not embedded in the actor; empty: as the backend says (vllm: `rollout`), else `main`."""
+    """Pool of engines that are not embedded in the actor; empty: as the backend says, else `main`."""
     samples_per_prompt: int = option(8, at_least=1)
     """Size of a group."""
     temperature: float = option(1.0, above=0)
@@ -70,8 +46,6 @@ class RolloutConfig:
     """Where the actor writes weights for replicas that hold a copy: seen by all of them; empty: the run directory."""
     warn_logprob_diff: float = option(0.05, above=0)
     """Warn when log-probs of the actor and of a rollout with a copy of its weights differ by more in a step's mean."""
-    vllm: VllmConfig = field(default_factory=VllmConfig, metadata={"used_when": "backend == 'vllm'"})
-    """The engine of rollout.backend=vllm."""
 
     @property
     def truncates(self) -> bool:

@@ -125,6 +125,14 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield key, value
 
 
+def check_moved(layer: Layer, moved: Mapping[str, str]) -> None:
+    """ConfigError with the new name of the layer's first key that has moved, alone or with its section."""
+    for key, _ in leaves(layer.values):
+        for old, new in moved.items():
+            if f"{key}.".startswith(f"{old}."):
+                raise ConfigError(f"{key}: now {new}{key.removeprefix(old)} ({layer.origin})")
+
+
 def check_safe(value: Any, key: str, origin: str) -> None:
     """ConfigError for what no configuration may hold, at any depth.
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlcore.config.checks import check_bounds, check_effects, check_rules, has_effect, walk
-from rlcore.config.layers import Layer, Source, from_mapping, leaves, nest, overlay, read_layers
+from rlcore.config.layers import Layer, Source, check_moved, from_mapping, leaves, nest, overlay, read_layers
 from rlcore.config.names import check_name
 from rlcore.config.offered import check_conditions, check_made, plugin_layers, plugin_sections, without_paths
 from rlcore.config.presets import PRESETS
@@ -61,13 +61,17 @@ class LoadedConfig:
         return str(OmegaConf.to_yaml(OmegaConf.create(dict(self.saved))))
 
 
-def enabled_plugins(files: Sequence[Source], overrides: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+def enabled_plugins(
+    files: Sequence[Source], overrides: Sequence[str], moved: Mapping[str, str] = FrozenDict()
+) -> dict[str, Mapping[str, Any]]:
     """The raw `plugins.*` sections of files and overrides by plugin, before any plugin is loaded.
 
-    ConfigError for what cannot be read, and for a name that is no name of a plugin.
+    ConfigError for what cannot be read, for a name that is no name of a plugin, and for a key that has `moved`: old
+    names of keys and sections, with the new ones.
     """
     sections: dict[str, Mapping[str, Any]] = {}
     for layer in read_layers(files, overrides):
+        check_moved(layer, moved)
         plugins = layer.values.get("plugins")
         if not isinstance(plugins, (Mapping, type(None))):
             raise ConfigError(f"plugins: found {plugins!r} ({layer.origin}); needs a section, such as plugins.x={{}}")

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from rlcore.checks.data import (
     check_flags,
+    check_frozen,
     check_is,
     check_names,
     check_numbers,
@@ -75,6 +76,8 @@ class WorkerRequest:
     """Tokens whose keys and values a rank holds at most."""
     takes_adapter: bool = False
     """Of a rollout with a copy of the weights: a LoRA actor hands it the adapter alone, as files."""
+    spec: Any = None
+    """What the workers serve, as frozen data that the role's interface defines: a `RewardModel` for a RewardReplica."""
     note: str = ""
     """A fact about this role that `rlcore plan` shows among its notes."""
 
@@ -92,6 +95,7 @@ class WorkerRequest:
         check_is(self, "model", ModelFacts, optional=True)
         check_is(self, "engine", EngineConfig, optional=True)
         check_is(self, "settings", str)
+        check_frozen(self, "spec")
         check_is(self, "note", str)
         check_text_choice(self, "shared_prefix", ["planned", *SharedPrefix])
         if self.gpus > 1 and self.gpus != int(self.gpus):

@@ -46,6 +46,8 @@ class WorkerContext:
     """Where the ranks of this replica meet: `init_method` of torch.distributed; empty with one rank."""
     weights_kind: str = ""
     """How an actor hands its weights to the rollout, a `WeightsHandle.kind`; '' where that samples from its own."""
+    spec: Any = None
+    """`WorkerRequest.spec`, as the class's `complete` left it."""
     address: str = "127.0.0.1"
     """Of this node, as the run's other nodes reach it."""
 

@@ -12,25 +12,21 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import prod
 
 import torch
 from torch import Tensor
 
+from rlcore.contracts.weights import EXCHANGE_S, LENGTH_BYTES, read_exactly
 from rlcore.errors import WorkerError, boundary
 
 logger = logging.getLogger(__name__)
 
-EXCHANGE_S = 60.0
-"""Until a side gives up that hears nothing, or cannot get rid of a piece."""
 PIECE_BYTES = 16 << 20
-"""Sent within that time, at least."""
+"""Sent within EXCHANGE_S, at least."""
 SECRET_BYTES = 16
-LENGTH_BYTES = 8
-"""Of the number in front of what tells names, types and shapes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +94,7 @@ class WeightsServer:
         try:
             with connection:
                 connection.settimeout(EXCHANGE_S)
-                asked, offered = _read(connection, 2 * SECRET_BYTES), self._offered
+                asked, offered = read_exactly(connection, 2 * SECRET_BYTES), self._offered
                 if offered is None or not hmac.compare_digest(bytes(asked), offered.secret.encode()):
                     return
                 contents = offered.contents()
@@ -117,33 +113,3 @@ class WeightsServer:
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies that nobody changes, each in one piece of this machine's memory."""
     return {name: each.detach().to("cpu", copy=True).contiguous() for name, each in tensors.items()}
-
-
-def received(address: str) -> Generator[tuple[str, Tensor]]:
-    """Names and tensors, in host memory, as they come; WorkerError when there are none, or not all of them."""
-    place, _, secret = address.rpartition("/")
-    host, _, port = place.rpartition(":")
-    with (
-        boundary(f"weights: receiving them from {place}", WorkerError),
-        socket.create_connection((host, int(port)), timeout=EXCHANGE_S) as connection,
-    ):
-        connection.sendall(secret.encode())
-        length = int.from_bytes(_read(connection, LENGTH_BYTES))
-        for name, dtype, shape in json.loads(bytes(_read(connection, length))):
-            yield name, _tensor(connection, getattr(torch, dtype), shape)
-
-
-def _tensor(connection: socket.socket, dtype: torch.dtype, shape: list[int]) -> Tensor:
-    data = _read(connection, prod(shape) * dtype.itemsize)
-    return torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
-
-
-def _read(connection: socket.socket, num: int) -> bytearray:
-    data = bytearray(num)
-    rest = memoryview(data)
-    while rest:
-        count = connection.recv_into(rest)
-        if not count:
-            raise EOFError(f"{len(rest)} of {num} bytes are missing: the sender has gone, or has other weights by now")
-        rest = rest[count:]
-    return data

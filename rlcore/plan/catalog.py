@@ -1,30 +1,39 @@
-"""Words errors about what is not installed, from `rlcore/plan/catalog.toml`."""
+"""Words errors about what is not installed and what has moved, from `rlcore/plan/catalog.toml`."""
 
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 
 @cache
-def _packages() -> tuple[dict[str, Any], ...]:
-    return tuple(tomllib.loads(files("rlcore.plan").joinpath("catalog.toml").read_text("utf-8"))["package"])
+def _catalog() -> dict[str, Any]:
+    return tomllib.loads(files("rlcore.plan").joinpath("catalog.toml").read_text("utf-8"))
 
 
-def remedy(key: str, name: str | None = None) -> str:
-    """What to install and type so that the config key can take the name (or any name but those here); '' if unknown.
+def remedy(key: str, name: str | None = None, interface: str = "") -> str:
+    """Says what to install and type so that the config key can take the name; '' if unknown.
 
-    The plugin of a name may be installed already and only not enabled, which the sentence covers.
+    Without a name it speaks of the first one that comes with a package. With `interface`, that of a worker, names that
+    the catalog lists for the interface count too. The plugin of a name may be installed already and not enabled: the
+    sentence covers that.
     """
-    for package in _packages():
-        names = package.get(key, [])
+    for package in _catalog()["package"]:
+        names = package.get(key) or package.get(interface, [])
         if names and (name is None or name in names):
             chosen = name or names[0]
-            enable = f" --plugin {package['plugin']}" if package["plugin"] else ""
-            return f"'{chosen}' comes with `{package['install']}` and `rlcore train ...{enable} {key}={chosen}`"
+            typed = f"rlcore train ... --plugin {package['plugin']} {key}={chosen}"
+            return f"'{chosen}' comes with `{package['install']}` and `{typed}`"
     return ""
 
 
 def install_hint(plugin: str) -> str:
-    """How to install a first-party plugin; '' if it is none."""
-    return next((f"`{each['install']}`" for each in _packages() if plugin and each["plugin"] == plugin), "")
+    """How to install a first-party plugin; '' for any other plugin."""
+    return next((f"`{package['install']}`" for package in _catalog()["package"] if package["plugin"] == plugin), "")
+
+
+def moved_keys() -> Mapping[str, str]:
+    """Configuration keys that plugins have taken over, with where they are now."""
+    found: dict[str, str] = _catalog()["moved"]
+    return found

@@ -149,7 +149,7 @@ def _only_class(offers: Offers, asked: OwnedRequest) -> Offer[WorkerClass]:
         for each in others
         if each.provider.plugin != CORE
     )
-    help_ = remedy(f"{role.name}.backend", backend)
+    help_ = remedy(f"{asked.request.settings or role.name}.backend", backend, interface)
     parts = [f"{wanted}: none is offered", nearest(backend, [each.value.backend for each in for_interface])]
     raise PlanError("; ".join(parts + [part for part in (elsewhere, help_) if part]))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from rlcore.config import LoadedConfig, enabled_plugins, load_config
 from rlcore.errors import ConfigError, PluginError
+from rlcore.plan.catalog import moved_keys
 from rlcore.plugins.discover import InstalledPlugin, canonical, installed
 from rlcore.plugins.hooks import Hooks
 from rlcore.plugins.load import is_path, load_plugin, name_of
@@ -35,7 +36,7 @@ def configure(
     `plugins` are names or paths, as given to --plugin; each is short for an override `plugins.NAME={}` (of a file
     `plugins.STEM.path=/abs/file.py`), so the saved configuration enables them again by itself.
     """
-    sections = enabled_plugins(files, overrides)
+    sections = enabled_plugins(files, overrides, moved_keys())
     for name in sections:
         if name != canonical(name):
             raise ConfigError(f"plugins.{name}: a section is named with '_'; write plugins.{canonical(name)}")

@@ -21,8 +21,6 @@ from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.engines.hf import HfActor, HfReference, HfRollout
 from rlcore.engines.hf.resources import complete_embedded, complete_reference
-from rlcore.engines.vllm import VllmRollout
-from rlcore.engines.vllm.resources import complete_rollout
 from rlcore.plan import CORE
 from rlcore.plan.memory import BYTES, training_bytes_per_parameter
 from rlcore.reward.functions import build_function_rewards
@@ -129,12 +127,4 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
         WorkerClass(ActorWorker, "hf", HfActor),
         WorkerClass(ReferenceWorker, "hf", HfReference, on_every_rank=True, complete=complete_reference),
         WorkerClass(RolloutWorker, "hf", HfRollout, embedded_in=ACTOR, on_every_rank=True, complete=complete_embedded),
-        WorkerClass(
-            RolloutWorker,
-            "vllm",
-            VllmRollout,
-            isolated=True,
-            complete=complete_rollout,
-            weight_sync=frozenset({"disk", "tcp"}),
-        ),
     ]

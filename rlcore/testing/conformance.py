@@ -16,7 +16,7 @@ from rlcore.plugins import Hooks, load
 from rlcore.plugins.load import name_of
 from rlcore.reward.signature import COMPUTE_SCORE_NAMES, TRL_NAMES, is_factory, read_signature
 
-HEAVY = ("torch", "transformers", "accelerate", "datasets", "vllm", "ray")
+HEAVY = ("torch", "transformers", "accelerate", "datasets", "ray")
 """What importing a plugin should not import: planning and `--help` would take seconds."""
 
 SAMPLE_NAMES = frozenset({"trajectory", "trajectories", *TRL_NAMES, *COMPUTE_SCORE_NAMES})

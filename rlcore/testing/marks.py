@@ -11,4 +11,3 @@ def needs(module: str, how: str) -> pytest.MarkDecorator:
 
 
 NEEDS_RAY = needs("ray", "`pip install 'rlcore[ray]'`")
-NEEDS_VLLM = needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real")

@@ -63,7 +63,7 @@ def write_tiny_classifier(
 ) -> Path:
     """Write a random float32 classifier of sequences or tokens for byte tokens; the directory. One label is a scalar.
 
-    Of hidden size 32, so that with one attention head vLLM's attention for CPUs can compute it.
+    Of hidden size 32: with one attention head that is the least head size which every engine computes on a CPU.
     """
     import torch
     import transformers

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlcore.contracts.stop_scan import StopScan
 from rlcore.data.tokens import ByteTokens
-from rlcore.engines.stop_scan import StopScan
 
 TEXTS = st.text(alphabet="ab\n é€😀", min_size=1, max_size=12)
 

@@ -9,15 +9,12 @@ from typing import Any
 
 import pytest
 
-from rlcore.errors import ConfigError, PlanError, WorkerError
-from rlcore.plan import RunPlan, make_plan
-from rlcore.plan.machine_facts import Facts
-from rlcore.plugins import configure
-from rlcore.testing import write_prompts
+from rlcore.errors import WorkerError
 from rlcore.testing.tiny import write_tiny_model
 
 torch = pytest.importorskip("torch")
 link = pytest.importorskip("rlcore.engines.weight_server")
+weights = pytest.importorskip("rlcore.contracts.weights")
 
 
 def some_tensors() -> dict[str, Any]:
@@ -56,10 +53,10 @@ def test_whoever_has_the_address_gets_every_tensor_as_it_was_offered_at_any_time
     for each in tensors.values():
         each.detach().zero_()  # as an update does
     with ThreadPoolExecutor() as threads:
-        taken = [threads.submit(lambda: dict(link.received(address))) for _ in range(3)]
+        taken = [threads.submit(lambda: dict(weights.received(address))) for _ in range(3)]
         assert all(equal(each.result(), before) for each in taken)
     later = server.offer(link.host_copies(tensors))
-    assert equal(dict(link.received(later)), tensors)
+    assert equal(dict(weights.received(later)), tensors)
 
 
 def test_an_address_is_good_for_one_version_and_for_those_who_know_the_secret(server: Any) -> None:
@@ -67,26 +64,27 @@ def test_an_address_is_good_for_one_version_and_for_those_who_know_the_secret(se
     place, _, secret = first.rpartition("/")
     refused = f"weights: receiving them from {place}: EOFError: 8 of 8 bytes are missing"
     with pytest.raises(WorkerError, match=refused):
-        next(link.received(f"{place}/{'0' * len(secret)}"))
+        next(weights.received(f"{place}/{'0' * len(secret)}"))
     second = server.offer(link.host_copies(some_tensors()))
     assert second != first
     with pytest.raises(WorkerError, match=refused) as caught:
-        next(link.received(first))
+        next(weights.received(first))
     assert secret not in str(caught.value)
-    assert len(dict(link.received(second))) == len(some_tensors())
+    assert len(dict(weights.received(second))) == len(some_tensors())
 
 
 def test_one_who_goes_halfway_and_one_who_says_nothing_harm_nobody(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "EXCHANGE_S", 0.5)
+    monkeypatch.setattr(weights, "EXCHANGE_S", 0.5)
     large = {"large": torch.randn(3000, 1000), "other": torch.randn(3000, 1000)}
     address = server.offer(large)
     silent = socket.create_connection(("127.0.0.1", int(address.rpartition("/")[0].rpartition(":")[2])))
-    gone = link.received(address)
+    gone = weights.received(address)
     assert next(gone)[0] == "large"
     gone.close()
-    assert equal(dict(link.received(address)), large)
+    assert equal(dict(weights.received(address)), large)
     silent.settimeout(5)
     assert silent.recv(1) == b"", "it was let go"
     silent.close()
@@ -96,13 +94,13 @@ def test_a_sender_that_is_gone_is_an_error_that_names_it() -> None:
     server = link.WeightsServer("127.0.0.1")
     address = server.offer({"large": torch.randn(3000, 3000), "other": torch.randn(3000, 3000)})
     place = address.rpartition("/")[0]
-    taking = link.received(address)
+    taking = weights.received(address)
     next(taking)
     server.close()
     with pytest.raises(WorkerError, match=f"weights: receiving them from {place}: "):
         next(taking)
     with pytest.raises(WorkerError, match=f"weights: receiving them from {place}: ConnectionRefusedError"):
-        next(link.received(address))
+        next(weights.received(address))
     with pytest.raises(WorkerError, match=r"weights: listening on 192\.0\.2\.1: OSError"):
         link.WeightsServer("192.0.2.1")
 
@@ -146,39 +144,3 @@ def test_what_is_sent_is_what_would_be_written(
     written, sent = load_file(tmp_path / "whole" / "model.safetensors"), whole_tensors(model)
     assert sent.keys() == written.keys()
     assert all(torch.equal(sent[name], tensor) for name, tensor in written.items())
-
-
-def settings(directory: Path) -> dict[str, Any]:
-    """A plan with vLLM and a link."""
-    base = write_tiny_model(directory / "tiny")
-    prompts = write_prompts(directory / "prompts.jsonl", 8)
-    return {
-        "model": {"path": str(base), "tokenizer": "bytes"},
-        "data": {"sources": {"train": {"path": str(prompts)}}},
-        "rollout": {"backend": "vllm", "weight_sync": "tcp"},
-        "reward": {"functions": {"letters": {"fn": "count_letter"}}},
-    }
-
-
-@pytest.mark.parametrize(
-    ("error", "overrides", "says"),
-    [
-        (
-            PlanError,
-            ("actor.lora.enabled=true", "rollout.vllm.lora=adapter"),
-            "choose weight_sync=disk, or lora=merged",
-        ),
-        (ConfigError, ("rollout.weights_dir=/dev/shm",), "rollout.weights_dir"),
-        (PlanError, ("rollout.backend=hf",), "the rollout is served inside 'actor'"),
-    ],
-)
-def test_plans_in_which_there_can_be_no_link_are_refused(
-    error: type[Exception], overrides: tuple[str, ...], says: str, tmp_path: Path
-) -> None:
-    def planned(*overrides: str) -> RunPlan:
-        hooks, loaded = configure([settings(tmp_path)], overrides, ("null",))
-        return make_plan(loaded, hooks, Facts(cpus=2))
-
-    assert planned().config.rollout.weight_sync == "tcp"
-    with pytest.raises(error, match=says):
-        planned(*overrides)

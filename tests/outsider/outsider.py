@@ -26,9 +26,10 @@ SOURCES = {
     "rlcore_reward_loop": ROOT / "plugins" / "reward_loop",
     "rlcore_agent_loop": ROOT / "plugins" / "agent_loop",
     "rlcore_critic_engine": ROOT / "plugins" / "critic_engine",
+    "rlcore_vllm": ROOT / "plugins" / "vllm",
     "rlcore_example_arithmetic": ROOT / "examples" / "arithmetic" / "plugin",
 }
-PLUGINS = {"reward_loop", "agent_loop", "critic_engine", "digit_sum", "null"}
+PLUGINS = {"reward_loop", "agent_loop", "critic_engine", "vllm", "digit_sum", "null"}
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "vllm", "ray")
 MODULES_AFTER = """
 import sys

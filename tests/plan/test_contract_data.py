@@ -13,6 +13,7 @@ from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.components import Component, RewardComponent
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, PoolSpec, RewardFunction, Scope, WorkerClass
 from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.reward_models import RewardModel
 from rlcore.errors import OfferError, PluginError
 from rlcore.plan import Facts, make_plan
 from rlcore.plugins import configure
@@ -56,6 +57,7 @@ GOOD: dict[type[Any], dict[str, Any]] = {
     RewardFunction: {"name": "half", "target": "a.b:c"},
     Algorithm: {"name": "mine", "kind": AlgorithmKind.ADVANTAGE, "target": "a.b:c", "scope": Scope.GROUP},
     ConfigSection: {"name": "mine", "type": PoolSpec},
+    RewardModel: {"path": "some-model"},
 }  # fmt: skip
 
 WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
@@ -83,6 +85,15 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (WorkerRequest, "settings"): ("needs a str", [None, 3]),
     (WorkerRequest, "shared_prefix"): ("needs one of planned, none, tree, cache", ["trie", None, True]),
     (WorkerRequest, "takes_adapter"): ("needs True or False", ["yes", 1, None]),
+    (WorkerRequest, "spec"): ("needs an instance of a frozen dataclass, or None", ["m", {}, RewardModel, Melting()]),
+    (RewardModel, "path"): (TEXT, ["", None, Path("m")]),
+    (RewardModel, "tokenizer"): ("needs a str", [None, 3]),
+    (RewardModel, "dtype"): (TEXT, ["", None]),
+    (RewardModel, "label"): ("needs a whole number of at least 0", [-1, "0", None, True]),
+    (RewardModel, "activation"): ("needs one of none, sigmoid, softmax", ["relu", None]),
+    (RewardModel, "max_tokens"): ("needs a whole number of at least 1", [0, None, 1.5]),
+    (RewardModel, "kinds"): ("needs a frozenset", ["judge", None, ["judge"]]),
+    (RewardModel, "options"): ("needs a Mapping", [None, ["a"]]),
     (WorkerRequest, "note"): ("needs a str", [None, 3]),
     (WorkerClass, "interface"): (
         "needs a subclass of rlcore.contracts.workers.Worker",

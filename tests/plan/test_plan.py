@@ -104,7 +104,7 @@ def test_the_arithmetic_of_a_step() -> None:
         (
             PlanError,
             "rollout.backend=sglang",
-            "backend 'sglang': none is offered; choose from: hf, null, null_replica, vllm",
+            "backend 'sglang': none is offered; choose from: hf, null, null_replica",
         ),
         (PlanError, "actor.backend=hf", "make the two equal"),
         (PlanError, "cluster.pools.spare.gpus_per_node=0", "pool 'spare' of config (cluster.pools) is unused"),

@@ -265,7 +265,7 @@ def test_an_embedded_rollout_refuses_a_sharded_actor_and_names_what_can_serve_it
     assert line.endswith("it needs one rank; set trunk.ranks=1"), "no other class implements the interface"
     line = refused(PlanError, "actor.data_parallel=2")
     assert "role 'rollout'" in line
-    assert line.endswith("choose from: rollout.backend=hf, rollout.backend=null_replica, rollout.backend=vllm")
+    assert line.endswith("choose from: rollout.backend=hf, rollout.backend=null_replica")
 
 
 def test_an_enabled_plugin_of_which_nothing_is_used_stops_the_run(site: Path) -> None:

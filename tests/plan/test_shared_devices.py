@@ -16,7 +16,7 @@ from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 from rlcore.train.trainer import Trainer
 
-VLLM = ("rollout.backend=vllm",)
+VLLM = ("rollout.backend=vllm", "plugins.vllm={}")
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ def test_a_judge_on_the_actors_device_sleeps_or_is_refused_and_a_critic_takes_it
 )
 def test_the_actor_hands_over_what_the_plan_decided(kind: str, called: str, tmp_path: Path) -> None:
     decided = {
-        "adapter": (*VLLM, "actor.lora.enabled=true", "rollout.vllm.lora=adapter"),
+        "adapter": (*VLLM, "actor.lora.enabled=true", "plugins.vllm.lora=adapter"),
         "tcp": (*VLLM, "rollout.weight_sync=tcp"),
         "directory": VLLM,
     }[kind]

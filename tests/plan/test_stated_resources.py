@@ -124,7 +124,6 @@ def rlcore_worker_classes() -> Sequence[WorkerClass]:
     ]
 '''
 STRANGER = ("rollout.backend=sprint", "plugins.sprint={}", "cluster.device=cuda")
-VLLM = ("rollout.backend=vllm",)
 WHO = "plugin 'sprint' (sprint 1.0)"
 GIB = 2**30
 
@@ -334,25 +333,6 @@ def test_a_copy_of_weights_that_is_not_embedded_is_counted_once() -> None:
     stated = "replace(request, pool='engines', bytes_per_parameter=2.0, cached_tokens=1)"
     held = planned(f'plugins.sprint.broken="{stated}"', facts=facts).memory_bytes["rollout"]
     assert 2 * 10**9 <= held < 2.1 * 10**9
-
-
-def test_vllm_states_its_devices_by_the_same_hook() -> None:
-    more = ("rollout.vllm.tensor_parallel=2", "rollout.vllm.gpu_memory_frac=0.5")
-
-    def made(*overrides: str) -> RunPlan:
-        hooks, loaded = configure([], [*SETTINGS, *VLLM, *more, "cluster.device=cuda", *overrides], ["null"])
-        return make_plan(loaded, hooks, Facts(cpus=8, gpus=8))
-
-    request = request_of(made("rollout.replicas=3"), "rollout")
-    assert (request.pool, request.gpus, request.device_frac) == ("rollout", 2.0, 0.5)
-    assert made().weights_kind == "directory"
-    assert made("rollout.weight_sync=tcp").weights_kind == "tcp"
-    lora = ("actor.lora.enabled=true", "rollout.vllm.lora=adapter")
-    assert made(*lora).weights_kind == "adapter"
-    with pytest.raises(
-        RlcoreError, match=r"options\.tensor_parallel_size: found 4, but rollout\.vllm\.tensor_parallel"
-    ):
-        made("rollout.vllm.options.tensor_parallel_size=4")
 
 
 def test_the_table_of_pools_shows_where_they_go(monkeypatch: pytest.MonkeyPatch) -> None:

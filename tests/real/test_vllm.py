@@ -20,16 +20,16 @@ import pytest
 from rlcore.config import RunConfig
 from rlcore.errors import WorkerError
 from rlcore.testing.leaks import descendants, is_running
-from rlcore.testing.marks import NEEDS_VLLM
+from rlcore.testing.marks import needs
 from rlcore.types import Completion, GenerateRequest, Sampling, WeightsHandle
 
 if TYPE_CHECKING:
-    from rlcore.engines.vllm.sampler import VllmSampler
+    from rlcore_vllm.sampler import VllmSampler
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(400),
-    NEEDS_VLLM,
+    needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real"),
 ]
 
 ROOT = Path(__file__).parent.parent.parent
@@ -157,10 +157,10 @@ def test_a_replica_samples_with_the_weights_of_an_actor_that_trains_adapters(
         "rollout.backend": "vllm",
         "rollout.samples_per_prompt": 4,
         "rollout.max_tokens": 8,
-        "rollout.vllm.max_model_len": 128,
-        "rollout.vllm.kv_cache_gib": 0.1,
-        "rollout.vllm.enforce_eager": "true",
-        "rollout.vllm.lora": handed_over,
+        "plugins.vllm.max_model_len": 128,
+        "plugins.vllm.kv_cache_gib": 0.1,
+        "plugins.vllm.enforce_eager": "true",
+        "plugins.vllm.lora": handed_over,
         "rollout.weight_sync": by,
         "actor.lora.enabled": "true",
         "actor.lr": 5e-3,
@@ -195,14 +195,15 @@ def test_handed_over_weights_are_sampled_from_and_log_probs_are_those_of_the_pol
 async def sampled_with_other_weights(directory: Path) -> None:
     """Sample, hand over all weights times 1.02 in the middle of longer samples, and compare with transformers."""
     import torch
+    from rlcore_vllm.engine import open_engine, rollout_arguments
+    from rlcore_vllm.sampler import VllmSampler
     from transformers import AutoModelForCausalLM
 
     from rlcore.data.tokens import load_tokens
-    from rlcore.engines.vllm.engine import open_engine, rollout_arguments
-    from rlcore.engines.vllm.sampler import VllmSampler
     from rlcore.plugins.planning import plan_run
 
     config = plan_run([EXAMPLE / "config.yaml"], []).config
+    settings = config.plugins["vllm"]
     unknown_models_are_refused(config, directory)
     tokens = load_tokens(config.model, config.data.system_prompt)
     prompt = tokens.encode_prompt(({"role": "user", "content": "Tell me of the sea."},))
@@ -215,7 +216,7 @@ async def sampled_with_other_weights(directory: Path) -> None:
         expected_N = logprobs_TV[len(prompt) - 1 : -1].gather(1, ids_T[len(prompt) :, None])[:, 0].numpy()
         return float(np.abs(expected_N - completion.logprobs)[begin:end].mean())
 
-    engine = open_engine(rollout_arguments(config, "cpu"), "test", 1)
+    engine = open_engine(rollout_arguments(config, settings, "cpu"), "test", 1)
     sampler = VllmSampler(engine, tokens, "test")
     try:
         model.save_pretrained(directory / "start")  # as a run does that is resumed before its first step
@@ -260,10 +261,14 @@ async def more_than_fits_in_a_batch(sampler: "VllmSampler", prompt: Sequence[int
 
 def unknown_models_are_refused(config: RunConfig, directory: Path) -> None:
     """Ask for an engine with a model that vLLM does not know."""
-    from rlcore.engines.vllm.engine import open_engine, rollout_arguments
+    from rlcore_vllm.engine import open_engine, rollout_arguments
 
     with pytest.raises(WorkerError) as caught:
-        open_engine(rollout_arguments(of_unknown_architecture(config, directory), "cpu"), "rollout[0.0]", 1)
+        open_engine(
+            rollout_arguments(of_unknown_architecture(config, directory), config.plugins["vllm"], "cpu"),
+            "rollout[0.0]",
+            1,
+        )
     assert "rollout[0.0]: vLLM cannot serve" in str(caught.value)
     assert "NoSuchForCausalLM" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from rlcore.testing.marks import NEEDS_VLLM
+from rlcore.testing.marks import needs
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(430),
     pytest.mark.xdist_group("conversations"),
-    NEEDS_VLLM,
+    needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real"),
 ]
 
 DEADLINE_S = 400.0

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from rlcore.report import metrics
-from rlcore.testing.marks import NEEDS_VLLM
+from rlcore.testing.marks import needs
 from rlcore.testing.tiny import write_tiny_model
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(400),
-    NEEDS_VLLM,
+    needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real"),
 ]
 
 ROOT = Path(__file__).parent.parent.parent

@@ -75,9 +75,19 @@ def short(completions, **columns):
 def config(backend: str) -> dict[str, Any]:
     """A run on two vLLM engines, or on the embedded one."""
     rollout: dict[str, Any] = {"backend": backend, "samples_per_prompt": 4, "temperature": TEMPERATURE}
+    plugins: dict[str, Any] = {
+        "agent_loop": {
+            "tools": {"note": {"fn": f"{HERE / 'agent.py'}:note", "deadline_s": 60}},
+            "parser": f"{HERE / 'agent.py'}:calls",
+            "describe_tools": "never",
+            "max_turns": 3,
+            "max_same_calls": 9,
+        }
+    }
     if backend == "vllm":
         engine = {"max_model_len": 512, "kv_cache_gib": 0.25, "enforce_eager": True}
-        rollout |= {"replicas": 2, "vllm": engine}
+        rollout["replicas"] = 2
+        plugins["vllm"] = engine
     return {
         "model": {"path": str(HERE / "model")},
         "data": {"sources": {"all": {"path": str(HERE / "prompts.jsonl")}}},
@@ -86,15 +96,7 @@ def config(backend: str) -> dict[str, Any]:
         "actor": {"lr": 1e-4},
         "cluster": {"threads": 1},
         "train": {"prompts_per_step": 2, "max_steps": 1, "log_completions_every": 0},
-        "plugins": {
-            "agent_loop": {
-                "tools": {"note": {"fn": f"{HERE / 'agent.py'}:note", "deadline_s": 60}},
-                "parser": f"{HERE / 'agent.py'}:calls",
-                "describe_tools": "never",
-                "max_turns": 3,
-                "max_same_calls": 9,
-            }
-        },
+        "plugins": plugins,
     }
 
 

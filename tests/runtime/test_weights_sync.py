@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.errors import PlanError, WorkerError
-from rlcore.plugins.planning import plan_run
+from rlcore.errors import WorkerError
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
@@ -81,16 +80,6 @@ def test_a_replica_that_dies_too_often_ends_the_run_with_its_name(here: Path) ->
     faults["cluster"] = {"max_restarts": 0}
     with pytest.raises(WorkerError, match=r"rollout\[0\]\.generate\(\)"):
         train(faults)
-
-
-def test_vllm_has_a_pool_of_its_own_and_may_be_restarted(here: Path) -> None:
-    plan = plan_run([config(here, backend="vllm", replicas=2)], ["actor.data_parallel=2"])
-    [rollout] = [each for each in plan.workers if each.request.role.name == "rollout"]
-    assert (rollout.request.pool, rollout.request.isolated, rollout.request.replicas) == ("rollout", True, 2)
-    assert rollout.request.embedded_in is None
-    assert not plan.schedule.embedded
-    with pytest.raises(PlanError, match="pool 'nowhere'"):
-        plan_run([config(here, backend="vllm")], ["cluster.pools.nowhere.nodes=1"])
 
 
 def test_weights_of_a_lora_model_are_handed_over_merged_or_alone_and_the_model_stays_as_it_is(tmp_path: Path) -> None:

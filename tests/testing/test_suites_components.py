@@ -34,7 +34,7 @@ class TestNoCritic(CriticEngineSuite):
 
 class TestRolloutPool(ResourcePoolSuite):
     target = rlcore_resource_pools
-    requests = (WorkerRequest(ROLLOUT, "vllm", "rollout", replicas=2, gpus=2.0),)
+    requests = (WorkerRequest(ROLLOUT, "copies", "rollout", replicas=2, gpus=2.0),)
 
 
 def test_pytest_runs_a_suite_of_one_line(pytester: pytest.Pytester) -> None:

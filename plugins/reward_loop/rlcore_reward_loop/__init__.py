@@ -17,9 +17,8 @@ from rlcore import (
     WorkerRequest,
     hookimpl,
 )
-from rlcore_reward_loop.checks import check
-from rlcore_reward_loop.models.vllm_replica import VllmReplica
-from rlcore_reward_loop.models.vllm_resources import complete_replica
+from rlcore.contracts.reward_models import RewardModel
+from rlcore_reward_loop.checks import WHERE, check
 from rlcore_reward_loop.models.worker import HfReplica
 from rlcore_reward_loop.settings import RewardLoopSettings
 
@@ -40,9 +39,26 @@ def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerR
             cpus=model.cpus,
             threads=model.threads or config.cluster.threads,
             isolated=True,
+            spec=reward_model(section, name),
+            settings=f"{WHERE}.models.{name}",
         )
         for name, model in section.models.items()
     ]
+
+
+def reward_model(section: RewardLoopSettings, name: str) -> RewardModel:
+    """An entry of `models` as its replicas are told of it."""
+    model = section.models[name]
+    return RewardModel(
+        path=model.path,
+        tokenizer=model.tokenizer,
+        dtype=model.dtype,
+        label=model.label,
+        activation=model.activation,
+        max_tokens=model.max_tokens,
+        kinds=frozenset(reward.kind for reward in section.rewards.values() if reward.served_by == name),
+        options=dict(model.options),
+    )
 
 
 def parts(config: RunConfig, section: RewardLoopSettings) -> Sequence[RewardComponent]:
@@ -85,5 +101,4 @@ def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
     return [
         WorkerClass(RewardReplica, "hf", HfReplica),
-        WorkerClass(RewardReplica, "vllm", VllmReplica, complete=complete_replica),
     ]

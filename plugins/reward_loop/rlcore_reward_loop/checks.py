@@ -7,8 +7,7 @@ from urllib.parse import urlsplit
 
 from rlcore import ConfigError, PlanError, RunConfig
 from rlcore.errors import nearest
-from rlcore_reward_loop.models.vllm_resources import check_devices
-from rlcore_reward_loop.settings import JudgeSettings, RewardLoopSettings, RewardSettings
+from rlcore_reward_loop.settings import JudgeSettings, ModelSettings, RewardLoopSettings, RewardSettings
 
 WHERE = "plugins.reward_loop"
 
@@ -28,8 +27,17 @@ def check(config: RunConfig, settings: RewardLoopSettings) -> None:
         _check_reward(name, reward, config, settings)
     if config.cluster.device == "cuda":
         for name, model in settings.models.items():
-            check_devices(f"{WHERE}.models.{name}", model)
+            _check_devices(f"{WHERE}.models.{name}.gpus", model)
     _check_used(settings)
+
+
+def _check_devices(key: str, model: ModelSettings) -> None:
+    if model.gpus > 1 and model.gpus != int(model.gpus):
+        raise ConfigError(f"{key}: found {model.gpus:g}; needs a share of one device, or a whole number of them")
+    if model.backend == "hf" and model.gpus > 1:
+        raise ConfigError(
+            f"{key}: found {model.gpus:g}, and backend=hf computes on one; needs at most 1, or another backend"
+        )
 
 
 def _check_service(name: str, settings: RewardLoopSettings) -> None:

@@ -63,7 +63,7 @@ class ModelSettings:
     path: str = "???"
     """A local model directory or a hub name."""
     backend: str = "hf"
-    """hf: a sequence classifier or scalar head on transformers; vllm: one of these, or a generative judge."""
+    """hf: a sequence classifier or scalar head on transformers; vllm, of the plugin vllm: one of these, or a judge."""
     tokenizer: str = ""
     """Directory or hub name; bytes for none; empty: that of `path`."""
     pool: str = "reward"
@@ -71,7 +71,7 @@ class ModelSettings:
     replicas: int = option(1, at_least=1)
     """Processes that serve it."""
     gpus: float = option(1.0, used_when="cluster.device == 'cuda'", at_least=0)
-    """Of each replica. Several: an engine of vLLM spans them, its tensor_parallel_size follows."""
+    """Of each replica. Several: an engine that spans them."""
     cpus: float = option(1.0, at_least=0)
     """Of each replica."""
     threads: int = option(0, at_least=0)
@@ -84,9 +84,9 @@ class ModelSettings:
     """What the outputs go through."""
     max_tokens: int = option(4096, at_least=1)
     """A longer conversation is a failed sample."""
-    batch_tokens: int = option(16384, used_when="backend != 'vllm'", at_least=1)
+    batch_tokens: int = option(16384, used_when="backend == 'hf'", at_least=1)
     """Tokens, padding included, of one forward pass."""
-    batch_wait_s: float = option(0.003, used_when="backend != 'vllm'", at_least=0)
+    batch_wait_s: float = option(0.003, used_when="backend == 'hf'", at_least=0)
     """How long a replica that has nothing to do waits for company of a first request."""
     concurrency: int = option(256, at_least=1)
     """Requests at a time, over all replicas."""

@@ -3,17 +3,16 @@
 import asyncio
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rlcore_reward_loop.models.conversations import Conversations, Unreadable
-from rlcore_reward_loop.models.vllm_replica import VllmReplica
-from rlcore_reward_loop.settings import ModelSettings
+from rlcore_reward_loop import reward_model
+from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings
 
-from rlcore.contracts.reward_replica import RawScore, ScoreRequest
+from rlcore.contracts.reward_models import Conversations, RewardModel, Unreadable
+from rlcore.contracts.reward_replica import ScoreRequest
 from rlcore.contracts.workers import WorkerContext
-from rlcore.errors import WorkerError
+from rlcore.errors import ConfigError
 from rlcore.types import FrozenDict
 
 NO_SYSTEM = """{% for each in messages %}{% if each['role'] == 'system' %}
@@ -29,7 +28,7 @@ def conversations(tmp_path: Path) -> Conversations:
     """Of a model with 100 tokens, whose 'bytes' above that it does not know."""
     config = {"model_type": "llama", "vocab_size": 100, "num_labels": 1, "max_position_embeddings": 64}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    return Conversations(ModelSettings(path=str(tmp_path), tokenizer="bytes"))
+    return Conversations(RewardModel(str(tmp_path), tokenizer="bytes"))
 
 
 @pytest.mark.parametrize(
@@ -48,32 +47,20 @@ def test_a_conversation_that_cannot_be_scored_says_why(
         conversations.read(messages)
 
 
-def replica(model: Any, errored: bool) -> VllmReplica:
-    config = SimpleNamespace(cluster=SimpleNamespace(in_process=True))
-    found = VllmReplica(WorkerContext("reward", 0, 0, 1, config, None, {}, Path(), 0, 1, "cpu"))
-    found.open_with(model, SimpleNamespace(errored=errored))
-    return found
+@pytest.mark.real
+def test_on_transformers_too_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
+    from rlcore_reward_loop.models.classifier import Classifier
 
+    from rlcore.testing.tiny import write_tiny_model
 
-def test_what_the_engine_refuses_is_the_requests_error_unless_the_engine_has_died() -> None:
-    class Model:
-        async def answer(self, engine: Any, request: ScoreRequest, number: str) -> RawScore:
-            if request.messages:
-                raise ValueError("temperature must be non-negative, got -1")
-            return RawScore(request.id, 1.0)
-
-    bad = request({"role": "user", "content": "?"})
-    [refused, good] = asyncio.run(replica(Model(), errored=False).score([bad, request()]))
-    assert refused.error == "vLLM: ValueError: temperature must be non-negative, got -1"
-    assert (good.error, good.score) == ("", 1.0)
-    with pytest.raises(WorkerError, match=r"reward\[0\.0\]: its engine: vLLM: ValueError"):
-        asyncio.run(replica(Model(), errored=True).score([bad]))
+    path = str(write_tiny_model(tmp_path / "policy"))
+    with pytest.raises(ConfigError, match=r"'.*policy': its files have no weight 'score\.weight'"):
+        Classifier(RewardModel(path, tokenizer="bytes"), "cpu", 1)
 
 
 @pytest.mark.real
 def test_a_template_that_refuses_system_messages_costs_the_replica_nothing(tmp_path: Path) -> None:
     from rlcore_reward_loop.models.worker import HfReplica
-    from rlcore_reward_loop.settings import RewardLoopSettings
     from transformers import AutoTokenizer
 
     from rlcore.testing.tiny import write_tiny_classifier
@@ -84,7 +71,8 @@ def test_a_template_that_refuses_system_messages_costs_the_replica_nothing(tmp_p
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     model = ModelSettings(path=str(path), tokenizer=str(tmp_path / "tokenizer"))
     section = RewardLoopSettings(models={"reward": model})
-    worker = HfReplica(WorkerContext("reward", 0, 0, 1, None, section, {}, tmp_path, 0, 1, "cpu"))
+    spec = reward_model(section, "reward")
+    worker = HfReplica(WorkerContext("reward", 0, 0, 1, None, section, {}, tmp_path, 0, 1, "cpu", spec=spec))
     worker.setup()
     try:
         system, user = {"role": "system", "content": "a"}, {"role": "user", "content": "\n"}

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.judges.judge import answer_tokens, engine_options, messages, quoted, score_of
-from rlcore_reward_loop.judges.vllm_judge import check_options, is_whole
-from rlcore_reward_loop.models.conversations import Unreadable
 from rlcore_reward_loop.settings import JudgeSettings, RewardLoopSettings, RewardSettings, ServiceSettings
 
 from rlcore.testing.rewards import make_trajectory
@@ -68,17 +66,6 @@ def test_a_judge_that_the_run_serves_is_bound_to_the_json_that_is_read() -> None
     assert engine_options(JudgeSettings(structured="none")) == plain
     assert engine_options(JudgeSettings(pattern=r"(\d+)", temperature=None)) == {"max_tokens": 512}
     assert engine_options(JudgeSettings(options={"regex": "[0-9]"})) == {**plain, "regex": "[0-9]"}
-    with pytest.raises(Unreadable, match=r"option 'response_format' is not known; choose from: max_tokens"):
-        check_options({"response_format": {}})
-    check_options(engine_options(JudgeSettings()))
-
-
-def test_an_answer_that_ends_at_its_last_token_is_whole_when_its_guide_ended_there() -> None:
-    assert is_whole('{"score": 7}', {"json": {}})
-    assert not is_whole('{"sco', {"json": {}})
-    assert not is_whole('{"sco', {"json_object": True})
-    assert is_whole("7", {"regex": "[0-9]"})
-    assert not is_whole('{"score": 7}', {})
 
 
 def test_instructions_inside_the_response_reach_the_judge_as_data_only(score: Score) -> None:

@@ -35,7 +35,7 @@ BAD_SETTINGS = {
     ),
     "a batch of vLLM's": (
         {"models": {"m": {"path": "p", "backend": "vllm", "batch_tokens": 7}}},
-        r"models\.m\.batch_tokens: set to .*, which has no effect: it is used only when .*backend != 'vllm'",
+        r"models\.m\.batch_tokens: set to .*, which has no effect: it is used only when .*backend == 'hf'",
     ),
     "a wait of vLLM's": (
         {"models": {"m": {"path": "p", "backend": "vllm", "batch_wait_s": 1.0}}},

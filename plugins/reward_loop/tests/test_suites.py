@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rlcore_reward_loop import build, rlcore_resource_pools
@@ -11,6 +12,7 @@ from rlcore_reward_loop.rewards import RemoteReward
 
 from rlcore import BuildContext
 from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.reward_models import RewardModel
 from rlcore.contracts.reward_replica import RewardReplica
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import ServiceAnswer, ServiceCall, chat_answer, serving
@@ -107,7 +109,8 @@ class TestReplica(RewardReplicaSuite):
 
     @pytest.fixture(autouse=True)
     def _model(self, tiny: Path) -> None:
-        given = {"path": str(tiny), "tokenizer": "bytes", "max_tokens": 200}
+        given: dict[str, Any] = {"path": str(tiny), "tokenizer": "bytes", "max_tokens": 200}
+        self.specs = {"reward": RewardModel(**given)}
         self.settings = {f"{REWARD}.kind": "model", f"{REWARD}.served_by": "reward"} | {
             f"{MODEL}.{name}": value for name, value in given.items()
         }

@@ -17,9 +17,10 @@ DEADLINES = Deadlines(setup_s=60.0, call_s=30.0, close_s=10.0)
 class Bench:
     """Workers of one configuration; `close` ends all that were started."""
 
-    def __init__(self, config: Any, run_dir: Path, references: Mapping[str, str]) -> None:
+    def __init__(self, config: Any, run_dir: Path, references: Mapping[str, str], specs: Mapping[str, Any]) -> None:
+        """`specs` holds `WorkerContext.spec` by role."""
         self.run_dir = run_dir
-        self._config, self._references = config, references
+        self._config, self._references, self._specs = config, references, specs
         self._started: list[LocalReplica[Any]] = []
         self._threads: list[WorkerThread] = []
 
@@ -38,6 +39,7 @@ class Bench:
             threads=1,
             device="cpu",
             host=host,
+            spec=self._specs.get(role),
         )
 
     async def start(

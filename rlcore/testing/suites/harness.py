@@ -176,6 +176,8 @@ class ContextSuite(Suite):
     """Worker classes by role, for the roles that the component asks for."""
     references: Mapping[str, str] = {"policy_loss": "rlcore.algo.loss:clip"}
     """Functions that the workers are given."""
+    specs: Mapping[str, Any] = {}
+    """`WorkerRequest.spec` by role: a `RewardModel` for a reward replica."""
     host: Any = ""
     """The class of the worker that these are served inside of, if any."""
     processes: bool = False
@@ -187,7 +189,7 @@ class ContextSuite(Suite):
         config = self.config()
         children = ChildProcesses() if self.processes else HereChildren()
         with scratch() as run_dir:
-            bench = Bench(config, run_dir, self.references)
+            bench = Bench(config, run_dir, self.references, self.specs)
             section = self.section(config)
             groups = {}
             try:

@@ -25,6 +25,8 @@ class WorkerSuite(Suite):
     """The class of the actor that it is served inside of, if any."""
     references: Mapping[str, str] = {"policy_loss": "rlcore.algo.loss:clip"}
     """Functions that the worker is given, by purpose."""
+    specs: Mapping[str, Any] = {}
+    """`WorkerRequest.spec` by role: a `RewardModel` for a reward replica."""
     vocabulary: int = 256
     """Ids of tokens are below this."""
     limit_s: float = 60.0
@@ -36,7 +38,7 @@ class WorkerSuite(Suite):
         async def main() -> T:
             config = self.config()
             with scratch() as run_dir:
-                bench = Bench(config, run_dir, self.references)
+                bench = Bench(config, run_dir, self.references, self.specs)
                 try:
                     return await work(Work(self, bench, self.section(config)))
                 finally:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlcore import Trajectory
+from rlcore.contracts.reward_models import GUIDES
 from rlcore.redaction import clipped
 from rlcore.reward.outcome import number
 from rlcore_reward_loop.client.http import NoAnswer
-from rlcore_reward_loop.judges.vllm_judge import GUIDES
 from rlcore_reward_loop.settings import JudgeSettings
 
 PLACES = re.compile(r"\{(prompt|response|answer)\}")

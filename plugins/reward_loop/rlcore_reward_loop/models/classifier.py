@@ -10,35 +10,34 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from rlcore import ConfigError, WorkerError
+from rlcore.contracts.reward_models import Conversations, RewardModel, headless
 from rlcore.errors import boundary
-from rlcore_reward_loop.models.conversations import Conversations, headless
-from rlcore_reward_loop.settings import ModelSettings
 
 
 class Classifier:
     """Loads the model and scores rows of token ids."""
 
-    def __init__(self, settings: ModelSettings, device: str, threads: int) -> None:
+    def __init__(self, model: RewardModel, device: str, threads: int) -> None:
         if threads > 0:
             torch.set_num_threads(threads)
         self._device = device
-        self.conversations = Conversations(settings)
-        with boundary(f"reward model '{settings.path}' cannot be loaded", WorkerError):
+        self.conversations = Conversations(model)
+        with boundary(f"reward model '{model.path}' cannot be loaded", WorkerError):
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
-                settings.path,
-                dtype=getattr(torch, settings.dtype),
+                model.path,
+                dtype=getattr(torch, model.dtype),
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        model, info = loaded
+        loaded_model, info = loaded
         if info["missing_keys"]:
-            raise headless(settings.path, min(info["missing_keys"]))
+            raise headless(model.path, min(info["missing_keys"]))
         if self.conversations.pad_id is None:
-            raise ConfigError(f"reward model '{settings.path}': neither it nor its tokenizer names a padding token")
+            raise ConfigError(f"reward model '{model.path}': neither it nor its tokenizer names a padding token")
         self._pad_id = self.conversations.pad_id
         # The model must know it, for it scores the last token that is not padding.
-        model.config.get_text_config().pad_token_id = self._pad_id
-        self._model = model.to(device).eval()
+        loaded_model.config.get_text_config().pad_token_id = self._pad_id
+        self._model = loaded_model.to(device).eval()
 
     def scores(self, rows: list[Sequence[int]]) -> list[float]:
         """The configured output of each row."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from rlcore import RawScore, RewardReplica, ScoreRequest, WorkerError
-from rlcore_reward_loop.models.conversations import Unreadable
+from rlcore.contracts.reward_models import Unreadable, model_of
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, health_limit_s
 
 
@@ -17,7 +17,7 @@ class HfReplica(RewardReplica):
         from rlcore_reward_loop.models.classifier import Classifier
 
         self.settings: ModelSettings = self._section().models[self.context.role]
-        self._classifier = Classifier(self.settings, self.context.device, self.context.threads)
+        self._classifier = Classifier(model_of(self.context), self.context.device, self.context.threads)
         self._batcher = Batcher(self._classifier.scores, self.settings.batch_tokens, self.settings.batch_wait_s)
         self._awake = asyncio.Event()
         self._awake.set()

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from rlcore.contracts.stop_scan import StopScan
 from rlcore.contracts.tokens import Tokens
 from rlcore.engines.hf.sample.sampling import row_stream
-from rlcore.engines.stop_scan import StopScan
 from rlcore.errors import WorkerError
 from rlcore.types import Completion, FinishReason, GenerateRequest
 

@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,19 @@ from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest  #
 from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
 from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
 
-from rlcore.contracts.tokens import Tokens
-from rlcore.engines.stop_scan import StopScan
-from rlcore.errors import ConfigError, RlcoreError, WorkerError, boundary
-from rlcore.types import Completion, FinishReason, GenerateRequest, WeightsHandle
+from rlcore import (
+    Completion,
+    ConfigError,
+    FinishReason,
+    GenerateRequest,
+    RlcoreError,
+    Tokens,
+    WeightsHandle,
+    WorkerError,
+)
+from rlcore.contracts.stop_scan import StopScan
+from rlcore.contracts.weights import check_readable
+from rlcore.errors import boundary
 
 SEED_BITS = 62
 ABORT_AGAIN_S = 0.1
@@ -70,7 +79,7 @@ class VllmSampler:
 
         # Tasks begin in the order in which they are made: the engine gets the requests in canonical order.
         ordered = sorted(requests, key=lambda request: request.id)
-        tasks = [asyncio.create_task(work(each, sample)) for each in ordered for sample in range(each.n)]
+        tasks = [asyncio.create_task(work(request, sample)) for request in ordered for sample in range(request.n)]
         try:
             for _ in tasks:
                 item = await finished.get()
@@ -98,7 +107,7 @@ class VllmSampler:
             raise ConfigError(
                 f"request '{request.id}' has {num_prompt} prompt tokens and max_tokens={budget}, together more than "
                 f"the window of {window} tokens; lower rollout.max_tokens or data.max_prompt_tokens, or raise "
-                "rollout.vllm.max_model_len"
+                "plugins.vllm.max_model_len"
             )
         self._tokens.check_stop(request.sampling.stop, f"stop strings of request '{request.id}'")
 
@@ -152,18 +161,13 @@ class VllmSampler:
                     await self._idle.wait()
 
     async def _reload(self, handle: WeightsHandle) -> None:
-        if handle.kind != "tcp" and not any(Path(handle.path).glob("*.safetensors")):
-            raise WorkerError(
-                f"version {handle.version} of the weights: no safetensors file in '{handle.path}'; rollout.weights_dir "
-                "must be a directory that actor and rollout replicas both see"
-            )
+        check_readable(handle)
         with boundary(f"version {handle.version} of the weights at '{handle.place}'", WorkerError):
             if handle.kind == "adapter":
                 await self._exchange_adapter(handle)
             else:
                 await self._engine.start_weight_update()
-                source = {"path": handle.path, "kind": handle.kind, "place": handle.place}
-                await self._engine.update_weights(WeightTransferUpdateRequest(source))
+                await self._engine.update_weights(WeightTransferUpdateRequest(asdict(handle)))
                 await self._engine.finish_weight_update(weight_version=label_of(handle.version))
             if not await self._engine.reset_prefix_cache():
                 raise WorkerError("vLLM did not empty its prefix cache")

@@ -10,9 +10,9 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from rlcore.config import RunConfig
-from rlcore.contracts.workers import WorkerContext
-from rlcore.errors import WorkerError, boundary
+from rlcore import RunConfig, WorkerContext, WorkerError
+from rlcore.errors import boundary
+from rlcore_vllm.settings import VllmSettings
 
 FLOOR = "0.31"
 """The oldest version without known vulnerabilities."""
@@ -38,35 +38,34 @@ ENVIRONMENT = {
 """Set before vllm is imported, unless the user has set it."""
 
 
-def rollout_arguments(config: RunConfig, device: str) -> dict[str, Any]:
+def rollout_arguments(config: RunConfig, settings: VllmSettings, device: str) -> dict[str, Any]:
     """Arguments of vLLM's AsyncEngineArgs for a rollout replica.
 
     Log-probs are those of softmax(logits / temperature) over what top_p, top_k and min_p keep, vLLM's 'processed' mode.
     Token ids go in and come out, so vLLM needs no tokenizer, and it takes no sampling settings from the model's
     directory.
     """
-    vllm = config.rollout.vllm
     arguments: dict[str, Any] = {
         "model": config.model.path,
         "revision": config.model.revision if not os.path.isdir(config.model.path) else None,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
-        "dtype": config.actor.dtype if vllm.dtype == "actor" else vllm.dtype,
+        "dtype": config.actor.dtype if settings.dtype == "actor" else settings.dtype,
         "seed": config.train.seed,
         "max_num_seqs": config.rollout.max_rows,
         "enable_prefix_caching": True,
-        "enforce_eager": vllm.enforce_eager,
+        "enforce_eager": settings.enforce_eager,
         "enable_sleep_mode": device != "cpu",
-        "tensor_parallel_size": vllm.tensor_parallel,
+        "tensor_parallel_size": settings.tensor_parallel,
         "weight_transfer_config": {"backend": ACTOR_TRANSFER},
     }
-    if vllm.max_model_len:
-        arguments["max_model_len"] = vllm.max_model_len
-    if config.actor.lora.enabled and vllm.lora == "adapter":
-        rank = next((each for each in LORA_RANKS if each >= config.actor.lora.rank), config.actor.lora.rank)
+    if settings.max_model_len:
+        arguments["max_model_len"] = settings.max_model_len
+    if config.actor.lora.enabled and settings.lora == "adapter":
+        rank = next((size for size in LORA_RANKS if size >= config.actor.lora.rank), config.actor.lora.rank)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
-    return arguments | device_arguments(device, vllm.kv_cache_gib, vllm.gpu_memory_frac) | vllm.options
+    return arguments | device_arguments(device, settings.kv_cache_gib, settings.gpu_memory_frac) | settings.options
 
 
 def device_arguments(device: str, kv_cache_gib: float, gpu_memory_frac: float) -> dict[str, Any]:
@@ -95,17 +94,17 @@ def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any
         from vllm import AsyncEngineArgs  # type: ignore[import-not-found]
         from vllm.v1.engine.async_llm import AsyncLLM  # type: ignore[import-not-found]
 
-        from rlcore.engines.vllm.executor import BoundMultiprocExecutor, BoundUniProcExecutor
+        from rlcore_vllm.executor import BoundMultiprocExecutor, BoundUniProcExecutor
 
         alone = "kv_cache_memory_bytes" not in arguments and arguments.get("tensor_parallel_size", 1) == 1
-        settings = AsyncEngineArgs(
+        engine_arguments = AsyncEngineArgs(
             disable_log_stats=True,
             trust_remote_code=False,
-            worker_extension_cls="rlcore.engines.vllm.extension.WorkerExtension",
+            worker_extension_cls="rlcore_vllm.extension.WorkerExtension",
             distributed_executor_backend=BoundUniProcExecutor if alone else BoundMultiprocExecutor,
             **arguments,
         )
-        return AsyncLLM.from_engine_args(settings)
+        return AsyncLLM.from_engine_args(engine_arguments)
 
 
 @contextmanager
@@ -118,7 +117,7 @@ def _serving(whose: str) -> Iterator[None]:
         reasons = getattr(error.__cause__, "errors", None)  # of pydantic, with which vLLM checks its arguments
         if not callable(reasons):
             raise
-        said = " ".join("; ".join(str(each["msg"]) for each in reasons()).split())
+        said = " ".join("; ".join(str(reason["msg"]) for reason in reasons()).split())
         cut = said if len(said) <= REASON_CHARACTERS else said[:REASON_CHARACTERS] + " ..."
         raise WorkerError(f"{whose}: {cut}; choose another model or another backend") from error.__cause__
 

@@ -21,7 +21,7 @@ from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
 from rlcore.testing.leaks import descendants, leaks
-from rlcore.testing.marks import NEEDS_VLLM
+from rlcore.testing.marks import needs
 from rlcore.testing.rewards import make_trajectory, stream_of
 from rlcore.types import Lane, RewardStatus, ScoredTrajectory
 
@@ -32,7 +32,7 @@ DEADLINE_S = 200.0
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
-@NEEDS_VLLM
+@needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real")
 def test_a_judge_whose_engine_is_killed_comes_back_and_what_it_owed_is_asked_once_more(tmp_path: Path) -> None:
     """In a process of its own, for vLLM warns."""
     command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
@@ -78,6 +78,7 @@ def config(directory: Path) -> dict[str, Any]:
         "train": {"dir": str(directory), "name": "run", "max_steps": 1},
         "plugins": {
             "null": {},
+            "vllm": {},
             "reward_loop": {
                 "rewards": {"graded": {"kind": "judge", "served_by": "judge", "judge": judge}},
                 "models": {"judge": model},

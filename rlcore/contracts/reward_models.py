@@ -1,21 +1,68 @@
-"""What a scalar reward model reads of a conversation, and which of its outputs is the score: one answer for every
-backend. Importing this imports nothing heavy."""
+"""Reward models, the same on every backend: what they read of a conversation, and which output is the score.
+
+`RewardModel` says what a `RewardReplica` is to serve. Importing this imports nothing heavy.
+"""
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from rlcore import ConfigError, Message, RlcoreError, WorkerError
-from rlcore.errors import boundary
-from rlcore_reward_loop.settings import ModelSettings
+from rlcore.checks.data import check_is, check_text_choice, check_texts, check_whole
+from rlcore.contracts.workers import WorkerContext
+from rlcore.errors import ConfigError, RlcoreError, WorkerError, boundary, shown
+from rlcore.types import Message
 
 BYTES = "bytes"
 ARCHITECTURE = "ForSequenceClassification"
 """How the names of transformers' classes with a head for scores end."""
 HEADS = ("score.", "classifier.")
 """How the names of their heads' weights begin."""
+GUIDES = ("json", "json_object", "regex", "choice")
+"""`ScoreRequest.options` that bind a judge's answer to a JSON schema, any JSON object, a regular expression, or one of
+several texts."""
+
+
+@dataclass(frozen=True)
+class RewardModel:
+    """A reward model that a `RewardReplica` serves: `WorkerContext.spec` of its workers."""
+
+    path: str
+    """A local model directory or a hub name."""
+    tokenizer: str = ""
+    """Directory or hub name; `bytes` for none; empty: that of `path`."""
+    dtype: str = "float32"
+    """Number format of the weights."""
+    label: int = 0
+    """Index of the output that is the score."""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """Function that the outputs go through."""
+    max_tokens: int = 4096
+    """A longer conversation is an error of its request. The answer of a judge counts."""
+    kinds: frozenset[str] = frozenset()
+    """Kinds of rewards that ask it: `model` reads scores, `judge` reads text."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the backend's engine."""
+
+    def __post_init__(self) -> None:
+        check_texts(self, "path", "dtype")
+        check_is(self, "tokenizer", str)
+        check_whole(self, 0, "label")
+        check_whole(self, 1, "max_tokens")
+        check_text_choice(self, "activation", ["none", "sigmoid", "softmax"])
+        check_is(self, "kinds", frozenset)
+        check_is(self, "options", Mapping)
+
+
+def model_of(context: WorkerContext) -> RewardModel:
+    """The model that a worker is to serve; WorkerError when its request states none."""
+    if not isinstance(context.spec, RewardModel):
+        raise WorkerError(
+            f"{context}: found {shown(context.spec)} to serve; needs WorkerRequest(spec=RewardModel(...))"
+        )
+    return context.spec
 
 
 class Unreadable(RlcoreError):
@@ -25,20 +72,20 @@ class Unreadable(RlcoreError):
 class Conversations:
     """The configuration and tokenizer of a reward model."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, model: RewardModel) -> None:
         """WorkerError when they cannot be read, ConfigError when the model lacks the output that is asked for."""
         from transformers import AutoConfig, AutoTokenizer
 
-        self._settings = settings
+        self._model = model
         self._tokenizer: Any = None
-        with boundary(f"reward model '{settings.path}' cannot be loaded", WorkerError):
-            self.config: Any = AutoConfig.from_pretrained(settings.path, trust_remote_code=False)
-            if settings.tokenizer != BYTES:
-                where = settings.tokenizer or settings.path
+        with boundary(f"reward model '{model.path}' cannot be loaded", WorkerError):
+            self.config: Any = AutoConfig.from_pretrained(model.path, trust_remote_code=False)
+            if model.tokenizer != BYTES:
+                where = model.tokenizer or model.path
                 self._tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-        check_outputs(settings, self.config.num_labels)
+        check_outputs(model, self.config.num_labels)
         text = self.config.get_text_config()
-        self.max_tokens = min(settings.max_tokens, getattr(text, "max_position_embeddings", settings.max_tokens))
+        self.max_tokens = min(model.max_tokens, getattr(text, "max_position_embeddings", model.max_tokens))
         self._num_ids = getattr(text, "vocab_size", 1 << 62)
         self.pad_id = self._padding(text)
         """The id that fills rows up; a conversation is scored at its last token that is another. None: unknown."""
@@ -74,15 +121,15 @@ class Conversations:
 
     def score(self, logits: Sequence[float]) -> float:
         """The output that is the score, after the activation."""
-        return activated(logits, self._settings)
+        return activated(logits, self._model)
 
 
-def activated(logits: Sequence[float], settings: ModelSettings) -> float:
-    """Output `settings.label` of these, after `settings.activation`."""
-    chosen = logits[settings.label]
-    if settings.activation == "sigmoid":
+def activated(logits: Sequence[float], model: RewardModel) -> float:
+    """Output `model.label` of these, after `model.activation`."""
+    chosen = logits[model.label]
+    if model.activation == "sigmoid":
         return 1.0 / (1.0 + math.exp(-chosen)) if chosen >= 0 else math.exp(chosen) / (1.0 + math.exp(chosen))
-    if settings.activation == "softmax":
+    if model.activation == "softmax":
         most = max(logits)
         return math.exp(chosen - most) / math.fsum(math.exp(each - most) for each in logits)
     return chosen
@@ -96,12 +143,12 @@ def until_padding(ids: Sequence[int], pad_id: int | None) -> list[int]:
     return list(ids[:end])
 
 
-def check_outputs(settings: ModelSettings, num_outputs: int) -> None:
-    """ConfigError when the model has no output `settings.label`, or too few for a softmax."""
-    if settings.label >= num_outputs:
-        raise ConfigError(f"reward model '{settings.path}': label={settings.label}, but it has {num_outputs} outputs")
-    if settings.activation == "softmax" and num_outputs < 2:
-        raise ConfigError(f"reward model '{settings.path}': softmax of its one output is always 1; needs sigmoid")
+def check_outputs(model: RewardModel, num_outputs: int) -> None:
+    """ConfigError when the model has no output `model.label`, or too few for a softmax."""
+    if model.label >= num_outputs:
+        raise ConfigError(f"reward model '{model.path}': label={model.label}, but it has {num_outputs} outputs")
+    if model.activation == "softmax" and num_outputs < 2:
+        raise ConfigError(f"reward model '{model.path}': softmax of its one output is always 1; needs sigmoid")
 
 
 def serves_scores(path: str, architectures: Sequence[str], kinds: Iterable[str]) -> bool:

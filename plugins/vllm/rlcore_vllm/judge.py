@@ -6,27 +6,24 @@ from contextlib import aclosing
 from typing import Any
 
 from rlcore import Message, RawScore, ScoreRequest, WorkerError
+from rlcore.contracts.reward_models import GUIDES, RewardModel, Unreadable
 from rlcore.errors import boundary
-from rlcore_reward_loop.models.conversations import Unreadable
-from rlcore_reward_loop.settings import ModelSettings
 
 PLAIN_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
-GUIDES = ("json", "json_object", "regex", "choice")
-"""Options that bind the answer to a JSON schema, any JSON object, a regular expression, or one of several texts."""
 
 
 class VllmJudge:
     """Knows the tokenizer; the engine is given with each request."""
 
-    def __init__(self, settings: ModelSettings, config: Any) -> None:
+    def __init__(self, model: RewardModel, config: Any) -> None:
         """`config` is the model's configuration; WorkerError when the tokenizer cannot be loaded."""
         from transformers import AutoTokenizer
 
-        self._where = settings.tokenizer or settings.path
-        with boundary(f"judge '{settings.path}' cannot be loaded", WorkerError):
+        self._where = model.tokenizer or model.path
+        with boundary(f"judge '{model.path}' cannot be loaded", WorkerError):
             self._tokenizer: Any = AutoTokenizer.from_pretrained(self._where, trust_remote_code=False)
         text = config.get_text_config()
-        self.max_tokens = min(settings.max_tokens, getattr(text, "max_position_embeddings", settings.max_tokens))
+        self.max_tokens = min(model.max_tokens, getattr(text, "max_position_embeddings", model.max_tokens))
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of vLLM's AsyncEngineArgs that a judge needs."""

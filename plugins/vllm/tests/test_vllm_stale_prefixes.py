@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from rlcore.report import metrics
-from rlcore.testing.marks import NEEDS_VLLM
+from rlcore.testing.marks import needs
 from rlcore.testing.tiny import write_tiny_model
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(330),
     pytest.mark.xdist_group("stale prefixes"),
-    NEEDS_VLLM,
+    needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real"),
 ]
 
 DEADLINE_S = 300.0
@@ -72,9 +72,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "rollout.backend": "vllm",
         "rollout.samples_per_prompt": 4,
         "rollout.max_tokens": 16,
-        "rollout.vllm.kv_cache_gib": 0.1,
-        "rollout.vllm.enforce_eager": "true",
-        "rollout.vllm.options": json.dumps(engine),
+        "plugins.vllm.kv_cache_gib": 0.1,
+        "plugins.vllm.enforce_eager": "true",
+        "plugins.vllm.options": json.dumps(engine),
         "actor.lr": 5e-2,
         "cluster.backend": "ray",
         "cluster.threads": 1,

@@ -6,14 +6,11 @@ under tensor parallelism a worker keeps its part of each.
 """
 
 import logging
-from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import (  # type: ignore[import-not-found]
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -24,8 +21,8 @@ from vllm.model_executor.model_loader.reload import (  # type: ignore[import-not
     initialize_layerwise_reload,
 )
 
-from rlcore.engines.weight_server import received
-from rlcore.errors import WorkerError
+from rlcore import WeightsHandle, WorkerError
+from rlcore.contracts.weights import weights_of
 
 SHOWN = 3
 """Names of weights in an error."""
@@ -41,11 +38,16 @@ class ActorInit(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class ActorUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Where all weights are, as a `WeightsHandle` says."""
+    """The fields of a `WeightsHandle`: vLLM sends them to its workers as a mapping."""
 
+    version: int
+    kind: Any
     path: str
-    kind: str
-    place: str
+
+    @property
+    def handle(self) -> WeightsHandle:
+        """Names all weights of a version."""
+        return WeightsHandle(self.version, self.kind, self.path)
 
 
 class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
@@ -66,14 +68,12 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: ActorUpdate) -> None:
         """Load all weights; WorkerError when one is lacking, for the old one would stay in its place."""
-        with closing(self._weights(update_info)) as weights:
+        handle = update_info.handle
+        with closing(weights_of(handle)) as weights:
             missing = self._awaited - self.model.load_weights(weights)
         if missing:
             shown = ", ".join(sorted(missing)[:SHOWN])
-            raise WorkerError(f"'{update_info.place}' has no weights for {len(missing)} parameters of vLLM's: {shown}")
-
-    def _weights(self, update_info: ActorUpdate) -> Generator[tuple[str, torch.Tensor]]:
-        return received(update_info.path) if update_info.kind == "tcp" else weights_in(Path(update_info.path))
+            raise WorkerError(f"'{handle.place}' has no weights for {len(missing)} parameters of vLLM's: {shown}")
 
     def finish_weight_update(self) -> None:
         """Let every layer compute with what it was given."""
@@ -88,14 +88,6 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Nothing to close."""
-
-
-def weights_in(directory: Path) -> Generator[tuple[str, torch.Tensor]]:
-    """The names and tensors of all safetensors files of a directory, each read when it is asked for."""
-    for path in sorted(directory.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - the file is no mapping
-                yield name, file.get_tensor(name)
 
 
 def refresh_tied_layers(model: torch.nn.Module) -> None:

@@ -1,36 +1,34 @@
-"""What a rollout replica on vLLM needs; planning imports this, and no vllm."""
+"""Devices and memory of a rollout replica. Planning imports this, and no vllm."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rlcore.config import RunConfig
-from rlcore.contracts.requests import WorkerRequest
-from rlcore.errors import ConfigError, PlanError
+from rlcore import ConfigError, PlanError, RunConfig, WorkerRequest
+from rlcore_vllm.settings import VllmSettings
 
 POOL = "rollout"
 """The pool of replicas where `rollout.pool` is empty."""
 
 
-def complete_rollout(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
+def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRequest) -> WorkerRequest:
     """The request with a pool for the replicas, their devices, and the share of these that an engine reserves for as
     long as it is awake.
 
-    ConfigError when the devices of an engine are stated twice, differently; PlanError for an adapter over a link.
+    ConfigError when the devices of an engine are stated twice, differently; PlanError for an adapter over tcp.
     """
-    vllm = config.rollout.vllm
-    adapter = config.actor.lora.enabled and vllm.lora == "adapter"
+    adapter = config.actor.lora.enabled and section.lora == "adapter"
     if adapter and config.rollout.weight_sync == "tcp":
         raise PlanError(
-            "rollout.weight_sync=tcp sends whole weights, and rollout.vllm.lora=adapter wants an adapter, which is "
+            "rollout.weight_sync=tcp sends whole weights, and plugins.vllm.lora=adapter wants an adapter, which is "
             "handed over as files; choose weight_sync=disk, or lora=merged"
         )
-    check_parallel("rollout.vllm.options", vllm.options, vllm.tensor_parallel, "rollout.vllm.tensor_parallel")
+    check_parallel("plugins.vllm.options", section.options, section.tensor_parallel, "plugins.vllm.tensor_parallel")
     return replace(
         request,
         pool=config.rollout.pool or POOL,
-        gpus=request.gpus * vllm.tensor_parallel,
-        device_frac=vllm.gpu_memory_frac if request.gpus else 0.0,
+        gpus=request.gpus * section.tensor_parallel,
+        device_frac=section.gpu_memory_frac if request.gpus else 0.0,
         takes_adapter=adapter,
     )
 

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from rlcore_vllm.engine import check_installed, is_too_old, open_engine
 
-from rlcore.engines.vllm.engine import check_installed, is_too_old, open_engine
 from rlcore.errors import WorkerError
 
 

@@ -1,4 +1,4 @@
-"""The worker of this backend: a thin shell, whose `setup` imports vLLM and starts its engine."""
+"""The rollout worker: a thin shell, whose `setup` imports vLLM and starts its engine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from contextlib import AbstractContextManager, aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rlcore.contracts.rollout import RolloutWorker
-from rlcore.types import Completion, GenerateRequest, WeightsHandle
+from rlcore import Completion, GenerateRequest, RolloutWorker, WeightsHandle
 
 if TYPE_CHECKING:
-    from rlcore.engines.vllm.sampler import VllmSampler
+    from rlcore_vllm.sampler import VllmSampler
 
 
 class VllmRollout(RolloutWorker):
@@ -23,11 +22,11 @@ class VllmRollout(RolloutWorker):
     def setup(self) -> None:
         """Start the engine; WorkerError when vLLM is missing, too old, or does not know the model."""
         from rlcore.data.tokens import load_tokens
-        from rlcore.engines.vllm.engine import ending_with, open_engine, rollout_arguments
-        from rlcore.engines.vllm.sampler import VllmSampler
+        from rlcore_vllm.engine import ending_with, open_engine, rollout_arguments
+        from rlcore_vllm.sampler import VllmSampler
 
         context, config = self.context, self.context.config
-        engine = open_engine(rollout_arguments(config, context.device), str(context), context.threads)
+        engine = open_engine(rollout_arguments(config, context.section, context.device), str(context), context.threads)
         self._sampler = VllmSampler(engine, load_tokens(config.model, config.data.system_prompt), str(context))
         self._ending = partial(ending_with, engine, context)
 

@@ -4,17 +4,16 @@ from contextlib import aclosing
 from typing import Any
 
 from rlcore import RawScore, ScoreRequest
-from rlcore_reward_loop.models.conversations import Conversations, check_head, until_padding
-from rlcore_reward_loop.settings import ModelSettings
+from rlcore.contracts.reward_models import Conversations, RewardModel, check_head, until_padding
 
 
 class VllmClassifier:
     """Reads conversations and outputs; the engine is given with each request."""
 
-    def __init__(self, settings: ModelSettings) -> None:
+    def __init__(self, model: RewardModel) -> None:
         """WorkerError when its tokenizer cannot be loaded, ConfigError when it lacks the head or output."""
-        self._conversations = Conversations(settings)
-        check_head(settings.path)
+        self._conversations = Conversations(model)
+        check_head(model.path)
         self.max_tokens = self._conversations.max_tokens
 
     def arguments(self) -> dict[str, Any]:

@@ -12,22 +12,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rlcore_reward_loop.judges.judge import engine_options, score_of
-from rlcore_reward_loop.models.vllm_replica import VllmReplica
-from rlcore_reward_loop.settings import JudgeSettings, ModelSettings, RewardLoopSettings, RewardSettings
+from rlcore_vllm.replica import VllmReplica
 
+from rlcore.contracts.reward_models import RewardModel
 from rlcore.contracts.reward_replica import RawScore, ScoreRequest
 from rlcore.contracts.workers import WorkerContext
-from rlcore.testing.marks import NEEDS_VLLM
+from rlcore.testing.marks import needs
 from rlcore.types import FrozenDict
 
 MODEL = Path(__file__).resolve().parents[3] / ".models" / "smollm2-135m-instruct"
 QUESTION = {"role": "user", "content": "How good is the answer '4' to 'What is 2 + 2?', from 0 to 10?"}
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"grade": {"type": "number"}},
+    "required": ["grade"],
+    "additionalProperties": False,
+}
+
 
 @pytest.mark.real
 @pytest.mark.timeout(240)
-@NEEDS_VLLM
+@needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real")
 def test_a_judge_is_bound_to_its_json_and_refuses_bad_requests_one_by_one(tmp_path: Path) -> None:
     """In a process of its own, for vLLM warns."""
     command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
@@ -40,16 +46,15 @@ def request(message: Any = QUESTION, **options: Any) -> ScoreRequest:
 
 
 async def ask(replica: VllmReplica) -> list[RawScore]:
-    judge = JudgeSettings(max_tokens=64, score_field="grade")
     requests = [
-        request(**engine_options(judge)),
+        request(max_tokens=64, temperature=0.0, json=SCHEMA),
         request(temperature=-1.0),
         request(max_tokens="many"),
         request(json={"type": "no such type"}),
         request({"role": "user", "content": ["no", "text"]}),
         request(max_tokens=4),
         request(response_format={}),
-        request(**engine_options(JudgeSettings(max_tokens=None, structured="none", options={"choice": ["7"]}))),
+        request(temperature=0.0, choice=["7"]),
     ]
     answers = await replica.score(requests)
     assert "on vLLM" in await replica.health()
@@ -60,7 +65,7 @@ def check(answers: list[RawScore]) -> None:
     bound, negative, word, schema, unreadable, cut, unknown, chosen = answers
     assert bound.error == ""
     assert list(json.loads(bound.text)) == ["grade"]
-    assert 0.0 <= score_of(bound.text, JudgeSettings(score_field="grade")) <= 10.0
+    assert isinstance(json.loads(bound.text)["grade"], (int, float))
     assert "temperature" in negative.error
     assert "max_tokens=many" in word.error
     assert schema.error
@@ -72,11 +77,9 @@ def check(answers: list[RawScore]) -> None:
 
 def main(directory: Path) -> None:
     options = {"enforce_eager": True, "kv_cache_memory_bytes": 2**27, "max_num_seqs": 8}
-    model = ModelSettings(path=str(MODEL), backend="vllm", max_tokens=256, options=options)
-    rewards = {"graded": RewardSettings(kind="judge", served_by="judge")}
-    section = RewardLoopSettings(rewards=rewards, models={"judge": model})
+    spec = RewardModel(str(MODEL), max_tokens=256, kinds=frozenset({"judge"}), options=options)
     config = SimpleNamespace(cluster=SimpleNamespace(in_process=True))
-    replica = VllmReplica(WorkerContext("judge", 0, 0, 1, config, section, {}, directory, 0, 1, "cpu"))
+    replica = VllmReplica(WorkerContext("judge", 0, 0, 1, config, None, {}, directory, 0, 1, "cpu", spec=spec))
     replica.setup()
     try:
         check(asyncio.run(ask(replica)))

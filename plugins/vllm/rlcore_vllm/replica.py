@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any
 
 from rlcore import RawScore, RewardReplica, ScoreRequest, WorkerError
+from rlcore.contracts.reward_models import Unreadable, model_of
 from rlcore.errors import boundary
-from rlcore_reward_loop.models.conversations import Unreadable
-from rlcore_reward_loop.models.vllm_resources import GPU_MEMORY_FRAC, parallel_arguments
-from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings
+from rlcore_vllm.replica_resources import GPU_MEMORY_FRAC
 
 KV_CACHE_GIB = 1.0
 
@@ -23,30 +22,25 @@ class VllmReplica(RewardReplica):
 
         ConfigError when the model is of the other sort than the rewards that ask it.
         """
-        from rlcore.engines.vllm.engine import device_arguments, open_engine
+        from rlcore_vllm.engine import device_arguments, open_engine
 
-        section, device = self.context.section, self.context.device
-        if not isinstance(section, RewardLoopSettings) or self.context.role not in section.models:
-            raise WorkerError(f"{self.context}: plugins.reward_loop.models has no '{self.context.role}'")
-        self.settings: ModelSettings = section.models[self.context.role]
-        model = self._open_model(section)
+        device, self.model = self.context.device, model_of(self.context)
+        reader = self._open_reader()
         arguments = {
-            "model": self.settings.path,
-            "dtype": self.settings.dtype,
-            "max_model_len": model.max_tokens,
+            "model": self.model.path,
+            "dtype": self.model.dtype,
+            "max_model_len": reader.max_tokens,
             "enable_sleep_mode": device != "cpu",
-            **model.arguments(),
+            **reader.arguments(),
         }
-        if device != "cpu":
-            arguments |= parallel_arguments(self.settings)
-        arguments |= device_arguments(device, KV_CACHE_GIB, GPU_MEMORY_FRAC) | self.settings.options
-        self.open_with(model, open_engine(arguments, str(self.context), self.context.threads))
+        arguments |= device_arguments(device, KV_CACHE_GIB, GPU_MEMORY_FRAC) | dict(self.model.options)
+        self.open_with(reader, open_engine(arguments, str(self.context), self.context.threads))
 
-    def open_with(self, model: Any, engine: Any) -> None:
+    def open_with(self, reader: Any, engine: Any) -> None:
         """Serve a VllmClassifier or VllmJudge with an engine."""
-        from rlcore.engines.vllm.engine import ending_with
+        from rlcore_vllm.engine import ending_with
 
-        self._model, self._engine = model, engine
+        self._reader, self._engine = reader, engine
         self._ending = partial(ending_with, self._engine, self.context)
         self._awake, self._idle = asyncio.Event(), asyncio.Event()
         self._awake.set()
@@ -54,21 +48,20 @@ class VllmReplica(RewardReplica):
         self._num_under_way = 0
         self._numbers = itertools.count()
 
-    def _open_model(self, section: RewardLoopSettings) -> Any:
+    def _open_reader(self) -> Any:
         """A VllmClassifier or a VllmJudge, as the model's own configuration says."""
         from transformers import AutoConfig
 
-        from rlcore_reward_loop.judges.vllm_judge import VllmJudge
-        from rlcore_reward_loop.models.conversations import serves_scores
-        from rlcore_reward_loop.models.vllm_classifier import VllmClassifier
+        from rlcore.contracts.reward_models import serves_scores
+        from rlcore_vllm.classifier import VllmClassifier
+        from rlcore_vllm.judge import VllmJudge
 
-        path = self.settings.path
+        path = self.model.path
         with boundary(f"reward model '{path}' cannot be loaded", WorkerError):
             config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        kinds = {each.kind for each in section.rewards.values() if each.served_by == self.context.role}
-        if serves_scores(path, config.architectures or (), kinds):
-            return VllmClassifier(self.settings)
-        return VllmJudge(self.settings, config)
+        if serves_scores(path, config.architectures or (), self.model.kinds):
+            return VllmClassifier(self.model)
+        return VllmJudge(self.model, config)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """The answer to each conversation; one that cannot be read or has a wrong option has an error instead."""
@@ -88,7 +81,7 @@ class VllmReplica(RewardReplica):
         try:
             with boundary("vLLM", Unreadable):
                 number = f"{request.id}.{next(self._numbers)}"
-                answer: RawScore = await self._model.answer(self._engine, request, number)
+                answer: RawScore = await self._reader.answer(self._engine, request, number)
         except Unreadable as cause:
             if self._engine.errored:
                 raise WorkerError(f"{self.context}: its engine: {cause}") from cause
@@ -98,7 +91,7 @@ class VllmReplica(RewardReplica):
     async def health(self) -> str:
         with boundary(f"{self.context}: its engine", WorkerError):
             await self._engine.check_health()
-        return f"{self.settings.path} on vLLM, {self.context.device}"
+        return f"{self.model.path} on vLLM, {self.context.device}"
 
     async def sleep(self) -> None:
         """Drain, then hand the device's memory to others; on a CPU there is nothing to hand over."""

@@ -1,0 +1,52 @@
+"""Devices and memory of a replica of a reward model, stated once: `gpus` of the request. Planning imports this, and no
+vllm."""
+
+from dataclasses import replace
+from typing import Any
+
+from rlcore import ConfigError, RunConfig, WorkerRequest
+from rlcore.contracts.reward_models import RewardModel
+
+GPU_MEMORY_FRAC = 0.9
+"""Share of the memory of its devices, unless options.gpu_memory_utilization says."""
+
+
+def complete_replica(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
+    """The request with the share of each device that an engine reserves while it is awake, and an engine that spans
+    the replica's devices.
+
+    ConfigError when there is nothing to serve, and when the devices cannot be spanned or are stated twice, differently.
+    """
+    model, key = request.spec, request.settings or request.role.name
+    if not isinstance(model, RewardModel):
+        raise ConfigError(
+            f"{key}: role '{request.role.name}' has no model to serve on vLLM; the component that asks for it needs "
+            "WorkerRequest(spec=RewardModel(path=...))"
+        )
+    if not request.gpus:
+        return request
+    size = tensor_parallel(key, model, request.gpus)
+    spanning = replace(model, options={**model.options, "tensor_parallel_size": size})
+    share = model.options.get("gpu_memory_utilization", GPU_MEMORY_FRAC)
+    return replace(request, device_frac=float(share), spec=spanning)
+
+
+def tensor_parallel(key: str, model: RewardModel, gpus: float) -> int:
+    """Devices that share the weights of a layer; `key` names the settings of the model.
+
+    ConfigError when the stages of `options` do not divide the devices, and when `options` state another number.
+    """
+    devices, options = max(1, int(gpus)), model.options
+    stages = options.get("pipeline_parallel_size", 1)
+    if not isinstance(stages, int) or stages < 1 or devices % stages:
+        raise ConfigError(
+            f"{key}: options.pipeline_parallel_size={stages!r} does not divide its {devices} devices (gpus={gpus:g}); "
+            f"needs a divisor, or another {key}.gpus"
+        )
+    size = options.get("tensor_parallel_size", devices // stages)
+    if size != devices // stages:
+        raise ConfigError(
+            f"{key}: gpus={gpus:g} and options.tensor_parallel_size={size!r} contradict each other; devices are stated "
+            f"once: leave the option out, and set {key}.gpus"
+        )
+    return devices // stages

@@ -1,0 +1,96 @@
+"""Reads the weights that a `WeightsHandle` names, for rollouts that hold a copy of them.
+
+torch and safetensors are imported when weights are read, so planning can import this module.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Generator
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcore.errors import WorkerError, boundary
+from rlcore.types import WeightsHandle
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+EXCHANGE_S = 60.0
+"""Seconds after which either side ends a connection on which nothing arrives or leaves."""
+LENGTH_BYTES = 8
+"""Size of the number that precedes the JSON with names, types and shapes."""
+
+
+def weights_of(handle: WeightsHandle) -> Generator[tuple[str, Tensor]]:
+    """Yields the name and the tensor of each weight, in host memory, one at a time.
+
+    Names are those of the model directory's safetensors files, also over tcp. Of kind `adapter` they are those of
+    peft's files. WorkerError when they cannot be read, and over tcp when the version is not the current one any more.
+    Close the generator when you stop early.
+    """
+    if handle.kind == "tcp":
+        yield from received(handle.path)
+    else:
+        with boundary(f"weights: reading them in '{handle.path}'", WorkerError):
+            check_readable(handle)
+            yield from _weights_in(Path(handle.path))
+
+
+def _weights_in(directory: Path) -> Generator[tuple[str, Tensor]]:
+    from safetensors import safe_open
+
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - the file is not a mapping
+                yield name, file.get_tensor(name)
+
+
+def check_readable(handle: WeightsHandle) -> None:
+    """WorkerError when the handle names a directory without safetensors files; nothing is read."""
+    if handle.kind != "tcp" and not any(Path(handle.path).glob("*.safetensors")):
+        raise WorkerError(
+            f"version {handle.version} of the weights: no safetensors file in '{handle.path}'; rollout.weights_dir "
+            "must be a directory that actor and rollout replicas both see"
+        )
+
+
+def received(address: str) -> Generator[tuple[str, Tensor]]:
+    """Yields names and tensors, in host memory, as they arrive from HOST:PORT/SECRET.
+
+    WorkerError when nothing is sent, or not all of it.
+    """
+    import torch
+
+    place, _, secret = address.rpartition("/")
+    host, _, port = place.rpartition(":")
+    with (
+        boundary(f"weights: receiving them from {place}", WorkerError),
+        socket.create_connection((host, int(port)), timeout=EXCHANGE_S) as connection,
+    ):
+        connection.sendall(secret.encode())
+        length = int.from_bytes(read_exactly(connection, LENGTH_BYTES))
+        for name, dtype, shape in json.loads(bytes(read_exactly(connection, length))):
+            yield name, _tensor(connection, getattr(torch, dtype), shape)
+
+
+def _tensor(connection: socket.socket, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    import torch
+
+    data = read_exactly(connection, prod(shape) * dtype.itemsize)
+    return torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
+
+
+def read_exactly(connection: socket.socket, num: int) -> bytearray:
+    """So many bytes of a connection; EOFError when it ends before."""
+    data = bytearray(num)
+    rest = memoryview(data)
+    while rest:
+        count = connection.recv_into(rest)
+        if not count:
+            raise EOFError(f"{len(rest)} of {num} bytes are missing: the sender has gone, or has other weights by now")
+        rest = rest[count:]
+    return data
