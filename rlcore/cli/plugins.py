@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.cli.arguments import Parser, Settings, settings_of
 from rlcore.cli.console import answer
+from rlcore.cli.endings import refuse_early_ends
 from rlcore.cluster.fresh import run_fresh
 from rlcore.errors import RlcoreError
 
@@ -182,6 +183,7 @@ def report(source: str) -> None:
     from rlcore.plugins import load
     from rlcore.testing import check_plugin
 
+    refuse_early_ends()
     faulthandler.dump_traceback_later(_hard_limit_s(), exit=True)
     found: dict[str, Any] = {}
     with redirect_stdout(sys.stderr):  # a plugin may print when it is imported
