@@ -299,8 +299,10 @@ def test_the_end_of_the_process_is_refused_in_build(project: Project) -> None:
 
 
 def test_the_end_of_the_process_is_refused_in_a_probe(project: Project) -> None:
-    project.write("import os\ndef leave(inputs): os._exit(0)\n@hookimpl\ndef rlcore_algorithms():\n"
-                  "    return [Algorithm('ends', AlgorithmKind.ADVANTAGE, 'ends_wrong:leave', Scope.BATCH)]")  # fmt: skip
+    project.write(
+        "import os\ndef leave(inputs): os._exit(0)\n@hookimpl\ndef rlcore_algorithms():\n"
+        "    return [Algorithm('ends', AlgorithmKind.ADVANTAGE, 'ends_wrong:leave', Scope.BATCH)]"
+    )
     code, said = real(project, "train", "algo.advantage=ends")
     assert code == 2
     assert said.startswith(f"rlcore: algo.advantage=ends of {PLUGIN}: ")
