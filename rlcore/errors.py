@@ -47,6 +47,15 @@ class CheckpointError(RlcoreError):
     """A checkpoint is missing, incomplete, damaged or of another run."""
 
 
+class EndOfProcess(SystemExit):
+    """Somebody else's code asked to end the process at once, by `os._exit` or `os.execv`; the command goes on."""
+
+    def __init__(self, call: str) -> None:
+        super().__init__(1)
+        self.call = call
+        """In the words of errors: 'os._exit(0)'."""
+
+
 ANSWERED = (Exception, SystemExit)
 """What somebody else's code may raise and a boundary turns into an error.
 
@@ -103,6 +112,8 @@ def _is_foreign(cause: BaseException) -> bool:
 
 def describe(cause: BaseException) -> str:
     """An exception as one line: its type and the first line of its message."""
+    if isinstance(cause, EndOfProcess):
+        return f"it called {cause.call}"
     if isinstance(cause, SystemExit):
         return f"it called sys.exit({shown(cause.code)})"
     said = str(TracebackException(type(cause), cause, None, limit=0))  # whose own __str__ may raise

@@ -18,6 +18,7 @@ from rlcore.algo.advantage import AdvantageInputs
 from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
 from rlcore.algo.token_rewards import token_rewards
+from rlcore.algo.torch_state import unchanged_torch
 from rlcore.checks.results import kind
 from rlcore.config import AlgoConfig
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need
@@ -49,8 +50,8 @@ def probe(algorithm: Algorithm, provided_by: str, config: AlgoConfig | None = No
     """Import an algorithm and call it on a small batch, under the settings of the run or the default ones.
 
     PluginError naming `provided_by`, the algorithm and the key that chooses it: for an import that fails, an exception,
-    other parameters, and a result that is not a floating-point tensor of the declared shape, finite, 0 where nothing
-    was sampled, for a policy loss with a gradient with respect to the log-probs.
+    other parameters, a change of torch's global state, and a result that is not a floating-point tensor of the declared
+    shape, finite, 0 where nothing was sampled, for a policy loss with a gradient with respect to the log-probs.
     """
     config = config or AlgoConfig()
     who = f"algo.{algorithm.kind.value}={algorithm.name} of {provided_by}"
@@ -91,10 +92,11 @@ def finite_tensor(who: str, found: Any, shape: torch.Size, declared: str, about_
 
 
 def _resolved(reference: str, who: str) -> Callable[..., Any]:
-    try:
-        return import_function(reference)
-    except PluginError as error:
-        raise PluginError(f"{who}: {error}") from error
+    with unchanged_torch(f"{who}: importing it"):
+        try:
+            return import_function(reference)
+        except PluginError as error:
+            raise PluginError(f"{who}: {error}") from error
 
 
 def _probe_estimator(function: Callable[..., Any], algorithm: Algorithm, who: str, config: AlgoConfig) -> None:
@@ -170,11 +172,15 @@ def _check_loss(who: str, output: PolicyLossOutput, mask_BT: Tensor, logprobs_BT
 
 def _probe_selection(selection: Callable[..., Any], who: str, inputs: SelectionInputs) -> Tensor:
     who = f"{who}: its selection, probed on 4 rows,"
-    found = _called(selection, inputs, who)
-    shape = tuple(inputs.mask_BT.shape)
-    if not isinstance(found, Tensor) or found.shape != inputs.mask_BT.shape or found.dtype is not torch.bool:
+    return checked_selection(who, _called(selection, inputs, who), inputs.mask_BT)
+
+
+def checked_selection(who: str, found: Any, mask_BT: Tensor) -> Tensor:
+    """(B, T) what a selection returned; PluginError unless it is a tensor of booleans, False outside the mask."""
+    shape = tuple(mask_BT.shape)
+    if not isinstance(found, Tensor) or found.shape != mask_BT.shape or found.dtype is not torch.bool:
         raise PluginError(f"{who} returned {_said(found)}; needs a tensor of booleans of shape {shape}")
-    if bool((found & ~inputs.mask_BT).any()):
+    if bool((found & ~mask_BT).any()):
         raise PluginError(f"{who} picked tokens outside mask_BT; needs tokens that have a loss")
     return found
 
@@ -191,7 +197,8 @@ def _called(function: Callable[..., Any], inputs: Any, who: str) -> Any:
     with warnings.catch_warnings(), boundary(f"{who} failed", PluginError, CALLED):
         warnings.simplefilter("ignore")
         given = {name: value.detach().clone() for name, value in vars(inputs).items() if isinstance(value, Tensor)}
-        found = function(inputs)
+        with unchanged_torch(who):
+            found = function(inputs)
     for name, before in given.items():
         if not torch.equal(getattr(inputs, name), before):
             raise PluginError(f"{who} changed {name} in place; needs its inputs left as they are")

@@ -14,11 +14,12 @@ from rlcore.algo.advantage import AdvantageInputs, whitened
 from rlcore.algo.aggregation import row_weights
 from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.kl import FixedKl, kl_penalty
-from rlcore.algo.probe import checked_advantages
+from rlcore.algo.probe import checked_advantages, checked_selection
 from rlcore.algo.reward_shaping import keeps_loss, length_penalty
 from rlcore.algo.token_rewards import sample_rewards, token_rewards
+from rlcore.algo.torch_state import unchanged_torch
 from rlcore.config import AlgoConfig
-from rlcore.errors import PluginError, boundary
+from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.types import Batch, Bools, Float32s, Metrics, Ref
 
 Estimator = Callable[[AdvantageInputs], Tensor]
@@ -58,7 +59,7 @@ def with_advantages(
         pass_k=algo.pass_k,
     )
     who = f"algo.advantage={algo.advantage}"
-    with boundary(who, PluginError):
+    with boundary(who, PluginError, CALLED), unchanged_torch(who):
         advantages = checked_advantages(who, estimator(inputs), per_token, loss_mask_BT.shape)
     if not per_token:
         return replace(batch, advantages_B=advantages.numpy()), metrics
@@ -102,7 +103,9 @@ def _select(minibatch: Batch, weights_B: Float32s, selection: Selection, algo: A
         seed=crc32(np.ascontiguousarray(tokens.token_ids_BT).tobytes()),
         config=algo,
     )
-    selected_BT: Bools = selection(inputs).numpy()
+    who = f"algo.policy_loss={algo.policy_loss}: its selection"
+    with boundary(who, PluginError, CALLED), unchanged_torch(who):
+        selected_BT: Bools = checked_selection(who, selection(inputs), inputs.mask_BT).numpy()
     return selected_BT
 
 

@@ -2,6 +2,7 @@
 
 Nothing heavy is imported here, so that `rlcore --help` is immediate. An RlcoreError is one line on stderr and exit code
 2; Ctrl-C is 130; a bug of ours is a traceback and 1, and so is `sys.exit()` in code that is called, in one line.
+`os._exit()` and `os.execv()` in such code are refused by its boundary, like `sys.exit()` (`endings`).
 """
 
 import os
@@ -12,6 +13,7 @@ from importlib import import_module
 
 from rlcore import __version__
 from rlcore.cli.console import answer, complain
+from rlcore.cli.endings import refuse_early_ends
 from rlcore.errors import ConfigError, RlcoreError, boundary, describe, nearest
 
 COMMANDS = {
@@ -32,10 +34,22 @@ class _Bug(RlcoreError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run a command; returns the exit code.
+
+    Without `arguments` this is the process's own command, and code that it calls cannot end the process with 0.
+    """
+    if arguments is not None:
+        return _answered(arguments)
+    endings = refuse_early_ends()
+    endings.code = _answered(sys.argv[1:])
+    return endings.code
+
+
+def _answered(arguments: Sequence[str]) -> int:
+    """The exit code, also of what was raised; that has been said on stderr."""
     try:
         with boundary("rlcore", _Bug, Exception):
-            return _run(list(sys.argv[1:] if arguments is None else arguments))
+            return _run(list(arguments))
     except _Bug as bug:
         # Through `complain`: a traceback must not show the secrets of a configuration.
         complain("".join(traceback.format_exception(bug.__cause__)).rstrip())

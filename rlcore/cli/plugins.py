@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.cli.arguments import Parser, Settings, settings_of
 from rlcore.cli.console import answer
+from rlcore.cli.endings import refuse_early_ends
 from rlcore.cluster.fresh import run_fresh
-from rlcore.errors import RlcoreError
 
 if TYPE_CHECKING:
     from rlcore.config.offers import Provider
@@ -179,20 +179,17 @@ def _hard_limit_s() -> float:
 
 def report(source: str) -> None:
     """Print what is wrong with a plugin as one JSON line; runs in a process of its own, with nothing imported yet."""
-    from rlcore.plugins import load
-    from rlcore.testing import check_plugin
+    from rlcore.testing.conformance import checked_hooks
 
+    refuse_early_ends()
     faulthandler.dump_traceback_later(_hard_limit_s(), exit=True)
-    found: dict[str, Any] = {}
     with redirect_stdout(sys.stderr):  # a plugin may print when it is imported
-        checked = check_plugin(source)
-        found |= {"problems": checked.problems, "warnings": checked.warnings}
-        try:
-            hooks = load([source])
+        checked, hooks = checked_hooks(source)
+        found: dict[str, Any] = {"problems": checked.problems, "warnings": checked.warnings}
+        found |= {"hooks": None, "offers": None}
+        if hooks is not None:
             (provider,) = hooks.providers()
             found |= {"hooks": hooks.implemented(provider), "offers": _offers(hooks, provider)}
-        except RlcoreError:
-            found |= {"hooks": None, "offers": None}  # the reason is among the problems
     answer(json.dumps(found))
 
 

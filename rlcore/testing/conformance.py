@@ -47,12 +47,17 @@ def check_plugin(name_or_path: str) -> Report:
     calls estimators, losses and selections on a small batch. Heavy imports can only be seen in a process that has not
     done them already, so run it in a fresh one.
     """
+    return checked_hooks(name_or_path)[0]
+
+
+def checked_hooks(name_or_path: str) -> tuple[Report, Hooks | None]:
+    """What `check_plugin` finds, and the plugin's hooks, which it calls once; None if loading it or a hook failed."""
     already = set(sys.modules)
     try:
         hooks = load([name_or_path])
         offers = _offers(hooks, name_of(name_or_path))
     except RlcoreError as error:
-        return Report(name_of(name_or_path), (str(error),), ())
+        return Report(name_of(name_or_path), (str(error),), ()), None
     provider = hooks.providers()[0]
     warnings = [
         f"{provider}: importing it imports {module}; import it inside setup() or the function that needs it"
@@ -62,7 +67,7 @@ def check_plugin(name_or_path: str) -> Report:
     if not offers and not _implements_pools(hooks):
         warnings.append(f"{provider}: offers nothing")
     problems = [problem for offer in offers for problem in _problems(offer)]
-    return Report(name_of(name_or_path), tuple(problems), tuple(warnings))
+    return Report(name_of(name_or_path), tuple(problems), tuple(warnings)), hooks
 
 
 def _offers(hooks: Hooks, name: str) -> list[Offer[Any]]:

@@ -6,10 +6,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from rlcore.algo.covariance import SelectionInputs
+from rlcore.algo.kl import FixedKl
 from rlcore.algo.offers import OFFERS
 from rlcore.algo.probe import probe
+from rlcore.algo.step import weigh, with_advantages
 from rlcore.cli import main
 from rlcore.config import AlgoConfig
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
@@ -17,6 +22,7 @@ from rlcore.errors import ConfigError, PluginError
 from rlcore.testing import check_plugin
 from rlcore.testing.packages import importable, write_package
 from rlcore.testing.runs import run_settings
+from rlcore.testing.tiny import random_batch
 
 FUNCTIONS = """
 import sys
@@ -155,6 +161,67 @@ def test_estimators_that_do_what_they_say_pass(site: Path) -> None:
 def test_what_an_estimator_does_not_say_it_needs_it_does_not_get(site: Path, name: str) -> None:
     with pytest.raises(PluginError, match=f"algo.advantage={name}.*it failed: TypeError.*NoneType"):
         probe(estimator(name, per_token=name == "with_values"), "mine")
+
+
+STATE = {
+    "set_grad_enabled(False)": "grad mode; needs grad mode left as it is: use `with torch.no_grad",
+    "set_default_dtype(torch.float64)": "the default dtype; needs the default dtype left as it is: give each tensor",
+    "set_default_device('meta')": "the default device; needs .* give each tensor its device",
+    "manual_seed(0)": "the random state; needs .* draw from a torch.Generator of your own",
+    "rand(1)": "the random state; needs .* draw from a torch.Generator of your own",
+    "set_num_threads(torch.get_num_threads() + 1)": "the number of threads; needs .* leave it to the run",
+    "use_deterministic_algorithms(True)": "deterministic algorithms; needs .* leave it to the run",
+    "set_float32_matmul_precision('medium')": "float32 matmul precision; needs .* leave it to the run",
+    "autograd.set_detect_anomaly(True)": "anomaly detection; needs .* leave it to the run",
+}
+CHANGES = "import torch\n{at_import}\ndef f(inputs):\n    {in_call}\n    return inputs.rewards_B * 1.0\n"
+
+
+def torch_state() -> tuple[object, ...]:
+    """What an algorithm may not change."""
+    return (
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.get_rng_state().tolist(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.is_anomaly_enabled(),
+    )
+
+
+@pytest.mark.parametrize("where", ["at_import", "in_call"])
+@pytest.mark.parametrize("call", STATE)
+def test_the_algorithm_that_changes_torch_is_refused_and_no_other(tmp_path: Path, call: str, where: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(CHANGES.format(**{"at_import": "", "in_call": "pass", where: f"torch.{call}"}))
+    mine = Algorithm("mine", AlgorithmKind.ADVANTAGE, f"{path}:f", Scope.BATCH)
+    before = torch_state()
+    with pytest.raises(
+        PluginError, match=rf"^algo\.advantage=mine of me: .* changed torch's global state: {STATE[call]}"
+    ):
+        probe(mine, "me")
+    assert torch_state() == before
+
+
+def test_an_algorithm_that_changes_torch_in_a_later_call_is_refused(tmp_path: Path) -> None:
+    batch = random_batch()
+    with pytest.raises(PluginError, match=r"^algo\.advantage=rloo changed torch's global state: grad mode; "):
+        with_advantages(batch, lambda inputs: (torch.set_grad_enabled(False) and 0) or inputs.rewards_B * 1.0, False,
+                        replace(AlgoConfig(), advantage="rloo"), 8, FixedKl(0.0))  # fmt: skip
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("picked", [None, "too_much", "short"])
+def test_a_selection_that_goes_wrong_in_a_later_call_is_named(picked: str | None) -> None:
+    def select(inputs: SelectionInputs) -> object:
+        whole_BT = torch.ones_like(inputs.mask_BT)
+        return {"too_much": whole_BT, "short": whole_BT[1:]}.get(picked or "")
+
+    batch = replace(random_batch(), advantages_B=np.ones(8, np.float32), old_logprobs=None)
+    with pytest.raises(PluginError, match=r"^algo\.policy_loss=clip: its selection (returned|picked)"):
+        weigh(batch, AlgoConfig(), select)  # type: ignore[arg-type]
 
 
 LOSSES = {

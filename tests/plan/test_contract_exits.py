@@ -266,15 +266,72 @@ def test_what_is_not_the_plugins_passes_a_boundary(kind: type[BaseException]) ->
         raise kind
 
 
-def test_the_real_command_does_not_exit_with_0(project: Project) -> None:
-    offer = "Component('ends', lambda context: sys.exit(0), uses_reward_functions=True)"
-    project.write(f"@hookimpl\ndef rlcore_reward_managers(): return [{offer}]")
-    arguments = [*project.settings, "reward.manager=ends", "--plugin", "null", "--plugin", "ends_wrong"]
-    command = [sys.executable, "-m", "rlcore", "train", *arguments]
+ENDS = {
+    "sys.exit(0)": "sys.exit(0)",
+    "import os; os._exit(0)": "os._exit(0)",
+    "import posix; posix._exit(0)": "os._exit(0)",
+    "import os; os.execv('/bin/true', ['true'])": "os.execv('/bin/true', ['true'])",
+}
+
+
+def real(project: Project, command: str, *more: str) -> tuple[int, str]:
+    """The exit code and stderr of the command in a process of its own."""
+    arguments = [*project.settings, *more, "--plugin", "null", "--plugin", "ends_wrong"]
     env = os.environ | {"PYTHONPATH": str(project.site)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2
-    assert done.stderr == f"rlcore: reward 'ends' of {PLUGIN}: build(): it called sys.exit(0)\n"
+    done = subprocess.run([sys.executable, "-m", "rlcore", command, *arguments], env=env, capture_output=True,
+                          text=True, timeout=120, check=False)  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_the_real_command_does_not_exit_with_0(project: Project, way: str) -> None:
+    source, settings = PLANNING["rlcore_resource_pools()"]
+    project.write(source, way)
+    code, said = real(project, "plan", *settings)
+    assert (code, said) == (2, f"rlcore: {PLUGIN}: rlcore_resource_pools(): it called {ENDS[way]}\n")
+
+
+def test_the_end_of_the_process_is_refused_in_build(project: Project) -> None:
+    offer = "Component('ends', lambda context: fail(), uses_reward_functions=True)"
+    project.write(f"@hookimpl\ndef rlcore_reward_managers(): return [{offer}]", "__import__('os')._exit(0)")
+    found = real(project, "train", "reward.manager=ends")
+    assert found == (2, f"rlcore: reward 'ends' of {PLUGIN}: build(): it called os._exit(0)\n")
+
+
+def test_the_end_of_the_process_is_refused_in_a_probe(project: Project) -> None:
+    project.write(
+        "import os\ndef leave(inputs): os._exit(0)\n@hookimpl\ndef rlcore_algorithms():\n"
+        "    return [Algorithm('ends', AlgorithmKind.ADVANTAGE, 'ends_wrong:leave', Scope.BATCH)]"
+    )
+    code, said = real(project, "train", "algo.advantage=ends")
+    assert code == 2
+    assert said.startswith(f"rlcore: algo.advantage=ends of {PLUGIN}: ")
+    assert said.endswith("failed: it called os._exit(0)\n")
+
+
+def test_a_thread_of_the_plugin_ends_the_process_with_a_line_and_not_with_0(project: Project) -> None:
+    project.write(
+        "import os, threading\n@hookimpl\ndef rlcore_agent_loops():\n"
+        "    threading.Thread(target=os._exit, args=(256,), name='watchdog').start()\n    time.sleep(60)"
+    )
+    code, said = real(project, "plan")
+    assert code == 1
+    assert said.startswith("rlcore: thread 'watchdog', at ")
+    assert said.endswith(" called os._exit(256)\n")
+
+
+def test_what_runs_at_the_end_of_the_interpreter_does_not_make_a_refusal_a_success(project: Project) -> None:
+    project.write("import atexit, os\natexit.register(os._exit, 0)\n@hookimpl\ndef rlcore_algorithms(): return 3")
+    code, said = real(project, "plan")
+    assert (code, said.count("\n")) == (2, 1)
+
+
+def test_a_forked_child_ends_as_it_likes(project: Project) -> None:
+    project.write(
+        COMPONENTS + "import os\nchild = os.fork()\nchild or os._exit(0)\n"
+        "if os.waitpid(child, 0)[1]:\n    raise ValueError('the child did not end as it was told')"
+    )
+    assert real(project, "plan", *CHOSEN["agent"]) == (0, "")
 
 
 ODD = {

@@ -163,11 +163,13 @@ def test_a_check_that_hangs_names_the_line(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LIMIT, "1")
-    write_package(site, "check_hangs", "import time\ndef wait():\n    time.sleep(60)\nwait()\n")
+    noted = f"open({str(site / 'imports')!r}, 'a').write('once ')"
+    write_package(site, "check_hangs", f"import time\ndef wait():\n    time.sleep(60)\n{noted}\nwait()\n")
     code, problems = checked(capsys, "check_hangs")
     assert code == 2
     file = site / "check_hangs.py"
     assert f"importing check_hangs: not done after 1 s, in wait at {file}:3" in problems["check_hangs"][0]
+    assert (site / "imports").read_text() == "once "
 
 
 def test_a_check_that_no_signal_reaches_names_the_line(

@@ -1,20 +1,21 @@
 """The suites of the plugin and of rlcore: green on what is shipped, red on what breaks a promise."""
 
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import reasoning_gym
 from rlcore_agent_loop import build
 from rlcore_agent_loop.suites import EnvironmentSuite, ToolSuite
 from rlcore_agent_loop.testing import call
-from rlcore_agent_loop.workers.worker import LoopWorker
+from rlcore_agent_loop.workers.worker import AGENT, AgentWorker, LoopWorker
 
 from rlcore.testing import leaks
 from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.testing.suites.agents import AgentLoopSuite
 from rlcore.testing.suites.harness import all_checks, failures
 from rlcore.testing.suites.reward_function import RewardFunctionSuite
+from rlcore.testing.suites.workers import WorkerSuite
 from rlcore.types import FrozenDict
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -48,6 +49,13 @@ class TestLoopInWorkers(AgentLoopSuite):
     plugins = ("agent_loop",)
     settings = {"plugins.agent_loop.workers": 1}
     workers = {"agent": LoopWorker}
+
+
+class TestWorker(WorkerSuite):
+    target = LoopWorker
+    interface = AgentWorker
+    role = AGENT.name
+    plugins = ("agent_loop",)
 
 
 class TestCalculator(ToolSuite):
@@ -123,6 +131,42 @@ def test_a_broken_environment_is_red(name: str, check: str) -> None:
 def test_an_environment_that_is_as_it_should_be_is_green() -> None:
     tested = type("Tested", (EnvironmentSuite,), {**GUESSES, "target": f"{BROKEN}/environments.py:Guess"})
     assert failures(tested) == {}
+
+
+class Unready(LoopWorker):
+    def close(self) -> None:
+        self._tokens.pad_id  # noqa: B018
+
+
+class Narrow(LoopWorker):
+    async def check(self) -> None:  # type: ignore[override]
+        return None
+
+
+LEFT: list[IO[bytes]] = []
+
+
+class Leaving(LoopWorker):
+    def setup(self) -> None:
+        super().setup()
+        LEFT.append(open("/dev/null", "rb"))  # noqa: SIM115
+
+
+WORKERS = {
+    Unready: "test_it_closes_also_without_a_setup",
+    Narrow: "test_it_is_what_its_role_calls_for",
+    Leaving: "test_it_starts_and_ends_without_leaving_anything",
+}
+
+
+@pytest.mark.parametrize("target", WORKERS)
+def test_a_broken_worker_of_conversations_is_red(target: type[LoopWorker]) -> None:
+    tested = type("Tested", (TestWorker,), {"target": target})
+    try:
+        assert set(failures(tested)) == {WORKERS[target]}
+    finally:
+        while LEFT:
+            LEFT.pop().close()
 
 
 @pytest.mark.parametrize(("suite", "rows"), [(ToolSuite, TOOLS), (EnvironmentSuite, ENVIRONMENTS)])
