@@ -4,8 +4,8 @@
 
 sums: the demo, SmolLM2-135M learns to add one-digit numbers, twelve steps at a learning rate of 2e-5, at which a
 bfloat16 weight that is rounded to nearest hardly moves. letters: a tiny random model learns to write lower-case letters,
-40 steps. Same start, prompts, settings and seeds in every format. Compared with float32 is the mean reward of all
-training steps, seed by seed. A run that is complete below `--runs` is read and not run again. One JSON line on stdout.
+40 steps at 2e-3. Same start, prompts, settings and seeds in every format; the start is stored in bfloat16, as most
+checkpoints are. Compared with float32 is the mean reward of all training steps, seed by seed. A run that is complete below `--runs` is read and not run again. One JSON line on stdout.
 """
 
 import argparse
@@ -52,21 +52,33 @@ def arguments_of(task: str, directory: Path, seed: int, sizes: Sizes, model: Pat
     """The arguments of `rlcore train` that all formats share; files that they name are written into `directory`."""
     common = [f"train.seed={seed}", f"train.max_steps={sizes.steps[task]}", f"train.prompts_per_step={sizes.prompts}"]
     if task == "sums":
-        return ["examples/arithmetic/config.yaml", "--plugin", "digit_sum", f"model.path={model}", *common]
+        start = stored_in_bfloat16(model, directory / "model")
+        return ["examples/arithmetic/config.yaml", "--plugin", "digit_sum", f"model.path={start}", *common]
     count = sizes.prompts * sizes.steps[task]
     for name, first, num in (("train", 0, count), ("heldout", 100_000, sizes.heldout)):
         rows = [json.dumps({"prompt": conversation(first + index), "answer": ""}) for index in range(num)]
         (directory / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
     config = {
-        "model": {"path": str(write_tiny_task(directory / "model", seed=seed))},
+        "model": {"path": str(stored_in_bfloat16(write_tiny_task(directory / "exact", seed=seed), directory / "model"))},
         "data": {"sources": {"train": {"path": str(directory / "train.jsonl")}}, "shuffle": False},
         "eval": {"sources": {"heldout": {"path": str(directory / "heldout.jsonl")}}, "temperature": 1.0},
         "rollout": {"samples_per_prompt": 8, "max_tokens": 16},
         "reward": {"functions": {"letters": {"fn": f"{HERE / 'reward.py'}:letter_share"}}},
-        "actor": {"lr": 5e-4, "lr_schedule": "linear"},
+        "actor": {"lr": 2e-3},
     }
     (directory / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
     return [str(directory / "config.yaml"), *common]
+
+
+def stored_in_bfloat16(model: Path, directory: Path) -> Path:
+    """The model with its weights rounded, and its tokenizer, in a new directory."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+    loaded.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(model).save_pretrained(directory)
+    return directory
 
 
 def curve_of(task: str, kind: str, seed: int, root: Path, sizes: Sizes, model: Path) -> dict[str, Any]:
