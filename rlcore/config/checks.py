@@ -180,11 +180,11 @@ def _check_sources(config: RunConfig) -> None:
 
 def _check_attention(config: RunConfig) -> None:
     if config.model.attention == "flash_attention_2" and (
-        config.cluster.device != "cuda" or config.actor.dtype != "bfloat16"
+        config.cluster.device != "cuda" or config.actor.dtype not in ("bfloat16", "float16")
     ):
         raise ConfigError(
-            f"model.attention: flash_attention_2 needs cluster.device=cuda and actor.dtype=bfloat16, found "
-            f"{config.cluster.device} and {config.actor.dtype}; choose from: sdpa, eager"
+            f"model.attention: flash_attention_2 needs cluster.device=cuda and actor.dtype=bfloat16 or "
+            f"float16, found {config.cluster.device} and {config.actor.dtype}; choose from: sdpa, eager"
         )
 
 

@@ -89,8 +89,14 @@ class EngineConfig:
     """Decay of AdamW's first moment."""
     beta2: float = option(0.999, at_least=0, below=1)
     """Decay of AdamW's second moment."""
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    """Number format of weights, activations and optimizer state."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    """Number format of weights and activations. bfloat16 and float16 have float32 masters, gradient sums and optimizer
+    state; losses, log-probs and softmax are float32. float16 scales its loss so that gradients neither vanish nor
+    overflow."""
+    rounding: Literal["stochastic", "nearest"] = option("stochastic", used_when="dtype in ('bfloat16', 'float16')")
+    """How float32 masters become half-precision weights after an update. stochastic: to a neighbour by chance, so that
+    the weights move as the masters do in the mean; nearest: a weight stands still until its master has moved by half
+    a unit in the last place, tens of updates at the learning rates of RL."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")
@@ -112,3 +118,8 @@ class EngineConfig:
     """How the prompt of a group is computed once for all its samples; planned: as `rlcore plan` says for the model."""
     max_skipped_updates: int = option(3, at_least=1)
     """The run stops when this many updates in a row had a gradient that is not finite."""
+
+    @property
+    def is_half(self) -> bool:
+        """Whether weights and activations are half precision, with float32 masters."""
+        return self.dtype in ("bfloat16", "float16")

@@ -16,11 +16,11 @@ from rlcore.plan.machine_facts import Facts
 from rlcore.plan.run_plan import WorkerPlan
 from rlcore.types import SharedPrefix
 
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
-TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0}
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0, "float16": 20.0}
 """Of a parameter: weight, gradient and Adam's two moments; a half-precision weight has a float32 master, whose gradient
 is summed in float32."""
-GRADIENT_BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 6.0}
+GRADIENT_BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 6.0, "float16": 6.0}
 """What of it are gradients, which are freed after each update."""
 PROCESS_BYTES = 500 * 2**20
 """Python with torch and transformers, the run's own, and what the allocator keeps in pieces, on the host: 0.46 to 0.58

@@ -46,6 +46,29 @@ def plan_schedule(
 
 def schedule_notes(config: RunConfig, schedule: SchedulePlan, arithmetic: Mapping[str, int]) -> list[str]:
     """The notes of a plan about its schedule."""
+    return [*_precision_notes(config, schedule), *_streaming_notes(config, schedule, arithmetic)]
+
+
+def _precision_notes(config: RunConfig, schedule: SchedulePlan) -> list[str]:
+    """The choices that half precision makes."""
+    actor = config.actor
+    if not actor.is_half:
+        return []
+    rounded = {
+        "stochastic": "rounded stochastically, so that they move as their float32 masters do in the mean",
+        "nearest": "rounded to nearest: a weight stands still until its float32 master has moved by half a unit in the "
+        "last place; actor.rounding=stochastic moves it",
+    }
+    notes = [f"actor.dtype={actor.dtype}: weights are {rounded[actor.rounding]}"]
+    if schedule.old_logprobs is not OldLogprobs.SAMPLED and schedule.embedded:
+        notes.append(
+            f"actor.dtype={actor.dtype}: recorded log-probs differ from the trainer's by rounding, so pi_old is "
+            f"{schedule.old_logprobs.value} and the loss has the factor pi_old / mu (algo.importance)"
+        )
+    return notes
+
+
+def _streaming_notes(config: RunConfig, schedule: SchedulePlan, arithmetic: Mapping[str, int]) -> list[str]:
     if not schedule.stream:
         return []
     if arithmetic["minibatches"] == 1:
@@ -69,8 +92,8 @@ def schedule_name(max_staleness: int, stream: bool) -> str:
 def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLogprobs:
     """Where pi_old comes from; no pass where it is known to be another policy that is at hand.
 
-    The embedded sampler draws from the very weights that are trained, in their dtype: on-policy, what it recorded are
-    the log-probs of pi_old. With a single update a step, pi_old is the detached pi. What was drawn from a part of the
+    The embedded sampler draws from the very weights that are trained: on-policy, what it recorded in float32 or float64
+    are the log-probs of pi_old; in half precision they differ by rounding, more than a step of the policy. With a single update a step, pi_old is the detached pi. What was drawn from a part of the
     vocabulary has recorded log-probs of no policy at all.
     """
     if config.schedule.old_logprobs == "behaviour":
@@ -79,7 +102,8 @@ def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLog
         return OldLogprobs.PASS
     if num_updates == 1:
         return OldLogprobs.DETACHED
-    return OldLogprobs.SAMPLED if embedded and config.schedule.max_staleness == 0 else OldLogprobs.PASS
+    exact = embedded and config.schedule.max_staleness == 0 and not config.actor.is_half
+    return OldLogprobs.SAMPLED if exact else OldLogprobs.PASS
 
 
 def _check_streaming(

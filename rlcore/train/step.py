@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 
-from rlcore.algo.importance import sampler_differs
 from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
 from rlcore.algo.step import weigh, with_advantages
@@ -215,7 +214,7 @@ class StepBatcher:
             await self._preparing
         await self._arrays.ensure([row.trajectory for row in rows])
         batch = self._arrays.attach(batch, ids)
-        if self._schedule.max_staleness and sampler_differs(config):
+        if self._schedule.max_staleness:
             batch = replace(batch, same_weights=Ref(sampled_with([row.trajectory for row in rows], self._step - 1)))
         per_token, max_tokens = run.advantage_algorithm.per_token, config.rollout.max_tokens
         batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl)

@@ -17,9 +17,10 @@ from rlcore_critic_engine.heads import starting_head
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.worker import HfCritic
 
-BYTES_PER_PARAMETER = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0}
+BYTES_PER_PARAMETER = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0, "float16": 20.0}
 """Weights, gradients and Adam's two moments; half-precision weights have float32 masters, and those gradients."""
-BYTES_OF_WEIGHTS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0}
+BYTES_OF_WEIGHTS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
+HALF = ("bfloat16", "float16")
 POOL = CRITIC.name
 """The pool of a critic with devices of its own."""
 
@@ -91,10 +92,11 @@ def _check(config: RunConfig, section: CriticSettings) -> None:
             "plugins.critic_engine.shared_prefix=cache: the critic lives inside the actor (trunk=actor), and with "
             "actor.gradient_checkpointing=true transformers drops the cache; choose tree or none, or trunk=own"
         )
-    if config.model.attention == "flash_attention_2" and section.trunk == "own" and section.dtype != "bfloat16":
+    if config.model.attention == "flash_attention_2" and section.trunk == "own" and section.dtype not in HALF:
         raise ConfigError(
             f"plugins.critic_engine.dtype={section.dtype}: model.attention=flash_attention_2 is the critic's attention "
-            "too and needs bfloat16; set plugins.critic_engine.dtype=bfloat16, or model.attention=sdpa or eager"
+            "too and needs bfloat16 or float16; set plugins.critic_engine.dtype=bfloat16, or model.attention=sdpa or "
+            "eager"
         )
 
 

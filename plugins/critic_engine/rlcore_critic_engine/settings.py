@@ -46,8 +46,10 @@ class CriticSettings:
     """Decay of AdamW's first moment."""
     beta2: float = option(0.999, at_least=0, below=1)
     """Decay of AdamW's second moment."""
-    dtype: Literal["float32", "bfloat16", "float64"] = option("float32", used_when="trunk == 'own'")
-    """Number format of weights and activations."""
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = option("float32", used_when="trunk == 'own'")
+    """Number format of weights and activations; the value head is float32 at least."""
+    rounding: Literal["stochastic", "nearest"] = option("stochastic", used_when="dtype in ('bfloat16', 'float16')")
+    """How float32 masters become half-precision weights after an update, as `actor.rounding`."""
     gradient_checkpointing: bool = option(False, used_when="trunk == 'own'")
     """Compute activations again in the backward pass; on the actor's trunk `actor.gradient_checkpointing` decides."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")
@@ -66,7 +68,7 @@ class CriticSettings:
     """Updates at the start of the run in which only the critic learns."""
 
     def engine(self, actor: EngineConfig) -> EngineConfig:
-        """The settings as the training engine takes them; on the actor's trunk its number format and checkpointing."""
+        """The settings as the training engine takes them; on the actor's trunk its number format, rounding and checkpointing."""
         engine = EngineConfig(
             lr=self.lr,
             lr_schedule=self.lr_schedule,
@@ -76,6 +78,7 @@ class CriticSettings:
             beta1=self.beta1,
             beta2=self.beta2,
             dtype=self.dtype,
+            rounding=self.rounding,
             gradient_checkpointing=self.gradient_checkpointing,
             offload=self.offload,
             lora=self.lora,
@@ -87,4 +90,6 @@ class CriticSettings:
         )
         if self.trunk == "own":
             return engine
-        return replace(engine, dtype=actor.dtype, gradient_checkpointing=actor.gradient_checkpointing)
+        return replace(
+            engine, dtype=actor.dtype, rounding=actor.rounding, gradient_checkpointing=actor.gradient_checkpointing
+        )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rlcore.contracts.workers import WorkerContext
     from rlcore.engines.hf.sample.sampler import EmbeddedSampler
     from rlcore.engines.hf.train.engine import TrainEngine
+    from rlcore.engines.hf.train.policy_loss import PolicyLoss
     from rlcore.engines.weight_server import WeightsServer
 
 
@@ -35,6 +36,7 @@ class HfActor(ActorWorker):
     is_published: bool = True
     """Whether they are the current ones."""
     _server: WeightsServer | None = None
+    _loss: PolicyLoss
     before_change: list[Callable[[], None]]
     """Told before every change of the weights, so that what samples from them drops what it has computed."""
 
@@ -49,11 +51,13 @@ class HfActor(ActorWorker):
         use_threads(context)
         seed_process(context.seed)
         self.before_change = []
+        policy_loss = import_function(context.targets["policy_loss"])
+        self._loss = PolicyLoss(policy_loss, config.algo, sampler_differs(config))
         self.engine = TrainEngine(
             "causal_lm",
             config.model,
             config.actor,
-            PolicyLoss(import_function(context.targets["policy_loss"]), config.algo, sampler_differs(config)),
+            self._loss,
             temperature=config.rollout.temperature,
             device=context.device,
             seed=context.seed,
@@ -77,6 +81,7 @@ class HfActor(ActorWorker):
         self._weights_change()
         if self.is_published:  # what generation has used is not what an update uses
             give_back_freed_memory()
+        self._loss.weights_sampled = self.is_published
         self.is_published = False
         return self.engine.update(minibatch)
 

@@ -18,7 +18,7 @@ from rlcore.engines.hf.sample.fused_decode import FusedDecode, is_known, is_watc
 from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, can_pack
 from rlcore.engines.hf.sample.row_attention import attending
-from rlcore.engines.hf.train.head import at_least_float32
+from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.model import PolicyModel
 
 PASS_TOKENS = 8192
@@ -126,8 +126,10 @@ class Decoder:
         if self._hidden_RH is None:
             raise ValueError("no row has a hidden state")
         head = self._model.head
+        if self._hidden_RH.dtype in HALF:
+            return head.logits(self._hidden_RH)
         with self._packed.used() if self._packed is not None else nullcontext():
-            raw_RV = at_least_float32(head.linear(self._hidden_RH))
+            raw_RV = head.linear(self._hidden_RH)
         return head.cap(raw_RV if head.scale == 1.0 else raw_RV.mul_(head.scale))
 
     def _pack(self) -> None:

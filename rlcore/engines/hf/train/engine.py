@@ -18,8 +18,9 @@ from rlcore.algo.aggregation import weighted_sum
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.data.batch import select
 from rlcore.engines.hf.train.flops import update_flops
+from rlcore.engines.hf.train.loss_scale import LossScale
 from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, split
-from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel, load_model
+from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel, load_masters, load_model
 from rlcore.engines.hf.train.offload import Offload
 from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
 from rlcore.engines.hf.train.probe import check_shared_prefix
@@ -84,13 +85,15 @@ class TrainEngine:
         self._loss = loss
         self._loss_name = loss_name
         self._skipped_in_a_row = 0
+        self._scale = LossScale(config.dtype == "float16")
         self.ranks: Ranks | None = None
         """The processes that train this model together; None: this one alone."""
         self._shards: Shards | None = None
         self._seed = seed
         with self._seeded():
             self.model = model if not isinstance(model, ModelConfig) else self._load(model, path_key)
-        self._optimizer = MasterAdamW(self.model, config)
+        start = load_masters(self.kind, model, self.model, path_key) if isinstance(model, ModelConfig) else {}
+        self._optimizer = MasterAdamW(self.model, config, seed, start)
         self.shared_prefix = shared_prefix
         check_shared_prefix(self.model, shared_prefix, self._section)
         self._offload = Offload(self.model, self._optimizer, self.device, config.offload)
@@ -123,8 +126,9 @@ class TrainEngine:
         """Train together with other processes from now on; with `sharding` keep only this one's part of everything."""
         self.ranks = ranks
         if ranks is not None and self.config.sharding == "fsdp2":
+            whole = self._optimizer.half_masters()
             self._shards = Shards(self.model, ranks)
-            self._optimizer = MasterAdamW(self.model, self.config)
+            self._optimizer = MasterAdamW(self.model, self.config, self._seed, whole)
             self._offload = Offload(self.model, self._optimizer, self.device, self.config.offload)
 
     def whole(self) -> AbstractContextManager[None]:
@@ -176,7 +180,8 @@ class TrainEngine:
         The loss is the sum over rows of weights_B[b] times the sum over masked tokens of the loss, so any split into
         micro-batches gives the same gradient. Metrics are averages over the mini-batch's loss tokens. With a loss or
         gradient that is not finite weights and optimizer stay as they are and '<name>/skipped' is 1; WorkerError when
-        that happened `max_skipped_updates` times in a row. They also stay when every weight is 0, as of a mini-batch of
+        that happened `max_skipped_updates` times in a row. In float16 a gradient that overflows is computed again with
+        a lower loss scale first, and the update is skipped when a scale of 1 does not help. They also stay when every weight is 0, as of a mini-batch of
         truncated rows with `algo.overlong=mask`: momentum would move them on a gradient of nothing.
         """
         check_schedule(self.config, self.num_updates, self._section)
@@ -185,8 +190,8 @@ class TrainEngine:
         began = time.perf_counter()
         alone = self._offload.begin()
         try:
-            loss, sums = self._accumulate(minibatch)
-            metrics = {self._loss_name: loss, **sums.result(), **self._step(loss)}
+            loss, sums, norm = self._gradients(minibatch)
+            metrics = {self._loss_name: loss, **sums.result(), **self._step(loss, norm)}
         finally:
             self._optimizer.clear_gradients()
             if alone:
@@ -202,6 +207,7 @@ class TrainEngine:
         Of several ranks the first one writes; where everything is shared out, each its part of the training state.
         """
         counters = {"updates_done": self.updates_done, "skipped_in_a_row": self._skipped_in_a_row}
+        counters |= self._scale.counters()
         part, num_parts = self._part()
         with self.whole():
             if self.ranks is None or self.ranks.rank == 0:
@@ -243,6 +249,7 @@ class TrainEngine:
         self._offload.end()
         self.updates_done = counters["updates_done"]
         self._skipped_in_a_row = counters["skipped_in_a_row"]
+        self._scale.restore(counters)
 
     def facts(self) -> dict[str, Any]:
         """num_parameters, num_trainable, context_length and vocabulary (or None)."""
@@ -267,8 +274,19 @@ class TrainEngine:
                 return self.ranks.scored(batch, self.shared_prefix, score_here)
             return score_here(batch)
 
+    def _gradients(self, minibatch: Batch) -> tuple[float, MetricSums, float]:
+        """Clipped gradients of the whole mini-batch in the masters, its loss, and the gradients' norm before."""
+        self._scale.begin()
+        while True:
+            loss, sums = self._accumulate(minibatch)
+            self._optimizer.unscale_gradients(self._scale.value)
+            norm = self._optimizer.clip_gradients(self.config.max_grad_norm)
+            if math.isfinite(norm) or not math.isfinite(loss) or not self._scale.lower():
+                return loss, sums, norm
+            self._optimizer.clear_gradients()
+
     def _accumulate(self, minibatch: Batch) -> tuple[float, MetricSums]:
-        """Gradients of the whole mini-batch in the masters, and its loss."""
+        """Gradients of the whole mini-batch, times the loss scale, in the masters; and its loss, without."""
         if self._loss is None or minibatch.weights_B is None:
             raise ValueError(f"{self.name}: an update needs a loss function and the batch's weights_B")
         loss, sums = 0.0, MetricSums()
@@ -281,7 +299,7 @@ class TrainEngine:
                 scores_N, entropy_N = self.model(micro, self.temperature, True)
                 terms = self._loss(micro, Predictions(micro.spread(scores_N), micro.spread(entropy_N)))
                 partial = self._weighted(terms.loss_BT, micro)
-                partial.backward()  # type: ignore[no-untyped-call]
+                (partial * self._scale.value).backward()  # type: ignore[no-untyped-call]
                 self._optimizer.collect_gradients()
                 if index < len(own):
                     loss += float(partial.detach())
@@ -329,19 +347,22 @@ class TrainEngine:
         weights_B = torch.tensor(micro.batch.weights_B, dtype=loss_BT.dtype, device=micro.device)
         return weighted_sum(loss_BT, micro.mask_BT, weights_B)
 
-    def _step(self, loss: float) -> Metrics:
-        """Clip and step, or skip; the engine's own metrics."""
+    def _step(self, loss: float, norm: float) -> Metrics:
+        """Step with the clipped gradients, whose norm was `norm`, or skip; the engine's own metrics."""
         lr = learning_rate(self.config, self.updates_done, self.num_updates)
-        norm = self._optimizer.clip_gradients(self.config.max_grad_norm)
+        metrics = self._scale.metrics(self.name)
         finite = math.isfinite(loss) and math.isfinite(norm)
         if finite:
             self._optimizer.step(lr)
+            self._optimizer.publish(self.updates_done)
             self.updates_done += 1
             self._skipped_in_a_row = 0
+            self._scale.succeeded()
         else:
             self._skipped_in_a_row += 1
+            self._scale.failed()
             self._stop_if_hopeless(loss, norm)
-        return {
+        return metrics | {
             f"{self.name}/grad_norm": norm,
             f"{self.name}/lr": lr,
             f"{self.name}/skipped": 0.0 if finite else 1.0,

@@ -41,15 +41,23 @@ class Head:
         return self.cap(self.raw_logits(hidden_NH, self.linear.weight, self.linear.bias))
 
     def raw_logits(self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
-        """(N, V) scaled logits before the soft cap, in at least float32; without gradients."""
-        if weight_VH.device.type == "cpu" and hidden_NH.dtype == weight_VH.dtype == torch.float32:
+        """(N, V) scaled logits before the soft cap, in at least float32; without gradients.
+
+        Products of half precision are summed and kept in float32: a bfloat16 logit of 20 has neighbours 1/8 away.
+        """
+        if weight_VH.dtype == torch.float64 or hidden_NH.dtype == torch.float64:
+            raw_NV = nn.functional.linear(hidden_NH, weight_VH)
+        elif weight_VH.device.type == "cpu":
+            inputs_NH = hidden_NH.float()
             raw_NV = torch.empty(len(hidden_NH), len(weight_VH))
             for rows in _chunks(len(weight_VH), LAYER_ROWS):
-                torch.mm(hidden_NH, weight_VH[rows].T, out=raw_NV[:, rows])
-            if bias_V is not None:
-                raw_NV += bias_V
+                torch.mm(inputs_NH, weight_VH[rows].float().T, out=raw_NV[:, rows])
+        elif weight_VH.dtype == torch.float32:
+            raw_NV = nn.functional.linear(hidden_NH, weight_VH)
         else:
-            raw_NV = at_least_float32(nn.functional.linear(hidden_NH, weight_VH, bias_V))
+            raw_NV = torch.mm(hidden_NH, weight_VH.T, out_dtype=torch.float32)
+        if bias_V is not None:
+            raw_NV += bias_V
         return raw_NV if self.scale == 1.0 else raw_NV.mul_(self.scale)
 
     def cap(self, raw_NV: Tensor) -> Tensor:

@@ -20,14 +20,21 @@ from rlcore.config import LoraConfig, ModelConfig
 from rlcore.engines.hf.train.gradients import adding_gradients
 from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scores
 from rlcore.engines.hf.train.prefixes import TREE_ATTENTION, cache_hidden, register_tree_attention, tree_hidden
+from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.sharded_tensors import put
+from rlcore.engines.hf.train.stored_weights import check_not_quantised, check_range, check_stored, start_masters
 from rlcore.errors import CheckpointError, ConfigError, boundary
 from rlcore.types import SharedPrefix
 
 if TYPE_CHECKING:
     from rlcore.engines.hf.train.microbatch import MicroBatch
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 VALUE_HEAD_FILE = "value_head.safetensors"
 
 
@@ -205,6 +212,7 @@ def load_model(
     transformer = open_transformer(
         kind, model.path, model.revision, attention=model.attention, dtype=dtype, path_key=path_key
     )
+    check_range(path_key, model.path, f"{section}.dtype", transformer)
     transformer.to(device)
     if gradient_checkpointing:
         _checkpoint_gradients(transformer)
@@ -222,6 +230,23 @@ def load_model(
     return PolicyModel(transformer, head, adapter)
 
 
+def load_masters(
+    kind: ModelKind, model: ModelConfig, loaded: PolicyModel | ValueModel, path_key: str
+) -> dict[str, Tensor]:
+    """The float32 values that the files of `loaded` hold for its trainable half-precision weights, by parameter name.
+
+    Empty where it has none; a new adapter has no values in files.
+    """
+    half = [each.requires_grad and each.dtype in HALF for each in loaded.transformer.parameters()]
+    if loaded.adapter is not None or not any(half):
+        return {}
+    stored = open_transformer(
+        kind, model.path, model.revision, attention=model.attention, dtype="float32", path_key=path_key
+    )
+    masters = start_masters(loaded.transformer, stored)
+    return {f"transformer.{name}": master for name, master in masters.items()}
+
+
 def open_transformer(
     kind: ModelKind, path: str, revision: str, *, attention: str, dtype: str, path_key: str = "model.path"
 ) -> Any:
@@ -233,6 +258,7 @@ def open_transformer(
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the trainer's
+    check_stored(path_key, path)
     opener: Any = AutoModel if kind == ModelKind.VALUE else AutoModelForCausalLM
     with boundary(f"{path_key}='{path}'", ConfigError):
         model, loaded = opener.from_pretrained(
@@ -243,6 +269,7 @@ def open_transformer(
             trust_remote_code=False,
             output_loading_info=True,
         )
+    check_not_quantised(path_key, path, getattr(model.config, "quantization_config", None))
     missing = sorted(loaded["missing_keys"])
     if missing:
         raise ConfigError(

@@ -1,11 +1,12 @@
 """AdamW over master weights, and the learning-rate schedule.
 
-Arxiv 1711.05101 (decoupled weight decay). Half-precision weights get a float32 master copy: at the learning rates of
-RL an update of a bfloat16 weight would be rounded away.
+Arxiv 1711.05101 (decoupled weight decay). Half-precision weights have float32 masters, which the optimizer moves and
+which start from what the checkpoint holds; after each step they are rounded into the weights
+(`rlcore.engines.hf.train.rounding`).
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from rlcore.config import EngineConfig
 from rlcore.engines.hf.train import sharded_tensors as parts
-from rlcore.engines.hf.train.sharded_tensors import like, own
+from rlcore.engines.hf.train.rounding import HALF, RoundingKey, publish
+from rlcore.engines.hf.train.sharded_tensors import like, own, put
 from rlcore.errors import ConfigError
 
 
@@ -48,9 +50,18 @@ class MasterAdamW:
     Weight decay spares vectors: norms and biases.
     """
 
-    def __init__(self, model: nn.Module, config: EngineConfig) -> None:
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.masters = [_master_of(parameter) for parameter in self.parameters]
+    def __init__(
+        self, model: nn.Module, config: EngineConfig, seed: int = 0, start: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Make the masters; those of half precision start from the whole tensors of `start`, by parameter name.
+
+        Where `start` lacks a name they start from the weight itself. `seed` is that of stochastic rounding.
+        """
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.parameters = list(named.values())
+        self.masters = [_master_of(parameter, (start or {}).get(name)) for name, parameter in named.items()]
+        self._names = list(named)
+        self._rounding, self._seed = config.rounding, seed
         matrices = [master for master in self.masters if master.ndim >= 2]
         vectors = [master for master in self.masters if master.ndim < 2]
         self._adamw = torch.optim.AdamW(
@@ -72,6 +83,13 @@ class MasterAdamW:
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             parameter.grad = None
 
+    def unscale_gradients(self, scale: float) -> None:
+        """Divide the masters' gradients by a power of two."""
+        if scale != 1.0:
+            for master in self.masters:
+                if master.grad is not None:
+                    master.grad.mul_(1.0 / scale)
+
     def clip_gradients(self, max_norm: float) -> float:
         """The norm of all gradients, which are scaled down to `max_norm` if it is larger; 0 never scales."""
         gradients = [master.grad for master in self.masters if master.grad is not None]
@@ -83,11 +101,24 @@ class MasterAdamW:
         return float(norm)
 
     def step(self, lr: float) -> None:
-        """One AdamW step with the masters' gradients."""
+        """One AdamW step with the masters' gradients; `publish` brings it into half-precision weights."""
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()
-        self._publish()
+
+    def publish(self, update: int) -> None:
+        """Round the masters into the half-precision weights; the same `update` gives the same bits."""
+        for index, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
+            if master is not parameter:
+                publish(parameter, master, self._rounding, RoundingKey(self._seed, update, index))
+
+    def half_masters(self) -> dict[str, Tensor]:
+        """The masters of half-precision weights, by parameter name."""
+        return {
+            name: master
+            for name, parameter, master in zip(self._names, self.parameters, self.masters, strict=True)
+            if master is not parameter
+        }
 
     def clear_gradients(self) -> None:
         """Forget all gradients."""
@@ -132,14 +163,13 @@ class MasterAdamW:
         pairs: Iterable[tuple[Tensor, Tensor]] = zip(self.parameters, self.masters, strict=True)
         return [master for parameter, master in pairs if master is not parameter]
 
-    @torch.no_grad()
-    def _publish(self) -> None:
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if master is not parameter:
-                parameter.copy_(master)
 
-
-def _master_of(parameter: Tensor) -> Tensor:
-    if parameter.dtype in (torch.float32, torch.float64):
+def _master_of(parameter: Tensor, start: Tensor | None) -> Tensor:
+    if parameter.dtype not in HALF:
         return parameter
-    return nn.Parameter(parameter.detach().float())
+    if start is not None and not isinstance(parameter, DTensor) and start.device == parameter.device:
+        return nn.Parameter(start.detach())  # not a copy: it was loaded for this
+    master = nn.Parameter(parameter.detach().float())
+    if start is not None:
+        put(master, start.detach())
+    return master

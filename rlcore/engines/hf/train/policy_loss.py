@@ -14,7 +14,7 @@ from rlcore.engines.hf.train.microbatch import LossTerms, MicroBatch, Prediction
 METRIC_NAMES = {"ratio": "ratio_mean", "clipped_low": "clip_frac_low", "clipped_high": "clip_frac_high"}
 """What a policy loss's metrics are logged as, where that is another name."""
 DIFFERENCE = "policy/rollout_logprob_diff"
-"""|log pi_old - log mu|, of the tokens that both computed with the same weights: how far the two engines differ."""
+"""|log pi_old - log mu|, of the tokens that both computed with the same weights: how far sampler and trainer differ."""
 
 
 class PolicyLoss:
@@ -22,8 +22,12 @@ class PolicyLoss:
 
     All three are aggregated with the same weights. The KL term is there only with `algo.kl.placement=loss`;
     'policy/kl' is logged whenever the batch has log-probs of the reference. rho is the importance factor of
-    `rlcore.algo.importance` and there only where the sampler differs from the trainer.
+    `rlcore.algo.importance` and there only where the sampler differs from the trainer. 'policy/rollout_logprob_diff'
+    is logged in any case; where pi_old is mu or pi itself, in updates of the weights that sampled.
     """
+
+    weights_sampled: bool = True
+    """Whether the weights are the published ones, which no update has changed."""
 
     def __init__(
         self,
@@ -57,14 +61,16 @@ class PolicyLoss:
         metrics["policy/entropy"] = predictions.entropy_BT
         counted: dict[str, Tensor] = {}
         loss_BT = output.loss_BT
+        rollout_BT = torch.tensor(micro.batch.tokens.get().rollout_logprobs_BT, device=micro.device)
         if self._corrects:
-            rollout_BT = torch.tensor(micro.batch.tokens.get().rollout_logprobs_BT, device=micro.device)
             factor_BT, importance = importance_factor(
                 inputs.old_logprobs_BT, rollout_BT, micro.mask_BT, self._config.importance
             )
             loss_BT = loss_BT * factor_BT
             metrics |= {f"policy/{name}": value_BT for name, value_BT in importance.items()}
-            metrics[DIFFERENCE] = (inputs.old_logprobs_BT.detach() - rollout_BT).abs()
+        if self._corrects or self.weights_sampled:
+            trainer_BT = inputs.old_logprobs_BT if self._corrects else logprobs_BT
+            metrics[DIFFERENCE] = (trainer_BT.detach() - rollout_BT).abs()
             if micro.batch.same_weights is not None:
                 counted[DIFFERENCE] = torch.tensor(micro.batch.same_weights.get(), device=micro.device)
         if self._config.entropy_coef:

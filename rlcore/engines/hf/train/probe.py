@@ -8,7 +8,7 @@ from rlcore.engines.hf.train.model import Model
 from rlcore.errors import ConfigError
 from rlcore.types import Batch, Int64s, Ref, SharedPrefix, TokenArrays
 
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1}
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference of a hidden state, of the largest hidden state; bfloat16 rounds at every layer."""
 
 

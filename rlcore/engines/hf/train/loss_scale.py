@@ -1,0 +1,69 @@
+"""The dynamic loss scale of float16, whose gradients would otherwise vanish below 6e-8 or overflow above 65504.
+
+The loss is multiplied before the backward pass, gradients are divided in float32 afterwards (arXiv 1710.03740). A
+gradient that overflows is computed again with a lower scale, so no mini-batch is lost to the search for the scale. All
+scales are powers of two: multiplying and dividing rounds nothing.
+"""
+
+from rlcore.types import Metrics
+
+START = 16
+"""Exponent of the first scale, 2^16."""
+HIGHEST = 24
+BACK_OFF = 4
+"""What an overflow takes off the exponent."""
+GROW_AFTER = 100
+"""Finite updates in a row after which the exponent grows by 1."""
+
+
+class LossScale:
+    """A scale of 2^exponent that falls when gradients overflow and grows while they do not; 1 where it is off."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self._exponent = self._before = START if enabled else 0
+        self._since = 0
+        self._retries = 0
+
+    @property
+    def value(self) -> float:
+        """What the loss is multiplied by."""
+        return float(2.0**self._exponent)
+
+    def begin(self) -> None:
+        """A new update begins."""
+        self._before, self._retries = self._exponent, 0
+
+    def lower(self) -> bool:
+        """Lower the scale after an overflow; False when it is 1 already, so that the scale is not what is wrong."""
+        if self._exponent == 0:
+            return False
+        self._exponent = max(0, self._exponent - BACK_OFF)
+        self._since, self._retries = 0, self._retries + 1
+        return True
+
+    def succeeded(self) -> None:
+        """The update had finite gradients."""
+        self._since += 1
+        if self.enabled and self._since >= GROW_AFTER:
+            self._exponent, self._since = min(HIGHEST, self._exponent + 1), 0
+
+    def failed(self) -> None:
+        """The update was skipped: no scale helped, so the scale is the one that the update began with."""
+        self._exponent, self._since = self._before, 0
+
+    def metrics(self, name: str) -> Metrics:
+        """'<name>/loss_scale' of the update, and '<name>/loss_scale_retries': how often it was computed again."""
+        if not self.enabled:
+            return {}
+        return {f"{name}/loss_scale": self.value, f"{name}/loss_scale_retries": float(self._retries)}
+
+    def counters(self) -> dict[str, int]:
+        """What a checkpoint keeps."""
+        return {"loss_scale_exponent": self._exponent, "loss_scale_updates": self._since} if self.enabled else {}
+
+    def restore(self, counters: dict[str, int]) -> None:
+        """Go on from `counters`; from those of another number format as at the start."""
+        if self.enabled:
+            self._exponent = counters.get("loss_scale_exponent", START)
+            self._since = counters.get("loss_scale_updates", 0)

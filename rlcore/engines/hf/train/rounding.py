@@ -1,0 +1,115 @@
+"""Rounds float32 master weights to half precision, to nearest or stochastically.
+
+A bfloat16 weight of 0.1 has neighbours 5e-4 away, and an update of RL moves its master by 1e-5: rounded to nearest, the
+weight stands still for tens of updates while its master moves. Rounded stochastically it goes up with the probability
+of the distance that the master has moved, so the weights move as the masters do in the mean (arXiv 1502.02551).
+
+The random numbers are a hash of (seed, update, parameter, element): they need no state, are the same on every device,
+and a rank that holds a part of a parameter draws those of its part.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rlcore.engines.hf.train.sharded_tensors import own, place, rows_of
+
+Rounding = Literal["stochastic", "nearest"]
+CHUNK = {"cpu": 2**17, "cuda": 2**24}
+"""Elements that are rounded at a time: what a CPU's cache holds, and what keeps a GPU busy."""
+HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class RoundingKey:
+    """What decides the random numbers of one parameter in one update."""
+
+    seed: int
+    update: int
+    parameter: int
+
+    def numbers(self) -> tuple[int, int]:
+        """An odd multiplier and an offset, signed 32-bit."""
+        text = f"{self.seed} {self.update} {self.parameter}".encode()
+        digest = hashlib.blake2b(text, digest_size=8, person=b"rounding").digest()
+        multiplier, offset = (int.from_bytes(half, "little", signed=True) for half in (digest[:4], digest[4:]))
+        return multiplier | 1, offset
+
+
+@torch.no_grad()
+def publish(weight: Tensor, master: Tensor, rounding: Rounding, key: RoundingKey) -> None:
+    """Write a float32 master into its half-precision weight, in place; of sharded tensors this rank's part.
+
+    nearest: ties to even. stochastic: to one of the two neighbours, up with the probability of the distance from the
+    lower one, so the expectation is the master itself. Numbers that the format holds stay exact, infinities and NaN are
+    kept, and a finite number stays finite: beyond the largest number of the format it becomes that number. Stochastic
+    rounding needs a few arrays of `CHUNK` elements beside the two tensors.
+    """
+    mine, source = own(weight), own(master)
+    if rounding == "nearest" or not mine.numel():
+        mine.copy_(source)
+        return
+    target = mine if mine.is_contiguous() else torch.empty_like(mine, memory_format=torch.contiguous_format)
+    flat, values = target.view(-1), source.contiguous().view(-1)
+    first = rows_of(len(weight), *place(weight)).start * (mine.numel() // len(mine)) if weight.ndim else 0
+    size = CHUNK.get(mine.device.type, CHUNK["cpu"])
+    multiplier, offset = key.numbers()
+    for start in range(0, len(flat), size):
+        chunk = values[start : start + size]
+        bits = _random_bits(first + start, len(chunk), multiplier, offset, chunk.device)
+        flat[start : start + size] = _bfloat16(chunk, bits) if mine.dtype == torch.bfloat16 else _float16(chunk, bits)
+    if target is not mine:
+        mine.copy_(target)
+
+
+def _random_bits(first: int, num: int, multiplier: int, offset: int, device: torch.device) -> Tensor:
+    """(num,) int32 of 32 random bits each, for the elements from `first` on: a Weyl sequence through a mixer.
+
+    Multiplications wrap around. The mixer is lowbias32 of github.com/skeeto/hash-prospector without its first shift,
+    which a random multiplier makes superfluous.
+    """
+    begin = _signed32(first * multiplier + offset)
+    bits = torch.arange(num, dtype=torch.int32, device=device).mul_(multiplier).add_(begin)
+    bits.mul_(0x7FEB352D)
+    bits ^= _shifted(bits, 15)
+    bits.mul_(_signed32(0x846CA68B))
+    bits ^= _shifted(bits, 16)
+    return bits
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """The bits moved to the right, with zeros from the left."""
+    return (bits >> by).bitwise_and_((1 << (32 - by)) - 1)
+
+
+def _bfloat16(values: Tensor, bits: Tensor) -> Tensor:
+    """Float32 numbers that bfloat16 holds: 16 random bits are added below its mantissa, and those are cut.
+
+    The carry goes over into the exponent where it has to. The sign is a bit apart, so magnitudes are rounded.
+    """
+    added = _shifted(bits, 16).add_(values.view(torch.int32)).bitwise_and_(-0x10000).view(torch.float32)
+    return _kept_finite(added, values, torch.bfloat16)
+
+
+def _float16(values: Tensor, bits: Tensor) -> Tensor:
+    """Float32 numbers that float16 holds: as `_bfloat16` with 13 bits; below 2^-14 its numbers are 2^-24 apart."""
+    added = _shifted(bits, 19).add_(values.view(torch.int32)).bitwise_and_(-0x2000).view(torch.float32)
+    steps = values.abs().mul_(2.0**24)
+    lower = steps.floor()
+    up = _shifted(bits, 8).to(torch.float32).mul_(2.0**-24) < steps.sub_(lower)
+    small = lower.add_(up).mul_(2.0**-24).copysign_(values)
+    return _kept_finite(torch.where(values.abs() < 2.0**-14, small, added), values, torch.float16)
+
+
+def _kept_finite(rounded: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Finite numbers within the format's range, and what is not finite as it was."""
+    largest = torch.finfo(dtype).max
+    return torch.where(values.isfinite(), rounded.clamp_(-largest, largest), values)
+
+
+def _signed32(number: int) -> int:
+    """The number modulo 2^32, as a signed integer."""
+    return (number + 2**31) % 2**32 - 2**31

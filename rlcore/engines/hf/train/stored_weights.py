@@ -1,0 +1,78 @@
+"""The number formats of a checkpoint: which ones training can start from, and the float32 masters that start from it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlcore.errors import ConfigError
+
+NARROW = ("F8", "F6", "F4")
+"""How the names of formats begin, in safetensors, whose numbers mean little without scales that stand elsewhere."""
+
+
+def check_stored(path_key: str, path: str) -> None:
+    """ConfigError when the files of a model directory hold quantised weights or numbers of 8 bits and fewer.
+
+    A path that is no directory passes.
+    """
+    directory = Path(path)
+    config_file = directory / "config.json"
+    if config_file.is_file():
+        check_not_quantised(path_key, path, json.loads(config_file.read_text("utf-8")).get("quantization_config"))
+    for file in sorted(directory.glob("*.safetensors")):
+        for name, found in _formats(file):
+            if found.startswith(NARROW):
+                raise ConfigError(
+                    f"{path_key}='{path}': tensor '{name}' is stored as {found}, which training cannot start from; "
+                    "needs float32, bfloat16 or float16: choose the checkpoint that this one was quantised from"
+                )
+
+
+def check_not_quantised(path_key: str, path: str, settings: Any) -> None:
+    """ConfigError when a model's configuration says how it was quantised."""
+    if settings:
+        method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else type(settings).__name__
+        raise ConfigError(
+            f"{path_key}='{path}': its weights are quantised (quant_method={method}), which training cannot start from; "
+            "needs float32, bfloat16 or float16: choose the checkpoint that this one was quantised from"
+        )
+
+
+def check_range(path_key: str, path: str, dtype_key: str, model: nn.Module) -> None:
+    """ConfigError when a float16 weight is infinite or NaN, as what is above 65504 in another format becomes."""
+    for name, weight in model.named_parameters():
+        if weight.dtype == torch.float16 and not bool(weight.isfinite().all()):
+            raise ConfigError(
+                f"{path_key}='{path}': weight '{name}' has numbers that float16 does not hold (65504 at most); choose "
+                f"{dtype_key}=bfloat16 or float32"
+            )
+
+
+def start_masters(model: nn.Module, stored: nn.Module) -> dict[str, Tensor]:
+    """The weights of `stored`, the same model in float32, by the names of `model`'s half-precision parameters.
+
+    They are on the device of the parameter, and on a CPU the tensors of `stored` itself.
+    """
+    tensors = dict(stored.named_parameters())
+    masters = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and name in tensors and tensors[name].shape == parameter.shape:
+            masters[name] = tensors.pop(name).detach().to(parameter.device)
+    return masters
+
+
+def _formats(file: Path) -> Iterator[tuple[str, str]]:
+    """Name and number format of each tensor of a safetensors file; nothing of a file that is none."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        try:
+            header = json.loads(opened.read(length)) if length < 2**27 else {}
+        except ValueError:  # loading it says what is wrong with it
+            return
+    for name, each in header.items():
+        if name != "__metadata__":
+            yield name, str(each.get("dtype", ""))
