@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         WorkerContext,
         WorkerGroup,
     )
+    from rlcore.data.tokens import load_tokens
     from rlcore.engines.hf import TrainEngine
     from rlcore.errors import (
         CheckpointError,
@@ -99,6 +100,7 @@ _MODULES = {
         "WorkerContext",
         "WorkerGroup",
     ),
+    "rlcore.data.tokens": ("load_tokens",),
     "rlcore.engines.hf": ("TrainEngine",),
     "rlcore.errors": (
         "CheckpointError",
@@ -205,6 +207,7 @@ __all__ = [
     "WorkerRequest",
     "hookimpl",
     "load_config",
+    "load_tokens",
     "option",
     "plan_run",
     "train",

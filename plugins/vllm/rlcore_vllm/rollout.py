@@ -21,7 +21,7 @@ class VllmRollout(RolloutWorker):
 
     def setup(self) -> None:
         """Start the engine; WorkerError when vLLM is missing, too old, or does not know the model."""
-        from rlcore.data.tokens import load_tokens
+        from rlcore import load_tokens
         from rlcore_vllm.engine import ending_with, open_engine, rollout_arguments
         from rlcore_vllm.sampler import VllmSampler
 

@@ -1,0 +1,120 @@
+"""An engine that rlcore does not know: each replica samples on two devices with its copy of the weights, and sleeps.
+
+A plugin from public names alone. The policy is that of the plugin `null`: one softmax over bytes.
+
+Shape letters: N tokens of a row, V vocabulary.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from rlcore import (
+    Completion,
+    ConfigError,
+    ConfigSection,
+    FinishReason,
+    GenerateRequest,
+    PoolSpec,
+    RolloutWorker,
+    RunConfig,
+    WeightsHandle,
+    WorkerClass,
+    WorkerRequest,
+    hookimpl,
+    option,
+)
+
+NAME = "tandem"
+DEVICES = 2
+VOCABULARY = 257
+
+
+@dataclass(frozen=True)
+class TandemSettings:
+    """Replicas of two devices each."""
+
+    memory_frac: float = option(0.6, used_when="cluster.device == 'cuda'", above=0, at_most=1)
+    """Share of each device that a replica reserves while it is awake."""
+    broken: str = ""
+    """The way in which `complete` is wrong."""
+
+
+class Tandem(RolloutWorker):
+    """Samples from softmax(logits / temperature); notes in the run directory what happens to it."""
+
+    def setup(self) -> None:
+        self._logits_V, self._version = np.zeros(VOCABULARY), 0
+        self._awake = asyncio.Event()
+        self._awake.set()
+        self._note(f"set up on {os.environ.get('CUDA_VISIBLE_DEVICES', 'no device')} as {self.context.device}")
+
+    async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
+        for request in sorted(requests, key=lambda request: request.id):
+            for sample in range(request.n):
+                await self._awake.wait()
+                yield self._sampled(request, sample)
+
+    def _sampled(self, request: GenerateRequest, sample: int) -> Completion:
+        sampling = request.sampling
+        scaled_V = self._logits_V / (sampling.temperature or 1.0)
+        logprobs_V = scaled_V - np.log(np.exp(scaled_V).sum())
+        greedy_V = np.eye(VOCABULARY)[int(scaled_V.argmax())]
+        chances_V = np.exp(logprobs_V) if sampling.temperature else greedy_V
+        random = np.random.default_rng([request.seed, sample])
+        ids_N = random.choice(VOCABULARY, sampling.max_tokens, p=chances_V).astype(np.int32)
+        ends = np.flatnonzero(ids_N == VOCABULARY - 1)
+        finish = FinishReason.STOP if len(ends) else FinishReason.LENGTH
+        ids_N = ids_N[: ends[0] + 1] if len(ends) else ids_N
+        logprobs_N = logprobs_V[ids_N].astype(np.float32)
+        return Completion(request.id, sample, ids_N, logprobs_N, finish, self._version)
+
+    async def load_weights(self, handle: WeightsHandle) -> int:
+        self._logits_V, self._version = np.load(Path(handle.path) / "logits_V.npy"), handle.version
+        self._note(f"loaded {handle.version}")
+        return handle.version
+
+    async def sleep(self) -> None:
+        self._awake.clear()
+        self._note("asleep")
+
+    async def wake(self) -> None:
+        self._awake.set()
+        self._note("awake")
+
+    def _note(self, event: str) -> None:
+        with (self.context.run_dir / f"tandem_{self.context.replica}.jsonl").open("a") as notes:
+            notes.write(json.dumps(event) + "\n")
+
+
+def complete(config: RunConfig, section: TandemSettings, request: WorkerRequest) -> WorkerRequest:
+    """The request with two devices per replica, a pool and a share of their memory."""
+    if section.broken == "raises":
+        raise RuntimeError("the scales are gone")
+    if section.broken == "contradicts":
+        return replace(request, pool="elsewhere")
+    if section.broken == "refuses":
+        raise ConfigError("plugins.tandem.broken: found 'refuses'; needs another value")
+    devices = {"": DEVICES, "too many": 64, "half": 1.5}[section.broken] * request.gpus
+    frac = section.memory_frac if devices else 0.0
+    return replace(request, pool=config.rollout.pool or NAME, gpus=devices, device_frac=frac, cpus=2.0)
+
+
+@hookimpl
+def rlcore_config_sections() -> Sequence[ConfigSection]:
+    return [ConfigSection(NAME, TandemSettings, {"rollout.backend": NAME})]
+
+
+@hookimpl
+def rlcore_resource_pools(requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
+    return [PoolSpec(NAME)] if any(request.pool == NAME for request in requests) else []
+
+
+@hookimpl
+def rlcore_worker_classes() -> Sequence[WorkerClass]:
+    return [WorkerClass(RolloutWorker, NAME, Tandem, isolated=True, complete=complete)]
