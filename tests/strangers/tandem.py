@@ -45,6 +45,13 @@ class TandemSettings:
     """The way in which `complete` is wrong."""
 
 
+@dataclass(frozen=True)
+class Axles:
+    """The data that `complete` hands the workers: how a replica is divided."""
+
+    num: int
+
+
 class Tandem(RolloutWorker):
     """Samples from softmax(logits / temperature); notes in the run directory what happens to it."""
 
@@ -52,7 +59,9 @@ class Tandem(RolloutWorker):
         self._logits_V, self._version = np.zeros(VOCABULARY), 0
         self._awake = asyncio.Event()
         self._awake.set()
-        self._note(f"set up on {os.environ.get('CUDA_VISIBLE_DEVICES', 'no device')} as {self.context.device}")
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "no device")
+        axles = self.context.spec.num if self.context.spec else "no"
+        self._note(f"set up on {devices} as {self.context.device}, {axles} axles")
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         for request in sorted(requests, key=lambda request: request.id):
@@ -76,7 +85,7 @@ class Tandem(RolloutWorker):
 
     async def load_weights(self, handle: WeightsHandle) -> int:
         self._logits_V, self._version = np.load(Path(handle.path) / "logits_V.npy"), handle.version
-        self._note(f"loaded {handle.version}")
+        self._note(f"loaded {handle.version}: {'uniform' if np.ptp(self._logits_V) == 0 else 'trained'}")
         return handle.version
 
     async def sleep(self) -> None:
@@ -102,7 +111,8 @@ def complete(config: RunConfig, section: TandemSettings, request: WorkerRequest)
         raise ConfigError("plugins.tandem.broken: found 'refuses'; needs another value")
     devices = {"": DEVICES, "too many": 64, "half": 1.5}[section.broken] * request.gpus
     frac = section.memory_frac if devices else 0.0
-    return replace(request, pool=config.rollout.pool or NAME, gpus=devices, device_frac=frac, cpus=2.0)
+    pool = config.rollout.pool or NAME
+    return replace(request, pool=pool, gpus=devices, device_frac=frac, cpus=2.0, spec=Axles(DEVICES))
 
 
 @hookimpl

@@ -145,7 +145,8 @@ def test_it_is_started_on_its_devices_and_samples_with_the_weights_of_each_step(
     for replica, devices in enumerate(visible):
         notes = [json.loads(line) for line in (run_dir / f"tandem_{replica}.jsonl").read_text().splitlines()]
         assert notes[0].startswith(f"set up on {devices} as {device}")
-        assert {"loaded 1", "asleep", "awake"} <= set(notes)
+        assert notes[0].endswith(", 2 axles"), "what `complete` stated, in another process"
+        assert {"loaded 1: trained", "asleep", "awake"} <= set(notes)
 
 
 class TestTandem(RolloutWorkerSuite):
