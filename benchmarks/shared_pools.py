@@ -103,7 +103,7 @@ def on_slots(directory: Path, shared: bool, prompts: int, steps: int) -> dict[st
         "actor.data_parallel": 2 if shared else 1,
         "cluster.train_pool": "train",
         "cluster.pools.train.colocates": f"[{'rollout,reward' if shared else 'rollout'}]",
-        "cluster.object_store_gib": 0.2,
+        "plugins.ray.object_store_gib": 0.2,
         "train.prompts_per_step": prompts,
         "train.max_steps": WARM_STEPS + steps,
         "train.dir": directory,

@@ -27,9 +27,9 @@ import numpy as np
 from echoing import READ
 from measure import conclude, machine, made_by, peak_rss_bytes, reset_peak_rss, resident_bytes, say, summary
 
-from rlcore.cluster.deadlines import Deadlines
-from rlcore.cluster.local import LocalCluster
+from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.clusters import Deadlines
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
@@ -73,19 +73,13 @@ async def _trip(replica: Any, echo: Any, value: Any) -> float:
 
 def of_cluster(backend: str) -> list[str]:
     """Overrides that choose a cluster."""
-    return [f"cluster.backend={backend}", *(["cluster.object_store_gib=1"] if backend == "ray" else [])]
+    return ["plugins.ray.object_store_gib=1"] if backend == "ray" else []
 
 
 async def batches(backend: str, directory: Path, sizes: Sequence[int], rounds: int) -> dict[str, Any]:
     """Each kind of worker of a cluster."""
     plan = plan_run([], [*SETTINGS, "rollout.agent=echoing", *of_cluster(backend)], PLUGINS)
-    cluster: Any
-    if backend == "ray":
-        from rlcore.cluster.ray import RayCluster
-
-        cluster = RayCluster(plan, directory, Deadlines())
-    else:
-        cluster = LocalCluster(plan, directory, Deadlines())
+    cluster = plan.cluster.offer.cls(cluster_context(plan, directory, Deadlines()))
     kinds = KINDS[backend]
     try:
         await cluster.open()

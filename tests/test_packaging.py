@@ -44,15 +44,15 @@ def requirements() -> Iterator[Requirement]:
     for directory in [ROOT, *OTHERS]:
         data = project(directory)["project"]
         extras = data.get("optional-dependencies", {})
-        lists = [each for name, each in extras.items() if name not in ("ray", "engine", "verifiers")]
+        lists = [each for name, each in extras.items() if name not in ("engine", "verifiers")]
         for text in [*data["dependencies"], *(text for each in lists for text in each)]:
             requirement = Requirement(text)
             if not requirement.name.startswith("rlcore"):
                 yield requirement
 
 
-def test_there_are_four_plugins_and_an_example() -> None:
-    assert [each.name for each in PLUGINS] == ["agent_loop", "critic_engine", "reward_loop", "vllm"]
+def test_there_are_five_plugins_and_an_example() -> None:
+    assert [each.name for each in PLUGINS] == ["agent_loop", "critic_engine", "ray", "reward_loop", "vllm"]
     assert [name_of(each) for each in EXAMPLES] == ["examples/arithmetic/plugin"]
 
 

@@ -59,7 +59,10 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
     yield table(
         "components",
         ("slot", "component", "from"),
-        ((slot, each.component.name, each.provided_by) for slot, each in plan.components.items()),
+        (
+            *((slot, each.component.name, each.provided_by) for slot, each in plan.components.items()),
+            ("cluster", plan.cluster.offer.name, plan.cluster.provided_by),
+        ),
     )
     yield table(
         "roles",

@@ -138,6 +138,7 @@ def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
     for algorithm in hooks.algorithms():
         if algorithm.provider == provider:
             names.append(f"{algorithm.value.kind.replace('_', ' ')} {algorithm.value.name}")
+    names += [f"cluster {offer.value.name}" for offer in hooks.clusters() if offer.provider == provider]
     for worker in hooks.worker_classes():
         if worker.provider == provider:
             names.append(f"{worker.value.interface.__name__} for backend {worker.value.backend}")

@@ -1,7 +1,7 @@
 """The workers of one process that is not the controller's: built, called, streamed from and closed by name of role.
 
-A child process of the local cluster and an actor of Ray hold one `WorkerHost` each. Everything happens on the loop of
-that process: plain methods run one at a time, async ones together, as in a thread of the local cluster.
+A process of a cluster holds one `WorkerHost`, be it a child of the controller or on another node. Everything happens on
+the loop of that process: plain methods run one at a time, async ones together, as in a thread of the local cluster.
 """
 
 import contextlib
@@ -11,41 +11,25 @@ import os
 import pickle
 import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlcore.checks.results import as_stream
+from rlcore.contracts.clusters import Shipment, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import PluginError, RlcoreError, WorkerError, boundary
-from rlcore.plan import RunPlan, WorkerPlan
 
 
-@dataclass(frozen=True)
-class Shipment:
-    """What a process needs to build a worker; pickles without importing anything of the worker's."""
-
-    name: str
-    """Role and replica, as errors name them."""
-    role: str
-    embedded_in: str
-    """The role in this process that hosts it; empty: none."""
-    files: tuple[tuple[str, str], ...]
-    """Modules of plugins in plain files, by name and path, which exist under these names in the controller only."""
-    payload: bytes
-    """The pickled class and context."""
-
-
-def pack(name: str, plan: WorkerPlan, context: WorkerContext, run: RunPlan) -> Shipment:
+def pack(name: str, plan: WorkerPlan, context: WorkerContext, plugin_files: Sequence[str]) -> Shipment:
     """What builds this worker elsewhere; WorkerError for a class or setting that cannot be sent there."""
     with boundary(f"{name}: its class or its settings cannot be sent to another process", WorkerError):
         payload = pickle.dumps((plan.cls, replace(context, host=None)), protocol=pickle.HIGHEST_PROTOCOL)
     inside = plan.request.embedded_in.name if plan.request.embedded_in else ""
-    return Shipment(name, plan.request.role.name, inside, tuple(_plugin_files(run)), payload)
+    return Shipment(name, plan.request.role.name, inside, tuple(_modules_of(plugin_files)), payload)
 
 
-def _plugin_files(run: RunPlan) -> Iterator[tuple[str, str]]:
-    paths = {each.distribution for each in run.plugins if each.distribution.endswith(".py")}
+def _modules_of(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
     for name, module in list(sys.modules.items()):
         if paths and getattr(module, "__file__", None) in paths:
             yield name, str(module.__file__)

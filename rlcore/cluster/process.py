@@ -10,12 +10,11 @@ from typing import Any
 import rlcore.errors
 from rlcore.cluster.child import ChildProcess, PendingCall, start_message
 from rlcore.cluster.child_main import OK, OURS
-from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.environment import inherited
-from rlcore.cluster.host import Shipment
 from rlcore.cluster.ranks import answers_of_ranks
 from rlcore.cluster.serve import BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
 from rlcore.cluster.streams import merged
+from rlcore.contracts.clusters import Deadlines, Shipment
 from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary
 
 logger = logging.getLogger(__name__)
@@ -122,7 +121,7 @@ async def arrived(queue: "asyncio.Queue[Any]", done: "asyncio.Future[Any]") -> l
 
 
 class ProcessBody:
-    """The processes of one replica on this machine. Implements `rlcore.cluster.replica.Body`."""
+    """The processes of one replica on this machine. Implements `rlcore.contracts.clusters.ReplicaBody`."""
 
     def __init__(self, processes: Sequence[WorkerProcess], rendezvous: str = "") -> None:
         self.rendezvous = rendezvous
@@ -148,7 +147,7 @@ class ProcessBody:
             raise errors.exceptions[0] from None
 
     async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
-        """See `Body.build`."""
+        """See `ReplicaBody.build`."""
         where = f"{ranks[0].name}.setup()"
         messages = [(BUILD, shipment) for shipment in ranks]
         await self._all(messages, where, deadline_s)
@@ -156,7 +155,7 @@ class ProcessBody:
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
     ) -> Any:
-        """See `Body.call`."""
+        """See `ReplicaBody.call`."""
         return (await self._all([(CALL, role, method, args, kwargs)] * len(self._processes), where, deadline_s))[0]
 
     async def _all(self, messages: Sequence[tuple[Any, ...]], where: str, deadline_s: float) -> list[Any]:
@@ -170,7 +169,7 @@ class ProcessBody:
     async def stream(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines
     ) -> AsyncGenerator[Any, None]:
-        """See `Body.stream`."""
+        """See `ReplicaBody.stream`."""
         message = (STREAM, role, method, args, kwargs)
         streams = [each.items(message, where, deadlines.close_s) for each in self._processes]
         async with aclosing(merged(streams)) as items:
@@ -178,7 +177,7 @@ class ProcessBody:
                 yield item
 
     async def ended(self) -> str:
-        """See `Body.ended`."""
+        """See `ReplicaBody.ended`."""
         waits = {asyncio.ensure_future(process.wait()): process for process in self._processes}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -188,7 +187,7 @@ class ProcessBody:
         return waits[done.pop()].why_ended()
 
     async def close(self, deadline_s: float) -> None:
-        """See `Body.close`."""
+        """See `ReplicaBody.close`."""
         await asyncio.gather(*(self._close(process, deadline_s) for process in self._processes))
 
     async def _close(self, process: WorkerProcess, deadline_s: float) -> None:

@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rlcore.checks.results import checked_result
-from rlcore.cluster.deadlines import Deadlines
-from rlcore.cluster.host import Shipment
+from rlcore.contracts.clusters import Deadlines, ReplicaBody, Shipment
 from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, Worker
 from rlcore.errors import RlcoreError, WorkerError, boundary
 
@@ -20,46 +19,7 @@ logger = logging.getLogger(__name__)
 MAX_PAUSE_S = 30.0
 """Longest pause before a restart; the first restart is at once, then 1, 2, 4, ... seconds."""
 
-Launch = Callable[[], Awaitable["Body"]]
-
-
-class Body(Protocol):
-    """The processes of one replica, one for each rank."""
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def rendezvous(self) -> str:
-        """Where its ranks meet: `WorkerContext.rendezvous`."""
-        ...
-
-    async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
-        """Make the worker of each rank; WorkerError when one fails or is not ready in time."""
-        ...
-
-    async def call(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
-    ) -> Any:
-        """The method's result on rank 0, after all ranks have returned."""
-        ...
-
-    def stream(
-        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines
-    ) -> AsyncGenerator[Any, None]:
-        """The items of an async-generator method, those of all ranks as they come.
-
-        One that has come may take `call_s` to be read; the worker's generator may take `close_s` to end.
-        """
-        ...
-
-    async def ended(self) -> str:
-        """Why a process of it has ended, once one has."""
-        ...
-
-    async def close(self, deadline_s: float) -> None:
-        """Close the workers, then end the processes, by force when the deadline passes."""
-        ...
+Launch = Callable[[], Awaitable[ReplicaBody]]
 
 
 class ReplicaSupervisor:
@@ -72,7 +32,7 @@ class ReplicaSupervisor:
         self.before_return: list[Callable[[], Awaitable[None]]] = []
         self._launch, self._max_restarts, self._deadlines = launch, max_restarts, deadlines
         self._built: list[Callable[[str], Sequence[Shipment]]] = []
-        self._body: Body | None = None
+        self._body: ReplicaBody | None = None
         self._reachable = self._ready = False
         self._state = "it was not started"
         self._failure = ""
@@ -85,7 +45,7 @@ class ReplicaSupervisor:
         return self._ready and self._body is not None and self._body.alive
 
     @property
-    def body(self) -> Body:
+    def body(self) -> ReplicaBody:
         """The processes that serve now; WorkerError when there are none."""
         if self._body is None or not self._reachable:
             raise WorkerError(f"{self.name}: {self._state}")
@@ -112,7 +72,7 @@ class ReplicaSupervisor:
         if self._body is not None:
             await self._body.close(self._deadlines.close_s)
 
-    async def _watch(self, body: Body) -> None:
+    async def _watch(self, body: ReplicaBody) -> None:
         for attempt in range(self._max_restarts + 1):
             reason = self._failure or await body.ended()
             self._reachable = self._ready = False
@@ -126,7 +86,7 @@ class ReplicaSupervisor:
             await asyncio.sleep(min(MAX_PAUSE_S, 2.0 ** (attempt - 1)) if attempt else 0.0)
             body = await self._reborn(body)
 
-    async def _reborn(self, dead: Body) -> Body:
+    async def _reborn(self, dead: ReplicaBody) -> ReplicaBody:
         """A new body that serves, or the one that failed to, which has ended then."""
         self._failure = ""
         try:

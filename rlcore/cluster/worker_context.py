@@ -1,21 +1,35 @@
-"""What a worker is told, the same on every cluster."""
+"""What clusters and workers are told, the same on every cluster."""
 
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
+from rlcore.contracts.clusters import ClusterContext, Deadlines, PoolPlan, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
-from rlcore.plan import RunPlan, WorkerPlan
+from rlcore.plan import RunPlan
 
 
-def threads_of(plan: WorkerPlan, run: RunPlan) -> int:
-    """Compute threads of a rank: what its request says, else the configuration, else one a core of this machine."""
-    return plan.request.threads or run.config.cluster.threads or run.facts.cpus
+def cluster_context(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> ClusterContext:
+    """Everything a cluster is told."""
+    return ClusterContext(
+        config=plan.config,
+        section=plan.cluster.section,
+        pools=plan.pools,
+        workers=plan.workers,
+        colocated_roles=plan.colocated_roles,
+        weights_kind=plan.weights_kind,
+        plugin_files=tuple(each.distribution for each in plan.plugins if each.distribution.endswith(".py")),
+        cpus=plan.facts.cpus,
+        gpus=plan.facts.gpus,
+        run_dir=run_dir,
+        deadlines=deadlines,
+    )
 
 
-def devices_of(plan: WorkerPlan, run: RunPlan, index: int, rank: int = 0) -> tuple[int, ...]:
+def devices_of(plan: WorkerPlan, pools: Sequence[PoolPlan], index: int, rank: int = 0) -> tuple[int, ...]:
     """Indices of a rank's devices in its pool; empty on the CPU. Replicas take turns when the pool has too few."""
     request = plan.request
-    gpus = next(pool.gpus for pool in run.pools if pool.name == request.pool)
+    gpus = next(pool.gpus for pool in pools if pool.name == request.pool)
     if not gpus or not request.gpus:
         return ()
     size = ceil(request.gpus)
@@ -24,9 +38,8 @@ def devices_of(plan: WorkerPlan, run: RunPlan, index: int, rank: int = 0) -> tup
 
 
 def context_of(
+    cluster: ClusterContext,
     plan: WorkerPlan,
-    run: RunPlan,
-    run_dir: Path,
     index: int,
     *,
     device: str,
@@ -35,22 +48,22 @@ def context_of(
     rendezvous: str = "",
 ) -> WorkerContext:
     """Everything a worker is told."""
-    request, config = plan.request, run.config
+    request = plan.request
     return WorkerContext(
         role=request.role.name,
         replica=index,
         rank=rank,
         num_ranks=request.ranks,
-        config=config,
+        config=cluster.config,
         section=plan.section,
         targets=dict(request.targets),
-        run_dir=run_dir,
-        seed=config.train.seed,
-        threads=threads_of(plan, run),
+        run_dir=cluster.run_dir,
+        seed=cluster.config.train.seed,
+        threads=cluster.threads_of(plan),
         device=device,
         host=host,
         rendezvous=rendezvous,
         shared_prefix=plan.shared_prefix,
-        weights_kind=run.weights_kind,
+        weights_kind=cluster.weights_kind,
         spec=request.spec,
     )

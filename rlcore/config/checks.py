@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcore.config.names import check_name
 from rlcore.config.options import condition_of, needed, within
-from rlcore.config.sections import ClusterConfig, RunConfig, SourceConfig
+from rlcore.config.sections import RunConfig, SourceConfig
 from rlcore.errors import ConfigError
 
 
@@ -119,7 +119,6 @@ def check_rules(config: RunConfig) -> None:
             f"needs eval.temperature above 0, or eval.samples_per_prompt=1"
         )
     _check_attention(config)
-    _check_cluster(config.cluster)
 
 
 def check_sampling(config: RunConfig) -> None:
@@ -185,22 +184,4 @@ def _check_attention(config: RunConfig) -> None:
         raise ConfigError(
             f"model.attention: flash_attention_2 needs cluster.device=cuda and actor.dtype=bfloat16 or "
             f"float16, found {config.cluster.device} and {config.actor.dtype}; choose from: sdpa, eager"
-        )
-
-
-def _check_cluster(cluster: ClusterConfig) -> None:
-    """ConfigError for an address that Ray cannot join, and for settings of a Ray that is started here beside one."""
-    if not cluster.address:
-        return
-    for name in ("object_store_gib", "dashboard"):
-        if value := getattr(cluster, name):
-            raise ConfigError(
-                f"cluster.{name}: set to {value}, which has no effect on the cluster at cluster.address="
-                f"{cluster.address}; leave it out, or set it where that cluster is started"
-            )
-    port = cluster.address.rpartition(":")[2]
-    if "://" in cluster.address or (port.isdecimal() and not 0 < int(port) < 65536):
-        raise ConfigError(
-            f"cluster.address: found '{cluster.address}'; needs the host:port of a Ray head (port 1 to 65535, no "
-            "ray:// or http://), as `ray start --head` prints it, or 'auto', or none to start Ray on this machine"
         )

@@ -118,18 +118,18 @@ class PoolConfig:
     gpus_per_node: int = option(0, at_least=0)
     """0: as many as its roles ask for."""
     nodes: int = option(1, at_least=1)
-    """Above 1: nodes of Ray over which the ranks of each role are laid out, evenly and in order; see `placement`."""
+    """Above 1: nodes over which the ranks of each role are laid out, evenly and in order; see `placement`."""
     colocates: tuple[str, ...] = ()
     """Pools whose devices this one has: servers there sleep while its roles train. Its size is then theirs."""
     placement: Literal["pack", "spread", "strict_spread", "one_node"] = option(
-        "pack", used_when="cluster.backend == 'ray'"
+        "pack", used_when="cluster.backend != 'local'"
     )
-    """Where ranks go with nodes=1. pack: on as few nodes as Ray can; spread: on as many; strict_spread: each on a node
+    """Where ranks go with nodes=1. pack: on as few nodes as possible; spread: on as many; strict_spread: each on a node
     that no other rank has; one_node: all on one."""
-    labels: dict[str, str] = field(default_factory=dict, metadata={"used_when": "cluster.backend == 'ray'"})
-    """Labels of the nodes that Ray may take, such as {ray.io/accelerator-type: H100}; or '!H100', 'in(H100, H200)'."""
-    resources: dict[str, float] = field(default_factory=dict, metadata={"used_when": "cluster.backend == 'ray'"})
-    """Custom resources of Ray that the place of each rank (with `nodes` above 1: of each node) reserves, such as
+    labels: dict[str, str] = field(default_factory=dict, metadata={"used_when": "cluster.backend != 'local'"})
+    """Labels of the nodes that the pool may take, such as {accelerator-type: H100}; or '!H100', 'in(H100, H200)'."""
+    resources: dict[str, float] = field(default_factory=dict, metadata={"used_when": "cluster.backend != 'local'"})
+    """Custom resources that the place of each rank (with `nodes` above 1: of each node) reserves, such as
     {fast_network: 1}."""
 
 
@@ -137,22 +137,15 @@ class PoolConfig:
 class ClusterConfig:
     """Where workers run."""
 
-    backend: Literal["local", "ray"] = "local"
-    """local: workers are threads and child processes of this machine; ray: actors, on one node or many."""
+    backend: str = "local"
+    """The cluster, by name. local: workers are threads and child processes of this machine; those of plugins: `rlcore
+    plugins`."""
     device: Literal["cpu", "cuda"] = "cpu"
     """What workers compute on."""
     threads: int = option(0, at_least=0)
     """Compute threads of a worker; 0: one a core."""
     peak_tflops: float = option(0.0, at_least=0)
     """What a worker's device can do, by its data sheet or a measured matrix product, for perf/mfu; 0: not logged."""
-    address: str = option("", used_when="backend == 'ray'")
-    """Of the Ray cluster to join, such as '10.0.0.1:6379', or 'auto' for the one on this machine; empty: start one."""
-    placement_s: float = option(300.0, used_when="backend == 'ray'", above=0)
-    """Seconds that a pool may wait for its place in the cluster: other runs may hold it, or nodes be starting."""
-    object_store_gib: float = option(0.0, used_when="backend == 'ray'", at_least=0)
-    """Memory for batches of the Ray that is started here; 0: Ray decides."""
-    dashboard: bool = option(False, used_when="backend == 'ray'")
-    """Start Ray's dashboard, too."""
     in_process: bool = option(False, used_when="backend == 'local'")
     """For debugging: workers that ask for processes of their own run as threads, too."""
     max_restarts: int = option(3, at_least=0)

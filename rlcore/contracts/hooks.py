@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rlcore.config import RunConfig
     from rlcore.config.offers import ConfigSection
     from rlcore.contracts.agents import AgentLoop
+    from rlcore.contracts.clusters import ClusterOffer
     from rlcore.contracts.components import Component
     from rlcore.contracts.critic import CriticEngine
     from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
@@ -68,6 +69,11 @@ def rlcore_resource_pools(config: "RunConfig", requests: "tuple[WorkerRequest, .
 @hookspec
 def rlcore_worker_classes() -> "Sequence[WorkerClass]":  # type: ignore[empty-body]
     """Worker classes, each for one (interface, backend) pair; the planner picks the one that was asked for."""
+
+
+@hookspec
+def rlcore_clusters() -> "Sequence[ClusterOffer]":  # type: ignore[empty-body]
+    """Clusters, which start the workers of a run; `cluster.backend` picks one."""
 
 
 HOOK_NAMES: tuple[str, ...] = tuple(name for name in dict(globals()) if name.startswith("rlcore_"))

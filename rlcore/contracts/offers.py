@@ -110,13 +110,13 @@ class PoolSpec:
     nodes: int = 1
     colocates: tuple[str, ...] = ()
     placement: str = "pack"
-    """Where Ray puts the ranks of a pool that does not say `nodes`. pack: on as few nodes as it can; spread: on as many
-    as it can; strict_spread: each on a node of its own; one_node: all on one."""
+    """Where a cluster of several nodes puts the ranks of a pool that does not say `nodes`. pack: on as few nodes as it
+    can; spread: on as many as it can; strict_spread: each on another node; one_node: all on one."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the nodes that Ray may take: {'ray.io/accelerator-type': 'H100'}, '!H100' or 'in(H100, H200)'."""
+    """Labels of the nodes that the pool may take: {'accelerator-type': 'H100'}, '!H100' or 'in(H100, H200)'."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """Custom resources of Ray that each bundle reserves: {'fast_network': 1}. A bundle is the place of one rank; of a
-    pool with `nodes` above 1, its part of a node."""
+    """Custom resources that each bundle reserves: {'fast_network': 1}. A bundle is the place of one rank; of a pool
+    with `nodes` above 1, its part of a node."""
 
     def __post_init__(self) -> None:
         check_names(self, "name")

@@ -9,7 +9,7 @@ from rlcore.config.sections import PoolConfig
 
 PLACEMENTS: tuple[str, ...] = get_args(get_type_hints(PoolConfig)["placement"])
 RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
-"""Resources of Ray that are no custom ones: what a pool takes of them follows from its roles."""
+"""Resources that every cluster has: what a pool takes of them follows from its roles."""
 
 _NAME = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
 _KEY = re.compile(rf"(?:[a-zA-Z0-9][a-zA-Z0-9_.-]{{0,252}}/)?{_NAME}")
@@ -28,7 +28,7 @@ def _labels_problem(labels: object) -> str:
         return f"labels is {labels!r:.80}; needs a mapping of label to value"
     for key, value in labels.items():
         if not (isinstance(key, str) and _KEY.fullmatch(key)):
-            return f"labels has the key {key!r:.80}; needs a label of Ray's nodes, such as 'ray.io/accelerator-type'"
+            return f"labels has the key {key!r:.80}; needs a label of nodes, such as 'accelerator-type'"
         if not (isinstance(value, str) and _VALUE.fullmatch(value)):
             return f"labels['{key}'] is {value!r:.80}; needs a text such as 'H100', '!H100' or 'in(H100, H200)'"
     return ""
@@ -39,9 +39,9 @@ def _resources_problem(resources: object) -> str:
         return f"resources is {resources!r:.80}; needs a mapping of custom resource to amount"
     for name, amount in resources.items():
         if not (isinstance(name, str) and name) or name in RESERVED:
-            return f"resources has the key {name!r:.80}; needs the name of a custom resource of Ray"
+            return f"resources has the key {name!r:.80}; needs the name of a custom resource"
         if not (is_finite(amount) and amount > 0):
             return f"resources['{name}'] is {amount!r:.80}; needs a number above 0"
         if amount > 1 and amount != int(amount):
-            return f"resources['{name}'] is {amount:g}; Ray knows fractions below 1 only, so it needs a whole number"
+            return f"resources['{name}'] is {amount:g}; above 1 it needs a whole number"
     return ""

@@ -1,9 +1,10 @@
 """The planner: components state what they need, plugins offer, the configuration names, `make_plan` decides."""
 
+from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.offers import CORE, Offers
 from rlcore.plan.planner import make_plan
-from rlcore.plan.run_plan import AlgorithmPlan, ComponentPlan, OldLogprobs, PoolPlan, RunPlan, SchedulePlan, WorkerPlan
+from rlcore.plan.run_plan import AlgorithmPlan, ComponentPlan, OldLogprobs, RunPlan, SchedulePlan
 from rlcore.plan.show import plan_to_json
 
 __all__ = [

@@ -37,3 +37,8 @@ def moved_keys() -> Mapping[str, str]:
     """Configuration keys that plugins have taken over, with where they are now."""
     found: dict[str, str] = _catalog()["moved"]
     return found
+
+
+def libraries() -> tuple[str, ...]:
+    """Heavy libraries that first-party plugins are about: importing a plugin must not import them."""
+    return tuple(package["library"] for package in _catalog()["package"] if "library" in package)

@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 
 from rlcore.checks.interfaces import defines
+from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import BYTES
-from rlcore.plan.run_plan import PoolPlan, SchedulePlan, WorkerPlan
+from rlcore.plan.run_plan import SchedulePlan
 
 ACTOR, ROLLOUT = "actor", "rollout"
 SERVING, TRAINING = "serving", "training"

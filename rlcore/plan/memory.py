@@ -10,10 +10,10 @@ of one token a row.
 from collections.abc import Mapping, Sequence
 
 from rlcore.config import EngineConfig, RunConfig
+from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.requests import ModelFacts, ModelShape
 from rlcore.errors import PlanError
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.run_plan import WorkerPlan
 from rlcore.types import SharedPrefix
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}

@@ -5,6 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 from rlcore.config import RunConfig
 from rlcore.config.offers import ConfigSection, Offer, Provider
+from rlcore.contracts.clusters import ClusterOffer
 from rlcore.contracts.components import Component
 from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
 from rlcore.contracts.requests import WorkerRequest
@@ -33,6 +34,8 @@ class Offers(Protocol):
     def resource_pools(self, config: RunConfig, requests: tuple[WorkerRequest, ...]) -> tuple[Offer[PoolSpec], ...]: ...
 
     def worker_classes(self) -> tuple[Offer[WorkerClass], ...]: ...
+
+    def clusters(self) -> tuple[Offer[ClusterOffer], ...]: ...
 
     def entry_point_rewards(self) -> tuple[Offer[RewardFunction], ...]:
         """Entry points of the group `rlcore.rewards`, none of them loaded."""

@@ -5,21 +5,23 @@ from typing import Any
 
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.config.offers import Provider
+from rlcore.contracts.clusters import WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.plan.batch_sizes import batch_sizes
+from rlcore.plan.clusters import check_startable, plan_cluster
 from rlcore.plan.colocation import memory_of_devices, plan_colocation
 from rlcore.plan.components import check_needs, choose_algorithms, choose_components
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.offers import Offers
-from rlcore.plan.placement import check_places, plan_weights
 from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.ranks import check_ranks
 from rlcore.plan.requests import check_shipped, choose_classes, gather
 from rlcore.plan.rewards import brought_rewards, resolve_rewards
-from rlcore.plan.run_plan import RunPlan, WorkerPlan
+from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.schedule import plan_schedule, schedule_notes
+from rlcore.plan.weights import plan_weights
 
 
 def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
@@ -32,25 +34,24 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     components = choose_components(config, offers)
     algorithms = choose_algorithms(config, offers)
     check_needs(config, algorithms, components["critic"].provided_by)
+    cluster = plan_cluster(config, offers)
     arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
     references = {purpose: plan.algorithm.target for purpose, plan in algorithms.items()}
     workers = choose_classes(config, offers, gather(config, offers, components, references))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     check_ranks(workers, arithmetic)
-    check_shipped(workers, config)
-    pools = make_pools(config, offers, workers, facts)
+    check_shipped(workers, config, cluster.abilities)
+    pools = make_pools(config, offers, workers, facts, cluster.abilities)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)
     sleepers, on_devices = plan_colocation(pools, workers, schedule), dict[str, dict[str, int]]()
-    check_places(config, pools, workers)
-    weights_kind = plan_weights(config, workers)
-    if not config.cluster.address:  # on other machines it is not this one's memory that counts
+    check_startable(config, cluster, pools, workers)
+    if not cluster.abilities.elsewhere:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(pools, workers, sleepers, memory, facts)
-    plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
-    used = _used_providers(components.values(), algorithms.values(), workers, pools, rewards)
-    _check_plugins_used(plugins, used, loaded)
+    used = _used_providers([cluster], components.values(), algorithms.values(), workers, pools, rewards)
+    plugins = _enabled_plugins(offers, used, loaded)
     notes = (
         *_unused(offers, plugins, workers),
         *pool_notes(pools),
@@ -63,10 +64,11 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         loaded=loaded,
         facts=facts,
         components=components,
+        cluster=cluster,
         workers=workers,
         pools=pools,
         colocated_roles=sleepers,
-        weights_kind=weights_kind,
+        weights_kind=plan_weights(config, workers),
         algorithms=algorithms,
         rewards=rewards,
         reward_components=brought_rewards(config, components["reward"]),
@@ -84,8 +86,9 @@ def _used_providers(*chosen: Iterable[Any]) -> set[str]:
     return {each.provided_by for plans in chosen for each in plans}
 
 
-def _check_plugins_used(plugins: Sequence[Provider], used: set[str], loaded: LoadedConfig) -> None:
-    """PlanError for an enabled plugin that neither offers anything in the plan nor sets a default that holds."""
+def _enabled_plugins(offers: Offers, used: set[str], loaded: LoadedConfig) -> tuple[Provider, ...]:
+    """The plugins by name; PlanError for one that neither offers anything in the plan nor sets a default that holds."""
+    plugins = tuple(sorted(offers.providers(), key=lambda provider: provider.plugin))
     setting = set(loaded.origins.values())
     for plugin in plugins:
         if str(plugin) not in used and f"plugin '{plugin.plugin}'" not in setting:
@@ -93,6 +96,7 @@ def _check_plugins_used(plugins: Sequence[Provider], used: set[str], loaded: Loa
                 f"{plugin} is enabled, but nothing of it is in the plan; "
                 f"name something it offers in the config, or leave the plugin out"
             )
+    return plugins
 
 
 def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[WorkerPlan]) -> list[str]:

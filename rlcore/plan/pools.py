@@ -6,13 +6,14 @@ from difflib import get_close_matches
 from math import ceil
 
 from rlcore.config import RunConfig
+from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
 from rlcore.contracts.offers import PoolSpec
 from rlcore.contracts.pool_placement import placement_problem
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.errors import ConfigError, PlanError, nearest
+from rlcore.plan.catalog import remedy
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.offers import CORE, Offers, join_names
-from rlcore.plan.run_plan import PoolPlan, WorkerPlan
 
 CONFIG = "config (cluster.pools)"
 """Who provides a pool that the user declared."""
@@ -24,18 +25,22 @@ class _Declared:
     by: str
 
 
-def make_pools(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan], facts: Facts) -> tuple[PoolPlan, ...]:
+def make_pools(
+    config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan], facts: Facts, abilities: ClusterAbilities
+) -> tuple[PoolPlan, ...]:
     """The pools of the run by name, with their devices.
 
     The user's `cluster.pools` win over offers. PlanError for a pool that is missing, unused, declared twice or too
     small, and when all pools together need more devices than there are.
     """
     declared = _declared(config, offers, workers)
+    for each in declared.values():
+        _check_nodes(config, each, abilities)
     roles = _roles(declared, workers)
     _check_unions(declared)
     _check_used(declared, roles)
     sizes = {name: _gpus_per_node(each, workers, declared) for name, each in declared.items()}
-    _check_total(config, declared, sizes, facts)
+    _check_total(config, declared, sizes, None if abilities.elsewhere else facts)
     return tuple(_place(declared, roles, sizes))
 
 
@@ -83,27 +88,29 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
             pool.resources or before.resources,
         )
         offered[name] = _Declared(spec, CONFIG)
-    for each in offered.values():
-        _check_nodes(config, each)
     return dict(sorted(offered.items()))
 
 
-def _check_nodes(config: RunConfig, each: _Declared) -> None:
+def _check_nodes(config: RunConfig, each: _Declared, abilities: ClusterAbilities) -> None:
     """PlanError for nodes that the cluster does not have, and for placements that it cannot obey."""
-    spec, cluster = each.spec, config.cluster
+    spec, backend = each.spec, config.cluster.backend
     who = f"pool '{spec.name}' of {each.by}"
-    if spec.nodes > 1 and not cluster.address:
+    more = f"set {abilities.more_with}" if abilities.more_with else remedy("cluster.backend")
+    if spec.nodes > 1 and not abilities.several_nodes:
         raise PlanError(
-            f"{who}: {spec.nodes} nodes; cluster.backend={cluster.backend} has "
-            "one; more are reached with cluster.backend=ray and cluster.address"
+            f"{who}: {spec.nodes} nodes; cluster.backend={backend} has one with these settings; needs nodes=1, or a "
+            f"cluster of several nodes: {more}"
         )
     asked = [name for name in ("labels", "resources") if getattr(spec, name)]
-    asked += ["placement=strict_spread"] if spec.placement == "strict_spread" else []
-    if asked and not cluster.address:
+    refused = [name for name in asked if not getattr(abilities, name)]
+    strict = [f"placement={spec.placement}"] if spec.placement == "strict_spread" else []
+    refused += [f"placement={spec.placement}"] if spec.placement not in abilities.placements else []
+    if refused:
         raise PlanError(
-            f"{who}: asks for {', '.join(asked)}; cluster.backend={cluster.backend} without cluster.address has one "
-            "node with nothing of the kind; needs cluster.backend=ray and cluster.address, or a pool that asks for less"
+            f"{who}: asks for {', '.join(refused)}, which cluster.backend={backend} does not obey with these settings; "
+            f"needs a pool that asks for less, or a cluster that does: {more}"
         )
+    asked += strict
     asked += [f"placement={spec.placement}"] if spec.placement not in ("pack", "strict_spread") else []
     if asked and spec.colocates:
         raise PlanError(
@@ -177,11 +184,13 @@ def _gpus_per_node(each: _Declared, workers: Sequence[WorkerPlan], declared: Map
     return given or needed
 
 
-def _check_total(config: RunConfig, declared: Mapping[str, _Declared], sizes: Mapping[str, int], facts: Facts) -> None:
+def _check_total(
+    config: RunConfig, declared: Mapping[str, _Declared], sizes: Mapping[str, int], facts: Facts | None
+) -> None:
+    """`facts` of this machine; None on other machines, which are seen when the pools are placed on them."""
     leaves = {name: sizes[name] * each.spec.nodes for name, each in declared.items() if not each.spec.colocates}
     total = sum(leaves.values())
-    # What a cluster elsewhere has is seen when the pools are placed on it.
-    if total > facts.gpus and not config.cluster.address:
+    if facts is not None and total > facts.gpus:
         each_pool = ", ".join(f"'{name}' {size}" for name, size in leaves.items() if size)
         raise PlanError(
             f"cluster: the pools need {total} GPUs ({each_pool}), the machine has {facts.gpus}; "

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.requests import ModelShape
 from rlcore.errors import PlanError
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.run_plan import WorkerPlan
 from rlcore.types import SharedPrefix
 
 TREE_TYPES = frozenset(

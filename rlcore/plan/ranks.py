@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from rlcore.contracts.clusters import WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.plan.offers import CORE
-from rlcore.plan.run_plan import WorkerPlan
 from rlcore.types import SharedPrefix
 
 

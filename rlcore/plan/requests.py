@@ -9,6 +9,7 @@ from rlcore.checks.interfaces import breaches, not_importable, refuses
 from rlcore.checks.references import static_problem
 from rlcore.config import RunConfig
 from rlcore.config.offers import Offer
+from rlcore.contracts.clusters import ClusterAbilities, ProcessUse, WorkerPlan
 from rlcore.contracts.offers import WorkerClass
 from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.errors import CALLED, PlanError, PluginError, boundary, nearest, shown
@@ -16,7 +17,7 @@ from rlcore.plan.catalog import remedy
 from rlcore.plan.components import section_of
 from rlcore.plan.limits import limited
 from rlcore.plan.offers import CORE, Offers, by_provider, join_names
-from rlcore.plan.run_plan import ComponentPlan, WorkerPlan
+from rlcore.plan.run_plan import ComponentPlan
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,9 @@ def check_class(offer: Offer[WorkerClass]) -> None:
         )
 
 
-def check_shipped(plans: Sequence[WorkerPlan], config: RunConfig) -> None:
+def check_shipped(plans: Sequence[WorkerPlan], config: RunConfig, abilities: ClusterAbilities) -> None:
     """PlanError for a class that another process must import and cannot."""
-    processes = {plan.request.role.name for plan in plans if _has_processes(plan, config)}
+    processes = {plan.request.role.name for plan in plans if _has_processes(plan, config, abilities)}
     for plan in plans:
         inside = plan.request.embedded_in.name if plan.request.embedded_in else ""
         problem = not_importable(plan.cls) if {plan.request.role.name, inside} & processes else ""
@@ -181,9 +182,10 @@ def check_shipped(plans: Sequence[WorkerPlan], config: RunConfig) -> None:
             )
 
 
-def _has_processes(plan: WorkerPlan, config: RunConfig) -> bool:
-    request, cluster = plan.request, config.cluster
-    return cluster.backend != "local" or request.ranks > 1 or (request.isolated and not cluster.in_process)
+def _has_processes(plan: WorkerPlan, config: RunConfig, abilities: ClusterAbilities) -> bool:
+    if abilities.processes is not ProcessUse.ASKED:
+        return abilities.processes is ProcessUse.ALL
+    return plan.request.ranks > 1 or (plan.request.isolated and not config.cluster.in_process)
 
 
 def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str], offers: Offers) -> WorkerPlan:

@@ -3,52 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.config.offers import Provider
+from rlcore.contracts.clusters import ClusterAbilities, ClusterOffer, PoolPlan, WorkerPlan
 from rlcore.contracts.components import Component, ResolvedReward, RewardComponent
 from rlcore.contracts.offers import Algorithm
-from rlcore.contracts.requests import WorkerRequest
-from rlcore.contracts.workers import Worker
 from rlcore.plan.machine_facts import Facts
-from rlcore.types import SharedPrefix
-
-
-@dataclass(frozen=True)
-class PoolPlan:
-    """A pool of the run with the roles that share it."""
-
-    name: str
-    gpus_per_node: int
-    nodes: int
-    roles: tuple[str, ...]
-    provided_by: str
-    colocates: tuple[str, ...] = ()
-    gpus: tuple[int, ...] = ()
-    """Indices of its devices, counted over all nodes of the run; a union holds those of its members."""
-    placement: str = "pack"
-    """As in `PoolSpec`, like the two that follow."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    resources: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class WorkerPlan:
-    """A role of the run with the class that fills it. Only `rlcore.plan` constructs it."""
-
-    request: WorkerRequest
-    cls: type[Worker]
-    asked_by: str
-    provided_by: str
-    section: Any = None
-    """The settings section of the plugin that offered the class, or None."""
-    shared_prefix: SharedPrefix = SharedPrefix.NONE
-    """How the prompt of a group is computed once for its samples."""
-    weight_sync: frozenset[str] = frozenset()
-    """As in `WorkerClass`."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +23,17 @@ class ComponentPlan:
     component: Component[Any]
     provided_by: str
     section: Any = None
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """The cluster that starts the run's workers."""
+
+    offer: ClusterOffer
+    provided_by: str
+    section: Any
+    abilities: ClusterAbilities
+    """With the settings of this run."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +95,7 @@ class RunPlan:
     facts: Facts
     components: Mapping[str, ComponentPlan]
     """By slot: 'agent', 'reward', 'critic'."""
+    cluster: ClusterPlan
     workers: tuple[WorkerPlan, ...]
     """In start order: a worker served inside another comes after it."""
     pools: tuple[PoolPlan, ...]

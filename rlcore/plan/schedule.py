@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from rlcore.config import RunConfig
+from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.components import ResolvedReward
 from rlcore.contracts.offers import Scope
 from rlcore.errors import PlanError
-from rlcore.plan.run_plan import AlgorithmPlan, OldLogprobs, SchedulePlan, WorkerPlan
+from rlcore.plan.run_plan import AlgorithmPlan, OldLogprobs, SchedulePlan
 
 
 def plan_schedule(

@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
+from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.contracts.components import RewardComponent
-from rlcore.plan.run_plan import AlgorithmPlan, PoolPlan, RunPlan, WorkerPlan
+from rlcore.plan.run_plan import AlgorithmPlan, RunPlan
 
 
 def plan_to_json(plan: RunPlan) -> dict[str, Any]:
@@ -20,6 +21,7 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
             slot: {"name": each.component.name, "provided_by": each.provided_by}
             for slot, each in sorted(plan.components.items())
         },
+        "cluster": {"name": plan.cluster.offer.name, "provided_by": plan.cluster.provided_by},
         "algorithms": {purpose: _algorithm(each) for purpose, each in sorted(plan.algorithms.items())},
         "workers": {each.request.role.name: _worker(each) for each in plan.workers},
         "pools": {each.name: _pool(each) for each in plan.pools},

@@ -7,10 +7,12 @@ from typing import Any, get_type_hints
 from rlcore import __version__
 from rlcore.agents.single_turn import build_single_turn
 from rlcore.algo.offers import OFFERS
+from rlcore.cluster.local import LocalCluster
 from rlcore.config import RunConfig
 from rlcore.config.offers import ConfigSection, Provider
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.clusters import ClusterOffer
 from rlcore.contracts.components import Component
 from rlcore.contracts.critic import CriticEngine, NoCritic
 from rlcore.contracts.hooks import hookimpl
@@ -110,6 +112,11 @@ def rlcore_agent_loops() -> Sequence[Component[AgentLoop]]:
 @hookimpl
 def rlcore_algorithms() -> Sequence[Algorithm]:
     return OFFERS
+
+
+@hookimpl
+def rlcore_clusters() -> Sequence[ClusterOffer]:
+    return [ClusterOffer("local", LocalCluster)]
 
 
 @hookimpl

@@ -15,6 +15,7 @@ from rlcore.config import RunConfig
 from rlcore.config.offers import ConfigSection, Offer, Provider
 from rlcore.contracts import hooks as hookspecs
 from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.clusters import ClusterOffer
 from rlcore.contracts.components import Component
 from rlcore.contracts.critic import CriticEngine
 from rlcore.contracts.hooks import HOOK_NAMES
@@ -86,6 +87,9 @@ class Hooks:
 
     def worker_classes(self) -> tuple[Offer[WorkerClass], ...]:
         return self._offers("rlcore_worker_classes", WorkerClass, _check_nothing)
+
+    def clusters(self) -> tuple[Offer[ClusterOffer], ...]:
+        return self._offers("rlcore_clusters", ClusterOffer, _check_nothing)
 
     def resource_pools(self, config: RunConfig, requests: tuple[WorkerRequest, ...]) -> tuple[Offer[PoolSpec], ...]:
         arguments = {"config": config, "requests": requests}

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rlcore.checks.interfaces import check_product
 from rlcore.cluster.child import ChildProcesses
-from rlcore.cluster.deadlines import Deadlines
-from rlcore.cluster.local import LocalCluster
+from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.clusters import Cluster, Deadlines, WorkerPlan
 from rlcore.contracts.components import BuildContext
 from rlcore.contracts.critic import CriticEngine
 from rlcore.contracts.offers import Algorithm, Need
@@ -26,8 +26,8 @@ from rlcore.contracts.tokens import Tokens
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.data.tokens import load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
-from rlcore.errors import CALLED, Boundary, PlanError, PluginError, WorkerError, boundary
-from rlcore.plan import CORE, ComponentPlan, RunPlan, WorkerPlan
+from rlcore.errors import CALLED, Boundary, PlanError, PluginError, WorkerError, boundary, shown
+from rlcore.plan import CORE, ComponentPlan, RunPlan
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.runtime.colocation import DeviceLease
 from rlcore.runtime.rollout_service import RolloutService
@@ -44,22 +44,6 @@ Groups = Mapping[str, WorkerGroup[Any]]
 
 SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": RewardManager, "critic": CriticEngine}
 """In the order in which components start."""
-
-
-class Cluster(Protocol):
-    """Starts workers, and ends those it started."""
-
-    async def open(self) -> None:
-        """Get hold of what the plan's pools need."""
-        ...
-
-    async def start(self, plan: WorkerPlan) -> WorkerGroup[Any]:
-        """The replicas of one role, set up; those served inside a role come after it."""
-        ...
-
-    async def close(self) -> None:
-        """Close every worker and give back what it took."""
-        ...
 
 
 class _LifeCycle(Protocol):
@@ -255,28 +239,34 @@ def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
 async def _start_workers(
     plan: RunPlan, run_dir: Path, limits: Deadlines, stack: AsyncExitStack, busy: BusyMeter
 ) -> Groups:
-    cluster = _cluster(plan, run_dir, limits)
-    stack.push_async_callback(cluster.close)
-    await cluster.open()
+    who = f"cluster '{plan.cluster.offer.name}' of {plan.cluster.provided_by}"
+    with boundary(f"{who}: building it", PluginError, CALLED):
+        cluster = plan.cluster.offer.cls(cluster_context(plan, run_dir, limits))
+    stack.push_async_callback(_close_cluster, cluster, who)
+    with boundary(f"{who}: open()", WorkerError, CALLED):
+        await cluster.open()
     groups: dict[str, WorkerGroup[Any]] = {}
     for worker in plan.workers:
         role = worker.request.role.name
-        groups[role] = busy.metered(role, await cluster.start(worker))
+        with boundary(f"{who}: start() of role '{role}'", WorkerError, CALLED):
+            group = await cluster.start(worker)
+        _check_group(group, worker, f"{who}: start() of role '{role}'")
+        groups[role] = busy.metered(role, group)
     return groups
 
 
-def _cluster(plan: RunPlan, run_dir: Path, limits: Deadlines) -> Cluster:
-    if plan.config.cluster.backend == "local":
-        return LocalCluster(plan, run_dir, limits)
-    try:
-        from rlcore.cluster.ray import RayCluster
-    except ModuleNotFoundError as cause:
-        if cause.name != "ray":
-            raise
-        raise PlanError(
-            "cluster.backend=ray: Ray is not installed; `pip install 'rlcore[ray]'`, or set cluster.backend=local"
-        ) from cause
-    return RayCluster(plan, run_dir, limits)
+def _check_group(group: object, worker: WorkerPlan, who: str) -> None:
+    """PluginError unless a cluster returned as many replicas as it was asked for."""
+    replicas = getattr(group, "replicas", None)
+    if not isinstance(replicas, (tuple, list)) or not hasattr(group, "each"):
+        raise PluginError(f"{who}: returned {shown(group)}; needs a WorkerGroup")
+    if len(replicas) != worker.request.replicas:
+        raise PluginError(f"{who}: returned {len(replicas)} replicas; needs {worker.request.replicas}")
+
+
+async def _close_cluster(cluster: Cluster, who: str) -> None:
+    with boundary(f"{who}: close()", WorkerError, CALLED):
+        await cluster.close()
 
 
 async def _start_component(

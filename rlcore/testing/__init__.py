@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rlcore.testing.prompts import write_prompts
     from rlcore.testing.suites.actor import ActorWorkerSuite
     from rlcore.testing.suites.agents import AgentLoopSuite
+    from rlcore.testing.suites.cluster import ClusterSuite
     from rlcore.testing.suites.critic import CriticEngineSuite, CriticWorkerSuite
     from rlcore.testing.suites.estimator import AdvantageEstimatorSuite
     from rlcore.testing.suites.policy_loss import PolicyLossSuite
@@ -26,6 +27,7 @@ __all__ = [
     "ActorWorkerSuite",
     "AdvantageEstimatorSuite",
     "AgentLoopSuite",
+    "ClusterSuite",
     "CriticEngineSuite",
     "CriticWorkerSuite",
     "PolicyLossSuite",

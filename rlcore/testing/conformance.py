@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.config.offers import ConfigSection, Offer
+from rlcore.contracts.clusters import ClusterOffer
 from rlcore.contracts.offers import Algorithm, RewardFunction, WorkerClass
 from rlcore.errors import CALLED, PluginError, RlcoreError, boundary
 from rlcore.imports import import_target
+from rlcore.plan.catalog import libraries
+from rlcore.plan.clusters import check_cluster_class
 from rlcore.plan.components import algorithm_problem
 from rlcore.plan.limits import limited
 from rlcore.plan.requests import check_class
@@ -16,7 +19,7 @@ from rlcore.plugins import Hooks, load
 from rlcore.plugins.load import name_of
 from rlcore.reward.signature import COMPUTE_SCORE_NAMES, TRL_NAMES, is_factory, read_signature
 
-HEAVY = ("torch", "transformers", "accelerate", "datasets", "ray")
+HEAVY = ("torch", "transformers", "accelerate", "datasets", *libraries())
 """What importing a plugin should not import: planning and `--help` would take seconds."""
 
 SAMPLE_NAMES = frozenset({"trajectory", "trajectories", *TRL_NAMES, *COMPUTE_SCORE_NAMES})
@@ -79,6 +82,7 @@ def _offers(hooks: Hooks, name: str) -> list[Offer[Any]]:
         *hooks.agent_loops(),
         *hooks.algorithms(),
         *hooks.worker_classes(),
+        *hooks.clusters(),
     ]
     return [offer for offer in everything if offer.provider.plugin == name]
 
@@ -93,6 +97,8 @@ def _problems(offer: Offer[Any]) -> list[str]:
     try:
         if isinstance(value, WorkerClass):
             check_class(offer)
+        if isinstance(value, ClusterOffer):
+            check_cluster_class(offer)
         if isinstance(value, RewardFunction):
             _check_reward(offer)
         if isinstance(value, Algorithm):

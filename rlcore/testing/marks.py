@@ -8,6 +8,3 @@ import pytest
 def needs(module: str, how: str) -> pytest.MarkDecorator:
     """Skips a test where `module` is not installed, and says how it gets there."""
     return pytest.mark.skipif(find_spec(module) is None, reason=f"{module} cannot be imported: {how}")
-
-
-NEEDS_RAY = needs("ray", "`pip install 'rlcore[ray]'`")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.algo.kl import kl_controller
-from rlcore.cluster.deadlines import Deadlines
 from rlcore.config import RunConfig
 from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.tokens import Tokens
 from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
 from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
 from rlcore.cluster.replica import ReplicaGroup
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.plan import Facts, RunPlan, make_plan
@@ -119,7 +120,7 @@ def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPlan]
 @contextlib.asynccontextmanager
 async def started(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> AsyncIterator[dict[str, ReplicaGroup[Probe]]]:
     """The probes of the plan, closed at the end."""
-    cluster = LocalCluster(plan, run_dir, deadlines)
+    cluster = LocalCluster(cluster_context(plan, run_dir, deadlines))
     try:
         ours = [each for each in plan.workers if each.asked_by != "core"]
         yield {each.request.role.name: await cluster.start(each) for each in ours}

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
 from rlcore.cluster.replica import ReplicaGroup
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.workers import ReplicaEvent
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.plan import Facts, RunPlan, make_plan
@@ -130,7 +131,7 @@ async def started(
 ) -> AsyncIterator[dict[str, ReplicaGroup[Any]]]:
     """The probes of the plan, closed at the end."""
     plan = planned(*overrides)
-    cluster = LocalCluster(plan, run_dir, deadlines)
+    cluster = LocalCluster(cluster_context(plan, run_dir, deadlines))
     try:
         ours = [each for each in plan.workers if each.asked_by != "core"]
         yield {each.request.role.name: await cluster.start(each) for each in ours}

@@ -84,8 +84,7 @@ def test_the_rank_that_died_is_named_with_the_last_checkpoint(backend: str, tmp_
         "train.name=run",
         f"train.dir={tmp_path / 'runs'}",
         "checkpoint.every_steps=1",
-        f"cluster.backend={backend}",
-        *(["cluster.object_store_gib=0.1"] if backend == "ray" else []),
+        *(["plugins.ray.object_store_gib=0.1"] if backend == "ray" else []),
     ]
     command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", "--plugin", str(tmp_path / "ranked.py")]
     with subprocess.Popen([*command, *values], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as driver:

@@ -1,6 +1,6 @@
 """Use rlcore as somebody does who never saw the repository: `make outsider`.
 
-Builds the wheels of the core, the three plugins and the example's plugin, installs them with their requirements into an
+Builds the wheels of the core, the plugins and the example's plugin, installs them with their requirements into an
 empty virtual environment outside the repository, and works there: lists and checks the plugins, plans the example,
 trains two steps of it and of PPO without torch, and makes sure that planning imported nothing heavy. Exits with 1 and
 the reason when anything is not as it should be.
@@ -27,9 +27,10 @@ SOURCES = {
     "rlcore_agent_loop": ROOT / "plugins" / "agent_loop",
     "rlcore_critic_engine": ROOT / "plugins" / "critic_engine",
     "rlcore_vllm": ROOT / "plugins" / "vllm",
+    "rlcore_ray": ROOT / "plugins" / "ray",
     "rlcore_example_arithmetic": ROOT / "examples" / "arithmetic" / "plugin",
 }
-PLUGINS = {"reward_loop", "agent_loop", "critic_engine", "vllm", "digit_sum", "null"}
+PLUGINS = {"reward_loop", "agent_loop", "critic_engine", "vllm", "ray", "digit_sum", "null"}
 HEAVY = ("torch", "transformers", "accelerate", "datasets", "vllm", "ray")
 MODULES_AFTER = """
 import sys

@@ -1,9 +1,5 @@
 """Several ranks in the plan: what each has to do and to hold, and what does not go together."""
 
-import asyncio
-import sys
-from pathlib import Path
-
 import pytest
 
 from rlcore.config import EngineConfig, LoraConfig
@@ -11,7 +7,6 @@ from rlcore.errors import ConfigError, PlanError
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plan.memory import training_bytes_per_parameter
 from rlcore.plugins import configure
-from rlcore.runtime.launch import launch
 from rlcore.testing.null import SETTINGS
 
 HF = ("actor.backend=hf", "rollout.backend=hf", "train.prompts_per_step=4", "rollout.samples_per_prompt=3")
@@ -52,18 +47,3 @@ def test_what_a_rank_holds() -> None:
     assert bytes_of(data_parallel=4, sharding="fsdp2") == 16.0 / 4 + 4.0
     assert bytes_of(data_parallel=2, sharding="fsdp2", dtype="bfloat16") == 20.0 / 2 + 2.0
     assert bytes_of(data_parallel=2, sharding="fsdp2", lora=LoraConfig(enabled=True)) == 4.0 / 2 + 4.0
-
-
-def test_ray_that_is_not_installed_is_named_with_the_line_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [each for each in sys.modules if each.startswith("rlcore.cluster.ray")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "ray", None)  # what Python makes of a package that is not there
-
-    async def story() -> None:
-        async with launch(planned("cluster.backend=ray"), tmp_path):
-            pytest.fail("it started without Ray")
-
-    with pytest.raises(PlanError, match=r"^cluster\.backend=ray: Ray is not installed; `pip install 'rlcore\[ray\]'`"):
-        asyncio.run(story())

@@ -86,8 +86,8 @@ def test_ranks_of_actor_and_reference_share_devices_pairwise() -> None:
         "actor.data_parallel=2", "cluster.device=cuda", facts=Facts(cpus=2, gpus=2, parameters=10**6)
     )
     actor = next(each for each in plan.workers if each.request.role == ACTOR)
-    assert [devices_of(actor, plan, 0, rank) for rank in range(2)] == [(0,), (1,)]
-    assert [devices_of(reference, plan, 0, rank) for rank in range(2)] == [(0,), (1,)]
+    assert [devices_of(actor, plan.pools, 0, rank) for rank in range(2)] == [(0,), (1,)]
+    assert [devices_of(reference, plan.pools, 0, rank) for rank in range(2)] == [(0,), (1,)]
 
 
 def test_the_reference_of_another_backend_says_itself_what_it_is() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rlcore import PlanError
-from rlcore.cluster.worker_context import context_of
+from rlcore.cluster.worker_context import cluster_context, context_of
+from rlcore.contracts.clusters import Deadlines
 from rlcore.engines.hf import HfActor
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
@@ -135,7 +136,7 @@ def test_the_actor_hands_over_what_the_plan_decided(kind: str, called: str, tmp_
     hooks, loaded = configure([], [*SETTINGS, "actor.backend=hf", *decided], ["null"])
     plan = make_plan(loaded, hooks, Facts(cpus=2))
     worker = next(each for each in plan.workers if each.request.role.name == "actor")
-    context = context_of(worker, plan, tmp_path, 0, device="cpu")
+    context = context_of(cluster_context(plan, tmp_path, Deadlines()), worker, 0, device="cpu")
     calls: list[str] = []
     actor = HfActor(context)
     names = ("save_adapter", "copy_whole", "save_whole")

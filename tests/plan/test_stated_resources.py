@@ -205,7 +205,7 @@ def test_too_few_devices_are_refused_with_role_class_and_both_numbers() -> None:
     line = refused(PlanError, "rollout.replicas=2", "cluster.pools.engines.gpus_per_node=3")
     assert "pool 'engines' of config (cluster.pools) is too small: role 'rollout' of core needs 4 GPUs" in line
     assert line.endswith(f"the pool has 3; its class is Engine of {WHO}")
-    ray = ("cluster.backend=ray", "cluster.address=10.0.0.1:6379", "cluster.pools.engines={nodes: 2, gpus_per_node: 5}")
+    ray = ("plugins.ray.address=10.0.0.1:6379", "cluster.pools.engines={nodes: 2, gpus_per_node: 5}")
     line = refused(PlanError, *ray, "rollout.replicas=5")
     assert "needs 10 GPUs (5 replicas x 1 ranks x 2), the pool has 10 on 2 nodes, each of which needs 6" in line
     line = refused(PlanError, "actor.backend=sprint", "cluster.pools.main.gpus_per_node=2")
@@ -312,7 +312,7 @@ def test_who_computes_in_the_passes_of_a_step_shares_devices_awake() -> None:
 
 
 def test_on_ray_a_rank_of_several_devices_shares_them_with_nobody() -> None:
-    kl = ("actor.backend=sprint", "algo.kl.placement=loss", "reference.backend=null", "cluster.backend=ray")
+    kl = ("actor.backend=sprint", "algo.kl.placement=loss", "reference.backend=null", "plugins.ray={}")
     line = refused(PlanError, *kl)
     assert "role 'actor' has 4 GPUs in one process, and Ray cannot share them with 'reference' in pool 'main'" in line
     assert f"its class is Trainer of {WHO}" in line
@@ -336,7 +336,7 @@ def test_a_copy_of_weights_that_is_not_embedded_is_counted_once() -> None:
 
 
 def test_the_table_of_pools_shows_where_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = ("cluster.backend=ray", "cluster.address=10.0.0.1:6379")
+    ray = ("plugins.ray.address=10.0.0.1:6379",)
     pool = "cluster.pools.engines={placement: spread, labels: {tier: fast}, resources: {magic: 2}}"
     table = shown(planned(*ray, pool, facts=Facts(cpus=2)), monkeypatch)
     assert "1 x 2 GPUs (spread, tier: fast, 2 magic a bundle)" in table

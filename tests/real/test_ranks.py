@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.contracts.clusters import Deadlines
 from rlcore.data.batch import select
 from rlcore.engines.hf.train.ranks import balanced
 from rlcore.errors import WorkerError
@@ -125,7 +126,7 @@ def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings
     Open = sys.modules["open_ranks"].Open
 
     async def story() -> None:
-        cluster = LocalCluster(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5))
+        cluster = LocalCluster(cluster_context(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5)))
         try:
             ours = [each for each in plan.workers if each.asked_by != "core"]
             one, two = [(await cluster.start(each)).replicas[0] for each in ours]
@@ -162,7 +163,7 @@ def test_what_two_ranks_saved_in_parts_goes_on_as_one_process_and_as_two(
     first, then = random_batch(seed=5), random_batch(seed=6)
 
     async def story() -> None:
-        cluster = LocalCluster(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5))
+        cluster = LocalCluster(cluster_context(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5)))
         try:
             ours = [each for each in plan.workers if each.asked_by != "core"]
             one, two = [(await cluster.start(each)).replicas[0] for each in ours]

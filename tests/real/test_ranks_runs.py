@@ -15,7 +15,7 @@ from rlcore.testing.tiny import write_tiny_model
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 DEADLINE_S = 120.0
-RAY = ("cluster.backend=ray", "cluster.object_store_gib=0.1")
+RAY = ("plugins.ray.object_store_gib=0.1",)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
+from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.actor import ActorWorker
+from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.reference import ReferenceWorker
 from rlcore.data.batch import select
 from rlcore.plan import Facts, RunPlan, make_plan
@@ -54,7 +55,7 @@ def said(plan: RunPlan, directory: Path, trains: bool = False) -> tuple[list[Flo
     """The log-probs of the batches by the plan's reference and by its actor, after three updates if it trains."""
 
     async def story() -> tuple[list[Float32s], list[Float32s]]:
-        cluster = LocalCluster(plan, directory, Deadlines(setup_s=120, call_s=60, close_s=5))
+        cluster = LocalCluster(cluster_context(plan, directory, Deadlines(setup_s=120, call_s=60, close_s=5)))
         workers = {each.request.role.name: each for each in plan.workers}
         try:
             await cluster.open()

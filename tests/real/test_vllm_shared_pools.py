@@ -51,7 +51,7 @@ def trained(directory: Path, sharding: str, weights: str) -> Path:
         "reward.functions.spread.fn": f"{directory / 'spread.py'}:spread",
         "cluster.train_pool": "train",
         "cluster.pools.train.colocates": "[rollout,reward]",
-        "cluster.object_store_gib": 0.1,
+        "plugins.ray.object_store_gib": 0.1,
         "train.max_steps": NUM_STEPS,
         "train.dir": directory,
         "train.name": "run",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.cluster.deadlines import Deadlines
 from rlcore.config import RunConfig
 from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.rollout import ROLLOUT
 from rlcore.errors import PlanError, PluginError, RlcoreError, WorkerError
 from rlcore.plugins.planning import plan_run

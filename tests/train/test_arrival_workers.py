@@ -12,8 +12,9 @@ import pytest
 
 from rlcore.checks.arrays import check_completion
 from rlcore.checks.results import checked_result
-from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.local import LocalCluster
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.workers import Worker
 from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
@@ -206,7 +207,7 @@ def test_results_of_the_wrong_type_name_worker_and_method(plugin: ModuleType, tm
     plan = plan_run([], [*SETTINGS, "rollout.agent=odd"], ["null", "odd_workers"])
 
     async def story() -> dict[str, list[str]]:
-        cluster = LocalCluster(plan, tmp_path, Deadlines(setup_s=60.0, call_s=30.0, close_s=5.0))
+        cluster = LocalCluster(cluster_context(plan, tmp_path, Deadlines(setup_s=60.0, call_s=30.0, close_s=5.0)))
         try:
             ours = [each for each in plan.workers if each.request.role.name.startswith("odd")]
             groups = {each.request.role.name: await cluster.start(each) for each in ours}

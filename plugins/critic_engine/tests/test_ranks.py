@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rlcore.cluster.deadlines import Deadlines
-from rlcore.cluster.local import LocalCluster
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.contracts.clusters import Cluster, Deadlines
 from rlcore.contracts.critic import CriticWorker
 from rlcore.data.batch import select
 from rlcore.engines.hf import VALUE_HEAD_FILE
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
-from rlcore.runtime.launch import Cluster
 from rlcore.testing.tiny import random_batch, write_tiny_classifier, write_tiny_model
 from rlcore.types import Batch, Metrics, Ref
 
@@ -84,12 +83,7 @@ def batches() -> list[Batch]:
 
 def opened(plan: RunPlan, directory: Path) -> Cluster:
     """The cluster that the plan names."""
-    deadlines = Deadlines(setup_s=120, call_s=60, close_s=5)
-    if plan.config.cluster.backend == "local":
-        return LocalCluster(plan, directory, deadlines)
-    from rlcore.cluster.ray import RayCluster
-
-    return RayCluster(plan, directory, deadlines)
+    return plan.cluster.offer.cls(cluster_context(plan, directory, Deadlines(setup_s=120, call_s=60, close_s=5)))
 
 
 async def asked(plan: RunPlan, directory: Path) -> Found:
@@ -157,7 +151,7 @@ def test_two_ranks_on_ray_make_the_update_of_one(model: Path, tmp_path: Path) ->
 
 def write_what_ray_says(model: Path, directory: Path) -> None:
     """What two ranks on Ray found, into the file `found`."""
-    ray = ("cluster.backend=ray", "cluster.object_store_gib=0.1", "cluster.threads=1")
+    ray = ("plugins.ray.object_store_gib=0.1", "cluster.threads=1")
     found = asyncio.run(asked(planned(model, "plugins.critic_engine.data_parallel=2", *ray), directory))
     (directory / "found").write_bytes(pickle.dumps((found.values, found.metrics, found.gradients)))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlcore.testing.suites.actor import ActorWorkerSuite
     from rlcore.testing.suites.agents import AgentLoopSuite
+    from rlcore.testing.suites.cluster import ClusterSuite
     from rlcore.testing.suites.critic import CriticEngineSuite, CriticWorkerSuite
     from rlcore.testing.suites.estimator import AdvantageEstimatorSuite
     from rlcore.testing.suites.harness import checks, failures
@@ -26,6 +27,7 @@ __all__ = [
     "ActorWorkerSuite",
     "AdvantageEstimatorSuite",
     "AgentLoopSuite",
+    "ClusterSuite",
     "CriticEngineSuite",
     "CriticWorkerSuite",
     "PolicyLossSuite",
@@ -44,6 +46,7 @@ _MODULES = {
     "ActorWorkerSuite": "actor",
     "AdvantageEstimatorSuite": "estimator",
     "AgentLoopSuite": "agents",
+    "ClusterSuite": "cluster",
     "CriticEngineSuite": "critic",
     "CriticWorkerSuite": "critic",
     "PolicyLossSuite": "policy_loss",

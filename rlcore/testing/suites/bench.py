@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore.cluster.deadlines import Deadlines
 from rlcore.cluster.host import named
-from rlcore.cluster.local import LocalReplica
 from rlcore.cluster.replica import ReplicaGroup
 from rlcore.cluster.thread import WorkerThread
+from rlcore.cluster.thread_workers import ThreadReplica
+from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.workers import Worker, WorkerContext
 
 DEADLINES = Deadlines(setup_s=60.0, call_s=30.0, close_s=10.0)
@@ -21,7 +21,7 @@ class Bench:
         """`specs` holds `WorkerContext.spec` by role."""
         self.run_dir = run_dir
         self._config, self._references, self._specs = config, references, specs
-        self._started: list[LocalReplica[Any]] = []
+        self._started: list[ThreadReplica[Any]] = []
         self._threads: list[WorkerThread] = []
 
     def context(self, role: str, section: Any, host: Worker | None = None) -> WorkerContext:
@@ -43,8 +43,8 @@ class Bench:
         )
 
     async def start(
-        self, cls: type[Any], role: str, section: Any, host: LocalReplica[Any] | None = None
-    ) -> LocalReplica[Any]:
+        self, cls: type[Any], role: str, section: Any, host: ThreadReplica[Any] | None = None
+    ) -> ThreadReplica[Any]:
         """A worker, set up on a thread, or on that of its host; WorkerError naming what failed."""
         name = f"{role}[0]"
         if host is None:
@@ -55,14 +55,14 @@ class Bench:
         def build() -> None:
             with named(f"{name}.setup()"):
                 worker = cls(context)
-                self._started.append(LocalReplica(worker, cls, thread, name, DEADLINES))
+                self._started.append(ThreadReplica(worker, cls, thread, name, DEADLINES))
                 worker.setup()
 
         await thread.run(build, "setup()", DEADLINES.setup_s)
         return self._started[-1]
 
     async def group(
-        self, cls: type[Any], role: str, section: Any, host: LocalReplica[Any] | None = None
+        self, cls: type[Any], role: str, section: Any, host: ThreadReplica[Any] | None = None
     ) -> ReplicaGroup[Any]:
         """A role with one worker."""
         return ReplicaGroup([await self.start(cls, role, section, host)])

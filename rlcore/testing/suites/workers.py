@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlcore.cluster.local import LocalReplica
+from rlcore.cluster.thread_workers import ThreadReplica
 from rlcore.contracts.workers import Worker
 from rlcore.testing.suites.bench import Bench
 from rlcore.testing.suites.harness import Suite, loaded, need_conforming, run, scratch
@@ -72,10 +72,10 @@ class Work:
 
     def __init__(self, suite: WorkerSuite, bench: Bench, section: Any) -> None:
         self.suite, self.bench, self.section = suite, bench, section
-        self.actor: LocalReplica[Any] | None = None
+        self.actor: ThreadReplica[Any] | None = None
         """The host of the worker that was started last."""
 
-    async def start(self) -> LocalReplica[Any]:
+    async def start(self) -> ThreadReplica[Any]:
         """A new worker of the target, with its host."""
         suite = self.suite
         self.actor = await self.bench.start(loaded(suite.host), "actor", self.section) if suite.host else None

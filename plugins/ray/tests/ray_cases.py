@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from rlcore_ray.cluster import RayCluster
 
 from rlcore.cli import main
-from rlcore.cluster.deadlines import Deadlines
-from rlcore.cluster.ray import RayCluster
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.contracts.clusters import Deadlines
 from rlcore.errors import WorkerError
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
@@ -116,12 +117,14 @@ def rlcore_worker_classes():
         WorkerClass(Probe, "p", Probe),
     ]
 '''
-ON_RAY = {"cluster.backend": "ray", "cluster.threads": 1, "cluster.max_restarts": 2}
+ON_RAY = {"plugins.ray": "{}"}
+HOW = {"cluster.threads": 1, "cluster.max_restarts": 2}
 
 
 def values(name: str, **more: Any) -> list[str]:
     """Overrides of a run of that name."""
-    settings = run_settings(HERE, 16, **{"train.name": name, "rollout.backend": "null_replica"} | ON_RAY | more)
+    settings = run_settings(HERE, 16, **{"train.name": name, "rollout.backend": "null_replica"} | HOW | more)
+    settings |= {} if "cluster.backend" in more else ON_RAY
     return [f"{key}={value}" for key, value in settings.items()]
 
 
@@ -230,7 +233,7 @@ async def probed() -> dict[str, Any]:
     overrides = values("probed", **{"rollout.agent": "probing", "rollout.backend": "null"})
     plan = plan_run([], overrides, ["null", str(HERE / "cases.py")])
     probe_class = sys.modules["rlcore_file_cases"].Probe
-    cluster = RayCluster(plan, HERE, Deadlines(setup_s=60, call_s=3, close_s=0.1))
+    cluster = RayCluster(cluster_context(plan, HERE, Deadlines(setup_s=60, call_s=3, close_s=0.1)))
     told: dict[str, Any] = {"events": []}
     try:
         await cluster.open()
@@ -280,7 +283,7 @@ def story() -> dict[str, Any]:
     ray.init(HEAD, configure_logging=False, log_to_driver=False)
     told = {
         "misfit": rlcore("misfit", plugin=True, **models("misfit")) | {"held": free()},
-        "joined": rlcore("joined", **{"cluster.address": HEAD}),
+        "joined": rlcore("joined", **{"plugins.ray.address": HEAD}),
         "rollout": rollout_dies(),
         "forgets": rlcore("forgets", **{"plugins.null.forget_version": 2, "train.max_steps": 4}),
         "full": disk_full(),

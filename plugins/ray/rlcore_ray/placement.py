@@ -10,10 +10,9 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
-from rlcore.errors import WorkerError
-from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
-from rlcore.plan.colocation import actor_pool
-from rlcore.plan.placement import meeting_in, places_of
+from rlcore import ACTOR, WorkerError
+from rlcore.contracts.clusters import ClusterContext, PoolPlan, WorkerPlan
+from rlcore_ray.places import meeting_in, places_of
 
 NAME = "rlcore"
 """Every placement group of ours is named 'rlcore RUN POOL', so that another run can say who holds the cluster."""
@@ -31,7 +30,7 @@ class BundleSlot:
     gpus: float
 
 
-def slots_of(run: RunPlan) -> dict[str, list[BundleSlot]]:
+def slots_of(run: ClusterContext) -> dict[str, list[BundleSlot]]:
     """For each role that has processes of its own, the slot of each rank, replica by replica.
 
     Roles of a pool take turns on its devices: the ranks that meet in a bundle share its devices, and each has its CPUs.
@@ -54,9 +53,9 @@ def slots_of(run: RunPlan) -> dict[str, list[BundleSlot]]:
     }
 
 
-def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: RunPlan) -> float:
+def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: ClusterContext) -> float:
     """The CPUs that a rank reserves at a spot where these meet."""
-    pool = actor_pool(run.pools, run.workers).name
+    pool = next(each.request.pool for each in run.workers if each.request.role == ACTOR)
     servers = [each.request.cpus for each in present if each.request.role.name in run.colocated_roles]
     trainers = [
         each.request.cpus
@@ -170,8 +169,8 @@ class Placement:
         holders = _holders(self._groups.values())
         return (
             f"cluster: pool '{pool}' wants {needs} in {len(wanted)} bundles ({_worded(wanted)}"
-            f"{_where(self._pools[pool])}), which were not free within cluster.placement_s={deadline_s:g}; the cluster "
-            f"has {'; '.join(parts)}"
+            f"{_where(self._pools[pool])}), which were not free within plugins.ray.placement_s={deadline_s:g}; the "
+            f"cluster has {'; '.join(parts)}"
             + (f"; held by: {', '.join(holders)}" if holders else "")
             + "; wait, add nodes, or ask for less (replicas, ranks, cluster.pools)"
         )

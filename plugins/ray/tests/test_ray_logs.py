@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from rlcore_ray.testing import NEEDS_RAY
 
 from rlcore.cluster.worker_output import MAX_LOG_LINES, NUM_RECENT, WorkerOutput
-from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import run_settings
 
 pytestmark = [
@@ -68,7 +68,7 @@ def test_what_a_worker_prints_and_a_crashs_last_words_are_in_the_runs_log(
         "rollout.backend": "talker",
         "reward.functions.letters.kwargs.letter": "${oc.env:RLCORE_TEST_KEY}",
     }
-    more |= {"cluster.backend": "ray", "cluster.object_store_gib": 0.1} if cluster == "ray" else {}
+    more |= {"plugins.ray.object_store_gib": 0.1} if cluster == "ray" else {}
     command = [sys.executable, "-m", "rlcore", "train", "--plugin", "null", "--plugin", str(tmp_path / "talker.py")]
     command += [f"{key}={value}" for key, value in run_settings(tmp_path, 8, **more).items()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)

@@ -1,4 +1,4 @@
-"""Ends what a driver leaves of the Ray that it started: `python -m rlcore.cluster.reaper MARK`.
+"""Ends what a driver leaves of the Ray that it started: `python -m rlcore_ray.reaper MARK`.
 
 Ray's servers end with the driver, but the agents beside them notice only after a minute. This process holds a pipe
 whose other end is the driver's alone, waits for its end, and kills every process that belongs to that Ray: those that
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlcore.cluster.strays import marked
+from rlcore.cluster.kit import marked
 
 VARIABLE = "RLCORE_RAY_OF"
 """Holds the mark in the environment of what is guarded."""
@@ -29,7 +29,7 @@ class Reaper:
     """The guard of everything that is started with the mark in its environment from now on."""
 
     def __init__(self, mark: str) -> None:
-        command = [sys.executable, "-m", "rlcore.cluster.reaper", mark]
+        command = [sys.executable, "-m", "rlcore_ray.reaper", mark]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )

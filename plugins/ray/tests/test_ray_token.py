@@ -4,8 +4,7 @@ import stat
 from pathlib import Path
 
 import pytest
-
-from rlcore.testing.marks import NEEDS_RAY
+from rlcore_ray.testing import NEEDS_RAY
 
 pytestmark = NEEDS_RAY
 
@@ -26,7 +25,7 @@ def modes(home: Path) -> tuple[int, int]:
 
 
 def test_the_token_is_made_for_its_user_alone_and_kept(home: Path) -> None:
-    from rlcore.cluster.ray.cluster import make_private_token
+    from rlcore_ray.session import make_private_token
 
     make_private_token()
     token = (home / ".ray" / "auth_token").read_text()
@@ -37,7 +36,7 @@ def test_the_token_is_made_for_its_user_alone_and_kept(home: Path) -> None:
 
 
 def test_a_token_that_others_may_read_is_closed_to_them(home: Path) -> None:
-    from rlcore.cluster.ray.cluster import make_private_token
+    from rlcore_ray.session import make_private_token
 
     (home / ".ray").mkdir()
     (home / ".ray" / "auth_token").write_text("as Ray left it")
@@ -53,7 +52,7 @@ def test_a_token_that_others_may_read_is_closed_to_them(home: Path) -> None:
 def test_no_token_is_made_where_ray_needs_none_of_ours(
     home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    from rlcore.cluster.ray.cluster import make_private_token
+    from rlcore_ray.session import make_private_token
 
     monkeypatch.setenv(name, value)
     make_private_token()

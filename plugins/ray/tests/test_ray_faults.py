@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
+from rlcore_ray.testing import NEEDS_RAY
 
 from rlcore.testing.leaks import descendants, is_running
-from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import run_settings
 
 pytestmark = [
@@ -33,8 +33,7 @@ def settings(directory: Path, **more: Any) -> dict[str, Any]:
         "train.name": "run",
         "train.max_steps": 200,
         "checkpoint.every_steps": 1,
-        "cluster.backend": "ray",
-        "cluster.object_store_gib": 0.1,
+        "plugins.ray.object_store_gib": 0.1,
         "plugins.null.update_s": 0.2,
     }
     return run_settings(directory, 400, **slow | more)
@@ -201,9 +200,9 @@ def test_two_runs_on_one_cluster_the_second_is_told_who_holds_it_and_gets_it_whe
 ) -> None:
     """Scorecard case 35: the actors of a driver that had joined are no descendants of it, and end, too."""
     address, cluster = head
-    joined = {"cluster.address": address, "cluster.placement_s": 2}
+    joined = {"plugins.ray.address": address, "plugins.ray.placement_s": 2}
     values = settings(tmp_path, **joined)
-    del values["cluster.object_store_gib"]
+    del values["plugins.ray.object_store_gib"]
     with training(values) as first:
         wait_for("two steps", lambda: steps(tmp_path) >= 2 or ended(first))
         with training({**values, "train.name": "second"}) as second:
@@ -216,6 +215,6 @@ def test_two_runs_on_one_cluster_the_second_is_told_who_holds_it_and_gets_it_whe
         first.kill()
         first.wait()
         wait_for("the end of its actors", lambda: not any(map(is_running, theirs)), 10)
-    with training({**values, "train.name": "third", "train.max_steps": 1, "cluster.placement_s": 60}) as third:
+    with training({**values, "train.name": "third", "train.max_steps": 1, "plugins.ray.placement_s": 60}) as third:
         _, errors = third.communicate(timeout=DEADLINE_S)
         assert third.returncode == 0, errors

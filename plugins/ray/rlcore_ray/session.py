@@ -1,4 +1,4 @@
-"""Starts the workers of a plan on Ray: attaches to a cluster or starts one on this machine, and leaves nothing."""
+"""The connection of a run to Ray: joins a cluster or starts one on this machine, and leaves nothing behind."""
 
 import asyncio
 import contextlib
@@ -21,20 +21,16 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlcore.cluster.deadlines import Deadlines
-from rlcore.cluster.host import Shipment, pack, thread_environment
-from rlcore.cluster.process import first_error
-from rlcore.cluster.ray.actor import MAX_CALLS, ActorHost
-from rlcore.cluster.ray.body import LOOPBACK, ActorBody
-from rlcore.cluster.ray.output import ActorOutput
-from rlcore.cluster.ray.placement import Placement, bundles_of, slots_of
-from rlcore.cluster.reaper import VARIABLE, Reaper
-from rlcore.cluster.replica import Replica, ReplicaGroup, ReplicaSupervisor
-from rlcore.cluster.thread import WorkerThread
-from rlcore.cluster.worker_context import context_of, threads_of
-from rlcore.config import ClusterConfig
-from rlcore.errors import WorkerError, boundary, describe
-from rlcore.plan import RunPlan, WorkerPlan
+from rlcore import WorkerError
+from rlcore.cluster.kit import WorkerThread, thread_environment
+from rlcore.contracts.clusters import ClusterContext, WorkerPlan
+from rlcore.errors import boundary, describe
+from rlcore_ray.actor import MAX_CALLS, ActorHost
+from rlcore_ray.body import LOOPBACK, ActorBody
+from rlcore_ray.output import ActorOutput
+from rlcore_ray.placement import Placement, bundles_of, slots_of
+from rlcore_ray.reaper import VARIABLE, Reaper
+from rlcore_ray.settings import RaySettings
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +42,14 @@ REACH_S = 5.0
 """Until the port at the address accepts a connection."""
 
 
-class RayCluster:
-    """Workers as actors, pools as placement groups."""
+class RaySession:
+    """A connection with its placement groups, in which actors are launched."""
 
-    def __init__(self, plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> None:
-        self._plan, self._run_dir, self._deadlines = plan, run_dir, deadlines
-        self._seats: dict[str, ReplicaSupervisor] = {}
-        self._slots = slots_of(plan)
-        self._placement = Placement(run_dir.name, plan.pools)
+    def __init__(self, context: ClusterContext) -> None:
+        self._context = context
+        self._settings: RaySettings = context.section
+        self._slots = slots_of(context)
+        self._placement = Placement(context.run_dir.name, context.pools)
         self._thread: WorkerThread | None = None
         """The one that connects and leaves; None where Ray was there already."""
         self._guard: Reaper | None = None
@@ -63,32 +59,33 @@ class RayCluster:
 
     async def open(self) -> None:
         """Connect, and reserve the pools."""
-        config = self._plan.config.cluster
+        settings = self._settings
         if ray.is_initialized():
-            _refuse_settings(config)
+            _refuse_settings(settings)
             self._output.join()
         else:
             # Processes that Ray starts here end with the thread that starts them, so that thread stays.
             self._thread = WorkerThread("ray")
             with _own_signals():
                 await self._thread.run(self._connect, "cluster: connecting to Ray", CONNECT_S)
-        await self._placement.place(bundles_of(self._slots, self._plan.pools), config.placement_s)
+        await self._placement.place(bundles_of(self._slots, self._context.pools), settings.placement_s)
 
     def _connect(self) -> None:
-        config, facts = self._plan.config.cluster, self._plan.facts
+        settings = self._settings
         # Without it Ray hides the devices from actors that ask for none, and warns that it will stop doing so.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": True}
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
-            if config.address:
-                _check_reachable(config.address)
+            if settings.address:
+                _check_reachable(settings.address)
                 # Ray offers its token by itself only to a cluster that it finds by itself.
                 maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
                 with self._output.beginning():
-                    ray.init(config.address, **quiet)
+                    ray.init(settings.address, **quiet)
                 return
-            asked = sum(bundle["CPU"] for pool in bundles_of(self._slots, self._plan.pools).values() for bundle in pool)
+            pools = bundles_of(self._slots, self._context.pools).values()
+            asked = sum(bundle["CPU"] for pool in pools for bundle in pool)
             mark = uuid.uuid4().hex
             self._guard = Reaper(mark)
             os.environ[VARIABLE] = mark
@@ -97,56 +94,31 @@ class RayCluster:
                 context = ray.init(
                     "local",
                     _node_ip_address=LOOPBACK,
-                    num_cpus=max(facts.cpus, ceil(asked)),
-                    num_gpus=facts.gpus,
-                    object_store_memory=int(config.object_store_gib * 2**30) or None,
-                    include_dashboard=config.dashboard,
+                    num_cpus=max(self._context.cpus, ceil(asked)),
+                    num_gpus=self._context.gpus,
+                    object_store_memory=int(settings.object_store_gib * 2**30) or None,
+                    include_dashboard=settings.dashboard,
                     **quiet,
                 )
             self._environment["GLOO_SOCKET_IFNAME"] = "lo"
             self._guard.watch(str(context.address_info["session_dir"]))
         except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-            place = f"cluster.address={config.address}" if config.address else "cluster: starting Ray on this machine"
+            joined = f"plugins.ray.address={settings.address}"
+            place = joined if settings.address else "cluster: starting Ray on this machine"
             raise WorkerError(f"{place}: {_why(error)}") from error
         finally:
             os.environ.pop(VARIABLE, None)
 
-    async def start(self, plan: WorkerPlan) -> ReplicaGroup[Any]:
-        """The replicas of one role, set up; WorkerError naming the one that failed."""
-        return ReplicaGroup(await first_error([self._start(plan, index) for index in range(plan.request.replicas)]))
+    def device_of(self, worker: WorkerPlan) -> str:
+        """`WorkerContext.device` of each of its ranks."""
+        return "cuda:0" if self._slots[self._context.host_of(worker).request.role.name][0].gpus else "cpu"
 
-    async def _start(self, plan: WorkerPlan, index: int) -> Replica[Any]:
-        role, inside = plan.request.role, plan.request.embedded_in
-        name = f"{role.name}[{index}]"
-        seat = self._seats.get(f"{inside.name}[{index}]") if inside else None
-        if seat is None:
-            restarts = self._plan.config.cluster.max_restarts if plan.request.isolated else 0
-
-            async def launch() -> ActorBody:
-                return await self._launch(name, plan, index)
-
-            seat = self._seats[name] = ReplicaSupervisor(name, index, launch, restarts, self._deadlines)
-            await seat.start()
-
-        def ranks(rendezvous: str) -> list[Shipment]:
-            return [self._shipment(name, plan, index, rank, rendezvous) for rank in range(plan.request.ranks)]
-
-        await seat.build(ranks)
-        return Replica(name, role.name, role.interface, seat, self._deadlines)
-
-    def _shipment(self, name: str, plan: WorkerPlan, index: int, rank: int, rendezvous: str) -> Shipment:
-        host = plan.request.embedded_in.name if plan.request.embedded_in else plan.request.role.name
-        # Ray shows an actor its own devices only, so they begin with 0 there.
-        device = "cuda:0" if self._slots[host][0].gpus else "cpu"
-        context = context_of(plan, self._plan, self._run_dir, index, device=device, rank=rank, rendezvous=rendezvous)
-        return pack(name, plan, context, self._plan)
-
-    async def _launch(self, name: str, plan: WorkerPlan, index: int) -> ActorBody:
+    async def launch(self, worker: WorkerPlan, index: int) -> ActorBody:
         """The actors of a replica, with nothing in them yet."""
-        request = plan.request
+        request = worker.request
         slots = self._slots[request.role.name][index * request.ranks : (index + 1) * request.ranks]
         for pool in sorted({slot.pool for slot in slots}):
-            await self._placement.stand(pool, self._plan.config.cluster.placement_s)
+            await self._placement.stand(pool, self._settings.placement_s)
         path = [str(Path(entry).absolute()) for entry in sys.path]
         actors = []
         for slot in slots:
@@ -160,27 +132,25 @@ class RayCluster:
                 max_concurrency=MAX_CALLS,
                 scheduling_strategy=strategy,
                 # Ray sets these itself where they are not set, to what the actor's CPUs say; the plan's number holds.
-                runtime_env={"env_vars": thread_environment(threads_of(plan, self._plan)) | self._environment},
+                runtime_env={"env_vars": thread_environment(self._context.threads_of(worker)) | self._environment},
             )
             actors.append(actor.remote(path, str(Path.cwd())))
-        body = ActorBody(name, actors, self._output)
+        body = ActorBody(f"{request.role.name}[{index}]", actors, self._output)
         running = False
         try:
-            await body.meet(self._deadlines.setup_s)
+            await body.meet(self._context.deadlines.setup_s)
             running = True
         finally:
             if not running:
                 body.kill()
         return body
 
-    async def close(self) -> None:
-        """Close every worker, end its actors, give the pools back and leave Ray; a Ray that we started ends."""
+    def call_off_abort(self) -> None:
+        """Undo what Ray's signal handler has begun: it aborts the process three seconds later."""
         _call_off_abort()
-        seats = list(self._seats.values())
-        for seat, error in zip(seats, await asyncio.gather(*map(_closed, seats), return_exceptions=True), strict=True):
-            if error is not None:
-                logger.warning("%s: closing it: %s", seat.name, error)
-        self._seats.clear()
+
+    async def close(self) -> None:
+        """Release the pools and leave Ray, when no actor is left; a Ray that we started ends."""
         self._output.close()
         if self._thread is None:
             self._placement.close()
@@ -193,7 +163,7 @@ class RayCluster:
         finally:
             if self._guard is not None:
                 await asyncio.to_thread(self._guard.dismiss)
-            await self._thread.stop(self._deadlines.close_s)
+            await self._thread.stop(self._context.deadlines.close_s)
 
     def _leave(self) -> None:
         with boundary("cluster: leaving Ray", WorkerError):
@@ -201,11 +171,6 @@ class RayCluster:
                 self._placement.close()
             finally:
                 ray.shutdown()
-
-
-async def _closed(seat: ReplicaSupervisor) -> None:
-    with boundary("its actors", WorkerError):
-        await seat.close()
 
 
 @contextlib.contextmanager
@@ -269,13 +234,13 @@ def make_private_token() -> None:
         file.write(generate_new_authentication_token())
 
 
-def _refuse_settings(config: ClusterConfig) -> None:
+def _refuse_settings(settings: RaySettings) -> None:
     """WorkerError for a setting that a Ray which runs in this process already cannot heed."""
     for name in ("address", "object_store_gib", "dashboard"):
-        if value := getattr(config, name):
+        if value := getattr(settings, name):
             raise WorkerError(
-                f"cluster.{name}={value}: Ray is already initialised in this process, and is used as it is; leave the "
-                "setting out, or call ray.shutdown() first"
+                f"plugins.ray.{name}={value}: Ray is already initialised in this process, and is used as it is; leave "
+                "the setting out, or call ray.shutdown() first"
             )
 
 
@@ -288,7 +253,7 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), REACH_S).close()
     except OSError as cause:
         raise WorkerError(
-            f"cluster.address={address}: nothing answers there ({cause}); needs the address of a Ray head, as "
+            f"plugins.ray.address={address}: nothing answers there ({cause}); needs the address of a Ray head, as "
             "`ray start --head` prints it, or 'auto', or none to start Ray on this machine"
         ) from cause
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlcore_ray.testing import NEEDS_RAY
 
 from rlcore.testing.leaks import descendants, is_running
-from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import differing, run_settings
 from rlcore.train import checkpoint, train
 
@@ -153,7 +153,7 @@ def wait_for(what: str, holds: Callable[[], bool], deadline_s: float = DEADLINE_
 
 def trained_here(settings: dict[str, Any], resume: bool) -> None:
     """The run goes to its end without Ray and without delays."""
-    plain = {key: value for key, value in settings.items() if not key.startswith(("plugins.null", "cluster"))}
+    plain = {key: value for key, value in settings.items() if not key.startswith(("plugins.", "cluster."))}
     train({"plugins": {"null": {}}}, *(f"{key}={value}" for key, value in plain.items()), resume=resume)
 
 
@@ -167,7 +167,7 @@ PHASES = {
 
 def test_a_signal_in_each_phase_ends_the_run_and_its_actors_and_it_can_be_resumed(head: str, tmp_path: Path) -> None:
     """Case 34."""
-    joined = {"cluster.backend": "ray", "cluster.address": head, "cluster.threads": 1}
+    joined = {"plugins.ray.address": head, "cluster.threads": 1}
     settings = {name: values(tmp_path, name, **joined | more) for name, (more, _, _) in PHASES.items()}
     runs = {name: started(tmp_path, each) for name, each in settings.items()}
     try:
@@ -201,7 +201,7 @@ def test_a_signal_in_each_phase_ends_the_run_and_its_actors_and_it_can_be_resume
 def test_a_driver_killed_on_ray_and_resumed_is_bitwise_the_uninterrupted_run(head: str, tmp_path: Path) -> None:
     """Case 32."""
     trained_here(values(tmp_path, "whole"), resume=False)
-    joined = {"cluster.backend": "ray", "cluster.address": head, "cluster.threads": 1}
+    joined = {"plugins.ray.address": head, "cluster.threads": 1}
     settings = values(tmp_path, "killed", **joined | {"plugins.null.update_s": 0.3})
     run, directory = started(tmp_path, settings), tmp_path / "runs" / "killed"
     try:

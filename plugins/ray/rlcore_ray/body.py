@@ -12,14 +12,11 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 import rlcore.errors
-from rlcore.cluster.child_main import OK
-from rlcore.cluster.deadlines import Deadlines
-from rlcore.cluster.host import Shipment
-from rlcore.cluster.ranks import answers_of_ranks
-from rlcore.cluster.ray.actor import Answer
-from rlcore.cluster.ray.output import ActorOutput, ProcessPlace
-from rlcore.cluster.streams import merged
+from rlcore.cluster.kit import answers_of_ranks, merged
+from rlcore.contracts.clusters import Deadlines, Shipment
 from rlcore.errors import ChildError, RlcoreError, WorkerError, boundary, describe
+from rlcore_ray.actor import OK, Answer
+from rlcore_ray.output import ActorOutput, ProcessPlace
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +28,7 @@ ASK_AGAIN_S = 0.5
 
 
 class ActorBody:
-    """The actors of one replica, one for each rank. Implements `rlcore.cluster.replica.Body`."""
+    """The actors of one replica, one for each rank. Implements `rlcore.contracts.clusters.ReplicaBody`."""
 
     def __init__(self, name: str, actors: Sequence[Any], output: ActorOutput) -> None:
         self.name = name
@@ -72,7 +69,7 @@ class ActorBody:
                 self.rendezvous = f"file://{self._scratch}/meeting"
 
     async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
-        """See `Body.build`."""
+        """See `ReplicaBody.build`."""
         where = f"{ranks[0].name}.setup()"
         refs = [actor.build.remote(shipment) for actor, shipment in zip(self._actors, ranks, strict=True)]
         await self._all(refs, self._value, where, deadline_s)
@@ -80,7 +77,7 @@ class ActorBody:
     async def call(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
     ) -> Any:
-        """See `Body.call`; what all ranks are given is stored once."""
+        """See `ReplicaBody.call`; what all ranks are given is stored once."""
         number = self._number
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
             given: Any = (args, kwargs) if len(self._actors) == 1 else ray.put((args, kwargs))
@@ -98,7 +95,7 @@ class ActorBody:
     async def stream(
         self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines
     ) -> AsyncGenerator[Any, None]:
-        """See `Body.stream`."""
+        """See `ReplicaBody.stream`."""
         number = self._number
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
             calls = [
@@ -207,7 +204,7 @@ class ActorBody:
             actor.cancel.remote(number)
 
     async def ended(self) -> str:
-        """See `Body.ended`."""
+        """See `ReplicaBody.ended`."""
         watches = [asyncio.ensure_future(self._watch(rank)) for rank in range(len(self._actors))]
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
@@ -225,7 +222,7 @@ class ActorBody:
         return ""
 
     async def close(self, deadline_s: float) -> None:
-        """See `Body.close`."""
+        """See `ReplicaBody.close`."""
         if self.alive:
             where = f"{self.name}.close()"
             try:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.contracts.clusters import Deadlines
 from rlcore.errors import PlanError
 from rlcore.plan import Facts, make_plan
 from rlcore.plugins import configure
@@ -196,7 +198,7 @@ def trained(directory: Path, name: str, *more: str) -> Path:
 def test_ranks_train_on_the_slots_of_servers_that_sleep_meanwhile_as_under_local_bit_for_bit(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "tiny")
     here = trained(tmp_path, "here")
-    there = trained(tmp_path, "there", "cluster.backend=ray", "cluster.object_store_gib=0.1")
+    there = trained(tmp_path, "there", "plugins.ray.object_store_gib=0.1")
     assert differing(here, there) == []
     for run in (here, there):
         check_turns((run / "events").read_text().splitlines())
@@ -214,12 +216,13 @@ def test_ranks_train_on_the_slots_of_servers_that_sleep_meanwhile_as_under_local
 
 
 def test_of_a_device_each_takes_a_part_and_a_process_with_several_is_refused(tmp_path: Path) -> None:
-    placement = pytest.importorskip("rlcore.cluster.ray.placement")
+    placement = pytest.importorskip("rlcore_ray.placement")
 
     def slots(*more: str) -> dict[str, list[Any]]:
-        overrides = settings(tmp_path, "cluster.device=cuda", "cluster.backend=ray", *more)
+        overrides = settings(tmp_path, "cluster.device=cuda", "plugins.ray={}", *more)
         hooks, loaded = configure([], overrides, [str(tmp_path / "noting.py")])
-        found: dict[str, list[Any]] = placement.slots_of(make_plan(loaded, hooks, Facts(cpus=4, gpus=4)))
+        plan = make_plan(loaded, hooks, Facts(cpus=4, gpus=4))
+        found: dict[str, list[Any]] = placement.slots_of(cluster_context(plan, tmp_path, Deadlines()))
         return found
 
     shared = slots()

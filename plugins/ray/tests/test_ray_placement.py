@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlcore_ray.testing import NEEDS_RAY
 
-from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import run_settings
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300), pytest.mark.xdist_group("machine"), NEEDS_RAY]
@@ -45,7 +45,9 @@ import asyncio, json, sys
 from pathlib import Path
 
 import ray
-from rlcore.cluster.ray.placement import Placement, bundles_of, slots_of
+from rlcore_ray.placement import Placement, bundles_of, slots_of
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.contracts.clusters import Deadlines
 from rlcore.errors import WorkerError
 from rlcore.plan import Facts, make_plan
 from rlcore.plugins import configure
@@ -53,13 +55,14 @@ from ray.util.placement_group import placement_group_table
 
 plugin, overrides = sys.argv[1], json.loads(sys.argv[2])
 hooks, loaded = configure([], overrides[0], ["null", plugin])
-ray.init(loaded.config.cluster.address, configure_logging=False, log_to_driver=False)
+ray.init(loaded.config.plugins["ray"].address, configure_logging=False, log_to_driver=False)
 for case in overrides:
     hooks, loaded = configure([], case, ["null", plugin])
     plan = make_plan(loaded, hooks, Facts(cpus=2))
     placement = Placement("run", plan.pools)
+    slots = slots_of(cluster_context(plan, Path("."), Deadlines()))
     try:
-        asyncio.run(placement.place(bundles_of(slots_of(plan), plan.pools), loaded.config.cluster.placement_s))
+        asyncio.run(placement.place(bundles_of(slots, plan.pools), loaded.config.plugins["ray"].placement_s))
         table = placement_group_table(placement.group("rollout"))
         nodes = [table["bundles_to_node_id"][index] for index in sorted(table["bundles"])]
         print("placed:", json.dumps([nodes, [table["bundles"][index] for index in sorted(table["bundles"])]]))
@@ -121,7 +124,7 @@ def said(process: "subprocess.Popen[str]", start: str) -> str:
 
 def overrides(directory: Path, address: str, **more: Any) -> list[str]:
     (directory / "telling.py").write_text(PLUGIN)
-    joined = {"cluster.backend": "ray", "cluster.address": address, "rollout.backend": "telling"}
+    joined = {"plugins.ray.address": address, "rollout.backend": "telling"}
     return [f"{key}={value}" for key, value in run_settings(directory, 8, **joined, **more).items()]
 
 
@@ -148,7 +151,7 @@ def test_pools_are_placed_as_they_say(tmp_path: Path, cluster: tuple[str, dict[s
         {**four, "rollout.replicas": 3, f"{pool}.placement": "spread"},
         {"rollout.replicas": 3, f"{pool}.placement": "strict_spread"},
         {f"{pool}.labels": "{tier: fast}", f"{pool}.resources": "{magic: 1}"},
-        {f"{pool}.labels": "{tier: slow}", "cluster.placement_s": 1},
+        {f"{pool}.labels": "{tier: slow}", "plugins.ray.placement_s": 1},
         {**four, f"{pool}.nodes": 2},
         {
             "cluster.device": "cuda",

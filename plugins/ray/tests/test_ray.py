@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.cluster.child_main import OURS
-from rlcore.cluster.host import Shipment
+from rlcore.contracts.clusters import Shipment
 from rlcore.testing.leaks import descendants, is_running
 from rlcore.testing.runs import differing, run_settings
 from rlcore.testing.tiny import write_tiny_model
@@ -21,7 +20,7 @@ from rlcore.testing.tiny import write_tiny_model
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 DEADLINE_S = 120.0
-RAY = ("cluster.backend=ray", "cluster.object_store_gib=0.1")
+RAY = ("plugins.ray.object_store_gib=0.1",)
 HEAD = """
     import os, sys
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
@@ -103,7 +102,7 @@ def test_a_run_joins_a_cluster_and_leaves_it_as_it_was_also_when_its_paths_are_r
 ) -> None:
     relative = settings(tmp_path) | {"data.sources.all.path": "prompts.jsonl", "train.dir": "runs"}
     for name, values in {"first": settings(tmp_path), "second": relative}.items():
-        done = rlcore(name, values, "cluster.backend=ray", f"cluster.address={head}", cwd=tmp_path)
+        done = rlcore(name, values, f"plugins.ray.address={head}", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     assert list((tmp_path / "runs" / "second" / "checkpoints").glob("step_*/model/logits_V.npy"))
     assert differing(tmp_path / "runs" / "first", tmp_path / "runs" / "second") == []
@@ -111,10 +110,10 @@ def test_a_run_joins_a_cluster_and_leaves_it_as_it_was_also_when_its_paths_are_r
 
 def test_a_node_without_the_directory_of_the_driver_is_named() -> None:
     pytest.importorskip("ray")
-    from rlcore.cluster.ray.actor import ActorHost
+    from rlcore_ray.actor import FAILED, ActorHost
 
     answer = asyncio.run(ActorHost([], "/nowhere/at/all").build(Shipment("actor[0]", "actor", "", (), b"")))
-    assert answer[0] == OURS
+    assert answer[0] == FAILED
     assert answer[1][:2] == (
         "WorkerError",
         f"actor[0]: node {os.uname().nodename} has no directory '/nowhere/at/all', from which the run was started; "
@@ -124,7 +123,7 @@ def test_a_node_without_the_directory_of_the_driver_is_named() -> None:
 
 def test_a_call_that_is_cancelled_before_its_turn_is_never_begun() -> None:
     pytest.importorskip("ray")
-    from rlcore.cluster.ray.actor import CANCELLED, ActorHost
+    from rlcore_ray.actor import CANCELLED, FAILED, ActorHost
 
     async def story() -> list[Any]:
         host = ActorHost([], ".")
@@ -134,7 +133,7 @@ def test_a_call_that_is_cancelled_before_its_turn_is_never_begun() -> None:
         first = await host.call(0, "nobody", "where", ((), {}))
         return [first[0], await asyncio.wait_for(second, 10)]
 
-    assert asyncio.run(story()) == [OURS, CANCELLED]
+    assert asyncio.run(story()) == [FAILED, CANCELLED]
 
 
 def test_a_cluster_that_is_too_small_is_told_who_wants_what(head: str, tmp_path: Path) -> None:
@@ -142,8 +141,8 @@ def test_a_cluster_that_is_too_small_is_told_who_wants_what(head: str, tmp_path:
     plugin.write_text(textwrap.dedent(CROWD))
     done = rlcore(
         "large",
-        settings(tmp_path, **{"rollout.agent": "crowd", "cluster.placement_s": 2}),
-        *("cluster.backend=ray", f"cluster.address={head}", "--plugin", str(plugin)),
+        settings(tmp_path, **{"rollout.agent": "crowd", "plugins.ray.placement_s": 2}),
+        *(f"plugins.ray.address={head}", "--plugin", str(plugin)),
     )
     assert done.returncode == 2
     assert "pool 'main' wants 6 CPU in 5 bundles (largest: CPU 2)" in done.stderr
@@ -176,9 +175,9 @@ CROWD = """
 
 
 def test_an_address_where_nothing_answers_is_named_at_once(tmp_path: Path) -> None:
-    done = rlcore("nowhere", settings(tmp_path), "cluster.backend=ray", "cluster.address=127.0.0.1:9")
+    done = rlcore("nowhere", settings(tmp_path), "plugins.ray.address=127.0.0.1:9")
     assert done.returncode == 2
-    assert "cluster.address=127.0.0.1:9: nothing answers there" in done.stderr
+    assert "plugins.ray.address=127.0.0.1:9: nothing answers there" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
@@ -260,8 +259,9 @@ PROBING = """
 STORY = """
     import asyncio, contextlib, json, os, signal, sys
     from pathlib import Path
-    from rlcore.cluster.deadlines import Deadlines
-    from rlcore.cluster.ray import RayCluster
+    from rlcore.contracts.clusters import Deadlines
+    from rlcore.cluster.worker_context import cluster_context
+    from rlcore_ray.cluster import RayCluster
     from rlcore.errors import WorkerError
     from rlcore.plan import Facts, make_plan
     from rlcore.plugins import configure
@@ -270,14 +270,14 @@ STORY = """
     HERE = Path(__file__).parent
     hooks, loaded = configure(
         [],
-        [*SETTINGS, "rollout.agent=probing", "cluster.backend=ray", f"cluster.address={sys.argv[1]}"],
+        [*SETTINGS, "rollout.agent=probing", f"plugins.ray.address={sys.argv[1]}"],
         ["null", str(HERE / "probing.py")],
     )
     plan = make_plan(loaded, hooks, Facts(cpus=2))
     Probe = sys.modules["rlcore_file_probing"].Probe
 
     async def story():
-        cluster = RayCluster(plan, HERE, Deadlines(setup_s=60, call_s=60, close_s=10))
+        cluster = RayCluster(cluster_context(plan, HERE, Deadlines(setup_s=60, call_s=60, close_s=10)))
         told = {"events": [], "prepared": []}
         try:
             await cluster.open()

@@ -15,9 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from rlcore_ray.testing import NEEDS_RAY
 
 from rlcore.testing.leaks import descendants, is_running
-from rlcore.testing.marks import NEEDS_RAY
 from rlcore.testing.runs import differing, run_settings
 
 pytestmark = [
@@ -145,7 +145,7 @@ def has(driver: "subprocess.Popen[str]", holds: Callable[[], bool]) -> Callable[
 
 def test_a_node_that_leaves_with_the_actor_ends_the_run_with_the_last_checkpoint(token: None, tmp_path: Path) -> None:
     with cluster_of(0, 2) as nodes:
-        joined = {"cluster.backend": "ray", "cluster.address": nodes.head}
+        joined = {"plugins.ray.address": nodes.head}
         with training(tmp_path, "run", **joined, **{"plugins.null.update_s": 0.2}) as driver:
             wait_for("two checkpoints", has(driver, lambda: len(checkpoints(tmp_path, "run")) >= 2))
             workers = [each for each in descendants(nodes.process.pid) if b"ActorHost" in command_of(each)]
@@ -257,7 +257,7 @@ def test_servers_whose_nodes_leave_are_restarted_elsewhere_or_the_run_says_who_f
     with training(tmp_path, "here", **whole) as driver:
         assert driver.wait(DEADLINE_S) == 0, driver.communicate()[1]
     with cluster_of(0, 1, 1, 1, 1, environment=SOON) as nodes:
-        joined = {"cluster.backend": "ray", "cluster.address": nodes.head, "cluster.placement_s": 30}
+        joined = {"plugins.ray.address": nodes.head, "plugins.ray.placement_s": 30}
         with training(tmp_path, "there", **{**whole, **joined}) as driver:
             nodes.tell("leave", at_work(tmp_path, driver, "there", "rollout[0]"))
             nodes.said("done: leave")
@@ -271,7 +271,7 @@ def test_servers_whose_nodes_leave_are_restarted_elsewhere_or_the_run_says_who_f
         assert re.search(r"rollout\[0\]\.generate\(\): .*; 2 requests are asked again", log)
         assert "judge[0]: restarted" in log
         assert differing(tmp_path / "runs" / "here", tmp_path / "runs" / "there") == []
-        small = {**JUDGED, **joined, "cluster.placement_s": 1, "cluster.max_restarts": 1}
+        small = {**JUDGED, **joined, "plugins.ray.placement_s": 1, "cluster.max_restarts": 1}
         small |= {"plugins.reward_loop.models.judge.deadline_s": 20, "reward.error_budget_frac": 0}
         for name, replica, pool, more in (
             ("rollout", "rollout[0]", "rollout", IN_A_POOL),
@@ -311,9 +311,8 @@ class Lost:
 
 def test_an_actor_that_cannot_be_reached_is_reported_with_the_reason_that_ray_finds_later() -> None:
     from ray.exceptions import ActorDiedError, ActorUnavailableError
-
-    from rlcore.cluster.ray.body import ActorBody
-    from rlcore.cluster.ray.output import ActorOutput
+    from rlcore_ray.body import ActorBody
+    from rlcore_ray.output import ActorOutput
 
     unreachable = ActorUnavailableError("The actor is temporarily unavailable", b"a" * 16)
     died = ActorDiedError()

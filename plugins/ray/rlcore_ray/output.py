@@ -13,8 +13,8 @@ from typing import Any
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 from ray._private.worker import global_worker
 
-from rlcore.cluster.ray.actor import END_OF_OUTPUT
-from rlcore.cluster.worker_output import WorkerOutput
+from rlcore.cluster.kit import WorkerOutput
+from rlcore_ray.actor import END_OF_OUTPUT
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,14 @@ from typing import Any
 
 import ray
 
-from rlcore.cluster.child_main import OK, OURS
-from rlcore.cluster.host import Shipment, WorkerHost
+from rlcore.cluster.kit import WorkerHost
+from rlcore.contracts.clusters import Shipment
 from rlcore.errors import RlcoreError, WorkerError, boundary
 
+OK, FAILED = "ok", "failed"
 Answer = tuple[str, Any]
-"""(OK, value), or (OURS, (class of the error, message, traceback))."""
-CANCELLED: Answer = (OURS, ("WorkerError", "cancelled", ""))
+"""(OK, value), or (FAILED, (class of the error, message, traceback))."""
+CANCELLED: Answer = (FAILED, ("WorkerError", "cancelled", ""))
 MAX_CALLS = 10_000
 """Calls that an actor serves at a time; more wait."""
 STREAM_BATCH = 64
@@ -144,7 +145,7 @@ async def _answered(work: Callable[[], Awaitable[Any]]) -> Answer:
             return OK, await work()
     except RlcoreError as error:
         trace = "".join(traceback.format_exception(error.__cause__ or error, limit=-20))
-        return OURS, (type(error).__name__, str(error), trace)
+        return FAILED, (type(error).__name__, str(error), trace)
     except asyncio.CancelledError:
         return CANCELLED
 

@@ -1,0 +1,56 @@
+"""The cluster that the plugin offers: a thin shell, so that planning imports no Ray."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlcore import PlanError
+from rlcore.cluster.kit import ReplicaCluster
+from rlcore.contracts.clusters import ClusterContext, ReplicaBody, WorkerPlan
+
+if TYPE_CHECKING:
+    from rlcore_ray.session import RaySession
+
+
+class RayCluster(ReplicaCluster):
+    """Workers as actors, pools as placement groups: a Ray that is joined, or one that is started on this machine."""
+
+    def __init__(self, context: ClusterContext) -> None:
+        super().__init__(context)
+        self._session: RaySession | None = None
+
+    @property
+    def session(self) -> RaySession:
+        """The connection to Ray, made at first use."""
+        if self._session is None:
+            try:
+                from rlcore_ray.session import RaySession
+            except ModuleNotFoundError as cause:
+                if cause.name != "ray":
+                    raise
+                raise PlanError(
+                    "cluster.backend=ray: Ray is not installed; `pip install 'rlcore[ray]'`, or set "
+                    "cluster.backend=local"
+                ) from cause
+            self._session = RaySession(self.context)
+        return self._session
+
+    async def open(self) -> None:
+        """Connect, and reserve the pools."""
+        await self.session.open()
+
+    def device_of(self, worker: WorkerPlan, index: int, rank: int) -> str:
+        """Ray shows an actor its own devices only, so they begin with 0 there."""
+        return self.session.device_of(worker)
+
+    async def launch(self, worker: WorkerPlan, index: int) -> ReplicaBody:
+        """The actors of a replica, with nothing in them yet."""
+        return await self.session.launch(worker, index)
+
+    async def close(self) -> None:
+        """Close every worker, end its actors, release the pools and leave Ray; a Ray that we started ends."""
+        if self._session is None:
+            return
+        self._session.call_off_abort()
+        await self.close_replicas()
+        await self._session.close()

@@ -1,0 +1,96 @@
+"""Where each rank goes: the spots of pools, which become bundles of placement groups; and what Ray cannot place."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any, NamedTuple
+
+from rlcore import RunConfig
+from rlcore.contracts.clusters import PoolPlan, WorkerPlan
+
+
+class BundlePlace(NamedTuple):
+    """Where a rank goes."""
+
+    plan: WorkerPlan
+    """Its role."""
+    pool: str
+    """A leaf pool."""
+    spot: int
+    """Ranks of different roles at one spot of a pool share its devices."""
+    bundle: int
+    """What is reserved on one node: of a pool that says how many nodes a node's part of it, else the spot."""
+
+
+def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[str, list[BundlePlace]]:
+    """The place of each rank, by role that has processes of its own.
+
+    The ranks of a role are laid out evenly over the nodes of its pool, in order. A union's ranks go through the spots
+    of its members in order.
+    """
+    by_name = {pool.name: pool for pool in pools}
+    members = {member for pool in pools for member in pool.colocates}
+    spots_a_node = {
+        pool.name: ceil(_num_spots(pool, workers, pool.name in members) / pool.nodes)
+        for pool in pools
+        if not pool.colocates
+    }
+    places: dict[str, list[BundlePlace]] = {}
+    for plan in _own_processes(workers):
+        pool = by_name[plan.request.pool]
+        num = plan.request.replicas * plan.request.ranks
+        spots = _spots(pool, num, by_name, spots_a_node)
+        places[plan.request.role.name] = [
+            BundlePlace(plan, leaf, spot, spot // spots_a_node[leaf] if by_name[leaf].nodes > 1 else spot)
+            for leaf, spot in (spots[index % len(spots)] for index in range(num))
+        ]
+    return places
+
+
+def _spots(
+    pool: PoolPlan, num: int, by_name: Mapping[str, PoolPlan], spots_a_node: Mapping[str, int]
+) -> list[tuple[str, int]]:
+    """(leaf pool, spot) of each of a role's `num` ranks; of a union all that there are."""
+    if pool.colocates:
+        return [(leaf, spot) for leaf in pool.colocates for spot in range(spots_a_node[leaf] * by_name[leaf].nodes)]
+    on_a_node = ceil(num / pool.nodes)
+    return [(pool.name, rank // on_a_node * spots_a_node[pool.name] + rank % on_a_node) for rank in range(num)]
+
+
+def meeting_in(places: dict[str, list[BundlePlace]]) -> dict[tuple[str, int], list[WorkerPlan]]:
+    """Who shares each spot, by leaf pool and spot."""
+    meeting: dict[tuple[str, int], list[WorkerPlan]] = {}
+    for ranks in places.values():
+        for place in ranks:
+            meeting.setdefault((place.pool, place.spot), []).append(place.plan)
+    return meeting
+
+
+def _own_processes(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
+    return [plan for plan in workers if plan.request.embedded_in is None]
+
+
+def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) -> int:
+    """As many as the largest role of the pool has ranks; a union also uses devices that nobody else does."""
+    ranks = [
+        plan.request.replicas * plan.request.ranks for plan in _own_processes(workers) if plan.request.pool == pool.name
+    ]
+    return max([*ranks, 1, pool.gpus_per_node * pool.nodes if in_union else 0])
+
+
+def problems(
+    config: RunConfig, section: Any, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]
+) -> Sequence[str]:
+    """Roles that Ray cannot place: of several devices in one process it shares none."""
+    found = []
+    for (pool, _), present in meeting_in(places_of(pools, workers)).items():
+        using = [plan for plan in present if plan.request.gpus]
+        for plan in using:
+            others = [other.request.role.name for other in using if other is not plan]
+            if plan.request.gpus > 1 and others:
+                found.append(
+                    f"role '{plan.request.role.name}' has {plan.request.gpus:g} GPUs in one process, and Ray cannot "
+                    f"share them with '{others[0]}' in pool '{pool}'; give it one (its class is "
+                    f"{plan.cls.__qualname__} of {plan.provided_by}), or a pool without the other, or set "
+                    "cluster.backend=local"
+                )
+    return found[:1]

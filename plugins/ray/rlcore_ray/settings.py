@@ -1,0 +1,42 @@
+"""The section `plugins.ray`, and what Ray can do with it."""
+
+from dataclasses import dataclass
+
+from rlcore import ConfigError, RunConfig, option
+from rlcore.contracts.clusters import ClusterAbilities, ProcessUse
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """Which Ray the workers run on."""
+
+    address: str = ""
+    """Of the Ray cluster to join, such as '10.0.0.1:6379', or 'auto' for the one on this machine; empty: start one."""
+    placement_s: float = option(300.0, above=0)
+    """Seconds that a pool may wait for its place in the cluster: other runs may hold it, or nodes be starting."""
+    object_store_gib: float = option(0.0, used_when="plugins.ray.address == ''", at_least=0)
+    """Memory for batches of the Ray that is started here; 0: Ray decides."""
+    dashboard: bool = option(False, used_when="plugins.ray.address == ''")
+    """Start Ray's dashboard, too."""
+
+    def __post_init__(self) -> None:
+        port = self.address.rpartition(":")[2]
+        if "://" in self.address or (port.isdecimal() and not 0 < int(port) < 65536):
+            raise ConfigError(
+                f"plugins.ray.address: found '{self.address}'; needs the host:port of a Ray head (port 1 to 65535, no "
+                "ray:// or http://), as `ray start --head` prints it, or 'auto', or none to start Ray on this machine"
+            )
+
+
+def abilities(config: RunConfig, section: RaySettings) -> ClusterAbilities:
+    """A Ray that is joined has nodes, labels and resources; one that is started here is this machine."""
+    if not section.address:
+        return ClusterAbilities(processes=ProcessUse.ALL, more_with="plugins.ray.address")
+    return ClusterAbilities(
+        processes=ProcessUse.ALL,
+        elsewhere=True,
+        several_nodes=True,
+        placements=frozenset({"pack", "spread", "strict_spread", "one_node"}),
+        labels=True,
+        resources=True,
+    )

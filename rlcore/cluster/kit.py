@@ -1,0 +1,24 @@
+"""The parts that clusters are built from, for their authors; `rlcore.contracts.clusters` says what a cluster is."""
+
+from rlcore.cluster.host import WorkerHost, thread_environment
+from rlcore.cluster.ranks import answers_of_ranks
+from rlcore.cluster.replica import ReplicaGroup
+from rlcore.cluster.replica_cluster import ReplicaCluster
+from rlcore.cluster.strays import marked
+from rlcore.cluster.streams import merged
+from rlcore.cluster.thread import WorkerThread
+from rlcore.cluster.thread_workers import ThreadWorkers
+from rlcore.cluster.worker_output import WorkerOutput
+
+__all__ = [
+    "ReplicaCluster",
+    "ReplicaGroup",
+    "ThreadWorkers",
+    "WorkerHost",
+    "WorkerOutput",
+    "WorkerThread",
+    "answers_of_ranks",
+    "marked",
+    "merged",
+    "thread_environment",
+]

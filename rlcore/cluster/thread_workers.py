@@ -1,0 +1,134 @@
+"""Workers on threads of this process: a thread with an event loop each, shared by those embedded in one another."""
+
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+from rlcore.checks.results import as_stream, checked_result
+from rlcore.cluster.host import named
+from rlcore.cluster.replica import where
+from rlcore.cluster.serve import STREAM_ITEMS
+from rlcore.cluster.thread import Handover, WorkerThread
+from rlcore.cluster.worker_context import context_of
+from rlcore.contracts.clusters import ClusterContext, Deadlines, WorkerPlan
+from rlcore.contracts.workers import Worker
+from rlcore.errors import WorkerError
+
+W = TypeVar("W", bound=Worker)
+
+logger = logging.getLogger(__name__)
+
+
+class ThreadReplica(Generic[W]):
+    """A worker on its thread, as the controller sees it."""
+
+    def __init__(self, worker: W, interface: type[W], thread: WorkerThread, name: str, deadlines: Deadlines) -> None:
+        self.name = name
+        self.worker = worker
+        self.thread = thread
+        self._interface = interface
+        self._deadlines = deadlines
+
+    @property
+    def alive(self) -> bool:
+        """A worker of this process lives until it is closed."""
+        return not self.thread.closed
+
+    def _where(self, method: Callable[..., Any]) -> str:
+        return where(self.name, self._interface, method)
+
+    async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The method's result; WorkerError naming worker, method and cause."""
+        whose = self._where(method)
+
+        def work() -> Any:
+            with named(whose):
+                found = getattr(self.worker, method.__name__)(*args, **kwargs)
+            return _awaited(found, whose) if inspect.isawaitable(found) else found
+
+        found = await self.thread.run(work, whose, self._deadlines.call_s)
+        return checked_result(whose, getattr(self._interface, method.__name__), found)
+
+    async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """The items of an async-generator method; the generator is closed with this one, wherever that happens."""
+        whose = self._where(method)
+        handover = Handover(STREAM_ITEMS)
+
+        async def pump() -> None:
+            with named(whose):
+                found = getattr(self.worker, method.__name__)(*args, **kwargs)
+                async with contextlib.aclosing(as_stream(whose, found, WorkerError)) as items:
+                    async for item in items:
+                        await handover.put(item)
+
+        cancel = self.thread.spawn(pump(), handover.end)
+        try:
+            while handover.ended is None or handover:
+                await handover.arrived.wait()
+                for item in handover.take():
+                    yield item
+            if handover.ended.cancelled():
+                raise WorkerError(f"{self.name}: closed during {whose}")
+            handover.ended.result()
+        finally:
+            if handover.ended is None:
+                cancel()
+                await handover.wait_for_end(self._deadlines.close_s)
+
+
+async def _awaited(found: Awaitable[Any], whose: str) -> Any:
+    with named(whose):
+        return await found
+
+
+class ThreadWorkers:
+    """Starts workers on threads, and ends those it started."""
+
+    def __init__(self, context: ClusterContext) -> None:
+        self._context = context
+        self._started: list[ThreadReplica[Any]] = []
+        self._threads: list[WorkerThread] = []
+
+    async def start(self, worker: WorkerPlan, index: int, device: str) -> ThreadReplica[Any]:
+        """One replica of one rank, set up; an embedded one on the thread of its host. `device`: 'cpu', or 'cuda:3'."""
+        role, embedded_in = worker.request.role, worker.request.embedded_in
+        name = f"{role.name}[{index}]"
+        hosts = [each for each in self._started if embedded_in and each.name == f"{embedded_in.name}[{index}]"]
+        host = hosts[0] if hosts else None
+        if host is None:
+            self._threads.append(WorkerThread(name))
+        thread = host.thread if host else self._threads[-1]
+        context = context_of(self._context, worker, index, device=device, host=host.worker if host else None)
+        deadlines = self._context.deadlines
+
+        def build() -> None:
+            with named(f"{name}.setup()"):
+                built = worker.cls(context)
+                self._started.append(ThreadReplica(built, role.interface, thread, name, deadlines))
+                built.setup()
+
+        await thread.run(build, "setup()", deadlines.setup_s)
+        return self._started[-1]
+
+    async def close(self) -> None:
+        """Close every worker, the last one first, and end its thread; what goes wrong is logged."""
+        close_s = self._context.deadlines.close_s
+        for replica in reversed(self._started):
+            if replica.thread.closed:
+                continue
+            whose = f"{replica.name}.close()"
+
+            def close(replica: ThreadReplica[Any] = replica, whose: str = whose) -> None:
+                with named(whose):
+                    replica.worker.close()
+
+            try:
+                await replica.thread.run(close, whose, close_s)
+            except WorkerError as error:
+                logger.warning("%s", error)
+        for thread in reversed(self._threads):
+            await thread.stop(close_s)
+        self._started.clear()
+        self._threads.clear()

@@ -1,0 +1,252 @@
+"""Clusters: where the workers of a plan run. A plugin offers one by the hook `rlcore_clusters`.
+
+The planner reads the offer: it asks `abilities` what the cluster can do, and `problems` whether it can start this plan.
+The run builds the class from a `ClusterContext`, awaits `open()`, awaits `start()` once per role, and awaits `close()`
+at the end, also after a failure. `rlcore.cluster.kit` has the parts that clusters are built from: threads, replicas
+that are watched and restarted, and the host of the workers of a process.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlcore.checks.data import check_call, check_choice, check_flags, check_is, check_names, check_subclass, refuse
+from rlcore.config import RunConfig
+from rlcore.contracts.pool_placement import PLACEMENTS
+from rlcore.contracts.requests import WorkerRequest
+from rlcore.contracts.workers import Worker, WorkerGroup
+from rlcore.types import SharedPrefix
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that the controller waits for a worker before it fails the call, by what it waits for."""
+
+    setup_s: float = 1800.0
+    call_s: float = 21600.0
+    close_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """A pool of the run with the roles that share it. Only the planner constructs it."""
+
+    name: str
+    gpus_per_node: int
+    nodes: int
+    roles: tuple[str, ...]
+    provided_by: str
+    colocates: tuple[str, ...] = ()
+    gpus: tuple[int, ...] = ()
+    """Indices of its devices, counted over all nodes of the run; a union holds those of its members."""
+    placement: str = "pack"
+    """As in `PoolSpec`, like the two that follow."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """A role of the run with the class that fills it. Only the planner constructs it."""
+
+    request: WorkerRequest
+    cls: type[Worker]
+    asked_by: str
+    provided_by: str
+    section: Any = None
+    """The settings section of the plugin that offered the class, or None."""
+    shared_prefix: SharedPrefix = SharedPrefix.NONE
+    """How the prompt of a group is computed once for its samples."""
+    weight_sync: frozenset[str] = frozenset()
+    """As in `WorkerClass`."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterContext:
+    """Everything a cluster is told: the plan as far as it concerns processes, and where the run writes."""
+
+    config: RunConfig
+    section: Any
+    """The settings section of the plugin that offered the cluster, or None."""
+    pools: tuple[PoolPlan, ...]
+    workers: tuple[WorkerPlan, ...]
+    """In start order: an embedded worker comes after its host."""
+    colocated_roles: tuple[str, ...]
+    """Roles that sleep while the actor trains on their devices."""
+    weights_kind: str
+    """How the actor hands its weights to the rollout: a `WeightsHandle.kind`; '' where that samples from its own."""
+    plugin_files: tuple[str, ...]
+    """Paths of the enabled plugins that are plain files: another process imports them by path."""
+    cpus: int
+    """Cores of this machine."""
+    gpus: int
+    """Devices of this machine that the run may use."""
+    run_dir: Path
+    deadlines: Deadlines
+
+    def threads_of(self, worker: WorkerPlan) -> int:
+        """Compute threads of a rank: what its request says, else the configuration, else one per core here."""
+        return worker.request.threads or self.config.cluster.threads or self.cpus
+
+    def host_of(self, worker: WorkerPlan) -> WorkerPlan:
+        """The plan of the worker that this one is embedded in; itself when it is not embedded."""
+        embedded_in = worker.request.embedded_in
+        if embedded_in is None:
+            return worker
+        return next(other for other in self.workers if other.request.role == embedded_in)
+
+
+class Cluster(ABC):
+    """Starts the workers of a plan, and ends those it started.
+
+    A thin shell, as a worker class is: the module is imported when planning, so heavy libraries are imported in `open`.
+    """
+
+    def __init__(self, context: ClusterContext) -> None:
+        self.context = context
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Acquire what the plan's pools need; WorkerError naming what is missing. Called once, before any `start`."""
+
+    @abstractmethod
+    async def start(self, worker: WorkerPlan) -> WorkerGroup[Any]:
+        """The replicas of one role, set up: `worker.request.replicas` handles in order.
+
+        Called once per role, in the order of `ClusterContext.workers`. WorkerError naming the replica that failed.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close every worker and release what was acquired. Called once, also after a failed or missing `open`."""
+
+
+class ProcessUse(StrEnum):
+    """Which workers of a cluster live in processes other than the controller's."""
+
+    ALL = "all"
+    """Every worker, with those embedded in it."""
+    ASKED = "asked"
+    """Those of several ranks, and isolated ones unless `cluster.in_process` says otherwise; the rest are threads."""
+    NONE = "none"
+    """All are threads; a plan with a role of several ranks is refused, and isolated workers are threads as well."""
+
+
+@dataclass(frozen=True)
+class ClusterAbilities:
+    """What a cluster can do with the settings of this run; the defaults are those of this machine alone."""
+
+    processes: ProcessUse = ProcessUse.ASKED
+    elsewhere: bool = False
+    """Workers run on machines that the planner cannot see: it does not hold the plan against this one's memory and
+    devices."""
+    several_nodes: bool = False
+    """A pool may say `nodes` above 1."""
+    placements: frozenset[str] = frozenset({"pack", "spread", "one_node"})
+    """Values of `PoolSpec.placement` that are obeyed. With one node these three are the same."""
+    labels: bool = False
+    """Labels of a pool are obeyed."""
+    resources: bool = False
+    """Custom resources of a pool are reserved."""
+    more_with: str = ""
+    """The setting that gives this cluster what it lacks here, as errors name it; '' if there is none."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, "processes", ProcessUse)
+        check_flags(self, "elsewhere", "several_nodes", "labels", "resources")
+        check_is(self, "more_with", str)
+        if not isinstance(self.placements, frozenset) or not self.placements <= set(PLACEMENTS):
+            refuse(self, "placements", f"a frozenset of: {', '.join(PLACEMENTS)}")
+
+
+def this_machine(config: RunConfig, section: Any) -> ClusterAbilities:
+    """The `abilities` of a cluster that is this machine, with threads and child processes."""
+    return ClusterAbilities()
+
+
+def no_problems(
+    config: RunConfig, section: Any, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]
+) -> Sequence[str]:
+    """The `problems` of a cluster that can start whatever its abilities allow."""
+    return ()
+
+
+@dataclass(frozen=True)
+class ClusterOffer:
+    """An offer of a cluster; `cluster.backend` names it."""
+
+    name: str
+    cls: type[Cluster]
+    """Held against `Cluster` when planning; built as `cls(context)`."""
+    abilities: Callable[[RunConfig, Any], ClusterAbilities] = this_machine
+    """(config, section of the offer's plugin) -> what the cluster can do with these settings. Pure."""
+    problems: Callable[[RunConfig, Any, Sequence[PoolPlan], Sequence[WorkerPlan]], Sequence[str]] = no_problems
+    """(config, section, pools, workers) -> reasons why the cluster cannot start the plan, one clause each; empty when
+    it can. Pure."""
+
+    def __post_init__(self) -> None:
+        check_names(self, "name")
+        check_subclass(self, "cls", Cluster)
+        check_call(self, "abilities", ["config", "section"])
+        check_call(self, "problems", ["config", "section", "pools", "workers"])
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What a process needs to build a worker; pickles without importing anything of the worker's."""
+
+    name: str
+    """Role and replica, as errors name them."""
+    role: str
+    embedded_in: str
+    """The role in this process that hosts it; empty: none."""
+    files: tuple[tuple[str, str], ...]
+    """Modules of plugins in plain files, by name and path, which exist under these names in the controller only."""
+    payload: bytes
+    """The pickled class and context."""
+
+
+class ReplicaBody(Protocol):
+    """The processes of one replica, one per rank. A replica that dies and is restarted gets a new body."""
+
+    @property
+    def alive(self) -> bool:
+        """False once a process has ended."""
+        ...
+
+    @property
+    def rendezvous(self) -> str:
+        """Where its ranks meet: `WorkerContext.rendezvous`."""
+        ...
+
+    async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
+        """Make the worker of each rank; WorkerError when one fails or is not ready in time."""
+        ...
+
+    async def call(
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadline_s: float
+    ) -> Any:
+        """The method's result on rank 0, after all ranks have returned; WorkerError that begins with `where`."""
+        ...
+
+    def stream(
+        self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any], where: str, deadlines: Deadlines
+    ) -> AsyncGenerator[Any, None]:
+        """The items of an async-generator method, those of all ranks as they come.
+
+        Reading an item that has come may take `call_s`; the worker's generator may take `close_s` to end.
+        """
+        ...
+
+    async def ended(self) -> str:
+        """Why one of its processes has ended, once one has."""
+        ...
+
+    async def close(self, deadline_s: float) -> None:
+        """Close the workers, then end the processes, by force when the deadline passes."""
+        ...

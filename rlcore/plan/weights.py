@@ -1,0 +1,47 @@
+"""How the actor hands its weights to the rollout."""
+
+from collections.abc import Sequence
+
+from rlcore.checks.interfaces import defines
+from rlcore.config import RunConfig
+from rlcore.contracts.clusters import WorkerPlan
+from rlcore.errors import PlanError
+from rlcore.plan.run_plan import WeightsKind
+
+
+def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan]) -> WeightsKind:
+    """How the actor hands its weights to the rollout; '' when the rollout samples from the actor's own.
+
+    PlanError when they are to travel in a way that the rollout cannot take.
+    """
+    rollout = next(plan for plan in workers if plan.request.role.name == "rollout")
+    by, inside = config.rollout.weight_sync, rollout.request.embedded_in
+    who = f"{rollout.cls.__qualname__} of {rollout.provided_by}"
+    if inside is not None:
+        if by == "tcp":
+            raise PlanError(
+                f"rollout.weight_sync=tcp: the rollout is served inside '{inside.name}' and has no copy of the "
+                "weights; leave it out, or choose a rollout.backend that has one"
+            )
+        return ""
+    actor = next(plan for plan in workers if plan.request.role.name == "actor")
+    for plan, method in ((actor, "weights"), (rollout, "load_weights")):
+        if not defines(plan.cls, plan.request.role.interface, method):
+            raise PlanError(
+                f"rollout.backend={rollout.request.backend}: the rollout has a copy of the weights, and "
+                f"{plan.cls.__qualname__} of {plan.provided_by} defines no {method}(); needs one, or a rollout that is "
+                "served inside the actor"
+            )
+    if by not in rollout.weight_sync:
+        raise PlanError(
+            f"rollout.weight_sync={by}: {who} does not take weights that way (its offer's weight_sync); choose from: "
+            f"{', '.join(sorted(rollout.weight_sync)) or 'another rollout.backend'}"
+        )
+    if rollout.request.takes_adapter and by == "tcp":
+        raise PlanError(
+            f"rollout.weight_sync=tcp sends whole weights, and {who} takes an adapter alone, which is handed over as "
+            "files; choose rollout.weight_sync=disk, or another rollout.backend"
+        )
+    if rollout.request.takes_adapter:
+        return "adapter"
+    return "tcp" if by == "tcp" else "directory"

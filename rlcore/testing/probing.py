@@ -1,0 +1,108 @@
+"""A plugin in a plain file for `ClusterSuite`: an agent loop that asks for probes, which say what they were told."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from rlcore.config import RunConfig
+from rlcore.contracts.agents import AgentLoop
+from rlcore.contracts.components import BuildContext, Component
+from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.offers import WorkerClass
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.workers import Worker
+
+RLCORE_API = "1"
+BROKEN = "probes break"
+"""A probe whose run directory has a file of this name fails to set up."""
+
+
+class Probe(Worker):
+    """Says what it was told, and where it is."""
+
+    def setup(self) -> None:
+        if (self.context.run_dir / BROKEN).exists():
+            raise ValueError("a probe breaks")
+        self.num_ended = 0
+
+    def told(self) -> tuple[str, int, int, int, int, int, str, str]:
+        """Role, replica, rank, number of ranks, seed, threads, device and run directory."""
+        context = self.context
+        place = (context.role, context.replica, context.rank, context.num_ranks)
+        return (*place, context.seed, context.threads, context.device, str(context.run_dir))
+
+    def where(self) -> int:
+        """The id of its process."""
+        return os.getpid()
+
+    def echo(self, value: Any) -> Any:
+        """The value."""
+        return value
+
+    async def echo_later(self, value: Any) -> Any:
+        """The value, from a coroutine."""
+        await asyncio.sleep(0)
+        return value
+
+    def fail(self) -> None:
+        """Raise an error of two lines."""
+        raise ValueError("a first line\nand a second")
+
+    def die(self) -> None:
+        """End the process at once."""
+        os._exit(7)
+
+    async def count(self, num: int) -> AsyncIterator[int]:
+        """The numbers below `num`."""
+        try:
+            for index in range(num):
+                yield index
+                await asyncio.sleep(0)
+        finally:
+            self.num_ended += 1
+
+    def ended(self) -> int:
+        """How many of its streams have ended."""
+        return self.num_ended
+
+    def close(self) -> None:
+        (self.context.run_dir / f"closed {self.context}").touch()
+
+
+class EmbeddedProbe(Probe):
+    """A probe inside another."""
+
+    def host(self) -> str:
+        """Who hosts it: 'probe[1.0]'."""
+        return str(self.context.host.context) if self.context.host else ""
+
+
+PROBE = Role("probe", Probe)
+EMBEDDED = Role("embedded_probe", EmbeddedProbe)
+
+
+def requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
+    """Two probes that may die alone, each with another inside it."""
+    return [
+        WorkerRequest(PROBE, "probing", replicas=2, threads=3, cpus=0.5, isolated=True),
+        WorkerRequest(EMBEDDED, "probing", replicas=2),
+    ]
+
+
+def build(context: BuildContext) -> AgentLoop:
+    """Never called: a suite starts workers only."""
+    raise NotImplementedError
+
+
+@hookimpl
+def rlcore_agent_loops() -> Sequence[Component[AgentLoop]]:
+    return [Component("probing", build, requests)]
+
+
+@hookimpl
+def rlcore_worker_classes() -> Sequence[WorkerClass]:
+    return [
+        WorkerClass(Probe, "probing", Probe),
+        WorkerClass(EmbeddedProbe, "probing", EmbeddedProbe, embedded_in=PROBE),
+    ]

@@ -1,0 +1,274 @@
+"""The suite of clusters."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcore.checks.interfaces import refuses
+from rlcore.cluster.worker_context import cluster_context
+from rlcore.config.offers import Offer, Provider
+from rlcore.contracts.clusters import Cluster, ClusterAbilities, ClusterContext, ClusterOffer, Deadlines
+from rlcore.contracts.workers import ReplicaEvent, WorkerGroup
+from rlcore.errors import WorkerError
+from rlcore.plan import CORE, Facts, RunPlan, make_plan
+from rlcore.plugins import configure
+from rlcore.plugins.load import name_of
+from rlcore.testing import probing
+from rlcore.testing.null import SETTINGS
+from rlcore.testing.suites.harness import Suite, extra, need_conforming, run, scratch
+
+NUM_ITEMS = 300
+"""Of a stream: more than travel together."""
+SECONDS = Deadlines(setup_s=60.0, call_s=30.0, close_s=10.0)
+
+
+class _OneCluster:
+    """The offers of some plugins, with one cluster and no other."""
+
+    def __init__(self, hooks: Any, offer: ClusterOffer, plugin: str) -> None:
+        self._hooks = hooks
+        providers = [each for each in hooks.providers() if each.plugin == plugin]
+        self._offer = Offer(offer, providers[0] if providers else Provider(CORE, "suite", "0"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hooks, name)
+
+    def clusters(self) -> tuple[Offer[ClusterOffer], ...]:
+        return (self._offer,)
+
+
+@dataclass(frozen=True)
+class StartedCluster:
+    """A cluster that is open, with the groups of the roles that were started, by role."""
+
+    cluster: Cluster
+    context: ClusterContext
+    groups: dict[str, WorkerGroup[Any]]
+    probe: Any
+    """The class of the probes, as the run knows it."""
+    embedded: Any
+
+
+class ClusterSuite(Suite):
+    """A cluster of a plugin; `target` is its `ClusterOffer`."""
+
+    restarts: bool = False
+    """Workers are processes, and an isolated one that dies is started again."""
+    leaves_nothing: bool = True
+    """No thread, process or descriptor is left in this process after `close()`; taken back where a library keeps some
+    until the process ends."""
+    limit_s: float = 120.0
+    """Seconds that a check may take."""
+
+    @property
+    def offer(self) -> ClusterOffer:
+        """The target."""
+        found = self.load()
+        self.need(isinstance(found, ClusterOffer), f"is {type(found).__name__}; needs a ClusterOffer")
+        return found  # type: ignore[no-any-return]
+
+    @property
+    def who(self) -> str:
+        """The cluster, as errors name it."""
+        return f"cluster '{getattr(self.load(), 'name', '?')}'"
+
+    def planned(self) -> RunPlan:
+        """A run with two probes, each with one inside it."""
+        settings = [*SETTINGS, "rollout.agent=probing", f"cluster.backend={self.offer.name}", "cluster.max_restarts=2"]
+        settings += [f"{key}={value}" for key, value in self.settings.items()]
+        hooks, loaded = configure([], settings, ["null", probing.__file__, *self.plugins])
+        offers: Any = _OneCluster(hooks, self.offer, name_of(self.plugins[0]) if self.plugins else CORE)
+        return make_plan(loaded, offers, Facts(cpus=2))
+
+    @asynccontextmanager
+    async def built(self, run_dir: Path) -> AsyncIterator[tuple[Cluster, RunPlan, ClusterContext]]:
+        """The cluster, not open yet; closed afterwards."""
+        plan = self.planned()
+        context = cluster_context(plan, run_dir, SECONDS)
+        cluster = self.offer.cls(context)
+        try:
+            yield cluster, plan, context
+        finally:
+            await cluster.close()
+
+    def use(self, work: Callable[[StartedCluster], Awaitable[None]]) -> None:
+        """Do something with a cluster that is open and has started every role, and close it."""
+
+        async def main() -> None:
+            with scratch() as run_dir:
+                async with self.built(run_dir) as (cluster, plan, context):
+                    await cluster.open()
+                    groups = {each.request.role.name: await cluster.start(each) for each in plan.workers}
+                    classes = {each.request.role.name: each.cls for each in plan.workers}
+                    started = StartedCluster(cluster, context, groups, classes["probe"], classes["embedded_probe"])
+                    await work(started)
+
+        self.run(main)
+
+    def run(self, main: Callable[[], Any]) -> None:
+        """Run a check within its limit; nothing may be left behind."""
+        if self.leaves_nothing:
+            run(main(), self.limit_s)
+        else:
+            asyncio.run(asyncio.wait_for(main(), self.limit_s))
+
+    def test_its_class_is_a_cluster(self) -> None:
+        """Inherits from `Cluster`, every method with its kind and parameters; made of a context alone."""
+        cls = self.offer.cls
+        need_conforming(self.who, cls, Cluster)
+        problem = refuses(cls, ["context"])
+        self.need(not problem, f"__init__() {problem}")
+
+    def test_it_says_the_same_of_itself_whenever_it_is_asked(self) -> None:
+        """Abilities that are equal, and no problem with a plan that it can start."""
+        plan, offer = self.planned(), self.offer
+        section = plan.cluster.section
+        one, other = (offer.abilities(plan.config, section) for _ in range(2))
+        self.need(isinstance(one, ClusterAbilities), f"abilities() returned {type(one).__name__}")
+        self.need(one == other, f"abilities() are {one}, and then {other}; needs the same")
+        found = list(offer.problems(plan.config, section, plan.pools, plan.workers))
+        self.need(not found, f"problems() of a plan that every cluster can start: {found}")
+
+    def test_it_starts_every_replica_of_each_role_and_tells_it_who_it_is(self) -> None:
+        """In order, under the names that errors use; threads, seed and run directory are the plan's."""
+
+        async def work(started: StartedCluster) -> None:
+            for role, cls in (("probe", started.probe), ("embedded_probe", started.embedded)):
+                group = started.groups[role]
+                names = [replica.name for replica in group.replicas]
+                self.need(names == [f"{role}[0]", f"{role}[1]"], f"the replicas of '{role}' are {names}")
+                self.need(all(replica.alive for replica in group.replicas), f"a replica of '{role}' is not alive")
+                seed, run_dir = started.context.config.train.seed, str(started.context.run_dir)
+                due = started.context.threads_of(
+                    next(each for each in started.context.workers if each.request.role.name == role)
+                )
+                for index, told in enumerate(await group.each(cls.told)):
+                    wanted = (role, index, 0, 1, seed, due, "cpu", run_dir)
+                    self.need(tuple(told) == wanted, f"{role}[{index}] was told {tuple(told)}; needs {wanted}")
+
+        self.use(work)
+
+    def test_an_embedded_worker_is_in_the_process_of_its_host(self) -> None:
+        """And has it as `WorkerContext.host`."""
+
+        async def work(started: StartedCluster) -> None:
+            group = started.groups["embedded_probe"]
+            hosts = await group.each(started.embedded.host)
+            self.need(hosts == ["probe[0.0]", "probe[1.0]"], f"the hosts are {hosts}")
+            here, there = (
+                await group.each(started.embedded.where),
+                await started.groups["probe"].each(started.probe.where),
+            )
+            self.need(here == there, f"embedded workers are in processes {here}, their hosts in {there}")
+
+        self.use(work)
+
+    def test_calls_return_what_the_method_returns_and_raise_what_it_raises(self) -> None:
+        """Of plain and of async methods; an error is a WorkerError that names replica, method and cause."""
+
+        async def work(started: StartedCluster) -> None:
+            replica = started.groups["probe"].replicas[1]
+            value = {"a": (1, 2.5), "b": b"x" * 100_000}
+            for method in (started.probe.echo, started.probe.echo_later):
+                found = await replica.call(method, value)
+                self.need(found == value, f"{method.__name__}() returned {found!r:.80}; needs what it was given")
+            error = await raised(replica.call(started.probe.fail))
+            due = "probe[1].fail(): ValueError: a first line"
+            self.need(error == due, f"a method that raises gives {error!r}; needs {due!r}")
+
+        self.use(work)
+
+    def test_a_stream_yields_everything_and_ends_with_its_reader(self) -> None:
+        """In order; a reader that leaves ends the worker's generator."""
+
+        async def work(started: StartedCluster) -> None:
+            replica = started.groups["probe"].replicas[0]
+            items = [item async for item in replica.stream(started.probe.count, NUM_ITEMS)]
+            self.need(items == list(range(NUM_ITEMS)), f"a stream of {NUM_ITEMS} items gave {len(items)}, or others")
+            stream = replica.stream(started.probe.count, 10**9)
+            async for item in stream:
+                if item == 5:
+                    break
+            await stream.aclose()
+            ended = await replica.call(started.probe.ended)
+            self.need(ended == 2, f"{ended} of 2 streams have ended after their readers left")
+
+        self.use(work)
+
+    def test_what_does_not_start_is_named_and_nothing_is_left(self) -> None:
+        """A WorkerError that names the replica and the cause."""
+
+        async def main() -> None:
+            with scratch() as run_dir:
+                (run_dir / probing.BROKEN).touch()
+                async with self.built(run_dir) as (cluster, plan, _):
+                    await cluster.open()
+                    worker = next(each for each in plan.workers if each.request.role.name == "probe")
+                    error = await raised(cluster.start(worker))
+                    good = error.startswith("probe[") and error.endswith("ValueError: a probe breaks")
+                    self.need(good, f"a worker that does not start gives {error!r}; needs its name and the cause")
+
+        self.run(main)
+
+    def test_close_closes_every_worker_once(self) -> None:
+        """Embedded ones too; a cluster that was never opened closes, too."""
+
+        async def main() -> None:
+            with scratch() as run_dir:
+                async with self.built(run_dir) as (cluster, plan, _):
+                    await cluster.open()
+                    groups = [await cluster.start(each) for each in plan.workers]
+                found = sorted(path.name for path in run_dir.glob("closed *"))
+                due = [f"closed {role}[{index}.0]" for role in ("embedded_probe", "probe") for index in range(2)]
+                self.need(found == due, f"close() closed {found}; needs {due}")
+                alive = [each.name for group in groups for each in group.replicas if each.alive]
+                self.need(not alive, f"{', '.join(alive)} alive after close()")
+                async with self.built(run_dir):
+                    pass
+
+        self.run(main)
+
+    @extra("restarts")
+    def test_an_isolated_replica_that_dies_is_lost_and_restored(self) -> None:
+        """With what is embedded in it; `before_return` is awaited before it is alive again."""
+
+        async def work(started: StartedCluster) -> None:
+            group, restored = started.groups["probe"], asyncio.Event()
+            events: list[str] = []
+
+            def seen(event: ReplicaEvent) -> None:
+                events.append(f"{event.kind} {event.name}")
+                if event.kind == "restored":
+                    restored.set()
+
+            async def prepare(replica: Any) -> None:
+                events.append(f"prepared {await replica.call(started.probe.echo, replica.name)}")
+
+            group.on_event(seen)
+            group.before_return(prepare)
+            before = await group.each(started.probe.where)
+            error = await raised(group.replicas[0].call(started.probe.die))
+            self.need(error.startswith("probe[0].die(): "), f"a call of a replica that dies gives {error!r}")
+            done = await asyncio.wait([asyncio.ensure_future(restored.wait())], timeout=self.limit_s / 2)
+            self.need(bool(done[0]), f"an isolated replica that died was not restored in {self.limit_s / 2:g} s")
+            due = ["lost probe[0]", "prepared probe[0]", "restored probe[0]"]
+            self.need(events == due, f"events: {events}; needs {due}")
+            after = await group.each(started.probe.where)
+            self.need(after[0] != before[0], "the replica that died is in the process that it died in")
+            self.need(after[1] == before[1], "the other replica was restarted, too")
+            hosts = await started.groups["embedded_probe"].each(started.embedded.host)
+            self.need(hosts[0] == "probe[0.0]", "what was embedded in the replica is not back")
+
+        self.use(work)
+
+
+async def raised(work: Awaitable[Any]) -> str:
+    """The first line of the WorkerError that the work raises; '' when it raises none."""
+    try:
+        await work
+    except WorkerError as error:
+        return str(error)
+    return ""
