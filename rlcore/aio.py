@@ -1,18 +1,79 @@
-"""What many samples share of the event loop: a timer for deadlines of which hardly any comes due, and a task for
-coroutines of which hardly any waits.
+"""What asyncio lacks: a queue for one reader, a choice among targets that come and go, one timer for many deadlines,
+and one task for coroutines of which hardly any waits.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import copy_context
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 SHORTEST_S = 0.002
 """Between two looks at everything that is set: so late a callback may be."""
+
+
+class Inbox(Generic[T]):
+    """Items for one reader, in the order of their arrival; an error is raised to it behind what came before."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._failure: BaseException | None = None
+        self._news = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        """True while an item can be taken without waiting."""
+        return bool(self._items)
+
+    def put(self, item: T) -> None:
+        """Add an item."""
+        self._items.append(item)
+        self._news.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise the error to the reader once every item is taken; of several errors the first."""
+        if self._failure is None:
+            self._failure = error
+        self._news.set()
+
+    async def take(self) -> T:
+        """The next item; waits while there is none. Raises what `fail` was given."""
+        while not self._items:
+            if self._failure is not None:
+                raise self._failure
+            self._news.clear()
+            await self._news.wait()
+        return self._items.popleft()
+
+
+class Dispatcher(Generic[T]):
+    """Chooses the least loaded of several targets, of those that are usable at the moment."""
+
+    def __init__(self, targets: Sequence[T], usable: Callable[[T], bool]) -> None:
+        self.targets = tuple(targets)
+        self._usable = usable
+        self._changed = asyncio.Event()
+
+    def choose(self, load: Callable[[T], Any], avoid: T | None = None) -> T | None:
+        """The usable target of the least `load`, of equals the first; None while no target is usable.
+
+        `avoid` is chosen only when it is the only one.
+        """
+        usable = [target for target in self.targets if self._usable(target)]
+        if len(usable) < 2:
+            return usable[0] if usable else None
+        return min([target for target in usable if target is not avoid], key=load)
+
+    def notify(self) -> None:
+        """A target has become usable, or will not become so: wake everything that waits in `change`."""
+        self._changed.set()
+
+    async def change(self) -> None:
+        """Wait until `notify` is called."""
+        self._changed.clear()
+        await self._changed.wait()
 
 
 class Timers:

@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from rlcore.aio import Inbox
 from rlcore.errors import PluginError
 from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.combine import combine
@@ -110,10 +110,8 @@ class RewardStream:
         self._weights = {each.name: each.weight for each in scorers}
         self._asks_directly = len(scorers) == 1 and scorers[0].scope == "sample" and not scorers[0].post_processes
         self._policies = {each.name: each.on_failure for each in scorers if each.on_failure}
-        self._scored: deque[tuple[list[Trajectory], dict[str, Outcome], float]] = deque()
-        """Parts, what was said of them, and the seconds that took."""
-        self._news = asyncio.Event()
-        """Something was scored, nothing will follow, or something failed."""
+        self._scored: Inbox[tuple[list[Trajectory], dict[str, Outcome], float] | None] = Inbox()
+        """Parts, what was said of them, and the seconds that took; None when nothing will follow."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._calls: dict[BegunCall, tuple[list[Trajectory], float]] = {}
         """What no task waits for: the parts that it is about, and when it began."""
@@ -121,25 +119,16 @@ class RewardStream:
         """No call is left."""
         self._idle.set()
         self._asking: set[asyncio.Task[Outcome]] = set()
-        self._failure: BaseException | None = None
         self._gatherings: dict[tuple[str, str, int], _Gathering] = {}
 
     async def results(self, stream: AsyncIterator[Trajectory]) -> AsyncIterator[tuple[list[Trajectory], Reward]]:
         """Each sample's parts with its reward, in the order rewards arrive; what the stream raises passes."""
         reading = asyncio.create_task(self._read(stream), name="trajectories to their rewards")
-        reading.add_done_callback(lambda _: self._news.set())
+        reading.add_done_callback(self._end)
         try:
-            while True:
-                self._news.clear()
-                while self._scored:
-                    parts, outcomes, took_s = self._scored.popleft()
-                    yield parts, combine(outcomes, self._weights, took_s, self._policies)
-                if self._failure is not None:
-                    raise self._failure
-                if reading.done() and not self._scored:
-                    break
-                await self._news.wait()
-            await reading
+            while (scored := await self._scored.take()) is not None:
+                parts, outcomes, took_s = scored
+                yield parts, combine(outcomes, self._weights, took_s, self._policies)
         finally:
             for call in self._calls:
                 call.stop()
@@ -178,9 +167,16 @@ class RewardStream:
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
-            self._failure = error
-            self._news.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._scored.fail(error)
+
+    def _end(self, reading: "asyncio.Task[None]") -> None:
+        if reading.cancelled():
+            self._scored.fail(asyncio.CancelledError())
+        elif (error := reading.exception()) is not None:
+            self._scored.fail(error)
+        else:
+            self._scored.put(None)
 
     def _begin(self, parts: list[Trajectory]) -> bool:
         """Ask the one scorer, which looks at one sample, without a task that waits; whether that could be done."""
@@ -209,8 +205,7 @@ class RewardStream:
         self._deliver(parts, {scorer.name: each for scorer, each in zip(self._scorers, outcomes, strict=True)}, began)
 
     def _deliver(self, parts: list[Trajectory], outcomes: dict[str, Outcome], began: float) -> None:
-        self._scored.append((parts, outcomes, time.monotonic() - began))
-        self._news.set()
+        self._scored.put((parts, outcomes, time.monotonic() - began))
 
     def _opinion(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
         if scorer.scope == "sample" and not scorer.post_processes:
