@@ -1,11 +1,8 @@
-"""What asyncio lacks: a queue for one reader, a choice among targets that come and go, one timer for many deadlines,
-and one task for coroutines of which hardly any waits.
-"""
+"""What asyncio lacks: a queue for one reader, a choice among targets that come and go, one timer for many deadlines."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextvars import copy_context
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -168,63 +165,3 @@ class TimeLimit:
             cancelled_by_others = self._task.uncancel() > self._num_cancels
             if kind is asyncio.CancelledError and not cancelled_by_others:
                 raise TimeoutError from error
-
-
-class SharedTasks:
-    """Runs coroutines; those begun in one turn of the event loop share a task until one of them waits.
-
-    From then on the task is that one's alone, and the others have one each: whoever waits may be cancelled by its task
-    without harm to anybody else. The same when one raises. Each has a context (`contextvars`) of its own, as in a task.
-    A task and its wake-ups cost more than what most samples have to do.
-    """
-
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """`spawn` makes a task of a coroutine, and looks at what the task raises."""
-        self._spawn = spawn
-        self._begun: deque[Coroutine[Any, Any, None]] | None = None
-        """Of this turn of the loop."""
-
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it, soon."""
-        if self._begun is None:
-            self._begun = deque()
-            self._spawn(_one_after_another(self._begun))
-            asyncio.get_running_loop().call_soon(self._part)  # behind the first step of that task
-        self._begun.append(work)
-
-    def _part(self) -> None:
-        left, self._begun = self._begun, None
-        while left:
-            self._spawn(left.popleft())
-
-    def close(self) -> None:
-        """Begin nothing of what has not run yet."""
-        while self._begun:
-            self._begun.popleft().close()
-
-
-async def _one_after_another(begun: deque[Coroutine[Any, Any, None]]) -> None:
-    while begun:
-        await Stepwise(copy_context().run, begun.popleft())
-
-
-class Stepwise(Generator[Any, Any, T]):
-    """Awaits a coroutine each step of which is taken by `run(step, argument)`, which returns what the step does."""
-
-    def __init__(self, run: Callable[[Callable[[Any], Any], Any], Any], work: Coroutine[Any, Any, T]) -> None:
-        self._run, self._work = run, work
-
-    def __await__(self) -> "Generator[Any, Any, T]":
-        return self
-
-    def __next__(self) -> Any:  # what Generator has in its place takes one more call, and most have this step alone
-        return self._run(self._work.send, None)
-
-    def send(self, value: Any, /) -> Any:
-        return self._run(self._work.send, value)
-
-    def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None, /) -> Any:
-        return self._run(self._work.throw, kind if value is None else value)
-
-    def close(self) -> None:
-        self._work.close()

@@ -8,9 +8,7 @@ from typing import Protocol
 
 from rlcore.aio import Inbox
 from rlcore.errors import PluginError
-from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.combine import combine
-from rlcore.reward.loop_calls import BegunCall
 from rlcore.reward.outcome import Outcome
 from rlcore.types import Lane, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
@@ -108,16 +106,10 @@ class RewardStream:
     def __init__(self, scorers: Sequence[Scorer], lane: Lane, group_size: int) -> None:
         self._scorers, self._lane, self._group_size = scorers, lane, group_size
         self._weights = {each.name: each.weight for each in scorers}
-        self._asks_directly = len(scorers) == 1 and scorers[0].scope == "sample" and not scorers[0].post_processes
         self._policies = {each.name: each.on_failure for each in scorers if each.on_failure}
         self._scored: Inbox[tuple[list[Trajectory], dict[str, Outcome], float] | None] = Inbox()
         """Parts, what was said of them, and the seconds that took; None when nothing will follow."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._calls: dict[BegunCall, tuple[list[Trajectory], float]] = {}
-        """What no task waits for: the parts that it is about, and when it began."""
-        self._idle = asyncio.Event()
-        """No call is left."""
-        self._idle.set()
         self._asking: set[asyncio.Task[Outcome]] = set()
         self._gatherings: dict[tuple[str, str, int], _Gathering] = {}
 
@@ -130,8 +122,6 @@ class RewardStream:
                 parts, outcomes, took_s = scored
                 yield parts, combine(outcomes, self._weights, took_s, self._policies)
         finally:
-            for call in self._calls:
-                call.stop()
             # A task that never ran cannot cancel what it was to wait for, so every task is ended here.
             everything = (reading, *self._tasks, *self._asking)
             for task in everything:
@@ -149,15 +139,9 @@ class RewardStream:
             self._call_gathering(key)
         while self._tasks:
             await asyncio.wait(self._tasks)
-        await self._idle.wait()
 
     def _spawn(self, parts: list[Trajectory]) -> None:
-        if self._asks_directly and self._begin(parts):
-            return
-        if self._asks_directly:
-            work = self._score_directly(parts)
-        else:
-            work = self._score(parts, [self._opinion(scorer, parts[-1]) for scorer in self._scorers])
+        work = self._score(parts, [self._opinion(scorer, parts[-1]) for scorer in self._scorers])
         unit = parts[-1].id
         self._keep(asyncio.create_task(work, name=f"reward of {unit.prompt} {unit.epoch} {unit.sample}"))
 
@@ -177,27 +161,6 @@ class RewardStream:
             self._scored.fail(error)
         else:
             self._scored.put(None)
-
-    def _begin(self, parts: list[Trajectory]) -> bool:
-        """Ask the one scorer, which looks at one sample, without a task that waits; whether that could be done."""
-        scorer = self._scorers[0]
-        call = scorer.begin(parts[-1], self._told) if isinstance(scorer, FunctionCalls) else None
-        if call is None:
-            return False
-        self._calls[call] = parts, time.monotonic()
-        self._idle.clear()
-        return True
-
-    def _told(self, call: BegunCall, outcome: Outcome) -> None:
-        parts, began = self._calls.pop(call)
-        self._deliver(parts, {self._scorers[0].name: outcome}, began)
-        if not self._calls:
-            self._idle.set()
-
-    async def _score_directly(self, parts: list[Trajectory]) -> None:
-        """`_score` with one scorer that looks at one sample: what is asked needs no task of its own."""
-        began, scorer = time.monotonic(), self._scorers[0]
-        self._deliver(parts, {scorer.name: await self._score_one(scorer, parts[-1])}, began)
 
     async def _score(self, parts: list[Trajectory], opinions: "list[asyncio.Future[Outcome]]") -> None:
         began = time.monotonic()

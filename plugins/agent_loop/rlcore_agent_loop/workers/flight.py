@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from typing import Any
 
-from rlcore.aio import Inbox, SharedTasks
+from rlcore.aio import Inbox
 from rlcore.contracts.agents import RolloutTask
 from rlcore.errors import WorkerError
 from rlcore.types import Metrics, Trajectory
@@ -25,7 +25,6 @@ class OpenConversations:
         """Places taken and not yet given back."""
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
-        self._shared = SharedTasks(self.spawn)
         self._given_up: set[asyncio.Task[None]] = set()
         """Those that were cancelled because nobody needs them."""
 
@@ -74,8 +73,8 @@ class OpenConversations:
         return task
 
     def begin(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
-        """Run a sample and deliver it; in a task of its own if it waits for something."""
-        self._shared.begin(self._deliver(run))
+        """Run a sample and deliver it."""
+        self.spawn(self._deliver(run))
 
     async def _deliver(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
         self.deliver(await run())
@@ -105,7 +104,6 @@ class OpenConversations:
 
     async def _close(self) -> None:
         """Cancel what still runs, wait for it, and give its places back."""
-        self._shared.close()
         tasks = [task for task in self._tasks if not task.done()]  # of a step that went well nearly none is left
         self.give_up(*tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
