@@ -59,7 +59,9 @@ def arguments_of(task: str, directory: Path, seed: int, sizes: Sizes, model: Pat
         rows = [json.dumps({"prompt": conversation(first + index), "answer": ""}) for index in range(num)]
         (directory / f"{name}.jsonl").write_text("\n".join(rows) + "\n")
     config = {
-        "model": {"path": str(stored_in_bfloat16(write_tiny_task(directory / "exact", seed=seed), directory / "model"))},
+        "model": {
+            "path": str(stored_in_bfloat16(write_tiny_task(directory / "exact", seed=seed), directory / "model"))
+        },
         "data": {"sources": {"train": {"path": str(directory / "train.jsonl")}}, "shuffle": False},
         "eval": {"sources": {"heldout": {"path": str(directory / "heldout.jsonl")}}, "temperature": 1.0},
         "rollout": {"samples_per_prompt": 8, "max_tokens": 16},
@@ -168,10 +170,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     curves: dict[str, dict[str, dict[int, Any]]] = {task: {kind: {} for kind in options.kinds} for task in tasks}
     with tempfile.TemporaryDirectory(prefix="precision-") as scratch:
         root = (options.runs or Path(scratch)).resolve()
-        for task, seed, kind in ((task, seed, kind) for task in tasks for seed in range(seeds) for kind in options.kinds):
+        for task, seed, kind in (
+            (task, seed, kind) for task in tasks for seed in range(seeds) for kind in options.kinds
+        ):
             curves[task][kind][seed] = curve_of(task, kind, seed, root, sizes, options.model)
     facts = machine(1)
-    conclude("precision", {"curves": curves}, facts, options.out, report(curves, made_by("benchmarks/precision.py", facts)))
+    conclude(
+        "precision", {"curves": curves}, facts, options.out, report(curves, made_by("benchmarks/precision.py", facts))
+    )
 
 
 if __name__ == "__main__":

@@ -1,18 +1,76 @@
-"""What many samples share of the event loop: a timer for deadlines of which hardly any comes due, and a task for
-coroutines of which hardly any waits.
-"""
+"""What asyncio lacks: a queue for one reader, a choice among targets that come and go, one timer for many deadlines."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
-from contextvars import copy_context
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
 SHORTEST_S = 0.002
 """Between two looks at everything that is set: so late a callback may be."""
+
+
+class Inbox(Generic[T]):
+    """Items for one reader, in the order of their arrival; an error is raised to it behind what came before."""
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._failure: BaseException | None = None
+        self._news = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        """True while an item can be taken without waiting."""
+        return bool(self._items)
+
+    def put(self, item: T) -> None:
+        """Add an item."""
+        self._items.append(item)
+        self._news.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Raise the error to the reader once every item is taken; of several errors the first."""
+        if self._failure is None:
+            self._failure = error
+        self._news.set()
+
+    async def take(self) -> T:
+        """The next item; waits while there is none. Raises what `fail` was given."""
+        while not self._items:
+            if self._failure is not None:
+                raise self._failure
+            self._news.clear()
+            await self._news.wait()
+        return self._items.popleft()
+
+
+class Dispatcher(Generic[T]):
+    """Chooses the least loaded of several targets, of those that are usable at the moment."""
+
+    def __init__(self, targets: Sequence[T], usable: Callable[[T], bool]) -> None:
+        self.targets = tuple(targets)
+        self._usable = usable
+        self._changed = asyncio.Event()
+
+    def choose(self, load: Callable[[T], Any], avoid: T | None = None) -> T | None:
+        """The usable target of the least `load`, of equals the first; None while no target is usable.
+
+        `avoid` is chosen only when it is the only one.
+        """
+        usable = [target for target in self.targets if self._usable(target)]
+        if len(usable) < 2:
+            return usable[0] if usable else None
+        return min([target for target in usable if target is not avoid], key=load)
+
+    def notify(self) -> None:
+        """A target has become usable, or will not become so: wake everything that waits in `change`."""
+        self._changed.set()
+
+    async def change(self) -> None:
+        """Wait until `notify` is called."""
+        self._changed.clear()
+        await self._changed.wait()
 
 
 class Timers:
@@ -107,63 +165,3 @@ class TimeLimit:
             cancelled_by_others = self._task.uncancel() > self._num_cancels
             if kind is asyncio.CancelledError and not cancelled_by_others:
                 raise TimeoutError from error
-
-
-class SharedTasks:
-    """Runs coroutines; those begun in one turn of the event loop share a task until one of them waits.
-
-    From then on the task is that one's alone, and the others have one each: whoever waits may be cancelled by its task
-    without harm to anybody else. The same when one raises. Each has a context (`contextvars`) of its own, as in a task.
-    A task and its wake-ups cost more than what most samples have to do.
-    """
-
-    def __init__(self, spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
-        """`spawn` makes a task of a coroutine, and looks at what the task raises."""
-        self._spawn = spawn
-        self._begun: deque[Coroutine[Any, Any, None]] | None = None
-        """Of this turn of the loop."""
-
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run it, soon."""
-        if self._begun is None:
-            self._begun = deque()
-            self._spawn(_one_after_another(self._begun))
-            asyncio.get_running_loop().call_soon(self._part)  # behind the first step of that task
-        self._begun.append(work)
-
-    def _part(self) -> None:
-        left, self._begun = self._begun, None
-        while left:
-            self._spawn(left.popleft())
-
-    def close(self) -> None:
-        """Begin nothing of what has not run yet."""
-        while self._begun:
-            self._begun.popleft().close()
-
-
-async def _one_after_another(begun: deque[Coroutine[Any, Any, None]]) -> None:
-    while begun:
-        await Stepwise(copy_context().run, begun.popleft())
-
-
-class Stepwise(Generator[Any, Any, T]):
-    """Awaits a coroutine each step of which is taken by `run(step, argument)`, which returns what the step does."""
-
-    def __init__(self, run: Callable[[Callable[[Any], Any], Any], Any], work: Coroutine[Any, Any, T]) -> None:
-        self._run, self._work = run, work
-
-    def __await__(self) -> "Generator[Any, Any, T]":
-        return self
-
-    def __next__(self) -> Any:  # what Generator has in its place takes one more call, and most have this step alone
-        return self._run(self._work.send, None)
-
-    def send(self, value: Any, /) -> Any:
-        return self._run(self._work.send, value)
-
-    def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None, /) -> Any:
-        return self._run(self._work.throw, kind if value is None else value)
-
-    def close(self) -> None:
-        self._work.close()

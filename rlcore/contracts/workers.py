@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from rlcore.config import RunConfig
 from rlcore.types import SharedPrefix
 
 W_co = TypeVar("W_co", bound="Worker", covariant=True)
@@ -27,8 +28,7 @@ class WorkerContext:
     rank: int
     """Rank within the replica."""
     num_ranks: int
-    config: Any
-    """The `RunConfig`."""
+    config: RunConfig
     section: Any
     """The settings section of the plugin that offered the class, or None."""
     targets: Mapping[str, str]

@@ -4,8 +4,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from rlcore.config import RewardFunctionConfig
 from rlcore.contracts.workers import Children
@@ -14,7 +13,7 @@ from rlcore.reward.arguments import prompt_of
 from rlcore.reward.call_log import CallLog
 from rlcore.reward.child_calls import Caller, ChildCaller, all_or_none
 from rlcore.reward.group_scores import after_the_group, scored_indices, with_score
-from rlcore.reward.loop_calls import Allowance, BegunCall, LoopCaller, Scores
+from rlcore.reward.loop_calls import Allowance, LoopCaller, Scores
 from rlcore.reward.outcome import Outcome, failed
 from rlcore.reward.seats import Stopwatch
 from rlcore.reward.spec import FunctionSpec
@@ -162,16 +161,6 @@ class FunctionCalls:
         except (TimeoutError, ChildError, WorkerError) as cause:
             return [self._failed(cause, allowance)] * len(trajectories)
 
-    def begin(self, trajectory: Trajectory, told: "Callable[[BegunCall, Outcome], None]") -> BegunCall | None:
-        """`score` of one sample without a task that waits: `told` is told its outcome, unless the call is stopped.
-
-        None, and nothing was begun, where only `score` will do: in children, with further tries or a log of calls, and
-        when it queues.
-        """
-        if not isinstance(self._caller, LoopCaller) or self.config.on_failure == "retry" or self._call_log is not None:
-            return None
-        return self._caller.begin([trajectory], Allowance(self.deadline_s), partial(self._ended, told))
-
     def _record(
         self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane, began: float
     ) -> None:
@@ -194,13 +183,6 @@ class FunctionCalls:
                 lane=lane.value,
                 **more,
             )
-
-    def _ended(self, told: "Callable[[BegunCall, Outcome], None]", call: BegunCall) -> None:
-        try:
-            [outcome] = call.outcomes()
-        except (TimeoutError, ChildError) as cause:
-            outcome = self._failed(cause, call.allowance)
-        told(call, outcome)
 
     def _failed(self, cause: TimeoutError | ChildError | WorkerError, allowance: Allowance) -> Outcome:
         if isinstance(cause, TimeoutError):

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 import numpy as np
 
@@ -19,48 +18,12 @@ T = TypeVar("T")
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, TrajectoryId, FinishReason})
 """Exactly these types: a subclass may hold something that can be written to."""
-_READ_ONLY_PROMPTS: WeakSet[Prompt] = WeakSet()
-"""Those in which nothing can be written to: all samples of a group hold the same one."""
 
 
 def private_copy(value: T) -> T:
     """The value, with copies in place of all in it that could be written to; those must pickle."""
-    copied: Any = value if _read_only((value,)) else _private(value)
+    copied: Any = _private(value)
     return copied  # type: ignore[no-any-return]
-
-
-def _read_only(values: Iterable[Any]) -> bool:
-    """Whether nothing in the values could be written to, as in most trajectories: to ask is cheaper than to replace."""
-    left = [values]
-    for each in left:
-        for value in each:
-            kind = type(value)
-            if kind in _ATOMS:
-                continue
-            if kind is tuple:
-                left.append(value)
-            elif kind is FrozenDict:
-                left.append(value.values())
-            elif kind is Trajectory:
-                left.append(value.__dict__.values())
-            elif kind is np.ndarray:
-                if value.flags.writeable or value.dtype.hasobject:
-                    return False
-            elif kind is Prompt:
-                if not _read_only_prompt(value):
-                    return False
-            elif not isinstance(value, (Enum, np.number, np.bool_)):
-                return False
-    return True
-
-
-def _read_only_prompt(prompt: Prompt) -> bool:
-    if prompt in _READ_ONLY_PROMPTS:
-        return True
-    if not _read_only(prompt.__dict__.values()):
-        return False
-    _READ_ONLY_PROMPTS.add(prompt)
-    return True
 
 
 def _private(value: Any) -> Any:

@@ -2,15 +2,13 @@
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from rlcore.aio import Inbox
 from rlcore.errors import PluginError
-from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.combine import combine
-from rlcore.reward.loop_calls import BegunCall
 from rlcore.reward.outcome import Outcome
 from rlcore.types import Lane, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
@@ -108,41 +106,22 @@ class RewardStream:
     def __init__(self, scorers: Sequence[Scorer], lane: Lane, group_size: int) -> None:
         self._scorers, self._lane, self._group_size = scorers, lane, group_size
         self._weights = {each.name: each.weight for each in scorers}
-        self._asks_directly = len(scorers) == 1 and scorers[0].scope == "sample" and not scorers[0].post_processes
         self._policies = {each.name: each.on_failure for each in scorers if each.on_failure}
-        self._scored: deque[tuple[list[Trajectory], dict[str, Outcome], float]] = deque()
-        """Parts, what was said of them, and the seconds that took."""
-        self._news = asyncio.Event()
-        """Something was scored, nothing will follow, or something failed."""
+        self._scored: Inbox[tuple[list[Trajectory], dict[str, Outcome], float] | None] = Inbox()
+        """Parts, what was said of them, and the seconds that took; None when nothing will follow."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._calls: dict[BegunCall, tuple[list[Trajectory], float]] = {}
-        """What no task waits for: the parts that it is about, and when it began."""
-        self._idle = asyncio.Event()
-        """No call is left."""
-        self._idle.set()
         self._asking: set[asyncio.Task[Outcome]] = set()
-        self._failure: BaseException | None = None
         self._gatherings: dict[tuple[str, str, int], _Gathering] = {}
 
     async def results(self, stream: AsyncIterator[Trajectory]) -> AsyncIterator[tuple[list[Trajectory], Reward]]:
         """Each sample's parts with its reward, in the order rewards arrive; what the stream raises passes."""
         reading = asyncio.create_task(self._read(stream), name="trajectories to their rewards")
-        reading.add_done_callback(lambda _: self._news.set())
+        reading.add_done_callback(self._end)
         try:
-            while True:
-                self._news.clear()
-                while self._scored:
-                    parts, outcomes, took_s = self._scored.popleft()
-                    yield parts, combine(outcomes, self._weights, took_s, self._policies)
-                if self._failure is not None:
-                    raise self._failure
-                if reading.done() and not self._scored:
-                    break
-                await self._news.wait()
-            await reading
+            while (scored := await self._scored.take()) is not None:
+                parts, outcomes, took_s = scored
+                yield parts, combine(outcomes, self._weights, took_s, self._policies)
         finally:
-            for call in self._calls:
-                call.stop()
             # A task that never ran cannot cancel what it was to wait for, so every task is ended here.
             everything = (reading, *self._tasks, *self._asking)
             for task in everything:
@@ -160,15 +139,9 @@ class RewardStream:
             self._call_gathering(key)
         while self._tasks:
             await asyncio.wait(self._tasks)
-        await self._idle.wait()
 
     def _spawn(self, parts: list[Trajectory]) -> None:
-        if self._asks_directly and self._begin(parts):
-            return
-        if self._asks_directly:
-            work = self._score_directly(parts)
-        else:
-            work = self._score(parts, [self._opinion(scorer, parts[-1]) for scorer in self._scorers])
+        work = self._score(parts, [self._opinion(scorer, parts[-1]) for scorer in self._scorers])
         unit = parts[-1].id
         self._keep(asyncio.create_task(work, name=f"reward of {unit.prompt} {unit.epoch} {unit.sample}"))
 
@@ -178,30 +151,16 @@ class RewardStream:
 
     def _done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and self._failure is None:
-            self._failure = error
-            self._news.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._scored.fail(error)
 
-    def _begin(self, parts: list[Trajectory]) -> bool:
-        """Ask the one scorer, which looks at one sample, without a task that waits; whether that could be done."""
-        scorer = self._scorers[0]
-        call = scorer.begin(parts[-1], self._told) if isinstance(scorer, FunctionCalls) else None
-        if call is None:
-            return False
-        self._calls[call] = parts, time.monotonic()
-        self._idle.clear()
-        return True
-
-    def _told(self, call: BegunCall, outcome: Outcome) -> None:
-        parts, began = self._calls.pop(call)
-        self._deliver(parts, {self._scorers[0].name: outcome}, began)
-        if not self._calls:
-            self._idle.set()
-
-    async def _score_directly(self, parts: list[Trajectory]) -> None:
-        """`_score` with one scorer that looks at one sample: what is asked needs no task of its own."""
-        began, scorer = time.monotonic(), self._scorers[0]
-        self._deliver(parts, {scorer.name: await self._score_one(scorer, parts[-1])}, began)
+    def _end(self, reading: "asyncio.Task[None]") -> None:
+        if reading.cancelled():
+            self._scored.fail(asyncio.CancelledError())
+        elif (error := reading.exception()) is not None:
+            self._scored.fail(error)
+        else:
+            self._scored.put(None)
 
     async def _score(self, parts: list[Trajectory], opinions: "list[asyncio.Future[Outcome]]") -> None:
         began = time.monotonic()
@@ -209,8 +168,7 @@ class RewardStream:
         self._deliver(parts, {scorer.name: each for scorer, each in zip(self._scorers, outcomes, strict=True)}, began)
 
     def _deliver(self, parts: list[Trajectory], outcomes: dict[str, Outcome], began: float) -> None:
-        self._scored.append((parts, outcomes, time.monotonic() - began))
-        self._news.set()
+        self._scored.put((parts, outcomes, time.monotonic() - began))
 
     def _opinion(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
         if scorer.scope == "sample" and not scorer.post_processes:

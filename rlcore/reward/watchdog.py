@@ -4,10 +4,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine, Generator
+from types import TracebackType
 from typing import Any, TypeVar
-
-from rlcore.aio import Stepwise
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +48,8 @@ class LoopWatch:
         return longest
 
     def watched(self, name: str, coroutine: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        """The coroutine's result."""
-
-        def timed(step: Callable[[Any], Any], argument: Any) -> Any:
-            self.begin(name)
-            try:
-                return step(argument)
-            finally:
-                self.end()
-
-        return Stepwise(timed, coroutine)
+        """The coroutine's result; each of its steps is timed."""
+        return _Timed(self, name, coroutine)
 
     def begin(self, name: str) -> None:
         """A step of this function has the loop."""
@@ -91,3 +82,30 @@ class LoopWatch:
                 name,
                 what,
             )
+
+
+class _Timed(Generator[Any, Any, T]):
+    """Awaits a coroutine, and tells the watch of each of its steps."""
+
+    def __init__(self, watch: LoopWatch, name: str, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._watch, self._name, self._coroutine = watch, name, coroutine
+
+    def __await__(self) -> "Generator[Any, Any, T]":
+        return self
+
+    def send(self, value: Any, /) -> Any:
+        self._watch.begin(self._name)
+        try:
+            return self._coroutine.send(value)
+        finally:
+            self._watch.end()
+
+    def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None, /) -> Any:
+        self._watch.begin(self._name)
+        try:
+            return self._coroutine.throw(kind if value is None else value)
+        finally:
+            self._watch.end()
+
+    def close(self) -> None:
+        self._coroutine.close()

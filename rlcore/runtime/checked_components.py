@@ -1,20 +1,33 @@
 """The components of the three slots, behind the checks of what they hand over.
 
 The core calls them through these objects, which have the methods of the slot's interface; all else is the component's
-own. What a component raises while it streams, or computes for an update, becomes a PluginError that names it; an
-RlcoreError stays what it is.
+own. What a component raises in one of them becomes a PluginError that names it and the method; an RlcoreError stays
+what it is.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlcore.checks.arrays import check_scored, check_trajectory, checked_metrics, per_token
 from rlcore.checks.results import as_stream, awaitable, plain
-from rlcore.errors import PluginError, boundary
-from rlcore.types import Batch, Float32s, Lane, Metrics, Ref, Sampling, ScoredTrajectory, Trajectory, TrajectoryId
+from rlcore.contracts.offers import Scope
+from rlcore.errors import CALLED, Boundary, PluginError, boundary
+from rlcore.types import (
+    Batch,
+    Float32s,
+    Lane,
+    Metrics,
+    Prompt,
+    Ref,
+    Sampling,
+    ScoredTrajectory,
+    Trajectory,
+    TrajectoryId,
+)
 
 if TYPE_CHECKING:
     from rlcore.contracts.agents import RolloutTask
@@ -46,13 +59,34 @@ class _Checked:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._component, name, value)
 
+    def _boundary(self, what: str) -> Boundary:
+        """Around a call of the component: what it raises names component and method."""
+        return boundary(f"{self._who}: {what}", PluginError, CALLED)
+
     def metrics(self) -> Metrics:
         """The component's own."""
-        return checked_metrics(f"{self._who}: metrics()", self._component.metrics(), PluginError)
+        with self._boundary("metrics()"):
+            return checked_metrics(f"{self._who}: metrics()", self._component.metrics(), PluginError)
+
+    def state(self) -> dict[str, Any]:
+        """The component's own."""
+        with self._boundary("state()"):
+            found: dict[str, Any] = self._component.state()
+            return found
 
 
 class CheckedAgent(_Checked):
     """An agent loop of which every trajectory of every task comes, once."""
+
+    async def check(self, prompts: Sequence[Prompt]) -> None:
+        """See `AgentLoop.check`."""
+        with self._boundary("check()"):
+            await self._component.check(prompts)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See `AgentLoop.restore`."""
+        with self._boundary("restore()"):
+            self._component.restore(state)
 
     async def rollout(
         self, tasks: "Sequence[RolloutTask]", sampling: Sampling, lane: Lane
@@ -84,6 +118,18 @@ class CheckedAgent(_Checked):
 
 class CheckedRewards(_Checked):
     """A reward manager that scores every trajectory that it is given, once."""
+
+    @property
+    def scope(self) -> Scope:
+        """See `RewardManager.scope`."""
+        with self._boundary("scope"):
+            found: Scope = self._component.scope
+            return found
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See `RewardManager.restore`."""
+        with self._boundary("restore()"):
+            self._component.restore(state)
 
     async def score(
         self, trajectories: AsyncIterator[Trajectory], lane: Lane
@@ -148,8 +194,19 @@ class CheckedCritic(_Checked):
     async def expect(self, num_updates: int) -> int:
         """See `CriticEngine.expect`."""
         who = f"{self._who}: expect()"
-        found = await awaitable(who, self._component.expect(num_updates))
-        return int(plain(who, found, int, "the number of updates of the actor"))
+        with self._boundary("expect()"):
+            found = await awaitable(who, self._component.expect(num_updates))
+            return int(plain(who, found, int, "the number of updates of the actor"))
+
+    async def begin_updates(self) -> None:
+        """See `CriticEngine.begin_updates`."""
+        with self._boundary("begin_updates()"):
+            await self._component.begin_updates()
+
+    async def end_updates(self) -> None:
+        """See `CriticEngine.end_updates`."""
+        with self._boundary("end_updates()"):
+            await self._component.end_updates()
 
     async def values(self, batch: Batch) -> Ref[Float32s] | None:
         """See `CriticEngine.values`."""
@@ -169,7 +226,23 @@ class CheckedCritic(_Checked):
     def actor_may_update(self) -> bool:
         """See `CriticEngine.actor_may_update`."""
         who = f"{self._who}: actor_may_update()"
-        return bool(plain(who, self._component.actor_may_update(), (bool, np.bool_), "True or False"))
+        with self._boundary("actor_may_update()"):
+            return bool(plain(who, self._component.actor_may_update(), (bool, np.bool_), "True or False"))
+
+    async def save(self, directory: Path) -> None:
+        """See `CriticEngine.save`."""
+        with self._boundary("save()"):
+            await self._component.save(directory)
+
+    async def restore(self, directory: Path) -> None:
+        """See `CriticEngine.restore`."""
+        with self._boundary("restore()"):
+            await self._component.restore(directory)
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """See `CriticEngine.restore_state`."""
+        with self._boundary("restore_state()"):
+            self._component.restore_state(state)
 
 
 def _place(row: TrajectoryId) -> _Row:

@@ -26,7 +26,7 @@ from rlcore.contracts.tokens import Tokens
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.data.tokens import load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
-from rlcore.errors import CALLED, Boundary, PlanError, PluginError, WorkerError, boundary, shown
+from rlcore.errors import CALLED, PlanError, PluginError, WorkerError, boundary, shown
 from rlcore.plan import CORE, ComponentPlan, RunPlan
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.runtime.colocation import DeviceLease
@@ -99,10 +99,6 @@ class Runtime:
     vocabulary: int | None = None
     """Token ids are below it; None when neither the actor nor its model's configuration says."""
 
-    def within(self, slot: str, what: str) -> Boundary:
-        """The boundary around `what` a slot's component does, 'state()': what its code raises names both."""
-        return boundary(f"{owner_of(self.plan.components[slot])}: {what}", PluginError, CALLED)
-
     async def sync_weights(self, version: int) -> None:
         """Rollout replicas sample with the actor's weights, published as `version`, when this returns."""
         if self.weights is not None:
@@ -113,10 +109,7 @@ class Runtime:
     def take_metrics(self) -> Metrics:
         """What components recorded or count themselves since the last call."""
         taken = self.sink.take() | self.utilization.take()
-        for slot, component in (("agent", self.agent), ("reward", self.reward), ("critic", self.critic)):
-            with self.within(slot, "metrics()"):
-                taken |= component.metrics()
-        return taken
+        return taken | self.agent.metrics() | self.reward.metrics() | self.critic.metrics()
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from rlcore.errors import WorkerError
 from rlcore.runtime.launch import Runtime
 from rlcore.train.pending import Key, PassCallbacks, PendingGroup, run_pass
 from rlcore.train.tasks import tasks_for, training_sampling
-from rlcore.types import Sampling, ScoredTrajectory
+from rlcore.types import Lane, Sampling, ScoredTrajectory
 
 TIDY_S = 1.0
 """Seconds between two collections of garbage."""
@@ -49,8 +49,6 @@ class Issuing:
 def issuing(run: Runtime) -> Issuing:
     """As the plan says."""
     config, schedule = run.plan.config, run.plan.schedule
-    with run.within("reward", "scope"):
-        scope = run.reward.scope
     return Issuing(
         prompts_per_step=config.train.prompts_per_step,
         samples_per_prompt=config.rollout.samples_per_prompt,
@@ -59,7 +57,7 @@ def issuing(run: Runtime) -> Issuing:
         max_staleness=schedule.max_staleness,
         drop=schedule.drop,
         in_turn=schedule.sample_before_update,
-        keep_partial=scope is Scope.SAMPLE,
+        keep_partial=run.reward.scope is Scope.SAMPLE,
     )
 
 
@@ -225,13 +223,14 @@ class RolloutBuffer:
             return
         self._num_unsampled += len(members)
         begin, self._last_sampled = self._last_sampled, asyncio.Event()
-        notes = PassCallbacks(self._note_sampled, self._note_ready, lambda: self.version)
+        callbacks = PassCallbacks(self._note_sampled, self._note_ready, lambda: self.version)
         work = run_pass(
             members,
             self._agent,
             self._reward,
             self._issuing.sampling,
-            notes,
+            Lane.TRAIN,
+            callbacks,
             begin if self._issuing.in_turn else None,
             self._last_sampled,
         )

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rlcore.config import RunConfig
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.reward_manager import RewardManager
-from rlcore.train.collector import Group, collect
+from rlcore.train.pending import Group, collect
 from rlcore.train.tasks import evaluation_sampling, tasks_for
 from rlcore.types import Lane, Metrics, Prompt, RewardStatus, ScoredTrajectory
 

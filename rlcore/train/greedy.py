@@ -10,7 +10,7 @@ from dataclasses import replace
 from rlcore.contracts.agents import RolloutTask
 from rlcore.reward.policy import apply_failures
 from rlcore.runtime.launch import Runtime
-from rlcore.train.collector import Group, collect
+from rlcore.train.pending import Group, collect
 from rlcore.train.tasks import training_sampling
 from rlcore.types import Lane, Metrics
 
@@ -27,11 +27,11 @@ async def with_greedy_baselines(
     wanted = {_prompt_of(group) for group in groups}
     asked = [replace(task, epoch=-1 - task.epoch, n=1) for task in tasks if (task.prompt.id, task.epoch) in wanted]
     sampling = replace(training_sampling(config.rollout), temperature=0.0)
-    answered, timeline = await collect(run.agent, run.reward, asked, sampling, Lane.TRAIN)
+    answered, generated_s = await collect(run.agent, run.reward, asked, sampling, Lane.TRAIN)
     kept, _ = apply_failures(answered, config.reward)
     scores = {_greedy_of(group): group[0].reward.score for group in kept}
     metrics["data/greedy_failed"] = metrics.get("data/greedy_failed", 0.0) + len(asked) - len(scores)
-    metrics["time/generate_s"] = metrics.get("time/generate_s", 0.0) + timeline.generated_s
+    metrics["time/generate_s"] = metrics.get("time/generate_s", 0.0) + generated_s
     if scores:
         metrics["reward/greedy_mean"] = sum(scores.values()) / len(scores)
     return [

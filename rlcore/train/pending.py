@@ -1,4 +1,8 @@
-"""A prompt in flight, and the pass that carries it from the agent loop to the reward manager."""
+"""A prompt in flight, and the pass that carries it from the agent loop to the reward manager.
+
+Training, evaluation and greedy baselines run the same pass. That every sample comes, and comes once, is checked where
+a component hands it over (`rlcore.runtime.checked_components`).
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -7,9 +11,10 @@ from dataclasses import dataclass, field
 
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.reward_manager import RewardManager
-from rlcore.errors import WorkerError
 from rlcore.types import Lane, Sampling, ScoredTrajectory, Trajectory
 
+Group = list[ScoredTrajectory]
+"""The rows of a prompt, by sample and segment."""
 Key = tuple[str, int]
 """(prompt id, epoch)"""
 Place = tuple[int, int]
@@ -68,23 +73,18 @@ class PendingGroup:
     def key(self) -> Key:
         return self.task.prompt.id, self.task.epoch
 
-    def group(self) -> list[ScoredTrajectory]:
+    def group(self) -> Group:
         """Its scored trajectories by sample and part."""
         return [self.scored[place] for place in sorted(self.scored)]
 
-    def take(self, row: Trajectory, now: float) -> None:
+    def record_trajectory(self, row: Trajectory, now: float) -> None:
         """Take note of a finished trajectory."""
         self.trajectories[row.id.sample, row.id.segment] = row
         self.finished.add(row, now)
 
-    def take_scored(self, row: ScoredTrajectory, now: float) -> None:
-        """Take note of a reward; WorkerError when it came before."""
-        place = row.trajectory.id.sample, row.trajectory.id.segment
-        if place in self.scored:
-            raise WorkerError(
-                f"collector: trajectory {row.trajectory.id} was scored twice; each must come exactly once"
-            )
-        self.scored[place] = row
+    def record_reward(self, row: ScoredTrajectory, now: float) -> None:
+        """Take note of a reward."""
+        self.scored[row.trajectory.id.sample, row.trajectory.id.segment] = row
         self.judged.add(row.trajectory, now)
 
     def restore(self, rows: Sequence[ScoredTrajectory], keep_partial: bool) -> None:
@@ -120,70 +120,73 @@ async def run_pass(
     agent: AgentLoop,
     reward: RewardManager,
     sampling: Sampling,
-    notes: PassCallbacks,
+    lane: Lane,
+    callbacks: PassCallbacks,
     begin: asyncio.Event | None,
     done: asyncio.Event,
 ) -> None:
     """Issue the members together, and see each become sampled and ready.
 
-    Sampling begins after `begin`; `done` is set when it has ended. WorkerError when a sample is missing, belongs to no
-    member, or comes twice.
+    Each trajectory goes to its reward the moment it is finished. Sampling begins after `begin`; `done` is set when it
+    has ended. All is matched by id, nothing by position.
     """
     clock = asyncio.get_running_loop().time
-    by_key = {each.key: each for each in members}
+    by_key = {member.key: member for member in members}
 
     async def trajectories() -> AsyncIterator[Trajectory]:
         """Those whose reward is still needed, each as it finishes."""
-        async with aclosing(agent.rollout([each.task for each in members], sampling, Lane.TRAIN)) as rows:  # type: ignore[type-var]
+        async with aclosing(agent.rollout([member.task for member in members], sampling, lane)) as rows:  # type: ignore[type-var]
             async for row in rows:
-                issued = _member(by_key, row)
-                if row.id.sample not in issued.already_scored:
-                    issued.take(row, clock())
-                    if not issued.sampled and _whole(issued, issued.finished):
-                        notes.sampled(issued)
+                member = by_key[row.id.prompt, row.id.epoch]
+                if row.id.sample not in member.already_scored:
+                    member.record_trajectory(row, clock())
+                    if not member.sampled and _whole(member, member.finished):
+                        callbacks.sampled(member)
                     yield row
         done.set()
-        for issued in members:
-            issued.finished.end(clock())
-            if not issued.sampled:
-                notes.sampled(issued)
+        for member in members:
+            member.finished.end(clock())
+            if not member.sampled:
+                callbacks.sampled(member)
 
     try:
         if begin is not None:
             await begin.wait()
-        for each in members:
-            if not each.already_scored:  # rows of a checkpoint are as old as they were
-                each.version = notes.version()
-        async with aclosing(reward.score(trajectories(), Lane.TRAIN)) as scored:  # type: ignore[type-var]
+        for member in members:
+            if not member.already_scored:  # rows of a checkpoint are as old as they were
+                member.version = callbacks.version()
+        async with aclosing(reward.score(trajectories(), lane)) as scored:  # type: ignore[type-var]
             async for row in scored:
-                issued = _member(by_key, row.trajectory)
-                issued.take_scored(row, clock())
-                if not issued.ready and _whole(issued, issued.judged):
-                    notes.ready(issued)
+                member = by_key[row.trajectory.id.prompt, row.trajectory.id.epoch]
+                member.record_reward(row, clock())
+                if not member.ready and _whole(member, member.judged):
+                    callbacks.ready(member)
     finally:
         done.set()
-    for issued in members:
-        issued.judged.end(clock())
-        _check_complete(issued)
-        if not issued.ready:
-            notes.ready(issued)
+    for member in members:
+        member.judged.end(clock())
+        if not member.ready:
+            callbacks.ready(member)
 
 
-def _member(by_key: dict[Key, PendingGroup], row: Trajectory) -> PendingGroup:
-    issued = by_key.get((row.id.prompt, row.id.epoch))
-    if issued is None:
-        raise WorkerError(f"collector: trajectory {row.id} belongs to no prompt in flight")
-    return issued
+async def collect(
+    agent: AgentLoop, reward: RewardManager, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane
+) -> tuple[list[Group], float]:
+    """Every sample of every task, scored: one group per task, in the order of `tasks`.
+
+    Also returns the seconds until the last trajectory was finished.
+    """
+    members = [PendingGroup(task, number, due=0, version=0) for number, task in enumerate(tasks)]
+    began = asyncio.get_running_loop().time()
+    callbacks = PassCallbacks(sampled=_ignore, ready=_ignore, version=lambda: 0)
+    await run_pass(members, agent, reward, sampling, lane, callbacks, None, asyncio.Event())
+    finished = [time for member in members for time in member.finished.complete.values()]
+    return [member.group() for member in members], max(finished, default=began) - began
 
 
-def _whole(issued: PendingGroup, samples: Samples) -> bool:
-    return len(samples.complete) + len(issued.already_scored) >= issued.task.n
+def _ignore(member: PendingGroup) -> None:
+    """`collect` waits for the whole pass."""
 
 
-def _check_complete(issued: PendingGroup) -> None:
-    missing = sorted(set(range(issued.task.n)) - issued.judged.complete.keys() - issued.already_scored)
-    if missing:
-        raise WorkerError(
-            f"collector: prompt '{issued.task.prompt.id}' has no scored trajectory for samples {missing} of "
-            f"{issued.task.n}; agent loop and reward manager must deliver every sample, failed ones as data"
-        )
+def _whole(member: PendingGroup, samples: Samples) -> bool:
+    return len(samples.complete) + len(member.already_scored) >= member.task.n

@@ -11,7 +11,8 @@ from typing import Any
 
 from rlcore.config import CheckpointConfig
 from rlcore.contracts.actor import ActorWorker
-from rlcore.errors import CheckpointError, RlcoreError, boundary
+from rlcore.errors import CheckpointError, PluginError, RlcoreError, boundary
+from rlcore.runtime.launch import owner_of
 from rlcore.train import checkpoint
 from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.train.trainer import Trainer
@@ -80,13 +81,12 @@ class Saver:
     def _check_states(self, state: Mapping[str, Any]) -> None:
         """PluginError naming the component whose state is not JSON."""
         for slot in ("agent", "reward", "critic"):
-            with self._trainer.run.within(slot, "state()"):
+            with boundary(f"{owner_of(self._trainer.run.plan.components[slot])}: state()", PluginError):
                 json.dumps(state[slot], allow_nan=False)
 
     async def _save_critic(self, directory: Path) -> None:
         await asyncio.to_thread(directory.mkdir)
-        with self._trainer.run.within("critic", "save()"):
-            await self._trainer.run.critic.save(directory)
+        await self._trainer.run.critic.save(directory)
         with contextlib.suppress(OSError):  # it holds something
             await asyncio.to_thread(directory.rmdir)
 
@@ -126,8 +126,7 @@ class Saver:
         """Continue from the checkpoint at `path`, bit for bit."""
         loaded = await asyncio.to_thread(checkpoint.load, path)
         await self._trainer.actor.call(ActorWorker.restore, loaded.path)
-        with self._trainer.run.within("critic", "restore()"):
-            await self._trainer.run.critic.restore(loaded.path / CRITIC)
+        await self._trainer.run.critic.restore(loaded.path / CRITIC)
         prompt = self._trainer.progress.order.prompt
         in_flight = await asyncio.to_thread(read_scored, loaded.path / IN_FLIGHT, prompt)
         with boundary(f"checkpoint '{path}': its state cannot be restored", CheckpointError):

@@ -199,11 +199,9 @@ class Session:
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
             stack.push_async_callback(trainer.close)
-            with self._run.within("agent", "check()"):
-                await self._run.agent.check(self._asked)
+            await self._run.agent.check(self._asked)
             num_updates = self.total_steps * self._run.plan.batch_sizes["updates"]
-            with self._run.within("critic", "expect()"):
-                num_updates = await self._run.critic.expect(num_updates)
+            num_updates = await self._run.critic.expect(num_updates)
             await trainer.actor.call(ActorWorker.expect, num_updates)
             await self._continue(origin)
             _keep_rewards(self._run.plan, self._run_dir)

@@ -18,11 +18,10 @@ from rlcore.reward.metrics import reward_metrics
 from rlcore.reward.policy import Budget, apply_failures, apply_policies
 from rlcore.runtime.launch import Runtime
 from rlcore.train.buffer import RolloutBuffer
-from rlcore.train.collector import Group
 from rlcore.train.greedy import with_greedy_baselines
 from rlcore.train.minibatches import completion_metrics, epoch_minibatches, later_epoch, one_ahead, row_advantages
 from rlcore.train.passes import ForwardPasses
-from rlcore.train.pending import PendingGroup
+from rlcore.train.pending import Group, PendingGroup
 from rlcore.train.timing import StepTimeline, length_correlation
 from rlcore.train.versions import sampled_with
 from rlcore.types import Batch, Lane, Metrics, Ref, ScoredTrajectory, TrajectoryId

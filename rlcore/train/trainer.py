@@ -11,9 +11,6 @@ from typing import Any
 
 from rlcore.algo.kl import FixedKl
 from rlcore.contracts.actor import ActorWorker
-from rlcore.contracts.agents import AgentLoop
-from rlcore.contracts.critic import CriticEngine
-from rlcore.contracts.reward_manager import RewardManager
 from rlcore.data import PromptOrder
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
 from rlcore.report.terminal import Terminal
@@ -198,7 +195,7 @@ class Trainer:
             "step": self.progress.step,
             "equal_steps": self.progress.equal_steps,
             "kl": self.progress.kl.state(),
-            "critic": self._state_of("critic", self.run.critic),
+            "critic": self.run.critic.state(),
             "evaluations": self.evaluations,
             **self._flight_state(),
         }
@@ -208,13 +205,9 @@ class Trainer:
             "order": self.progress.order.state(),
             "in_flight": self.flight.state(),
             "retired": self.flight.num_retired,
-            "agent": self._state_of("agent", self.run.agent),
-            "reward": self._state_of("reward", self.run.reward),
+            "agent": self.run.agent.state(),
+            "reward": self.run.reward.state(),
         }
-
-    def _state_of(self, slot: str, component: AgentLoop | RewardManager | CriticEngine) -> dict[str, Any]:
-        with self.run.within(slot, "state()"):
-            return component.state()
 
     def snapshot(self) -> tuple[dict[str, Any], list[ScoredTrajectory]]:
         """What a checkpoint keeps while no update goes on: the published step, and what is in flight by now.
@@ -232,11 +225,8 @@ class Trainer:
         self.progress.kl.restore(state["kl"])
         self.flight.restore(self.progress.step, state.get("in_flight", []), scored)
         self.flight.num_retired = state.get("retired", 0)
-        with self.run.within("agent", "restore()"):
-            self.run.agent.restore(state["agent"])
-        with self.run.within("reward", "restore()"):
-            self.run.reward.restore(state["reward"])
-        with self.run.within("critic", "restore_state()"):
-            self.run.critic.restore_state(state["critic"])
+        self.run.agent.restore(state["agent"])
+        self.run.reward.restore(state["reward"])
+        self.run.critic.restore_state(state["critic"])
         self.evaluations = [(step, metrics) for step, metrics in state["evaluations"]]
         self.published = self.state()

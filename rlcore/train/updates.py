@@ -24,7 +24,7 @@ class Updates:
     """
 
     def __init__(self, run: Runtime) -> None:
-        self._run, self._critic, self._actor = run, run.critic, run.actor.replicas[0]
+        self._critic, self._actor = run.critic, run.actor.replicas[0]
         self._begun: dict[str, Told] = {}
         """How to end what has begun, by who it is."""
 
@@ -49,11 +49,9 @@ class Updates:
 
     async def update(self, minibatch: Batch) -> Metrics:
         """One optimizer step of the critic and, unless the critic warms up, of the actor."""
-        await self._begin("critic", self._begin_critic, self._end_critic)
+        await self._begin("critic", self._critic.begin_updates, self._critic.end_updates)
         metrics = await self._critic.update(minibatch)
-        with self._run.within("critic", "actor_may_update()"):
-            actor_too = self._critic.actor_may_update()
-        if actor_too:
+        if self._critic.actor_may_update():
             call = self._actor.call
             await self._begin("actor", partial(call, ActorWorker.begin_updates), partial(call, ActorWorker.end_updates))
             updated = await call(ActorWorker.update, minibatch)
@@ -64,11 +62,3 @@ class Updates:
         if who not in self._begun:
             self._begun[who] = end  # also of one that fails halfway
             await begin()
-
-    async def _begin_critic(self) -> None:
-        with self._run.within("critic", "begin_updates()"):
-            await self._critic.begin_updates()
-
-    async def _end_critic(self) -> None:
-        with self._run.within("critic", "end_updates()"):
-            await self._critic.end_updates()

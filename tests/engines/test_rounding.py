@@ -173,7 +173,9 @@ def followed(engine: TrainEngine) -> float:
     for _ in range(20):
         engine.update(random_batch())
     ways = [master.detach().double() - first.double() for master, first in zip(optimizer.masters, start, strict=True)]
-    gone = [weight.detach().double() - first.double() for weight, first in zip(optimizer.parameters, start, strict=True)]
+    gone = [
+        weight.detach().double() - first.double() for weight, first in zip(optimizer.parameters, start, strict=True)
+    ]
     along = sum(float((went * way.sign()).sum()) for went, way in zip(gone, ways, strict=True))
     return along / sum(float(way.abs().sum()) for way in ways)
 

@@ -63,7 +63,9 @@ def test_a_quantised_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(ConfigError, match=r"model\.path='.*': its weights are quantised \(quant_method=fp8\)") as caught:
+    with pytest.raises(
+        ConfigError, match=r"model\.path='.*': its weights are quantised \(quant_method=fp8\)"
+    ) as caught:
         engine_of(path)
     assert "\n" not in str(caught.value)
 

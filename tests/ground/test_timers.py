@@ -1,14 +1,11 @@
-"""Deadlines of a loop share a timer, and each keeps its own time; coroutines share a task until one waits."""
+"""Deadlines of a loop share a timer, and each keeps its own time."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextvars import ContextVar
 from functools import partial
-from typing import Any
 
 import pytest
 
-from rlcore.aio import SharedTasks, Timers
+from rlcore.aio import Timers
 
 DEADLINE_S = 10.0
 SOON_S = 0.01
@@ -198,90 +195,3 @@ def test_what_a_block_raises_itself_passes() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         asyncio.run(use())
-
-
-def begun_together(*works: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Begin them in one turn of the loop and let all end; how many tasks that took."""
-
-    async def use() -> int:
-        tasks: list[asyncio.Task[None]] = []
-        shared = SharedTasks(lambda work: tasks.append(asyncio.create_task(work)))
-        for each in works:
-            shared.begin(each())
-        while not tasks or not all(task.done() for task in tasks):
-            await asyncio.sleep(0)
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return len(tasks)
-
-    return asyncio.run(asyncio.wait_for(use(), DEADLINE_S))
-
-
-def test_what_never_waits_shares_a_task_and_the_first_that_waits_keeps_it() -> None:
-    ran: list[str] = []
-    names: dict[str, str] = {}
-
-    async def quick(name: str) -> None:
-        ran.append(name)
-
-    async def slow(name: str) -> None:
-        task = asyncio.current_task()
-        await asyncio.sleep(SOON_S)
-        assert task is asyncio.current_task() is not None
-        names[name] = task.get_name()
-        ran.append(name)
-
-    assert begun_together(*(partial(quick, name) for name in "abcdefgh")) == 1
-    assert begun_together(partial(quick, "i"), partial(slow, "j"), partial(quick, "k"), partial(slow, "l")) == 3
-    assert ran[:10] == list("abcdefghik"), "who waits holds up nobody"
-    assert sorted(ran[10:]) == ["j", "l"]
-    assert len(set(names.values())) == 2, "each has a task of its own, which can be cancelled"
-
-
-def test_one_that_raises_or_is_cancelled_takes_nobody_with_it() -> None:
-    ran: list[str] = []
-
-    async def fails() -> None:
-        raise KeyError("mine")
-
-    async def cancels_itself() -> None:
-        raise asyncio.CancelledError
-
-    async def quick() -> None:
-        ran.append("quick")
-
-    assert begun_together(fails, quick, cancels_itself, quick) == 4
-    assert ran == ["quick", "quick"]
-
-
-def test_what_one_sets_of_its_context_nobody_else_sees() -> None:
-    said: ContextVar[str] = ContextVar("said", default="")
-    seen: list[tuple[str, str]] = []
-
-    async def sets(name: str, waits: bool) -> None:
-        before = said.get()
-        said.set(name)
-        if waits:
-            await asyncio.sleep(SOON_S)
-        seen.append((before, said.get()))
-
-    works = (("a", False), ("b", False), ("c", True), ("d", False), ("e", True))
-    assert begun_together(*(partial(sets, *each) for each in works)) == 3
-    assert sorted(seen) == [("", name) for name, _ in works]
-
-
-def test_nothing_runs_of_what_was_begun_and_closed_in_one_turn() -> None:
-    ran: list[str] = []
-
-    async def quick() -> None:
-        ran.append("quick")
-
-    async def use() -> None:
-        shared = SharedTasks(asyncio.create_task)
-        shared.begin(quick())
-        shared.close()
-        await asyncio.sleep(SOON_S)
-        shared.begin(quick())
-        await asyncio.sleep(SOON_S)
-
-    asyncio.run(use())
-    assert ran == ["quick"]

@@ -1,4 +1,4 @@
-"""What a sample that waits for nothing costs the event loop: counted, for a clock says something else in every hour."""
+"""Tasks and callbacks that a sample costs the event loop: counted, for a clock says something else in every hour."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -100,15 +100,12 @@ def run(work: Coroutine[Any, Any, tuple[int, int]]) -> tuple[int, int]:
         return runner.run(asyncio.wait_for(work, 30.0))
 
 
-@pytest.mark.parametrize("agent", [single_turn, conversations])
-def test_samples_and_rewards_that_wait_for_nothing_have_no_task_and_no_wake_up_of_their_own(
-    agent: Callable[[Generator], AgentLoop], tmp_path: Path
+@pytest.mark.parametrize("reward", ["at_once", "waits"])
+@pytest.mark.parametrize(("agent", "num_tasks"), [(single_turn, 3), (conversations, 4)])
+def test_a_sample_has_one_task_for_each_that_has_it(
+    agent: Callable[[Generator], AgentLoop], num_tasks: int, reward: str, tmp_path: Path
 ) -> None:
-    num_tasks, num_callbacks = cost_of_a_step(agent, "at_once", tmp_path)
-    assert num_tasks <= A_STEP < PROMPTS * GROUP
-    assert num_callbacks <= 3 * A_STEP < PROMPTS * GROUP
-
-
-def test_a_reward_that_waits_has_one_task_a_sample(tmp_path: Path) -> None:
-    num_tasks, _ = cost_of_a_step(single_turn, "waits", tmp_path)
-    assert PROMPTS * GROUP <= num_tasks <= PROMPTS * GROUP + A_STEP
+    """Its conversation, its reward, the opinion of the one scorer, and the call of that scorer's function."""
+    found, num_callbacks = cost_of_a_step(agent, reward, tmp_path)
+    assert found <= num_tasks * PROMPTS * GROUP + A_STEP
+    assert num_callbacks <= 5 * num_tasks * PROMPTS * GROUP

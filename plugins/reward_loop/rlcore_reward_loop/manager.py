@@ -105,9 +105,6 @@ class RewardLoop(RewardManager):
         async with AsyncExitStack() as stack:
             for statistics in self._normalising:
                 stack.callback(statistics.end, groups)
-            for model in self._models.values():
-                stack.push_async_callback(model.end)
-                await model.begin()
             await stack.enter_async_context(aclosing(results))  # type: ignore[type-var]
             async for scored in results:
                 yield scored

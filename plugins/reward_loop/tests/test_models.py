@@ -127,7 +127,6 @@ class Group:
         self.answering.set()
         self.sent: list[str] = []
         self.asked: list[str] = []
-        self.told: list[str] = []
         self.replicas = [self._replica(f"reward[{index}]") for index in range(3)]
 
     def _replica(self, name: str) -> Any:
@@ -140,9 +139,6 @@ class Group:
                 raise WorkerError(f"{name} died")
             if method is RewardReplica.health:
                 return "fine"
-            if method in (RewardReplica.wake, RewardReplica.sleep):
-                self.told.append(f"{method.__name__} {name}")
-                return None
             self.asked.append(name)
             return [RawScore(each.id, float(each.id)) for each in args[0]]
 
@@ -236,24 +232,6 @@ def test_the_one_replica_that_fails_twice_is_said_to_have_failed_twice(tmp_path:
 
     with replicas_of(group, tmp_path) as replicas:
         asyncio.run(run(replicas))
-
-
-def test_replicas_of_the_main_pool_are_awake_while_somebody_asks_and_asleep_else(tmp_path: Path) -> None:
-    group, others = Group(), Group()
-
-    async def run(replicas: Replicas) -> None:
-        await asyncio.gather(replicas.begin(), replicas.begin())
-        await replicas.end()
-        assert [each.split()[0] for each in group.told] == ["wake"] * 3
-        group.broken.add("reward[1]")  # one that is dead cannot sleep, and stops nobody
-        await replicas.end()
-
-    with replicas_of(group, tmp_path, pool="main") as replicas:
-        asyncio.run(run(replicas))
-    assert sorted(group.told[3:]) == ["sleep reward[0]", "sleep reward[2]"]
-    with replicas_of(others, tmp_path) as replicas:
-        asyncio.run(replicas.begin())
-    assert others.told == []
 
 
 def expected_score(path: Path, conversation: str) -> float:

@@ -8,6 +8,7 @@ from rlcore.cluster.host import named
 from rlcore.cluster.replica import ReplicaGroup
 from rlcore.cluster.thread import WorkerThread
 from rlcore.cluster.thread_workers import ThreadReplica
+from rlcore.config import RunConfig
 from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.workers import Worker, WorkerContext
 
@@ -17,7 +18,9 @@ DEADLINES = Deadlines(setup_s=60.0, call_s=30.0, close_s=10.0)
 class Bench:
     """Workers of one configuration; `close` ends all that were started."""
 
-    def __init__(self, config: Any, run_dir: Path, references: Mapping[str, str], specs: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: RunConfig, run_dir: Path, references: Mapping[str, str], specs: Mapping[str, Any]
+    ) -> None:
         """`specs` holds `WorkerContext.spec` by role."""
         self.run_dir = run_dir
         self._config, self._references, self._specs = config, references, specs

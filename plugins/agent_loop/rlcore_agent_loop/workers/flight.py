@@ -1,11 +1,11 @@
 """The conversations of one rollout: let in group by group, delivered as they end; none outlives the rollout."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from typing import Any
 
-from rlcore.aio import SharedTasks
+from rlcore.aio import Inbox
 from rlcore.contracts.agents import RolloutTask
 from rlcore.errors import WorkerError
 from rlcore.types import Metrics, Trajectory
@@ -20,14 +20,11 @@ class OpenConversations:
     """The tasks of one rollout."""
 
     def __init__(self, admission: SampleLimit) -> None:
-        self._arrived: deque[Sequence[Trajectory] | BaseException] = deque()
-        self._news = asyncio.Event()
-        """Something has arrived."""
+        self._ended: Inbox[Sequence[Trajectory]] = Inbox()
         self._owed = 0
         """Places taken and not yet given back."""
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
-        self._shared = SharedTasks(self.spawn)
         self._given_up: set[asyncio.Task[None]] = set()
         """Those that were cancelled because nobody needs them."""
 
@@ -51,14 +48,9 @@ class OpenConversations:
         left = sum(num for _, num in waiting)
         try:
             while left:
-                while not self._arrived:
-                    self._news.clear()
-                    await self._news.wait()
-                arrived = self._arrived.popleft()
-                if isinstance(arrived, BaseException):
-                    raise arrived
+                parts = await self._ended.take()
                 left -= 1
-                yield arrived
+                yield parts
         finally:
             await self._close()
 
@@ -81,15 +73,15 @@ class OpenConversations:
         return task
 
     def begin(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
-        """Run a sample and deliver it; in a task of its own if it waits for something."""
-        self._shared.begin(self._deliver(run))
+        """Run a sample and deliver it."""
+        self.spawn(self._deliver(run))
 
     async def _deliver(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
         self.deliver(await run())
 
     def deliver(self, parts: Sequence[Trajectory]) -> None:
         """A sample has ended."""
-        self._arrive(parts)
+        self._ended.put(parts)
         self._owed -= 1
         self._admission.give_back(1)
 
@@ -98,10 +90,10 @@ class OpenConversations:
         if task in self._given_up:
             self._given_up.discard(task)
         elif task.cancelled():
-            self._arrive(WorkerError("agent loop: a conversation was cancelled by something that it awaited"))
+            self._ended.fail(WorkerError("agent loop: a conversation was cancelled by something that it awaited"))
             return
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._arrive(error)
+            self._ended.fail(error)
 
     def give_up(self, *tasks: "asyncio.Task[None]") -> None:
         """Cancel what was spawned and is not needed any more."""
@@ -110,13 +102,8 @@ class OpenConversations:
                 self._given_up.add(task)
                 task.cancel()
 
-    def _arrive(self, item: Sequence[Trajectory] | BaseException) -> None:
-        self._arrived.append(item)
-        self._news.set()
-
     async def _close(self) -> None:
         """Cancel what still runs, wait for it, and give its places back."""
-        self._shared.close()
         tasks = [task for task in self._tasks if not task.done()]  # of a step that went well nearly none is left
         self.give_up(*tasks)
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlcore.contracts.agents import AgentLoop, RolloutTask
-from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
+from rlcore.contracts.dispatch import ReplicaDispatcher
+from rlcore.contracts.workers import ReplicaHandle, WorkerGroup
 from rlcore.errors import RlcoreError, WorkerError
 from rlcore.types import Lane, Metrics, Prompt, Sampling, Trajectory
 from rlcore_agent_loop.checks import located
@@ -43,15 +44,15 @@ class DistributedToolLoop(AgentLoop):
         window: int | None = None,
     ) -> None:
         self._generator, self._settings, self._window = generator, located(settings), window
-        self._crew = AgentPool(workers, max_restarts)
+        self._workers, self._dispatcher = workers, ReplicaDispatcher(workers, max_restarts)
         self._admission = SampleLimit(settings.max_conversations)
         self._numbers = itertools.count()
         self._counts = Counts()
 
     async def start(self) -> None:
         """Start tools, environment and agents in every worker; also, from now on, in one that comes back."""
-        await self._crew.workers.each(AgentWorker.start, self._settings, self._window)
-        self._crew.workers.before_return(self._start_again)
+        await self._workers.each(AgentWorker.start, self._settings, self._window)
+        self._workers.before_return(self._start_again)
 
     async def _start_again(self, worker: ReplicaHandle[AgentWorker]) -> None:
         await worker.call(AgentWorker.start, self._settings, self._window)
@@ -61,10 +62,10 @@ class DistributedToolLoop(AgentLoop):
         check_column(self._settings, prompts)
         for first in range(0, len(prompts), CHECKED_TOGETHER):
             some = tuple(prompts[first : first + CHECKED_TOGETHER])
-            await self._crew.workers.replicas[0].call(AgentWorker.check, some)
+            await self._workers.replicas[0].call(AgentWorker.check, some)
 
     async def close(self) -> None:
-        alive = [worker for worker in self._crew.workers.replicas if worker.alive]
+        alive = [worker for worker in self._workers.replicas if worker.alive]
         await asyncio.gather(*(worker.call(AgentWorker.stop) for worker in alive))
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
@@ -76,7 +77,7 @@ class DistributedToolLoop(AgentLoop):
         flight = OpenConversations(self._admission)
 
         def begin(group: Sequence[RolloutTask]) -> None:
-            for place, dealt in self._crew.deal(group):
+            for place, dealt in self._deal(group):
                 flight.spawn(self._run(flight, place, dealt, sampling, lane))
 
         async with aclosing(flight.samples(tasks, begin)) as samples:
@@ -85,13 +86,20 @@ class DistributedToolLoop(AgentLoop):
                 for trajectory in parts:
                     yield trajectory
 
+    def _deal(self, tasks: Sequence[RolloutTask]) -> list[tuple[int, list[RolloutTask]]]:
+        """What each worker gets of these groups."""
+        dealt: dict[int, list[RolloutTask]] = {}
+        for task in tasks:
+            dealt.setdefault(self._dispatcher.assign(task.n), []).append(task)
+        return sorted(dealt.items(), key=lambda item: item[0])
+
     async def _run(
         self, flight: OpenConversations, place: int, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane
     ) -> None:
         """See these groups through, wherever that is."""
         share = _Share(next(self._numbers), tasks, sampling, lane)
         for left in reversed(range(MAX_BEGINS)):
-            worker = self._crew.workers.replicas[place]
+            worker = self._workers.replicas[place]
             try:
                 await self._talk(flight, share, worker, place)
                 return
@@ -103,7 +111,8 @@ class DistributedToolLoop(AgentLoop):
                 if not left:
                     raise WorkerError(f"{error}; {lost} had lost a worker before, and are not begun again") from error
                 logger.warning("%s; %s are begun again", error, lost)
-                place = await self._crew.moved(place, sum(1 for _ in share.missing()), error)
+                await self._dispatcher.wait_for_one(error)
+                place = self._dispatcher.assign(sum(1 for _ in share.missing()))
 
     async def _talk(
         self, flight: OpenConversations, share: "_Share", worker: ReplicaHandle[AgentWorker], place: int
@@ -119,14 +128,14 @@ class DistributedToolLoop(AgentLoop):
                 async for message in messages:
                     if isinstance(message, Ended):
                         share.ended(message.segments)
-                        self._crew.outstanding[place] -= 1
+                        self._dispatcher.finish(place, 1)
                         flight.deliver(message.segments)
                     elif isinstance(message, PolicyRequest):
                         asked[message.number] = flight.spawn(self._ask(message, share.lane, answers))
                     elif isinstance(message, Withdrawn) and message.number in asked:
                         flight.give_up(asked.pop(message.number))
         finally:
-            self._crew.outstanding[place] -= sum(1 for _ in share.missing())
+            self._dispatcher.finish(place, sum(1 for _ in share.missing()))
             flight.give_up(sending, *asked.values())
             await asyncio.gather(sending, *asked.values(), return_exceptions=True)
         if missing := sum(1 for _ in share.missing()):
@@ -181,45 +190,3 @@ class _Share:
         """The groups of which any sample is missing."""
         names = {name for name, _ in self.missing()}
         return tuple(task for task in self.tasks if group_name(task) in names)
-
-
-class AgentPool:
-    """The workers, how much each has to do, and which of them serve."""
-
-    def __init__(self, workers: WorkerGroup[AgentWorker], max_restarts: int) -> None:
-        self.workers = workers
-        self.outstanding = [0] * len(workers.replicas)
-        """Samples that each has not finished."""
-        self._max_restarts = max_restarts
-        self._losses = [0] * len(workers.replicas)
-        self._changed = asyncio.Event()
-        workers.on_event(self._note)
-
-    def _note(self, event: ReplicaEvent) -> None:
-        self._losses[event.index] += event.kind == "lost"
-        self._changed.set()
-
-    def _alive(self) -> list[int]:
-        return [index for index, worker in enumerate(self.workers.replicas) if worker.alive]
-
-    def deal(self, tasks: Sequence[RolloutTask]) -> list[tuple[int, list[RolloutTask]]]:
-        """What each worker gets: a group goes to the one that serves and has the least to do; of equals the first."""
-        places = self._alive() or list(range(len(self.workers.replicas)))
-        dealt: dict[int, list[RolloutTask]] = {}
-        for task in tasks:
-            place = min(places, key=self.outstanding.__getitem__)
-            self.outstanding[place] += task.n
-            dealt.setdefault(place, []).append(task)
-        return sorted(dealt.items(), key=lambda item: item[0])
-
-    async def moved(self, place: int, num: int, error: RlcoreError) -> int:
-        """Where the samples of a worker that died go: to the one with the least to do, once one serves; `error` when
-        none will."""
-        while not (places := self._alive()):
-            if all(losses > self._max_restarts for losses in self._losses):
-                raise error
-            self._changed.clear()
-            await self._changed.wait()
-        chosen = min(places, key=self.outstanding.__getitem__)
-        self.outstanding[chosen] += num
-        return chosen

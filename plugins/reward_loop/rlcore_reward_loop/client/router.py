@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rlcore.aio import Dispatcher
+
 LONGEST_PAUSE = 30.0
 """An ejected target is left alone for at most this many times its first pause."""
 MEMORY = 0.2
@@ -71,7 +73,7 @@ class Router:
         self.targets = tuple(Target(name) for name in names)
         self.num_ejections = 0
         self._eject_after, self._pause_s, self._probe = eject_after, pause_s, probe
-        self._changed = asyncio.Event()
+        self._dispatcher = Dispatcher(self.targets, self._usable)
         self._numbers = iter(range(1 << 62))
         self._probing: dict[Target, asyncio.Task[None]] = {}
 
@@ -83,12 +85,10 @@ class Router:
     def take_now(self, avoid: Target | None = None) -> tuple[Target, int] | None:
         """A target, not `avoid` if there is another, with the number of the call that begins; None: all are ejected."""
         now = time.monotonic()
-        if len(self.targets) == 1 and self.targets[0].ejected_until is None:
-            return self._begin(self.targets[0], now)
-        usable = [each for each in self.targets if self._usable(each, now)]
-        if not usable:
-            return None
-        return self._begin(self._best([each for each in usable if each is not avoid] or usable, now), now)
+        known = [each for each in self.targets if each.latency_s and each.ejected_until is None and each is not avoid]
+        guess_s = min((target.latency_s for target in known), default=0.0)
+        target = self._dispatcher.choose(lambda one: (one.expected_s(now, guess_s), len(one.calls)), avoid)
+        return None if target is None else self._begin(target, now)
 
     async def take(self, due: float, avoid: Target | None = None) -> tuple[Target, int]:
         """`take_now`, after a wait while all are ejected; NoTarget if none is back before `due` (monotonic)."""
@@ -99,10 +99,9 @@ class Router:
             if limit_s <= 0:
                 errors = ", ".join(f"{each.name}: {each.last_error}" for each in self.targets)
                 raise NoTarget(f"out of use until it answers again ({errors})")
-            self._changed.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
-                    await self._changed.wait()
+                    await self._dispatcher.change()
 
     def succeeded(self, target: Target, call: int) -> None:
         """The call was answered."""
@@ -127,7 +126,7 @@ class Router:
             target.num_ejections += 1
             target.ejected_until = time.monotonic() + pause_s
             target.on_trial = False
-            self._changed.set()
+            self._dispatcher.notify()
         if self._probe is not None and target not in self._probing:
             self._probing[target] = asyncio.create_task(self._until_back(target), name=f"health of {target.name}")
 
@@ -141,7 +140,7 @@ class Router:
         """Nobody waits for the call any more; it says nothing about the target."""
         target.calls.pop(call, None)
         target.on_trial = False
-        self._changed.set()
+        self._dispatcher.notify()
 
     async def close(self) -> None:
         """End the probes."""
@@ -150,16 +149,10 @@ class Router:
         await asyncio.gather(*self._probing.values(), return_exceptions=True)
         self._probing.clear()
 
-    def _usable(self, target: Target, now: float) -> bool:
+    def _usable(self, target: Target) -> bool:
         if target.ejected_until is None:
             return True
-        return self._probe is None and now >= target.ejected_until and not target.on_trial
-
-    def _best(self, targets: Sequence[Target], now: float) -> Target:
-        if len(targets) == 1:
-            return targets[0]
-        guess_s = min((each.latency_s for each in targets if each.latency_s), default=0.0)
-        return min(targets, key=lambda each: (each.expected_s(now, guess_s), len(each.calls)))
+        return self._probe is None and time.monotonic() >= target.ejected_until and not target.on_trial
 
     def _begin(self, target: Target, now: float) -> tuple[Target, int]:
         target.on_trial = target.ejected_until is not None
@@ -173,7 +166,7 @@ class Router:
         if target.ejected_until is not None:
             target.ejected_until = None
             target.on_trial = False
-            self._changed.set()
+            self._dispatcher.notify()
 
     async def _until_back(self, target: Target) -> None:
         try:

@@ -1,13 +1,10 @@
 """The replicas of a reward model, as the controller sees them: one queue, and the replica that will answer first."""
 
 import asyncio
-import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
-from typing import Any
 
-from rlcore import Lane, RawScore, RewardReplica, RlcoreError, ScoreRequest, WorkerError, WorkerGroup, WorkerRequest
+from rlcore import Lane, RawScore, RewardReplica, RlcoreError, ScoreRequest, WorkerGroup
 from rlcore.reward.call_log import CallLog
 from rlcore.reward.seats import Stopwatch
 from rlcore_reward_loop.checks import WHERE
@@ -16,9 +13,6 @@ from rlcore_reward_loop.client.limits import ConcurrencyLimiter
 from rlcore_reward_loop.client.router import NoTarget, Router, Target
 from rlcore_reward_loop.settings import ModelSettings, health_limit_s
 
-logger = logging.getLogger(__name__)
-
-MAIN_POOL = WorkerRequest.pool
 TRIES = 2
 """A request whose replica failed goes to another one, once."""
 
@@ -42,7 +36,6 @@ class Replicas:
         self.gate = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, False, self._for_slot)
         self.router = Router(list(self._by_name), 1, settings.health_s, self._healthy)
         self.counts: dict[str, float] = defaultdict(float)
-        self._turning, self._num_askers = asyncio.Lock(), 0
 
     async def close(self) -> None:
         """End the looks at replicas that failed."""
@@ -63,35 +56,6 @@ class Replicas:
     def num_in_flight(self) -> int:
         """Requests under way."""
         return sum(self.gate.num_in_flight.values())
-
-    async def begin(self) -> None:
-        """Scores will be asked for. Replicas that share the main pool wake up; each `begin` has its `end`."""
-        if self.settings.pool == MAIN_POOL:
-            async with self._turning:
-                self._num_askers += 1
-                if self._num_askers == 1:
-                    await self._tell(RewardReplica.wake)
-
-    async def end(self) -> None:
-        """No more scores for now: when nobody asks, replicas that share the main pool let go of the device."""
-        if self.settings.pool == MAIN_POOL:
-            async with self._turning:
-                self._num_askers -= 1
-                if self._num_askers == 0:
-                    await self._tell(RewardReplica.sleep)
-
-    async def _tell(self, method: Callable[[RewardReplica], Coroutine[Any, Any, None]]) -> None:
-        calls = [replica.call(method) for replica in self._group.replicas]
-        try:
-            async with asyncio.timeout(self.settings.deadline_s):
-                found = await asyncio.gather(*calls, return_exceptions=True)
-        except TimeoutError:
-            found = [WorkerError(f"{self.name}: {method.__name__}() took longer than {self.settings.deadline_s:g} s")]
-        for each in found:
-            if isinstance(each, RlcoreError):  # a replica that died is the router's to deal with
-                logger.warning("%s", each)
-            elif isinstance(each, BaseException):
-                raise each
 
     async def addresses(self) -> list[str]:
         """Base URLs of the replicas that serve a chat API themselves."""

@@ -18,8 +18,8 @@ from rlcore.engines.hf.sample.fused_decode import FusedDecode, is_known, is_watc
 from rlcore.engines.hf.sample.kv_cache import PromptPass, RowPass, SlotCache
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, can_pack
 from rlcore.engines.hf.sample.row_attention import attending
-from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.model import PolicyModel
+from rlcore.engines.hf.train.rounding import HALF
 
 PASS_TOKENS = 8192
 """Tokens of one pass over prompts, padding included: they bound the memory of its activations."""

@@ -1,0 +1,83 @@
+"""Work dealt out to the replicas of a role: the least loaded of those that serve, and a wait while none does."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Any
+
+from rlcore.aio import Dispatcher
+from rlcore.contracts.workers import ReplicaEvent, WorkerGroup
+from rlcore.errors import RlcoreError, WorkerError
+
+REMEMBERED_HOMES = 65536
+"""Keys whose replica is remembered; with more, the one that was used least recently is forgotten."""
+
+
+class ReplicaDispatcher:
+    """Counts the units that each replica of a group owes, and assigns new ones to the replica that owes the fewest.
+
+    Replicas are named by their index in `WorkerGroup.replicas`.
+    """
+
+    def __init__(self, workers: WorkerGroup[Any], max_restarts: int = 0) -> None:
+        """`max_restarts`: how often a replica that dies comes back."""
+        self.outstanding = [0] * len(workers.replicas)
+        """Units that each replica has not finished."""
+        self._workers, self._max_restarts = workers, max_restarts
+        self._losses = [0] * len(workers.replicas)
+        self._last_loss: ReplicaEvent | None = None
+        self._homes: OrderedDict[Hashable, int] = OrderedDict()
+        self._dispatcher = Dispatcher(range(len(workers.replicas)), self._serves)
+        workers.on_event(self._record_event)
+
+    def assign(self, num: int, home: Hashable = None) -> int:
+        """The replica for `num` units, which it owes from now on: the one that serves and owes the fewest.
+
+        Work of the same `home` goes to the same replica while that serves. When no replica serves, the choice is among
+        all: the call will fail, and name its replica.
+        """
+        replica = None if home is None else self._homes.get(home)
+        if replica is None or not (self._serves(replica) or self._all_dead()):
+            replica = self._dispatcher.choose(self.outstanding.__getitem__)
+        if replica is None:
+            replica = min(self._dispatcher.targets, key=self.outstanding.__getitem__)
+        if home is not None:
+            self._remember(home, replica)
+        self.outstanding[replica] += num
+        return replica
+
+    def finish(self, replica: int, num: int) -> None:
+        """The replica owes `num` units less: they are finished, given to another one, or not needed any more."""
+        self.outstanding[replica] -= num
+
+    async def wait_for_one(self, error: RlcoreError) -> None:
+        """Return when a replica serves; raise `error` when none will, with the reason of the last loss."""
+        while self._all_dead():
+            if all(losses > self._max_restarts for losses in self._losses):
+                raise self._with_last_loss(error)
+            await self._dispatcher.change()
+
+    def _serves(self, replica: int) -> bool:
+        return self._workers.replicas[replica].alive
+
+    def _all_dead(self) -> bool:
+        return not any(worker.alive for worker in self._workers.replicas)
+
+    def _remember(self, home: Hashable, replica: int) -> None:
+        self._homes[home] = replica
+        self._homes.move_to_end(home)
+        if len(self._homes) > REMEMBERED_HOMES:
+            self._homes.popitem(last=False)
+
+    def _with_last_loss(self, error: RlcoreError) -> RlcoreError:
+        """The error, with the reason for which no replica is back unless it says that itself."""
+        if self._last_loss is None or self._last_loss.reason in str(error):
+            return error
+        found = WorkerError(f"{error}; {self._last_loss.name}: {self._last_loss.reason}")
+        found.__cause__ = error
+        return found
+
+    def _record_event(self, event: ReplicaEvent) -> None:
+        if event.kind == "lost":
+            self._losses[event.index] += 1
+            self._last_loss = event
+        self._dispatcher.notify()
