@@ -3,6 +3,7 @@
 from math import ceil
 from pathlib import Path
 
+from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.plan import RunPlan, WorkerPlan
 
@@ -53,4 +54,5 @@ def context_of(
         shared_prefix=plan.shared_prefix,
         weights_kind=run.weights_kind,
         spec=request.spec,
+        children=ChildProcesses(),
     )

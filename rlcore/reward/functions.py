@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from rlcore.aio import Stopwatch, all_or_none
 from rlcore.config import RewardConfig, RewardFunctionConfig
 from rlcore.contracts.components import BuildContext
 from rlcore.contracts.offers import Scope
@@ -13,10 +14,8 @@ from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import RewardError
 from rlcore.reward.call_log import CHARACTERS, CallLog
 from rlcore.reward.calls import FunctionCalls
-from rlcore.reward.child_calls import all_or_none
 from rlcore.reward.metrics import bound_by
 from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
-from rlcore.reward.seats import Stopwatch
 from rlcore.reward.spec import FunctionSpec, sent
 from rlcore.reward.stream import RewardStream, Scorer, rows
 from rlcore.reward.watchdog import LoopWatch

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from rlcore.aio import SharedTasks, Timers
+from rlcore.aio import SharedTasks, Slot, SlotQueue, Stopwatch, Timers
 from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, describe
 from rlcore.reward.copies import private_copy
 from rlcore.reward.outcome import Outcome
-from rlcore.reward.seats import Slot, SlotQueue, Stopwatch
 from rlcore.reward.served import ServedReward
 from rlcore.reward.spec import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch
@@ -64,7 +63,7 @@ class LoopCaller:
             if not over.done():
                 over.set_result(None)
 
-        call = self._begin(trajectories, await self._seats.take(lane), allowance, told, scores)
+        call = self._begin(trajectories, await self._seats.take(lane is Lane.EVAL), allowance, told, scores)
         try:
             await over
         finally:

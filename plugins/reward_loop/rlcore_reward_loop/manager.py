@@ -6,13 +6,12 @@ from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scope, ScoredTrajectory, Trajectory
+from rlcore.aio import Stopwatch, all_or_none
 from rlcore.contracts.reward_replica import RewardReplica
 from rlcore.reward.call_log import CallLog
 from rlcore.reward.calls import FunctionCalls
-from rlcore.reward.child_calls import all_or_none
 from rlcore.reward.functions import FunctionRewards, group_function
 from rlcore.reward.metrics import bound_by
-from rlcore.reward.seats import Stopwatch
 from rlcore.reward.watchdog import LoopWatch
 from rlcore_reward_loop.checks import WHERE, template_of
 from rlcore_reward_loop.client.http import allow_connections
