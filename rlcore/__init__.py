@@ -47,6 +47,8 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `_
     from rlcore.contracts.rollout import ROLLOUT as ROLLOUT
     from rlcore.contracts.rollout import Generator as Generator
     from rlcore.contracts.rollout import RolloutWorker as RolloutWorker
+    from rlcore.contracts.scorer import Outcome as Outcome
+    from rlcore.contracts.scorer import Scorer as Scorer
     from rlcore.contracts.tokens import Tokens as Tokens
     from rlcore.contracts.workers import ReplicaEvent as ReplicaEvent
     from rlcore.contracts.workers import ReplicaHandle as ReplicaHandle
@@ -65,6 +67,8 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `_
     from rlcore.errors import WorkerError as WorkerError
     from rlcore.plan import RunPlan as RunPlan
     from rlcore.plugins.planning import plan_run as plan_run
+    from rlcore.reward.functions import FunctionRewards as FunctionRewards
+    from rlcore.reward.functions import GroupFunction as GroupFunction
     from rlcore.train import TrainResult as TrainResult
     from rlcore.train import train as train
     from rlcore.types import Batch as Batch

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 from rlcore.aio import Stopwatch
 from rlcore.config import RewardFunctionConfig
 from rlcore.contracts.children import Child, ChildPool, Children, ChildSlot
+from rlcore.contracts.scorer import Outcome
 from rlcore.errors import ChildError, PluginError, WorkerError
 from rlcore.reward.loop_calls import Allowance, Scores
-from rlcore.reward.outcome import Outcome
 from rlcore.reward.spec import FunctionSpec
 from rlcore.types import Lane, Trajectory
 

@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import Any
 
 from rlcore.aio import SharedTasks, Slot, SlotQueue, Stopwatch, Timers
+from rlcore.contracts.scorer import Outcome
 from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, describe
 from rlcore.reward.copies import private_copy
-from rlcore.reward.outcome import Outcome
 from rlcore.reward.served import ServedReward
 from rlcore.reward.spec import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch

@@ -17,9 +17,9 @@ from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, Servi
 
 from rlcore.aio import Stopwatch
 from rlcore.config import RewardFunctionConfig
+from rlcore.contracts.call_log import CallLog
 from rlcore.contracts.reward_replica import RawScore, ScoreRequest
 from rlcore.redaction import redact
-from rlcore.reward.call_log import CallLog
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import chat_answer, serving
 from rlcore.types import Lane

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcore import Lane
 from rlcore.aio import Stopwatch, Timers
-from rlcore.reward.call_log import CallLog
+from rlcore.contracts.call_log import CallLog
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client.http import ENCODER, Client, NoAnswer, Unavailable, plain
 from rlcore_reward_loop.client.limits import ConcurrencyLimiter, FairQueue, RateLimiter

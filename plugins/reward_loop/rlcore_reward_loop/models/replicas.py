@@ -9,7 +9,7 @@ from typing import Any
 
 from rlcore import Lane, RawScore, RewardReplica, RlcoreError, ScoreRequest, WorkerError, WorkerGroup, WorkerRequest
 from rlcore.aio import Stopwatch
-from rlcore.reward.call_log import CallLog
+from rlcore.contracts.call_log import CallLog
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.limits import ConcurrencyLimiter
