@@ -4,231 +4,119 @@ The public names below are imported when they are first used, so that `import rl
 """
 
 import sys
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rlcore.config import EngineConfig, LoadedConfig, RunConfig, load_config, option
-    from rlcore.config.offers import ConfigSection
-    from rlcore.contracts.actor import ACTOR, ActorWorker
-    from rlcore.contracts.agents import AgentLoop, RolloutTask
-    from rlcore.contracts.components import BuildContext, Component, RewardComponent
-    from rlcore.contracts.critic import CriticEngine, CriticWorker
-    from rlcore.contracts.hooks import hookimpl
-    from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, PoolSpec, RewardFunction, Scope, WorkerClass
-    from rlcore.contracts.reference import REFERENCE, ReferenceWorker
-    from rlcore.contracts.requests import Role, WorkerRequest
-    from rlcore.contracts.reward_manager import RewardManager
-    from rlcore.contracts.reward_replica import RawScore, RewardReplica, ScoreRequest
-    from rlcore.contracts.rollout import ROLLOUT, Generator, RolloutWorker
-    from rlcore.contracts.tokens import Tokens
-    from rlcore.contracts.workers import (
-        Child,
-        Children,
-        ReplicaEvent,
-        ReplicaHandle,
-        Worker,
-        WorkerContext,
-        WorkerGroup,
-    )
-    from rlcore.data.tokens import load_tokens
-    from rlcore.engines.hf import TrainEngine
-    from rlcore.errors import (
-        CheckpointError,
-        ConfigError,
-        PlanError,
-        PluginError,
-        RewardError,
-        RlcoreError,
-        WorkerError,
-    )
-    from rlcore.plan import RunPlan
-    from rlcore.plugins.planning import plan_run
-    from rlcore.train import TrainResult, train
-    from rlcore.types import (
-        Batch,
-        Completion,
-        FinishReason,
-        FrozenDict,
-        GenerateRequest,
-        Lane,
-        Message,
-        Metrics,
-        Prompt,
-        Ref,
-        Reward,
-        RewardStatus,
-        Sampling,
-        ScoredTrajectory,
-        Trajectory,
-        TrajectoryId,
-        WeightsHandle,
-    )
+if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `_homes` does
+    from rlcore.config import EngineConfig as EngineConfig
+    from rlcore.config import LoadedConfig as LoadedConfig
+    from rlcore.config import RunConfig as RunConfig
+    from rlcore.config import load_config as load_config
+    from rlcore.config import option as option
+    from rlcore.config.offers import ConfigSection as ConfigSection
+    from rlcore.contracts.actor import ACTOR as ACTOR
+    from rlcore.contracts.actor import ActorWorker as ActorWorker
+    from rlcore.contracts.agents import AgentLoop as AgentLoop
+    from rlcore.contracts.agents import RolloutTask as RolloutTask
+    from rlcore.contracts.children import Child as Child
+    from rlcore.contracts.children import ChildPool as ChildPool
+    from rlcore.contracts.children import Children as Children
+    from rlcore.contracts.components import BuildContext as BuildContext
+    from rlcore.contracts.components import Component as Component
+    from rlcore.contracts.components import RewardComponent as RewardComponent
+    from rlcore.contracts.critic import CriticEngine as CriticEngine
+    from rlcore.contracts.critic import CriticWorker as CriticWorker
+    from rlcore.contracts.hooks import hookimpl as hookimpl
+    from rlcore.contracts.offers import Algorithm as Algorithm
+    from rlcore.contracts.offers import AlgorithmKind as AlgorithmKind
+    from rlcore.contracts.offers import Need as Need
+    from rlcore.contracts.offers import PoolSpec as PoolSpec
+    from rlcore.contracts.offers import RewardFunction as RewardFunction
+    from rlcore.contracts.offers import Scope as Scope
+    from rlcore.contracts.offers import WorkerClass as WorkerClass
+    from rlcore.contracts.reference import REFERENCE as REFERENCE
+    from rlcore.contracts.reference import ReferenceWorker as ReferenceWorker
+    from rlcore.contracts.requests import Role as Role
+    from rlcore.contracts.requests import WorkerRequest as WorkerRequest
+    from rlcore.contracts.reward_manager import RewardManager as RewardManager
+    from rlcore.contracts.reward_replica import RawScore as RawScore
+    from rlcore.contracts.reward_replica import RewardReplica as RewardReplica
+    from rlcore.contracts.reward_replica import ScoreRequest as ScoreRequest
+    from rlcore.contracts.rollout import ROLLOUT as ROLLOUT
+    from rlcore.contracts.rollout import Generator as Generator
+    from rlcore.contracts.rollout import RolloutWorker as RolloutWorker
+    from rlcore.contracts.scorer import Outcome as Outcome
+    from rlcore.contracts.scorer import Scorer as Scorer
+    from rlcore.contracts.tokens import Tokens as Tokens
+    from rlcore.contracts.workers import ReplicaEvent as ReplicaEvent
+    from rlcore.contracts.workers import ReplicaHandle as ReplicaHandle
+    from rlcore.contracts.workers import Worker as Worker
+    from rlcore.contracts.workers import WorkerContext as WorkerContext
+    from rlcore.contracts.workers import WorkerGroup as WorkerGroup
+    from rlcore.data.batch import collate as collate
+    from rlcore.data.tokens import load_tokens as load_tokens
+    from rlcore.engines.hf import TrainEngine as TrainEngine
+    from rlcore.errors import CheckpointError as CheckpointError
+    from rlcore.errors import ConfigError as ConfigError
+    from rlcore.errors import PlanError as PlanError
+    from rlcore.errors import PluginError as PluginError
+    from rlcore.errors import RewardError as RewardError
+    from rlcore.errors import RlcoreError as RlcoreError
+    from rlcore.errors import WorkerError as WorkerError
+    from rlcore.plan import RunPlan as RunPlan
+    from rlcore.plugins.planning import plan_run as plan_run
+    from rlcore.reward.functions import FunctionRewards as FunctionRewards
+    from rlcore.reward.functions import GroupFunction as GroupFunction
+    from rlcore.train import TrainResult as TrainResult
+    from rlcore.train import train as train
+    from rlcore.types import Batch as Batch
+    from rlcore.types import Completion as Completion
+    from rlcore.types import FinishReason as FinishReason
+    from rlcore.types import FrozenDict as FrozenDict
+    from rlcore.types import GenerateRequest as GenerateRequest
+    from rlcore.types import Lane as Lane
+    from rlcore.types import Message as Message
+    from rlcore.types import Metrics as Metrics
+    from rlcore.types import Prompt as Prompt
+    from rlcore.types import Ref as Ref
+    from rlcore.types import Reward as Reward
+    from rlcore.types import RewardStatus as RewardStatus
+    from rlcore.types import Sampling as Sampling
+    from rlcore.types import ScoredTrajectory as ScoredTrajectory
+    from rlcore.types import Trajectory as Trajectory
+    from rlcore.types import TrajectoryId as TrajectoryId
+    from rlcore.types import WeightsHandle as WeightsHandle
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "rlcore.config": ("EngineConfig", "LoadedConfig", "RunConfig", "load_config", "option"),
-    "rlcore.config.offers": ("ConfigSection",),
-    "rlcore.contracts.actor": ("ACTOR", "ActorWorker"),
-    "rlcore.contracts.agents": ("AgentLoop", "RolloutTask"),
-    "rlcore.contracts.components": ("BuildContext", "Component", "RewardComponent"),
-    "rlcore.contracts.critic": ("CriticEngine", "CriticWorker"),
-    "rlcore.contracts.hooks": ("hookimpl",),
-    "rlcore.contracts.offers": (
-        "Algorithm",
-        "AlgorithmKind",
-        "Need",
-        "PoolSpec",
-        "RewardFunction",
-        "Scope",
-        "WorkerClass",
-    ),
-    "rlcore.contracts.reference": ("REFERENCE", "ReferenceWorker"),
-    "rlcore.contracts.requests": ("Role", "WorkerRequest"),
-    "rlcore.contracts.reward_manager": ("RewardManager",),
-    "rlcore.contracts.reward_replica": ("RawScore", "RewardReplica", "ScoreRequest"),
-    "rlcore.contracts.rollout": ("Generator", "ROLLOUT", "RolloutWorker"),
-    "rlcore.contracts.tokens": ("Tokens",),
-    "rlcore.contracts.workers": (
-        "Child",
-        "Children",
-        "ReplicaEvent",
-        "ReplicaHandle",
-        "Worker",
-        "WorkerContext",
-        "WorkerGroup",
-    ),
-    "rlcore.data.tokens": ("load_tokens",),
-    "rlcore.engines.hf": ("TrainEngine",),
-    "rlcore.errors": (
-        "CheckpointError",
-        "ConfigError",
-        "PlanError",
-        "PluginError",
-        "RewardError",
-        "RlcoreError",
-        "WorkerError",
-    ),
-    "rlcore.plan": ("RunPlan",),
-    "rlcore.plugins.planning": ("plan_run",),
-    "rlcore.train": ("TrainResult", "train"),
-    "rlcore.types": (
-        "Batch",
-        "Completion",
-        "FinishReason",
-        "FrozenDict",
-        "GenerateRequest",
-        "Lane",
-        "Message",
-        "Metrics",
-        "Prompt",
-        "Ref",
-        "Reward",
-        "RewardStatus",
-        "Sampling",
-        "ScoredTrajectory",
-        "Trajectory",
-        "TrajectoryId",
-        "WeightsHandle",
-    ),
-}
-"""Where each public name lives."""
 
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+@cache
+def _homes() -> dict[str, str]:
+    """The module of each public name, read from the imports above when a name is first used."""
+    from rlcore.imports import names_for_checkers
 
-__all__ = [
-    "ACTOR",
-    "REFERENCE",
-    "ROLLOUT",
-    "ActorWorker",
-    "AgentLoop",
-    "Algorithm",
-    "AlgorithmKind",
-    "Batch",
-    "BuildContext",
-    "CheckpointError",
-    "Child",
-    "Children",
-    "Completion",
-    "Component",
-    "ConfigError",
-    "ConfigSection",
-    "CriticEngine",
-    "CriticWorker",
-    "EngineConfig",
-    "FinishReason",
-    "FrozenDict",
-    "GenerateRequest",
-    "Generator",
-    "Lane",
-    "LoadedConfig",
-    "Message",
-    "Metrics",
-    "Need",
-    "PlanError",
-    "PluginError",
-    "PoolSpec",
-    "Prompt",
-    "RawScore",
-    "Ref",
-    "ReferenceWorker",
-    "ReplicaEvent",
-    "ReplicaHandle",
-    "Reward",
-    "RewardComponent",
-    "RewardError",
-    "RewardFunction",
-    "RewardManager",
-    "RewardReplica",
-    "RewardStatus",
-    "RlcoreError",
-    "Role",
-    "RolloutTask",
-    "RolloutWorker",
-    "RunConfig",
-    "RunPlan",
-    "Sampling",
-    "Scope",
-    "ScoreRequest",
-    "ScoredTrajectory",
-    "Tokens",
-    "TrainEngine",
-    "TrainResult",
-    "Trajectory",
-    "TrajectoryId",
-    "WeightsHandle",
-    "Worker",
-    "WorkerClass",
-    "WorkerContext",
-    "WorkerError",
-    "WorkerGroup",
-    "WorkerRequest",
-    "hookimpl",
-    "load_config",
-    "load_tokens",
-    "option",
-    "plan_run",
-    "train",
-]
+    return names_for_checkers(__file__)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "__all__":
+        return sorted(_homes())
+    if name.startswith("__") or name not in _homes():
         raise AttributeError(f"module 'rlcore' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_homes()[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *_homes()])
 
 
 class _Package(ModuleType):
     """Keeps `rlcore.train` the function: importing the package of that name would bind the package over it."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
+        if not (name == "train" and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

@@ -1,12 +1,17 @@
-"""What asyncio lacks: a queue for one reader, a choice among targets that come and go, one timer for many deadlines."""
+"""Tools that asyncio lacks: an inbox for one reader, a choice among targets that come and go, deadlines, slots."""
 
 import asyncio
+import heapq
+import itertools
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+S = TypeVar("S", bound="Slot")
 
 SHORTEST_S = 0.002
 """Between two looks at everything that is set: so late a callback may be."""
@@ -165,3 +170,100 @@ class TimeLimit:
             cancelled_by_others = self._task.uncancel() > self._num_cancels
             if kind is asyncio.CancelledError and not cancelled_by_others:
                 raise TimeoutError from error
+
+
+class Stopwatch:
+    """Seconds during which at least one of many overlapping things went on."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._since = 0.0
+        self._total_s = 0.0
+
+    def start(self) -> None:
+        """One more goes on."""
+        if self._num_running == 0:
+            self._since = time.monotonic()
+        self._num_running += 1
+
+    def stop(self) -> None:
+        """One has ended."""
+        self._num_running -= 1
+        if self._num_running == 0:
+            self._total_s += time.monotonic() - self._since
+
+    def take(self) -> float:
+        """The seconds since the last call of this method."""
+        now = time.monotonic()
+        seconds = self._total_s + (now - self._since if self._num_running else 0.0)
+        self._total_s, self._since = 0.0, now
+        return seconds
+
+
+@dataclass(eq=False)
+class Slot:
+    """A place where calls run."""
+
+    free: int
+    """Calls that may still start here."""
+    waiting: "list[tuple[bool, int, asyncio.Future[Any]]]" = field(default_factory=list)
+    """A heap of the calls that need this slot and no other."""
+
+
+class SlotQueue(Generic[S]):
+    """Hands out slots: urgent calls come before others, and of one kind the first comes first."""
+
+    def __init__(self, slots: Sequence[S], queued: Stopwatch) -> None:
+        """`queued` runs while a call waits."""
+        self.slots = slots
+        self._queued = queued
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[bool, int, asyncio.Future[S]]] = []
+
+    def take_now(self) -> S | None:
+        """The slot with the most room; None while all are taken. Each that was taken is given back."""
+        slot = self.slots[0] if len(self.slots) == 1 else max(self.slots, key=lambda slot: slot.free)
+        if not slot.free:
+            return None
+        slot.free -= 1
+        return slot
+
+    async def take(self, urgent: bool, only: S | None = None) -> S:
+        """A slot as `take_now` gives it, or `only` that one; waits while they are taken."""
+        if only is not None and only.free:
+            only.free -= 1
+            return only
+        if only is None and (slot := self.take_now()) is not None:
+            return slot
+        turn: asyncio.Future[S] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting if only is None else only.waiting
+        heapq.heappush(waiting, (not urgent, next(self._numbers), turn))
+        self._queued.start()
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(turn.result())
+            raise
+        finally:
+            self._queued.stop()
+
+    def give_back(self, slot: S) -> None:
+        """The slot has room for one more call: the first of those that wait for it or for any."""
+        while waiting := [heap for heap in (self._waiting, slot.waiting) if heap]:
+            _, _, turn = heapq.heappop(min(waiting, key=lambda heap: heap[0][:2]))
+            if not turn.done():
+                turn.set_result(slot)
+                return
+        slot.free += 1
+
+
+async def all_or_none(starts: Sequence[Coroutine[Any, Any, object]]) -> None:
+    """Wait for all; when one fails, cancel the others, wait until they have ended, and raise its error as it is."""
+    tasks = [asyncio.create_task(start) for start in starts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -4,6 +4,7 @@ it."""
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,15 @@ def _from_file(path: Path) -> ModuleType:
         if not loaded:
             del sys.modules[name]
     return module
+
+
+def names_for_checkers(file: str) -> dict[str, str]:
+    """The module of each name that an `__init__.py` imports under `if TYPE_CHECKING:` as `from module import X as X`.
+
+    So a package that imports its public names when they are first used states each of them once.
+    """
+    source = Path(file).read_text("utf-8")
+    return {name: module for module, name in re.findall(r"^ +from (\S+) import (\w+) as \2$", source, re.MULTILINE)}
 
 
 def import_target(reference: str) -> Any:

@@ -1,8 +1,10 @@
 """`from rlcore import X`: public names, imported when they are first used."""
 
 import ast
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +13,25 @@ import pytest
 import rlcore
 
 ROOT = Path(__file__).parent.parent
+
+PUBLIC = {
+    "rlcore": "the names of its __all__",
+    "rlcore.contracts": "interfaces, offers and requests",
+    "rlcore.config": "the settings of a run",
+    "rlcore.types": "the data of a step",
+    "rlcore.errors": "errors and the boundary around somebody else's code",
+    "rlcore.imports": "from 'module:attr' to the object",
+    "rlcore.aio": "timers, stopwatches and shared tasks",
+    "rlcore.redaction": "secrets and foreign text in errors and logs",
+    "rlcore.algo": "estimators, losses, masks and aggregation",
+    "rlcore.engines.hf": "the training engine on transformers, for models and losses of a plugin's own",
+    "rlcore.testing": "fakes and conformance suites",
+}
+"""All that plugins and examples import of rlcore; docs/architecture.md says the same."""
+PACKAGES = ("rlcore.contracts", "rlcore.algo", "rlcore.testing")
+"""Of these every module is public; of other packages only the names in `__all__`."""
+LEFT = {"plugins/reward_loop": 3}
+"""Internal imports that are left in each; the rest have none."""
 
 
 def test_every_public_name_exists_and_is_where_type_checkers_look_for_it() -> None:
@@ -49,3 +70,68 @@ def test_importing_rlcore_imports_nothing_else() -> None:
     code = "import rlcore, sys; print([m for m in sys.modules if m.startswith('rlcore.')], 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert done.stdout.strip() == "[] False", done.stderr
+
+
+def internal_imports(tree: ast.AST) -> list[tuple[str, int]]:
+    """Imports of what is not public, wherever they stand, with their lines."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node.lineno) for alias in node.names if not is_public(alias.name)]
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            found += [
+                (f"{node.module}.{alias.name}", node.lineno)
+                for alias in node.names
+                if not is_public(node.module, alias.name)
+            ]
+    return found
+
+
+def is_public(module: str, name: str = "") -> bool:
+    """False for a module of rlcore that is not in PUBLIC, and for a name that its package does not offer."""
+    if module.split(".")[0] != "rlcore":
+        return True
+    if any(f"{module}.".startswith(f"{package}.") for package in PACKAGES):
+        return True
+    offered = exported(module)
+    return module in PUBLIC and (not offered or not name or name in offered or is_public(f"{module}.{name}"))
+
+
+def exported(module: str) -> list[str]:
+    """The `__all__` of a package; empty for what is not a package."""
+    path = ROOT.joinpath(*module.split("."), "__init__.py")
+    return list(getattr(import_module(module), "__all__", ())) if path.is_file() else []
+
+
+def test_plugins_and_examples_import_public_names_only() -> None:
+    trees = [*sorted((ROOT / "plugins").glob("*")), ROOT / "examples"]
+    for tree in trees:
+        key = str(tree.relative_to(ROOT))
+        found = [
+            f"{path.relative_to(ROOT)}:{line} imports {name}"
+            for path in sorted(tree.rglob("*.py"))
+            if not {"tests", "build"} & set(path.relative_to(tree).parts) or key == "examples"
+            for name, line in internal_imports(ast.parse(path.read_text("utf-8")))
+        ]
+        assert len(found) <= LEFT.get(key, 0), "\n".join(found)
+
+
+def test_the_check_of_imports_sees_an_internal_module_and_a_name_that_is_not_offered() -> None:
+    text = (
+        "import rlcore.cluster.child\n"
+        "def f():\n    from rlcore.train.step import x\n"
+        "from rlcore import Reward, reward\n"
+        "from rlcore.config import RunConfig, load\n"
+        "from rlcore.contracts.workers import Worker\n"
+    )
+    assert sorted(internal_imports(ast.parse(text))) == [
+        ("rlcore.cluster.child", 1),
+        ("rlcore.config.load", 5),
+        ("rlcore.reward", 4),
+        ("rlcore.train.step.x", 3),
+    ]
+
+
+def test_the_list_of_public_modules_is_documented() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("## What is public")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(rlcore[a-z.]*?)(?:\.\*)?` \|", text, re.MULTILINE)) == sorted(PUBLIC)

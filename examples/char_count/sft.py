@@ -17,12 +17,21 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from rlcore import Batch, FinishReason, Prompt, Reward, ScoredTrajectory, TrainEngine, Trajectory, TrajectoryId
+from rlcore import (
+    Batch,
+    FinishReason,
+    Prompt,
+    Reward,
+    ScoredTrajectory,
+    TrainEngine,
+    Trajectory,
+    TrajectoryId,
+    collate,
+    load_tokens,
+)
 from rlcore.algo.aggregation import row_weights
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.contracts.tokens import Tokens
-from rlcore.data.batch import collate
-from rlcore.data.tokens import load_tokens
 from rlcore.engines.hf import LossTerms, MicroBatch, Predictions
 
 

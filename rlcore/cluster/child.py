@@ -21,7 +21,7 @@ from rlcore.cluster.environment import inherited
 from rlcore.cluster.stack import StackDump
 from rlcore.cluster.strays import VARIABLE, Strays
 from rlcore.cluster.worker_output import WorkerOutput
-from rlcore.contracts.workers import Child
+from rlcore.contracts.children import Child
 from rlcore.errors import ChildError, WorkerError, boundary
 
 MAX_MESSAGE_BYTES = 1 << 26
@@ -132,7 +132,7 @@ class ChildProcess(Child):
             raise WorkerError(f"child '{self.name}': not ready within {deadline_s:g} s{self._stack.where}") from cause
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
-        """See `rlcore.contracts.workers.Child.call`. The clock runs from when the child has a thread for the call."""
+        """See `rlcore.contracts.children.Child.call`. The clock runs from when the child has a thread for the call."""
         with boundary(f"child '{self.name}': the arguments of {method} cannot be sent", ChildError):
             payload = pickle.dumps((method, args), protocol=pickle.HIGHEST_PROTOCOL)
         if len(payload) > self._max_bytes:
@@ -313,7 +313,7 @@ class ChildProcess(Child):
 
 
 class ChildProcesses:
-    """Starts children; `close` ends all that are left. Implements `rlcore.contracts.workers.Children`."""
+    """Starts children; `close` ends all that are left. Implements `rlcore.contracts.children.Children`."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_bytes = max_message_bytes
@@ -333,7 +333,7 @@ class ChildProcesses:
         deadline_s: float = 60.0,
         env: Sequence[str] | None = None,
     ) -> ChildProcess:
-        """See `rlcore.contracts.workers.Children.start`.
+        """See `rlcore.contracts.children.Children.start`.
 
         An error of rlcore that was raised in the child passes with its class; ChildError for any other exception,
         WorkerError when the child died or was not ready within the deadline.

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
+from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.clusters import ClusterContext, Deadlines, PoolPlan, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.plan import RunPlan
@@ -66,4 +67,5 @@ def context_of(
         shared_prefix=plan.shared_prefix,
         weights_kind=cluster.weights_kind,
         spec=request.spec,
+        children=ChildProcesses(),
     )

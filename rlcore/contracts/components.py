@@ -20,9 +20,9 @@ from rlcore.config import RunConfig
 from rlcore.contracts.workers import WorkerGroup
 
 if TYPE_CHECKING:
+    from rlcore.contracts.children import Children
     from rlcore.contracts.rollout import Generator
     from rlcore.contracts.tokens import Tokens
-    from rlcore.contracts.workers import Children
 
 from rlcore.contracts.offers import Scope
 from rlcore.contracts.requests import Role, WorkerRequest

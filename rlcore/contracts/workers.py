@@ -7,11 +7,12 @@ interface's own function, `await group.replicas[0].call(ActorWorker.update, batc
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from rlcore.config import RunConfig
+from rlcore.contracts.children import Children, NoChildren
 from rlcore.types import SharedPrefix
 
 W_co = TypeVar("W_co", bound="Worker", covariant=True)
@@ -50,6 +51,8 @@ class WorkerContext:
     """`WorkerRequest.spec`, as the class's `complete` left it."""
     address: str = "127.0.0.1"
     """Of this node, as the run's other nodes reach it."""
+    children: Children = field(default_factory=NoChildren)
+    """Starts killable child processes of this worker, on the worker's own loop; the worker closes them."""
 
     def __str__(self) -> str:
         return f"{self.role}[{self.replica}.{self.rank}]"
@@ -140,44 +143,4 @@ class WorkerGroup(Protocol[W_co]):
 
     def before_return(self, prepare: "Callable[[ReplicaHandle[Any]], Awaitable[None]]") -> None:
         """Await this for a restarted replica before it is `alive` again: the place to give it the current weights."""
-        ...
-
-
-class Child(Protocol):
-    """A killable child process that serves the methods of one object (see `rlcore.cluster.child_main`)."""
-
-    @property
-    def alive(self) -> bool: ...
-
-    async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
-        """The method's result.
-
-        Raises TimeoutError when the deadline passes (the child is then killed), WorkerError when the child died, and
-        ChildError (of `rlcore.errors`) when the method itself raised.
-        """
-        ...
-
-    async def close(self) -> None:
-        """End the process, by force if it does not end by itself."""
-        ...
-
-
-class Children(Protocol):
-    """Starts child processes; the run ends those that are left."""
-
-    async def start(
-        self,
-        reference: str,
-        *args: Any,
-        name: str,
-        threads: int = 1,
-        deadline_s: float = 60.0,
-        env: Sequence[str] | None = None,
-    ) -> Child:
-        """A child in which `reference` ('module:attr' or '/abs/file.py:attr') was called with `args` (picklable).
-
-        The result is the object whose methods the child serves; `threads` calls run at a time, on the child's main
-        thread when it is 1. Nothing of rlcore that imports torch is imported there. `env` names the environment
-        variables that it gets beside those that any Python process needs; None: all of them.
-        """
         ...

@@ -16,6 +16,7 @@ from rlcore.contracts.clusters import ClusterOffer
 from rlcore.contracts.components import Component
 from rlcore.contracts.critic import CriticEngine, NoCritic
 from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.model_files import model_directory, model_shape, num_parameters
 from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass
 from rlcore.contracts.reference import REFERENCE, ReferenceWorker
 from rlcore.contracts.requests import ModelFacts, WorkerRequest
@@ -26,7 +27,6 @@ from rlcore.engines.hf.resources import complete_embedded, complete_reference
 from rlcore.plan import CORE
 from rlcore.plan.memory import BYTES, training_bytes_per_parameter
 from rlcore.reward.functions import build_function_rewards
-from rlcore.runtime.machine import model_directory, model_shape, num_parameters
 
 PROVIDER = Provider(CORE, "rlcore", __version__)
 MAIN_POOL = WorkerRequest.pool

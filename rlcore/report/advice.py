@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from rlcore.contracts.reward_manager import BOUND_BY, BOUND_FRAC
 from rlcore.plan import SchedulePlan
-from rlcore.reward.metrics import BOUND_BY, BOUND_FRAC
 from rlcore.types import Metrics
 
 NOTICEABLE = 0.1

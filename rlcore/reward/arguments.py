@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from rlcore.contracts.scorer import Outcome
 from rlcore.errors import RewardError
-from rlcore.reward.outcome import Outcome
 from rlcore.reward.signature import SETTINGS, TRL_NAMES
 from rlcore.reward.spec import FunctionSpec
 from rlcore.types import Message, Prompt, RewardStatus, Trajectory

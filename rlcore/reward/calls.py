@@ -6,16 +6,16 @@ import random
 import time
 from collections.abc import Sequence
 
+from rlcore.aio import Stopwatch, all_or_none
 from rlcore.config import RewardFunctionConfig
-from rlcore.contracts.workers import Children
+from rlcore.contracts.call_log import CallLog
+from rlcore.contracts.children import Children
+from rlcore.contracts.scorer import Outcome, failed
 from rlcore.errors import ChildError, ConfigError, PluginError, WorkerError
 from rlcore.reward.arguments import prompt_of
-from rlcore.reward.call_log import CallLog
-from rlcore.reward.child_calls import Caller, ChildCaller, all_or_none
+from rlcore.reward.child_calls import Caller, ChildCaller
 from rlcore.reward.group_scores import after_the_group, scored_indices, with_score
 from rlcore.reward.loop_calls import Allowance, LoopCaller, Scores
-from rlcore.reward.outcome import Outcome, failed
-from rlcore.reward.seats import Stopwatch
 from rlcore.reward.spec import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.types import Lane, RewardStatus, Trajectory

@@ -1,16 +1,15 @@
 """Calls of a plain reward function in killable children."""
 
-import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from rlcore.aio import Stopwatch
 from rlcore.config import RewardFunctionConfig
-from rlcore.contracts.workers import Child, Children
-from rlcore.errors import ChildError, PluginError, RlcoreError, WorkerError
+from rlcore.contracts.children import Child, ChildPool, Children, ChildSlot
+from rlcore.contracts.scorer import Outcome
+from rlcore.errors import ChildError, PluginError, WorkerError
 from rlcore.reward.loop_calls import Allowance, Scores
-from rlcore.reward.outcome import Outcome
-from rlcore.reward.seats import Slot, SlotQueue, Stopwatch
 from rlcore.reward.spec import FunctionSpec
 from rlcore.types import Lane, Trajectory
 
@@ -39,93 +38,69 @@ class ChildCaller:
     """A sync function in killable children."""
 
     def __init__(self, spec: FunctionSpec, children: Children, config: RewardFunctionConfig, queued: Stopwatch):
-        self._spec, self._children, self._config = spec, children, config
+        self._spec, self._config = spec, config
         self._threads = config.threads if config.isolation == "threads" else 1
-        self._seats = SlotQueue([Slot(self._threads) for _ in range(config.children)], queued)
-        self.num_restarts = 0
-        self._closed = False
+
+        async def start(index: int) -> Child:
+            return await start_child(spec, children, config, self._threads)
+
+        self._pool = ChildPool(start, config.children, self._threads, queued)
+
+    @property
+    def num_restarts(self) -> int:
+        """Children that had to be replaced so far."""
+        return self._pool.num_restarts
 
     async def start_first(self) -> Child:
         """The first child, in which the function can be inspected; PluginError or ConfigError if it is no good."""
-        return await self._renew(self._seats.places[0])
+        return await self._pool.first()
 
     async def start_others(self) -> None:
         """Make the other children ready."""
-        await all_or_none([self._renew(place) for place in self._seats.places[1:]])
+        await self._pool.start()
 
     async def call(
         self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance, scores: Scores = None
     ) -> list[Outcome]:
         """See `Caller`. A call that was merely in the same child as a bad one is made once more."""
+        asked: tuple[Any, ...] = ("score", trajectories) if scores is None else ("post_process", trajectories, scores)
         try:
-            return await self._call(trajectories, lane, allowance, scores)
+            return await self._call(asked, lane, allowance)
         except WorkerError:
             if self._threads == 1:
                 raise
-        return await self._call(trajectories, lane, allowance, scores)
+        return await self._call(asked, lane, allowance)
 
-    async def _call(
-        self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance, scores: Scores
-    ) -> list[Outcome]:
-        place = await self._seats.take(lane)
+    async def _call(self, asked: tuple[Any, ...], lane: Lane, allowance: Allowance) -> list[Outcome]:
+        began: list[tuple[float, ChildSlot]] = []
         try:
-            child = await self._living(place)
-            began = time.monotonic()
-            asked: tuple[Any, ...] = (
-                ("score", trajectories) if scores is None else ("post_process", trajectories, scores)
+            outcomes: list[Outcome] = await self._pool.call(
+                *asked,
+                who=str(self._spec),
+                deadline_s=allowance.left_s,
+                lane=lane,
+                began=lambda slot: began.append((time.monotonic(), slot)),
             )
-            try:
-                outcomes: list[Outcome] = await child.call(*asked, deadline_s=allowance.left_s)
-            except WorkerError as cause:
-                hint = self._limit_of_memory() if "killed by signal" in str(cause) else ""
-                raise WorkerError(f"{cause}{hint}") from cause  # an innocent call's allowance stays
-            except (TimeoutError, ChildError) as cause:
-                allowance.left_s -= time.monotonic() - began
-                if is_out_of_memory(cause) and self._config.memory_gib:
-                    await child.close()  # what the function still holds would fail the next call, too
-                    raise ChildError(f"{cause}{self._limit_of_memory()}") from cause
-                raise
-            allowance.left_s -= time.monotonic() - began
-            return outcomes
-        finally:
-            self._seats.give_back(place)
+        except WorkerError as cause:
+            hint = self._limit_of_memory() if "killed by signal" in str(cause) else ""
+            raise WorkerError(f"{cause}{hint}") from cause  # an innocent call's allowance stays
+        except (TimeoutError, ChildError) as cause:
+            [(at, slot)] = began
+            allowance.left_s -= time.monotonic() - at
+            if is_out_of_memory(cause) and self._config.memory_gib:
+                if slot.child is not None:
+                    await slot.child.close()  # what the function still holds would fail the next call, too
+                raise ChildError(f"{cause}{self._limit_of_memory()}") from cause
+            raise
+        allowance.left_s -= time.monotonic() - began[0][0]
+        return outcomes
 
     def _limit_of_memory(self) -> str:
         limit = self._config.memory_gib
         return f"; it may hold reward.functions.{self._spec.name}.memory_gib={limit:g}" if limit else ""
 
-    async def _living(self, place: Slot) -> Child:
-        async with place.renewal:
-            if self._closed:
-                raise WorkerError(f"{self._spec}: was called after it was closed")
-            if place.child is not None and place.child.alive:
-                return place.child
-            self.num_restarts += 1
-            try:
-                return await self._renew(place)
-            except RlcoreError as cause:
-                raise WorkerError(f"its process ended and cannot be started again: {cause}") from cause
-
-    async def _renew(self, place: Slot) -> Child:
-        if place.child is not None:
-            await place.child.close()
-        place.child = await start_child(self._spec, self._children, self._config, self._threads)
-        return place.child
-
     async def close(self) -> None:
-        self._closed = True
-        await asyncio.gather(*(place.child.close() for place in self._seats.places if place.child is not None))
-
-
-async def all_or_none(starts: Sequence[Coroutine[Any, Any, object]]) -> None:
-    """Wait for all; when one fails, cancel the others, wait until they have ended, and raise its error as it is."""
-    tasks = [asyncio.create_task(each) for each in starts]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pool.close()
 
 
 async def start_child(spec: FunctionSpec, children: Children, config: RewardFunctionConfig, threads: int) -> Child:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.reward.outcome import LARGEST, Outcome
+from rlcore.contracts.scorer import LARGEST, Outcome
 from rlcore.types import Float32s, FrozenDict, Reward, RewardStatus
 
 

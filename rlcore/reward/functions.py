@@ -6,19 +6,20 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from rlcore.aio import Stopwatch, all_or_none
 from rlcore.config import RewardConfig, RewardFunctionConfig
+from rlcore.contracts.call_log import CHARACTERS, CallLog
 from rlcore.contracts.components import BuildContext
 from rlcore.contracts.offers import Scope
-from rlcore.contracts.reward_manager import RewardManager
-from rlcore.errors import RewardError
-from rlcore.reward.call_log import CHARACTERS, CallLog
+from rlcore.contracts.reward_manager import RewardManager, bound_by
+from rlcore.contracts.scorer import Outcome, Scorer
+from rlcore.errors import ConfigError, RewardError
 from rlcore.reward.calls import FunctionCalls
-from rlcore.reward.child_calls import all_or_none
-from rlcore.reward.metrics import bound_by
+from rlcore.reward.checked_scorer import CheckedScorer
+from rlcore.reward.group_scores import after_the_group, scored_indices, with_score
 from rlcore.reward.policy import aborted, allowed_failures, failure_policy, over_budget
-from rlcore.reward.seats import Stopwatch
 from rlcore.reward.spec import FunctionSpec, sent
-from rlcore.reward.stream import RewardStream, Scorer, rows
+from rlcore.reward.stream import RewardStream, rows
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.types import Lane, Metrics, Reward, RewardStatus, ScoredTrajectory, Trajectory
 
@@ -31,8 +32,8 @@ def build_function_rewards(context: BuildContext) -> "FunctionRewards":
 class FunctionRewards(RewardManager):
     """Scores each sample the moment it is complete, with every function of `reward.functions`.
 
-    A plugin's manager may hold one, and give it `others` that are weighed and summed with the functions; their life
-    cycle stays with the plugin.
+    A plugin's manager may hold one and give it `others`: scorers that are weighed and summed with the functions, and
+    whose failures follow the same policies and budget. The plugin starts and closes its scorers itself.
     """
 
     def __init__(self, context: BuildContext, others: Sequence[Scorer] = ()) -> None:
@@ -40,7 +41,13 @@ class FunctionRewards(RewardManager):
         self._config: RewardConfig = context.config.reward
         self._log = CallLog(context.run_dir, "all", CHARACTERS)
         self._functions = _calls(context, self._log)
-        self._scorers: list[Scorer] = [*self._functions, *others]
+        self._scorers: list[Scorer] = [*self._functions, *map(CheckedScorer, others)]
+        names = [scorer.name for scorer in self._scorers]
+        if twice := next((name for name in names if names.count(name) > 1), ""):
+            raise ConfigError(
+                f"reward: two parts are named '{twice}', among the functions of reward.functions and the scorers of "
+                "the manager; rename one"
+            )
         if not self._scorers:
             raise RewardError(
                 "reward.functions is empty; needs at least one, such as reward.functions.x.fn=file.py:name"
@@ -140,6 +147,40 @@ def group_function(
     spec = function_spec(context, f"{name}.post_process", reference, "group", {})
     settings = replace(config or RewardFunctionConfig(), fn=reference, scope="group", deadline_s=deadline_s)
     return FunctionCalls(spec, replace(settings, post_process="", log_calls=False), 1.0, deadline_s)
+
+
+class GroupFunction:
+    """A function that turns a group's scores into others, named by the settings of a plugin's reward.
+
+    It runs where a reward function of scope 'group' would, with the score of each sample as the column `score`.
+    """
+
+    def __init__(self, context: BuildContext, name: str, target: str, deadline_s: float) -> None:
+        """`name` of the reward whose scores they are; `target` is 'module:attr' or '/abs/file.py:attr'."""
+        self._children, self._watch = context.children, LoopWatch()
+        self._calls = group_function(context, name, target, deadline_s)
+
+    async def start(self) -> None:
+        """Make the function ready. PluginError or ConfigError naming it."""
+        await self._calls.start(self._children, self._watch, Stopwatch())
+
+    async def close(self) -> None:
+        """Release everything; also when `start` failed."""
+        await self._calls.close()
+        self._watch.close()
+
+    async def post_process(
+        self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
+    ) -> list[Outcome]:
+        """The outcomes with the scores that the function gives for those of the group that did not fail.
+
+        The score before is `info['raw_score']`. No opinion leaves it as it is, and a failure fails the sample.
+        """
+        good = scored_indices(outcomes)
+        if not good:
+            return list(outcomes)
+        scored = [with_score(trajectories[index], outcomes[index].score) for index in good]
+        return after_the_group(outcomes, good, await self._calls.score(scored, lane))
 
 
 def _calls(context: BuildContext, log: CallLog) -> list[FunctionCalls]:

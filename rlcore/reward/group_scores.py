@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlcore.reward.outcome import Outcome, failed
+from rlcore.contracts.scorer import Outcome, failed
 from rlcore.types import FrozenDict, RewardStatus, Trajectory
 
 SCORE_COLUMN = "score"

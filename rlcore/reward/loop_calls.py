@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlcore.aio import Slot, SlotQueue, Stopwatch
+from rlcore.contracts.scorer import Outcome
 from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, describe
 from rlcore.reward.copies import private_copy
-from rlcore.reward.outcome import Outcome
-from rlcore.reward.seats import Slot, SlotQueue, Stopwatch
 from rlcore.reward.served import ServedReward
 from rlcore.reward.spec import FunctionSpec
 from rlcore.reward.watchdog import LoopWatch
@@ -57,7 +57,7 @@ class LoopCaller:
 
         Returns at the deadline also when the function swallows its cancellation.
         """
-        place = await self._seats.take(lane)
+        place = await self._seats.take(lane is Lane.EVAL)
         began = time.monotonic()
         task = asyncio.create_task(self._ask(trajectories, scores), name=str(self._spec))
         self._tasks.add(task)

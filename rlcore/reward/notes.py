@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from rlcore.contracts.scorer import Outcome, number
 from rlcore.errors import RewardError
-from rlcore.reward.outcome import Outcome, number, plain
+from rlcore.reward.outcome import plain
 
 
 class CallNotes:

@@ -1,62 +1,17 @@
-"""What one function said of one sample, checked: a number is a finite number, and anything else is a named failure."""
+"""From what a reward function returned to checked outcomes: anything but a finite number is a named failure."""
 
-import inspect
-import math
-import reprlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rlcore.types import Float32s, Reward, RewardStatus
+from rlcore.contracts.scorer import LARGEST, MAX_DEPTH, SKIPPED, Outcome, failed, number, shown, too_deep
+from rlcore.types import Reward, RewardStatus
 
 ANSWERS = ("answer", "pred")
 """Entries beside the score that are what was extracted, and no measure, also where that is a number."""
-LARGEST = float(np.finfo(np.float32).max)
-MAX_DEPTH = 32
-"""Levels of what stands beside a score; what is nested deeper would end whoever walks it by recursion."""
-SHOWN = (bool, int, float, complex, str, list, tuple, dict)
-"""Types of which an error may show a short repr; that of others may be slow, huge, or somebody's own code."""
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """A function's opinion of a sample. Plain values only: it crosses from a child process."""
-
-    status: RewardStatus
-    score: float = 0.0
-    error: str = ""
-    parts: Mapping[str, float] = field(default_factory=dict)
-    """Scores within the function's own, for the metrics."""
-    info: Mapping[str, Any] = field(default_factory=dict)
-    token_scores: Float32s | None = None
-
-
-SKIPPED = Outcome(RewardStatus.SKIPPED)
-
-
 TOO_DEEP = f"returned what is nested more than {MAX_DEPTH} levels deep"
-
-
-def failed(error: str) -> Outcome:
-    """No usable score, and why."""
-    return Outcome(RewardStatus.FAILED, error=error)
-
-
-def number(value: Any) -> float | str:
-    """The value as a finite float, or what is wrong with it. bool counts as 0 or 1; numpy and torch scalars pass."""
-    if isinstance(value, str) or not hasattr(value, "__float__"):
-        return f"returned {shown(value)}; a number is needed"
-    if getattr(value, "ndim", 0):
-        return f"returned an array of shape {tuple(value.shape)}; a number is needed"
-    try:
-        converted = float(value)
-    except (TypeError, ValueError, OverflowError) as cause:
-        return f"returned {shown(value)}, which is no number: {cause}"
-    if not math.isfinite(converted):
-        return f"returned {converted}; a finite number is needed"
-    return converted if abs(converted) <= LARGEST else f"returned {converted}, which no float32 can hold"
 
 
 def outcome_of_one(value: Any, num_tokens: int, may_skip: bool) -> Outcome:
@@ -153,24 +108,6 @@ def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
     return Outcome(RewardStatus.OK, score, parts=parts, info=info)
 
 
-def too_deep(value: Any) -> bool:
-    """True where lists and mappings are nested more than MAX_DEPTH levels deep."""
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [inner for each in level for inner in _inner(each)]
-        if not level:
-            return False
-    return True
-
-
-def _inner(value: Any) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return value.values()
-    if isinstance(value, (list, tuple)):
-        return value
-    return list(value.flat) if isinstance(value, np.ndarray) and value.dtype.hasobject else ()
-
-
 def _is_measure(value: Any) -> bool:
     """Whether an entry beside the score is a number that can be averaged over samples, as verl's `acc`."""
     return isinstance(value, (bool, int, float)) and not isinstance(number(value), str)
@@ -187,17 +124,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     return str(value)
-
-
-def shown(value: Any) -> str:
-    """A value in an error: its type, and itself when it is short."""
-    if inspect.iscoroutine(value):
-        value.close()
-        return "a coroutine from a function that is not async"
-    if inspect.isgenerator(value):
-        return "a generator"
-    if value is None:
-        return "None"
-    shown = type(value) in SHOWN and not (isinstance(value, int) and value.bit_length() > 64)
-    text = reprlib.repr(value) if shown else ""
-    return f"{type(value).__name__} {text}" if 0 < len(text) <= 60 else f"a {type(value).__name__}"

@@ -4,48 +4,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from rlcore.aio import Inbox
+from rlcore.contracts.scorer import Outcome, Scorer
 from rlcore.errors import PluginError
 from rlcore.reward.combine import combine
-from rlcore.reward.outcome import Outcome
 from rlcore.types import Lane, Reward, ScoredTrajectory, Trajectory, TrajectoryId
-
-
-class Scorer(Protocol):
-    """One named part of the reward; `FunctionCalls` is one, a plugin may bring others."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def scope(self) -> str:
-        """'sample', 'group' or 'batch': how many samples `score` is given at once."""
-        ...
-
-    @property
-    def weight(self) -> float: ...
-
-    @property
-    def on_failure(self) -> str:
-        """'drop_sample', 'drop_group' or 'abort'; empty where `reward.functions` says it."""
-        ...
-
-    @property
-    def post_processes(self) -> bool:
-        """Whether `post_process` is to be called with the outcomes of a whole group; for scope 'sample'."""
-        ...
-
-    async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
-        """An outcome for each trajectory; a failure is one, too."""
-        ...
-
-    async def post_process(
-        self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
-    ) -> list[Outcome]:
-        """The outcomes of a group's samples, in the order of their ids, after the group was looked at."""
-        ...
 
 
 class SampleAssembler:

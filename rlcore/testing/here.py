@@ -1,12 +1,24 @@
 """Stands in for child processes: what they would serve runs in this process, for tests of code that behaves."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-from rlcore.contracts.workers import Child
+from rlcore.cluster.child import ChildProcesses
+from rlcore.contracts.children import Child, Children
 from rlcore.errors import ChildError, boundary
 from rlcore.imports import import_target
+
+
+@asynccontextmanager
+async def open_children(processes: bool) -> AsyncIterator[Children]:
+    """Children of a test, ended with it: with `processes` real ones, else stand-ins that run in this process."""
+    children = ChildProcesses() if processes else HereChildren()
+    try:
+        yield children
+    finally:
+        await children.close()
 
 
 class HereChild:
@@ -45,7 +57,7 @@ class HereChildren:
         deadline_s: float = 60.0,
         env: Sequence[str] | None = None,
     ) -> Child:
-        """See `rlcore.contracts.workers.Children`."""
+        """See `rlcore.contracts.children.Children`."""
         self.started.append(HereChild(import_target(reference)(*args), name))
         return self.started[-1]
 

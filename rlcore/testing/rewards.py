@@ -11,11 +11,12 @@ import numpy as np
 
 from rlcore.cluster.child import ChildProcesses
 from rlcore.config import RewardConfig, RewardFunctionConfig, RolloutConfig, RunConfig
+from rlcore.contracts.children import Children
 from rlcore.contracts.components import BuildContext, ResolvedReward
 from rlcore.contracts.offers import Scope
 from rlcore.contracts.requests import Role
 from rlcore.contracts.reward_manager import RewardManager
-from rlcore.contracts.workers import Children, WorkerGroup
+from rlcore.contracts.workers import WorkerGroup
 from rlcore.data.tokens import ByteTokens
 from rlcore.errors import PlanError
 from rlcore.reward.functions import FunctionRewards, build_function_rewards

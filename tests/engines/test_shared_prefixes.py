@@ -14,6 +14,7 @@ from rlcore.algo.aggregation import row_weights
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.model_files import model_shape, num_parameters
 from rlcore.contracts.requests import ModelShape, WorkerRequest
 from rlcore.data.batch import collate, shared_micro_batches, shared_prefixes
 from rlcore.engines.hf import TrainEngine
@@ -21,7 +22,6 @@ from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import ConfigError
 from rlcore.plan import Facts, WorkerPlan
 from rlcore.plan.prefixes import plan_shared_prefixes
-from rlcore.runtime.machine import model_shape, num_parameters
 from rlcore.testing.tiny import END, VOCABULARY, random_batch, write_tiny_model
 from rlcore.types import Batch, FinishReason, Prompt, Reward, ScoredTrajectory, SharedPrefix, Trajectory, TrajectoryId
 

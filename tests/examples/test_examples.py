@@ -18,7 +18,7 @@ from rlcore.testing.rewards import make_trajectory
 
 ROOT = Path(__file__).parent.parent.parent
 ARITHMETIC = ROOT / "examples" / "arithmetic"
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "writing-a-plugin.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "writing-a-plugin.md", ROOT / "docs" / "rewards.md"]
 # Without torch: the policy is a unigram over bytes. It replaces what is named before it on the command line.
 NULL = (
     "--plugin null model.path= model.tokenizer=bytes actor.backend='null' rollout.backend='null' train.max_steps=1 "

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.contracts.model_files import model_shape, num_parameters
 from rlcore.contracts.requests import ModelShape
 from rlcore.errors import PlanError
 from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
-from rlcore.runtime.machine import model_shape, num_parameters
 from rlcore.testing.null import SETTINGS
 from rlcore.types import SharedPrefix
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from rlcore.contracts.actor import ACTOR
+from rlcore.contracts.model_files import num_parameters
 from rlcore.contracts.requests import ModelShape
 from rlcore.plan import Facts, RunPlan, WorkerPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
-from rlcore.runtime.machine import num_parameters
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.tiny import write_tiny_model
 from rlcore.types import SharedPrefix

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlcore.contracts.scorer import SKIPPED, Outcome, failed
 from rlcore.reward.combine import combine
-from rlcore.reward.outcome import SKIPPED, Outcome, failed, outcome_of_one, outcomes_of_many
+from rlcore.reward.outcome import outcome_of_one, outcomes_of_many
 from rlcore.types import FrozenDict, Reward, RewardStatus
 
 

@@ -11,11 +11,12 @@ import pytest
 from rlcore.config import RunConfig
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.clusters import Deadlines
+from rlcore.contracts.model_files import num_parameters
 from rlcore.contracts.rollout import ROLLOUT
 from rlcore.errors import PlanError, PluginError, RlcoreError, WorkerError
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
-from rlcore.runtime.machine import gather_facts, num_parameters
+from rlcore.runtime.machine import gather_facts
 from rlcore.testing.null import SETTINGS, NullActor
 from rlcore.testing.packages import importable, write_package
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Sampling

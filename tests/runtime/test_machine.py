@@ -9,7 +9,8 @@ import pytest
 from huggingface_hub import try_to_load_from_cache
 
 from rlcore.config import ClusterConfig, ModelConfig, RunConfig
-from rlcore.runtime.machine import gather_facts, gpu_memory_bytes, model_directory, num_parameters
+from rlcore.contracts.model_files import model_directory, num_parameters
+from rlcore.runtime.machine import gather_facts, gpu_memory_bytes
 
 LLAMA = {
     "model_type": "llama",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlcore.contracts.reward_replica import RawScore, RewardReplica
+from rlcore.contracts.scorer import Outcome
 from rlcore.reward.functions import FunctionRewards
-from rlcore.reward.outcome import Outcome
 from rlcore.testing import leaks
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.suites.harness import all_checks, checks, failures

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import reasoning_gym
 
+from rlcore.aio import Stopwatch
 from rlcore.contracts.components import BuildContext
 from rlcore.reward.calls import FunctionCalls
 from rlcore.reward.functions import build_function_rewards, function_spec
-from rlcore.reward.seats import Stopwatch
 from rlcore.reward.watchdog import LoopWatch
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.suites.harness import failures

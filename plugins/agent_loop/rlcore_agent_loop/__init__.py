@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from rlcore import ConfigSection
 from rlcore.config import RunConfig
-from rlcore.config.offers import ConfigSection
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.components import BuildContext, Component
 from rlcore.contracts.hooks import hookimpl

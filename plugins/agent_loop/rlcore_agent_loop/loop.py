@@ -24,9 +24,9 @@ from rlcore_agent_loop.workers.admission import SampleLimit
 from rlcore_agent_loop.workers.flight import Counts, OpenConversations, Sample
 
 if TYPE_CHECKING:
+    from rlcore.contracts.children import Children
     from rlcore.contracts.rollout import Generator
     from rlcore.contracts.tokens import Tokens
-    from rlcore.contracts.workers import Children
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,9 @@ class ToolLoop(AgentLoop):
         self._tools = Tools(children, settings)
         self._agents = Agents(children, settings.agent) if settings.agent.fn else None
         self._admission = SampleLimit(settings.max_conversations)
-        self._environments = Environments(settings.environment, self._tools.seats) if settings.environment.fn else None
+        self._environments = (
+            Environments(settings.environment, self._tools.stateful) if settings.environment.fn else None
+        )
         self._kit = ConversationContext(
             tokens, self._tools, self._environments, parser_of(settings.parser), settings, window=window
         )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlcore.config.options import option
+from rlcore.config import option
 
 _OWN_TURNS = "plugins.agent_loop.agent.fn == ''"
 

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
-from rlcore.cluster.child import ChildProcesses
 from rlcore.errors import ChildError
-from rlcore.testing.here import HereChildren
+from rlcore.testing import open_children
 from rlcore.testing.rewards import make_prompt
 from rlcore.testing.suites.harness import Suite, extra, run
 from rlcore.testing.suites.reward_function import ODD
@@ -54,14 +53,13 @@ class ReferenceSuite(Suite):
 
 @asynccontextmanager
 async def _tools(settings: AgentLoopSettings, describe: bool, processes: bool) -> AsyncIterator[Tools]:
-    children = ChildProcesses() if processes else HereChildren()
-    tools = Tools(children, settings)
-    try:
-        await tools.start(describe)
-        yield tools
-    finally:
-        await tools.close()
-        await children.close()
+    async with open_children(processes) as children:
+        tools = Tools(children, settings)
+        try:
+            await tools.start(describe)
+            yield tools
+        finally:
+            await tools.close()
 
 
 class ToolSuite(ReferenceSuite):
@@ -190,7 +188,7 @@ class EnvironmentSuite(ReferenceSuite):
 
         async def main() -> T:
             async with _tools(settings, False, processes) as tools:
-                environments = Environments(environment, tools.seats)
+                environments = Environments(environment, tools.stateful)
                 await environments.start()
                 return await work(environments)
 

@@ -6,15 +6,16 @@ import pickle
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.agents import AgentLoop, RolloutTask
+from rlcore.contracts.children import Children
 from rlcore.contracts.tokens import Tokens
-from rlcore.contracts.workers import Children, ReplicaEvent, ReplicaHandle
-from rlcore.data.tokens import ByteTokens
+from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle
+from rlcore.testing import ByteTokens, open_children
 from rlcore.testing.here import HereChildren
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import make_prompt
@@ -97,9 +98,9 @@ class HereWorker:
 
     def __init__(self, index: int, tokens: Tokens, children: Any) -> None:
         self.name = f"agent[{index}]"
-        context: Any = self.name
+        context: Any = SimpleNamespace(children=children)
         self._worker = LoopWorker(context)
-        self._worker.equip(tokens, children)
+        self._worker.tokens = tokens
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `rlcore.contracts.workers.ReplicaHandle`; arguments and result go through pickle, as between
@@ -166,18 +167,17 @@ def talk(
     """
 
     async def roll() -> Talk:
-        children = ChildProcesses() if processes else HereChildren()
-        loop = loop_of(policy, settings, tokens or ByteTokens(), children, window)
-        try:
-            await loop.start()
-            await loop.check(prompts or [make_prompt(0)])
-            tasks = [RolloutTask(each, 0, num_samples, 7) for each in prompts or [make_prompt(0)]]
-            found = [each async for each in loop.rollout(tasks, Sampling(max_tokens=max_tokens), Lane.TRAIN)]
-            return Talk(found, loop.metrics())
-        finally:
-            await loop.close()
-            await loop.close()
-            await children.close()
+        async with open_children(processes) as children:
+            loop = loop_of(policy, settings, tokens or ByteTokens(), children, window)
+            try:
+                await loop.start()
+                await loop.check(prompts or [make_prompt(0)])
+                tasks = [RolloutTask(each, 0, num_samples, 7) for each in prompts or [make_prompt(0)]]
+                found = [each async for each in loop.rollout(tasks, Sampling(max_tokens=max_tokens), Lane.TRAIN)]
+                return Talk(found, loop.metrics())
+            finally:
+                await loop.close()
+                await loop.close()
 
     with leaks():
         return asyncio.run(roll())

@@ -10,11 +10,11 @@ from rlcore_agent_loop.agents.agent import Agents
 from rlcore_agent_loop.conversation.turns import TurnSampler
 from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, kit_of, talk
-from rlcore_agent_loop.tools.seats import ChildPool, LostProcess
+from rlcore_agent_loop.tools.in_child import CallLost, in_child
 
 from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.agents import RolloutTask
-from rlcore.contracts.workers import Child
+from rlcore.contracts.children import Child, ChildPool
 from rlcore.errors import ChildError
 from rlcore.testing.rewards import make_prompt
 from rlcore.types import Lane, Sampling, Trajectory
@@ -100,13 +100,15 @@ def seated(directory: Path, *calls: tuple[str, tuple[Any, ...], float]) -> list[
         async def start(index: int) -> Child:
             return await children.start(f"{directory / 'agents.py'}:Seat", name="seat", threads=4)
 
-        seats = ChildPool(start, 1, calls=4)
-        await seats.start()
+        pool = ChildPool(start, 1, calls=4)
+        await pool.start()
         try:
-            made = [seats.call(seats.free(), "agent", deadline_s, method, *args) for method, args, deadline_s in calls]
+            made = [
+                in_child(pool, "agent", deadline_s, method, *args, shared_by=4) for method, args, deadline_s in calls
+            ]
             return await asyncio.gather(*made, return_exceptions=True)
         finally:
-            await seats.close()
+            await pool.close()
             await children.close()
 
     return asyncio.run(run())
@@ -116,7 +118,7 @@ def seated(directory: Path, *calls: tuple[str, tuple[Any, ...], float]) -> list[
 def test_who_lost_its_process_to_another_call_is_told_which(tmp_path: Path) -> None:
     slow, innocent = seated(tmp_path, ("waits", (60,), 0.4), ("waits", (60,), 60.0))
     assert (type(slow), str(slow)) == (ChildError, "agent took longer than 0.4 s")
-    assert isinstance(innocent, LostProcess)
+    assert isinstance(innocent, CallLost)
     assert str(innocent) == "the process it ran in was killed: agent took longer than 0.4 s, in another call"
     [_, other] = seated(tmp_path, ("dies", (), 60.0), ("waits", (60,), 60.0))
     assert type(other) is ChildError

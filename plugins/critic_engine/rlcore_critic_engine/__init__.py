@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
+from rlcore import ConfigSection
 from rlcore.config import RunConfig
-from rlcore.config.offers import ConfigSection
 from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.components import BuildContext, Component
 from rlcore.contracts.critic import CriticEngine, CriticWorker
 from rlcore.contracts.hooks import hookimpl
+from rlcore.contracts.model_files import model_directory, model_shape, num_parameters
 from rlcore.contracts.offers import PoolSpec, WorkerClass
 from rlcore.contracts.requests import ModelFacts, WorkerRequest
 from rlcore.errors import ConfigError
-from rlcore.runtime.machine import model_directory, model_shape, num_parameters
 from rlcore_critic_engine.critic import CRITIC, ValueCritic
 from rlcore_critic_engine.heads import starting_head
 from rlcore_critic_engine.settings import SECTION, CriticSettings

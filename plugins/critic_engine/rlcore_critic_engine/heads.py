@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.config import ModelConfig
+from rlcore.contracts.model_files import SavedTensor, model_directory, model_shape, saved_tensors
 from rlcore.errors import ConfigError, boundary
-from rlcore.runtime.machine import SavedTensor, model_directory, model_shape, saved_tensors
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 
 HEAD_FILE = "value_head.safetensors"

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from rlcore.config import EngineConfig, LoraConfig
-from rlcore.config.options import option
+from rlcore.config import EngineConfig, LoraConfig, option
 
 SECTION = "plugins.critic_engine"
 """Where the settings stand in the configuration."""

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from rlcore.config import ModelConfig
+from rlcore.contracts.model_files import model_directory
 from rlcore.contracts.workers import WorkerContext
 from rlcore.engines.hf import (
     VALUE_HEAD_FILE,
@@ -22,7 +23,6 @@ from rlcore.engines.hf import (
 )
 from rlcore.errors import CheckpointError, ConfigError, WorkerError, boundary
 from rlcore.imports import import_function
-from rlcore.runtime.machine import model_directory
 from rlcore_critic_engine.heads import StartingHead, starting_head
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.trunk import TrunkValueModel

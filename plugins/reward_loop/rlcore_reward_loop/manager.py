@@ -5,15 +5,22 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
-from rlcore import BuildContext, Lane, Metrics, RewardManager, Role, Scope, ScoredTrajectory, Trajectory
+from rlcore import (
+    BuildContext,
+    FunctionRewards,
+    GroupFunction,
+    Lane,
+    Metrics,
+    RewardManager,
+    Role,
+    Scope,
+    ScoredTrajectory,
+    Trajectory,
+)
+from rlcore.aio import Stopwatch, all_or_none
+from rlcore.contracts.call_log import CallLog
+from rlcore.contracts.reward_manager import bound_by
 from rlcore.contracts.reward_replica import RewardReplica
-from rlcore.reward.call_log import CallLog
-from rlcore.reward.calls import FunctionCalls
-from rlcore.reward.child_calls import all_or_none
-from rlcore.reward.functions import FunctionRewards, group_function
-from rlcore.reward.metrics import bound_by
-from rlcore.reward.seats import Stopwatch
-from rlcore.reward.watchdog import LoopWatch
 from rlcore_reward_loop.checks import WHERE, template_of
 from rlcore_reward_loop.client.http import allow_connections
 from rlcore_reward_loop.client.service import Service
@@ -45,7 +52,6 @@ class RewardLoop(RewardManager):
         ]
         self._functions = FunctionRewards(context, self._rewards)
         self._exposure = Exposure(self._services, self._models) if settings.expose else None
-        self._watch = LoopWatch()
 
     def _source(self, name: str, settings: RewardSettings) -> ScoreSource:
         if settings.kind == "service":
@@ -61,7 +67,7 @@ class RewardLoop(RewardManager):
         return JudgeSource(served_by, template, settings.judge)
 
     @property
-    def _post_processing(self) -> list[FunctionCalls]:
+    def _post_processing(self) -> list[GroupFunction]:
         return [each.post_processing for each in self._rewards if each.post_processing is not None]
 
     @property
@@ -78,16 +84,14 @@ class RewardLoop(RewardManager):
             await service.start()
         if self._exposure is not None:
             await self._exposure.start()
-        children = self._context.children
         await self._functions.start()
-        await all_or_none([each.start(children, self._watch, Stopwatch()) for each in self._post_processing])
+        await all_or_none([each.start() for each in self._post_processing])
 
     async def close(self) -> None:
         try:
             await self._functions.close()
             await asyncio.gather(*(each.close() for each in self._post_processing))
         finally:
-            self._watch.close()
             if self._exposure is not None:
                 await self._exposure.close()
             for service in self._services.values():
@@ -155,8 +159,8 @@ class RewardLoop(RewardManager):
                 each.statistics.restore(state[each.name])
 
 
-def _post_processing(context: BuildContext, name: str, settings: RewardSettings) -> FunctionCalls | None:
+def _post_processing(context: BuildContext, name: str, settings: RewardSettings) -> GroupFunction | None:
     """The group's function, called like a reward function of scope 'group'."""
     if not settings.post_process:
         return None
-    return group_function(context, name, settings.post_process, settings.post_process_s)
+    return GroupFunction(context, name, settings.post_process, settings.post_process_s)

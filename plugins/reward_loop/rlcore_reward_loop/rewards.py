@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from rlcore import FrozenDict, Lane, RewardStatus, Scope, ScoreRequest, Trajectory
+from rlcore import FrozenDict, GroupFunction, Lane, RewardStatus, Scope, ScoreRequest, Trajectory
+from rlcore.contracts.scorer import MAX_DEPTH, Outcome, Scorer, failed, number, too_deep
 from rlcore.redaction import clipped
-from rlcore.reward.calls import FunctionCalls
-from rlcore.reward.group_scores import after_the_group, scored_indices, with_score
-from rlcore.reward.outcome import MAX_DEPTH, Outcome, failed, number, too_deep
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.service import Call, Service
 from rlcore_reward_loop.judges.judge import answer_tokens, chat, engine_options, messages, response_text, said, score_of
@@ -89,11 +87,11 @@ class ModelSource(ScoreSource):
         return [Outcome(RewardStatus.OK, finite("score", raw.score))]
 
 
-class RemoteReward:
-    """Implements `rlcore.reward.stream.Scorer`."""
+class RemoteReward(Scorer):
+    """A reward that a service, a judge or a model gives."""
 
     def __init__(
-        self, name: str, settings: RewardSettings, source: ScoreSource, post_processing: FunctionCalls | None
+        self, name: str, settings: RewardSettings, source: ScoreSource, post_processing: GroupFunction | None
     ) -> None:
         self._name, self._settings, self._source = name, settings, source
         self.post_processing = post_processing
@@ -151,11 +149,9 @@ class RemoteReward:
         self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
     ) -> list[Outcome]:
         """The outcomes with the scores that the function gives for those of the group that did not fail."""
-        good = scored_indices(outcomes)
-        if self.post_processing is None or not good:
+        if self.post_processing is None:
             return list(outcomes)
-        scored = [with_score(trajectories[index], outcomes[index].score) for index in good]
-        return after_the_group(outcomes, good, await self.post_processing.score(scored, lane))
+        return await self.post_processing.post_process(trajectories, outcomes, lane)
 
     def take_latencies(self) -> dict[str, float]:
         """latency_p50 and latency_p95 in seconds, waiting included, of the calls since the last time."""

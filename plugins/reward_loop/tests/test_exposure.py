@@ -15,11 +15,11 @@ from rlcore_reward_loop.expose import Exposure
 from rlcore_reward_loop.models.replicas import Replicas
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings, ServiceSettings
 
+from rlcore.aio import Stopwatch
 from rlcore.config import RewardFunctionConfig
+from rlcore.contracts.call_log import CallLog
 from rlcore.contracts.reward_replica import RawScore, ScoreRequest
 from rlcore.redaction import redact
-from rlcore.reward.call_log import CallLog
-from rlcore.reward.seats import Stopwatch
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import chat_answer, serving
 from rlcore.types import Lane

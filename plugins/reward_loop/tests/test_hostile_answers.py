@@ -9,10 +9,11 @@ from rlcore_reward_loop.client.http import NoAnswer, seconds
 from rlcore_reward_loop.rewards import _judged, judgement
 
 from rlcore import RewardStatus
+from rlcore.contracts.call_log import CallLog
+from rlcore.contracts.scorer import MAX_DEPTH, Outcome
 from rlcore.redaction import remember_variable
-from rlcore.reward.call_log import CallLog
 from rlcore.reward.combine import combine
-from rlcore.reward.outcome import MAX_DEPTH, Outcome, outcome_of_one
+from rlcore.reward.outcome import outcome_of_one
 
 
 def nested(depth: int) -> Any:

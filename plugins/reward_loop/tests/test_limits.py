@@ -12,8 +12,8 @@ from rlcore_reward_loop.client.limits import ConcurrencyLimiter, FairQueue, Rate
 from rlcore_reward_loop.client.router import NoTarget, Router
 from rlcore_reward_loop.models.batching import Batcher
 
+from rlcore.aio import Stopwatch
 from rlcore.errors import WorkerError
-from rlcore.reward.seats import Stopwatch
 from rlcore.types import Lane
 
 

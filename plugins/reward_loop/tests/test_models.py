@@ -12,14 +12,14 @@ from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.models.replicas import Replicas
 from rlcore_reward_loop.settings import ModelSettings
 
+from rlcore.aio import Stopwatch
+from rlcore.contracts.call_log import CallLog
 from rlcore.contracts.reward_replica import RawScore, RewardReplica, ScoreRequest
 from rlcore.errors import ConfigError, PlanError, RlcoreError, WorkerError
 from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
 from rlcore.plugins import configure
 from rlcore.plugins.planning import plan_run
 from rlcore.report import metrics
-from rlcore.reward.call_log import CallLog
-from rlcore.reward.seats import Stopwatch
 from rlcore.testing.service import ScriptedService, chat_answer, serving
 from rlcore.testing.tiny import write_tiny_classifier
 from rlcore.train import train

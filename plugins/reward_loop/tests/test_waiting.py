@@ -11,11 +11,11 @@ from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.service import Call, Service
 from rlcore_reward_loop.settings import RewardLoopSettings, ServiceSettings
 
+from rlcore.aio import Stopwatch
+from rlcore.contracts.call_log import CallLog
+from rlcore.contracts.reward_manager import BOUND_BY
 from rlcore.plan import OldLogprobs, SchedulePlan
 from rlcore.report.advice import advice
-from rlcore.reward.call_log import CallLog
-from rlcore.reward.metrics import BOUND_BY
-from rlcore.reward.seats import Stopwatch
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import ServiceAnswer, ServiceCall, serving
 from rlcore.types import Lane, Metrics

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore.cluster.fresh import run_fresh
+from rlcore.contracts.scorer import Outcome, failed
 from rlcore.errors import ChildError, RlcoreError, boundary
-from rlcore.reward.outcome import Outcome, failed
 from rlcore.reward.served import ServedReward
 from rlcore.reward.spec import FunctionSpec, sent
 from rlcore.testing.rewards import make_prompt, make_trajectory

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from rlcore.contracts.offers import Scope
-from rlcore.reward.outcome import Outcome
+from rlcore.contracts.scorer import Outcome
 from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.testing.suites.harness import ContextSuite, extra, run
 from rlcore.types import Lane, RewardStatus, Trajectory

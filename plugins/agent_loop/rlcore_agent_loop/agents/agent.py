@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from rlcore.contracts.agents import RolloutTask
-from rlcore.contracts.workers import Child, Children
+from rlcore.contracts.children import Child, ChildPool, Children
 from rlcore.errors import ChildError
 from rlcore.types import Sampling, Trajectory
 from rlcore_agent_loop.agents.endpoint import MODEL, Endpoint
@@ -16,7 +16,7 @@ from rlcore_agent_loop.conversation.conversation import ConversationContext
 from rlcore_agent_loop.conversation.episode import AGENT, AGENT_FAILED, TIME, Episode, Segment
 from rlcore_agent_loop.conversation.turns import TurnSampler
 from rlcore_agent_loop.settings import AgentSettings
-from rlcore_agent_loop.tools.seats import ChildPool, LostProcess
+from rlcore_agent_loop.tools.in_child import CallLost, in_child
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +34,13 @@ class Agents:
     def __init__(self, children: Children, settings: AgentSettings, grace_s: float = GRACE_S) -> None:
         self._children, self._settings, self._grace_s = children, settings, grace_s
         self._endpoint = Endpoint()
-        self._seats = ChildPool(self._start_child, settings.children, settings.threads)
+        self._pool = ChildPool(self._start_child, settings.children, settings.threads)
         self._lingering: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Open the endpoint and start the children; ConfigError or PluginError when the agent cannot be run."""
         await self._endpoint.start()
-        await self._seats.start()
+        await self._pool.start()
 
     async def close(self) -> None:
         """End what was started; also more than once."""
@@ -48,7 +48,7 @@ class Agents:
         for task in lingering:
             task.cancel()
         await asyncio.gather(*lingering, return_exceptions=True)
-        await self._seats.close()
+        await self._pool.close()
         await self._endpoint.close()
 
     async def run(
@@ -80,7 +80,7 @@ class Agents:
         ]
         return episode.trajectories()
 
-    async def _talk(self, recording: Recording, token: str, time_s: float) -> LostProcess | None:
+    async def _talk(self, recording: Recording, token: str, time_s: float) -> CallLost | None:
         """Run the agent until it ends, or its time does; what became of its process if that was another's doing."""
         episode, began = recording.episode, asyncio.Event()
         work = self._call(self._given(episode.task, token), time_s, began)
@@ -101,7 +101,7 @@ class Agents:
             episode.info["error"] = str(error)
             if episode.ended_by == AGENT:  # else a limit ended it, and the agent fell over that
                 episode.ended_by = AGENT_FAILED
-            return error if isinstance(error, LostProcess) else None
+            return error if isinstance(error, CallLost) else None
         if isinstance(returned, float):
             episode.add_reward(returned)
         elif returned is not None:
@@ -121,8 +121,10 @@ class Agents:
             task.exception()
 
     async def _call(self, given: Mapping[str, Any], time_s: float, began: asyncio.Event) -> Any:
-        seat = self._seats.free()
-        return await self._seats.call(seat, "agent", time_s + self._grace_s, "run", dict(given), began=began.set)
+        deadline_s, threads = time_s + self._grace_s, self._settings.threads
+        return await in_child(
+            self._pool, "agent", deadline_s, "run", dict(given), began=lambda slot: began.set(), shared_by=threads
+        )
 
     def _given(self, task: RolloutTask, token: str) -> dict[str, Any]:
         messages = [dict(each) for each in task.prompt.messages]

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rlcore.contracts.children import ChildPool, ChildSlot
 from rlcore.errors import ChildError
 from rlcore.imports import import_target
 from rlcore.types import Message, Prompt
 from rlcore_agent_loop.settings import EnvironmentSettings
 from rlcore_agent_loop.tools.calls import encodable
-from rlcore_agent_loop.tools.seats import ChildPool, ChildSlot
+from rlcore_agent_loop.tools.in_child import in_child
 from rlcore_agent_loop.tools.sources import awaited, within
 
 logger = logging.getLogger(__name__)
@@ -55,20 +56,20 @@ class Environment(ABC):
 class Environments:
     """Makes the environment of each sample."""
 
-    def __init__(self, settings: EnvironmentSettings, seats: ChildPool) -> None:
-        self._settings, self._seats = settings, seats
+    def __init__(self, settings: EnvironmentSettings, pool: ChildPool) -> None:
+        self._settings, self._pool = settings, pool
         self._class: Any = None
 
     async def start(self) -> None:
-        """Learn whether it is async; the seats must have been started."""
-        if await self._seats.call(self._seats.free(), "environment", 60.0, "environment_is_async"):
+        """Learn whether it is async; the pool must have been started."""
+        if await in_child(self._pool, "environment", 60.0, "environment_is_async"):
             self._class = await asyncio.to_thread(import_target, self._settings.fn)
 
     def open(self, sample: str) -> "SampleEnvironment":
         """The environment of one sample, not yet reset."""
         if self._class is not None:
             return Here(self._class, self._settings)
-        return InChild(sample, self._settings, self._seats)
+        return InChild(sample, self._settings, self._pool)
 
 
 class SampleEnvironment(ABC):
@@ -90,9 +91,9 @@ class SampleEnvironment(ABC):
 class InChild(SampleEnvironment):
     """A sync environment, in a child process."""
 
-    def __init__(self, sample: str, settings: EnvironmentSettings, seats: ChildPool) -> None:
-        self._sample, self._settings, self._seats = sample, settings, seats
-        self._seat: ChildSlot = seats.free()
+    def __init__(self, sample: str, settings: EnvironmentSettings, pool: ChildPool) -> None:
+        self._sample, self._settings, self._pool = sample, settings, pool
+        self._slot = pool.pick()
         self._generation = -1
 
     async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
@@ -104,15 +105,16 @@ class InChild(SampleEnvironment):
     async def _call(self, method: str, *args: Any) -> Any:
         who, deadline_s = f"environment.{method}", self._settings.deadline_s
         if method == "reset":
-            return await self._seats.call(self._seat, who, deadline_s, method, *args, began=self._began)
-        return await self._seats.call(self._seat, who, deadline_s, method, *args, generation=self._generation)
+            return await in_child(self._pool, who, deadline_s, method, *args, slot=self._slot, began=self._began)
+        held = self._generation
+        return await in_child(self._pool, who, deadline_s, method, *args, slot=self._slot, generation=held)
 
-    def _began(self) -> None:
-        """From here on there is something in the child that has to be let go, also when `reset` raises."""
-        self._generation = self._seat.generation
+    def _began(self, slot: ChildSlot) -> None:
+        """From here on there is something in the child that has to be released, also when `reset` raises."""
+        self._generation = slot.generation
 
     async def close(self) -> None:
-        if self._seat.generation != self._generation or not self._seat.child.alive:
+        if self._slot.generation != self._generation or not self._slot.alive:
             return
         try:
             await self._call("release", self._sample)

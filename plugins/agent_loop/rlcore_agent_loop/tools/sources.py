@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlcore.contracts.children import ChildPool, ChildSlot
 from rlcore.errors import ChildError, boundary, describe
 from rlcore.imports import import_target
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import as_text
+from rlcore_agent_loop.tools.in_child import in_child
 from rlcore_agent_loop.tools.schemas import schema_of
-from rlcore_agent_loop.tools.seats import ChildPool, ChildSlot
 from rlcore_agent_loop.tools.toolbox import FUNCTION, OBJECTS, created, kind_of
 
 
@@ -50,8 +51,8 @@ class Functions(ToolSource):
 
     name = "plugins.agent_loop.tools"
 
-    def __init__(self, settings: AgentLoopSettings, seats: ChildPool, objects: ChildPool) -> None:
-        self._settings, self._seats, self._objects = settings, seats, objects
+    def __init__(self, settings: AgentLoopSettings, functions: ChildPool, objects: ChildPool) -> None:
+        self._settings, self._functions, self._objects = settings, functions, objects
         self._kinds: dict[str, tuple[str, bool]] = {}
         self._async: dict[str, Any] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}
@@ -59,30 +60,28 @@ class Functions(ToolSource):
         self._places: dict[str, _Place] = {}
 
     async def start(self, describe: bool) -> None:
-        """Start what serves functions, and learn what each tool is; what cannot be imported fails there.
+        """Learn what each tool is, in a child, and start the children that are needed.
 
-        The seats of objects are started if anything needs them.
+        What cannot be imported fails there.
         """
-        if not self._settings.tools:
-            if self._settings.environment.fn:
-                await self._objects.start()
-            return
-        await self._seats.start()
-        self._kinds = await self._seats.call(self._seats.free(), "tools", 60.0, "kinds")
+        if self._settings.tools:
+            await self._objects.first()
+            self._kinds = await in_child(self._objects, "tools", 60.0, "kinds")
+        if self._settings.environment.fn or (OBJECTS, False) in self._kinds.values():
+            await self._objects.start()
+        else:
+            await self._objects.close()
+        if (FUNCTION, False) in self._kinds.values():
+            await self._functions.start()
         for name, tool in self._settings.tools.items():
             is_async = self._kinds[name][1]
             target = await asyncio.to_thread(import_target, tool.fn) if is_async or describe else None
             if is_async:
                 self._async[name] = target
             self._schemas[name] = await asyncio.to_thread(schema_of, name, target) if describe else {}
-        if self._settings.environment.fn or (OBJECTS, False) in self._kinds.values():
-            if (FUNCTION, False) in self._kinds.values():
-                await self._objects.start()
-            else:
-                self._objects.take_over(self._seats)
 
     async def close(self) -> None:
-        """The seats are their owner's to close."""
+        """The pools are their owner's to close."""
 
     def schemas(self) -> Mapping[str, Mapping[str, Any]]:
         return self._schemas
@@ -95,25 +94,25 @@ class Functions(ToolSource):
             value = await within(name, tool.deadline_s, self._here(name, sample, columns, arguments))
             return as_text(value, max_chars)
         if self._kinds[name][0] != OBJECTS:
-            seat = self._seats.free()
-            return str(await self._seats.call(seat, name, tool.deadline_s, "call", name, dict(arguments), max_chars))
+            args: tuple[Any, ...] = (name, dict(arguments), max_chars)
+            return str(await in_child(self._functions, name, tool.deadline_s, "call", *args))
         if sample not in self._places:
-            self._places[sample] = _Place(self._objects.free())
+            self._places[sample] = _Place(self._objects.pick())
         place = self._places[sample]
         async with place.lock:
             if name not in place.held:
                 await self._create(name, sample, place, columns)
             args = (name, sample, dict(arguments), max_chars)
-            generation = place.held[name]
+            slot, held = place.slot, place.held[name]
             return str(
-                await self._objects.call(place.seat, name, tool.deadline_s, "execute", *args, generation=generation)
+                await in_child(self._objects, name, tool.deadline_s, "execute", *args, slot=slot, generation=held)
             )
 
     async def _create(self, name: str, sample: str, place: "_Place", columns: Mapping[str, Any]) -> None:
         """Make the sample's object, in whichever child serves by then: what does not exist cannot have been lost."""
-        seat, deadline_s = place.seat, self._settings.tools[name].deadline_s
-        await self._objects.call(seat, f"{name}.create", deadline_s, "create", name, sample, dict(columns))
-        place.held[name] = seat.generation
+        slot, deadline_s, args = place.slot, self._settings.tools[name].deadline_s, (name, sample, dict(columns))
+        await in_child(self._objects, f"{name}.create", deadline_s, "create", *args, slot=slot)
+        place.held[name] = slot.generation
 
     async def _here(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
         target = self._async[name]
@@ -131,10 +130,10 @@ class Functions(ToolSource):
         """Let the sample's objects go, here and in its child; each gets its turn, also when another raises."""
         problems = []
         place = self._places.pop(sample, None)
-        if place is not None and place.seat.generation in place.held.values() and place.seat.child.alive:
-            generation = place.seat.generation
+        if place is not None and place.slot.generation in place.held.values() and place.slot.alive:
+            slot, held = place.slot, place.slot.generation
             try:
-                await self._objects.call(place.seat, "release", 10.0, "release", sample, generation=generation)
+                await in_child(self._objects, "release", 10.0, "release", sample, slot=slot, generation=held)
             except ChildError as error:
                 problems.append(str(error))
         for key in [(sample, name) for name in self._async if (sample, name) in self._held]:
@@ -152,7 +151,7 @@ class Functions(ToolSource):
 class _Place:
     """Where the objects of a sample live: all in one child, which takes one call at a time."""
 
-    seat: ChildSlot
+    slot: ChildSlot
     held: dict[str, int] = field(default_factory=dict)
     """Of each tool whose object was created, the generation of the child that holds it."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)

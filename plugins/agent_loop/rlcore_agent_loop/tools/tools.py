@@ -5,14 +5,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcore.contracts.workers import Child, Children
+from rlcore.contracts.children import Child, ChildPool, Children
 from rlcore.errors import ChildError, ConfigError, nearest
 from rlcore.types import Prompt
 from rlcore_agent_loop.checks import absolute
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import ToolCall
 from rlcore_agent_loop.tools.mcp_source import McpServer
-from rlcore_agent_loop.tools.seats import ChildPool
 from rlcore_agent_loop.tools.sources import Functions, ToolSource
 
 logger = logging.getLogger(__name__)
@@ -26,10 +25,10 @@ class Tools:
 
     def __init__(self, children: Children, settings: AgentLoopSettings) -> None:
         self._children, self._settings = children, settings
-        self.seats = ChildPool(self._start_child, settings.children)
+        self.stateful = ChildPool(self._start_child, settings.children)
         """Of what holds the state of samples: objects of tools, and environments."""
         self._functions = ChildPool(self._start_child, settings.children)
-        self._sources: list[ToolSource] = [Functions(settings, self._functions, self.seats)]
+        self._sources: list[ToolSource] = [Functions(settings, self._functions, self.stateful)]
         self._sources += [McpServer(name, server, settings.max_result_chars) for name, server in settings.mcp.items()]
         self._owners: dict[str, ToolSource] = {}
         self._schemas: dict[str, Mapping[str, Any]] = {}
@@ -58,7 +57,9 @@ class Tools:
 
     async def close(self) -> None:
         """End what was started; also more than once."""
-        await asyncio.gather(self.seats.close(), self._functions.close(), *(source.close() for source in self._sources))
+        await asyncio.gather(
+            self.stateful.close(), self._functions.close(), *(source.close() for source in self._sources)
+        )
 
     def open(self, sample: str, prompt: Prompt) -> "SampleTools":
         """The tools of one sample; ConfigError when its column names one that there is not."""

@@ -12,15 +12,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlcore import load_tokens
 from rlcore.contracts.agents import RolloutTask
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import Worker, WorkerContext
-from rlcore.errors import WorkerError
 from rlcore.types import Completion, GenerateRequest, Lane, Prompt, Sampling, Trajectory
 from rlcore_agent_loop.settings import AgentLoopSettings
 
 if TYPE_CHECKING:
-    from rlcore.cluster.child import ChildProcesses
     from rlcore.contracts.tokens import Tokens
     from rlcore_agent_loop.loop import ToolLoop
 
@@ -134,31 +133,24 @@ class PolicyProxy:
 class LoopWorker(AgentWorker):
     """Runs the plugin's loop; its tools are in child processes of this one."""
 
+    tokens: "Tokens"
+    """Of the run, from `setup` on."""
+
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
         self._rollouts: dict[int, PolicyProxy] = {}
         self._loop: ToolLoop | None = None
-        self._children: ChildProcesses | None = None
 
     def setup(self) -> None:
-        """Load tokenizer and chat template, and get ready to start children."""
-        from rlcore.cluster.child import ChildProcesses
-        from rlcore.data.tokens import load_tokens
-
+        """Load tokenizer and chat template."""
         config = self.context.config
-        self.equip(load_tokens(config.model, config.data.system_prompt), ChildProcesses())
-
-    def equip(self, tokens: "Tokens", children: "ChildProcesses") -> None:
-        """Run conversations with these."""
-        self._tokens, self._children = tokens, children
+        self.tokens = load_tokens(config.model, config.data.system_prompt)
 
     async def start(self, settings: AgentLoopSettings, window: int | None) -> None:
         """See `AgentWorker.start`."""
         from rlcore_agent_loop.loop import ToolLoop
 
-        if self._children is None:
-            raise WorkerError(f"{self.context}: start() came before setup()")
-        self._loop = ToolLoop(PolicyProxy(), self._tokens, self._children, settings, window)
+        self._loop = ToolLoop(PolicyProxy(), self.tokens, self.context.children, settings, window)
         await self._loop.start()
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
@@ -170,8 +162,6 @@ class LoopWorker(AgentWorker):
         """See `AgentWorker.stop`."""
         if self._loop is not None:
             await self._loop.close()
-        if self._children is not None:
-            await self._children.close()
 
     async def rollout(
         self,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from rlcore import Lane
-from rlcore.reward.seats import Stopwatch
+from rlcore.aio import Stopwatch
 
 LANES = (Lane.EVAL, Lane.TRAIN)
 """Who goes first goes first."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore import Lane
-from rlcore.aio import Timers
-from rlcore.reward.call_log import CallLog
-from rlcore.reward.seats import Stopwatch
+from rlcore.aio import Stopwatch, Timers
+from rlcore.contracts.call_log import CallLog
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client.http import ENCODER, Client, NoAnswer, Unavailable, plain
 from rlcore_reward_loop.client.limits import ConcurrencyLimiter, FairQueue, RateLimiter

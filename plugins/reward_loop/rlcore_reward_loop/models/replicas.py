@@ -5,8 +5,8 @@ import time
 from collections import defaultdict
 
 from rlcore import Lane, RawScore, RewardReplica, RlcoreError, ScoreRequest, WorkerGroup
-from rlcore.reward.call_log import CallLog
-from rlcore.reward.seats import Stopwatch
+from rlcore.aio import Stopwatch
+from rlcore.contracts.call_log import CallLog
 from rlcore_reward_loop.checks import WHERE
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.limits import ConcurrencyLimiter

@@ -1,0 +1,42 @@
+"""Calls in child processes of which whatever goes wrong is data: those of tools, environments and agents."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rlcore.contracts.children import ChildPool, ChildSlot, LostProcess, RestartError
+from rlcore.errors import ChildError, WorkerError
+
+
+class CallLost(ChildError):
+    """Another call ended the process that this one ran in, or that held what it needs."""
+
+
+async def in_child(
+    pool: ChildPool,
+    who: str,
+    deadline_s: float,
+    method: str,
+    *args: Any,
+    slot: ChildSlot | None = None,
+    generation: int | None = None,
+    began: Callable[[ChildSlot], None] = lambda slot: None,
+    shared_by: int = 1,
+) -> Any:
+    """The result of `ChildPool.call`; ChildError, whose message begins with what went wrong, for whatever did.
+
+    CallLost when that was another call; `shared_by` is how many calls a child takes at a time.
+    """
+    try:
+        return await pool.call(
+            method, *args, who=who, deadline_s=deadline_s, slot=slot, generation=generation, began=began
+        )
+    except TimeoutError as cause:
+        raise ChildError(f"{who} took longer than {deadline_s:g} s") from cause
+    except LostProcess as cause:
+        raise CallLost(str(cause)) from cause
+    except RestartError as cause:
+        raise ChildError(str(cause)) from cause
+    except WorkerError as cause:
+        if shared_by > 1:
+            raise ChildError(f"the process of {who} has ended, which up to {shared_by} share: {cause}") from cause
+        raise ChildError(f"{who} ended the process it ran in") from cause

@@ -1,0 +1,142 @@
+"""The extension point of rewards: a scorer is one named part of the reward, asked for each sample, group or batch.
+
+A reward manager of a plugin gives its scorers to `rlcore.FunctionRewards`, which weighs and sums them with
+`reward.functions`. What a scorer cannot judge is a failed `Outcome` that says why, and never an exception.
+"""
+
+import inspect
+import math
+import reprlib
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlcore.types import Float32s, Lane, RewardStatus, Trajectory
+
+LARGEST = float(np.finfo(np.float32).max)
+MAX_DEPTH = 32
+"""Levels of what stands beside a score; what is nested deeper would end whoever walks it by recursion."""
+SHOWN = (bool, int, float, complex, str, list, tuple, dict)
+"""Types of which an error may show a short repr; that of others may be slow, huge, or somebody's own code."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A scorer's opinion of a sample: OK with a finite score, FAILED with an error, or SKIPPED without an opinion.
+
+    Plain values only: it may cross from a child process.
+    """
+
+    status: RewardStatus
+    score: float = 0.0
+    error: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Scores within the function's own, for the metrics."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    token_scores: Float32s | None = None
+    """(T,) a further score for each token of the trajectory, prompt included; None without any."""
+
+
+SKIPPED = Outcome(RewardStatus.SKIPPED)
+
+
+def failed(error: str) -> Outcome:
+    """No usable score, and why."""
+    return Outcome(RewardStatus.FAILED, error=error)
+
+
+def number(value: Any) -> float | str:
+    """The value as a finite float, or what is wrong with it. bool counts as 0 or 1; numpy and torch scalars pass."""
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return f"returned {shown(value)}; a number is needed"
+    if getattr(value, "ndim", 0):
+        return f"returned an array of shape {tuple(value.shape)}; a number is needed"
+    try:
+        converted = float(value)
+    except (TypeError, ValueError, OverflowError) as cause:
+        return f"returned {shown(value)}, which is no number: {cause}"
+    if not math.isfinite(converted):
+        return f"returned {converted}; a finite number is needed"
+    return converted if abs(converted) <= LARGEST else f"returned {converted}, which no float32 can hold"
+
+
+def too_deep(value: Any) -> bool:
+    """True where lists and mappings are nested more than MAX_DEPTH levels deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for each in level for inner in _inner(each)]
+        if not level:
+            return False
+    return True
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, (list, tuple)):
+        return value
+    return list(value.flat) if isinstance(value, np.ndarray) and value.dtype.hasobject else ()
+
+
+def shown(value: Any) -> str:
+    """A value in an error: its type, and itself when it is short."""
+    if inspect.iscoroutine(value):
+        value.close()
+        return "a coroutine from a function that is not async"
+    if inspect.isgenerator(value):
+        return "a generator"
+    if value is None:
+        return "None"
+    shown = type(value) in SHOWN and not (isinstance(value, int) and value.bit_length() > 64)
+    text = reprlib.repr(value) if shown else ""
+    return f"{type(value).__name__} {text}" if 0 < len(text) <= 60 else f"a {type(value).__name__}"
+
+
+class Scorer(Protocol):
+    """One named part of the reward. Subclass it: what is not abstract has the default that is said."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Names the part in metrics, errors and `Reward.components`; no function of `reward.functions` has it."""
+        ...
+
+    @property
+    def scope(self) -> str:
+        """'sample' (the default), 'group' or 'batch': the samples that `score` is given at once."""
+        return "sample"
+
+    @property
+    def weight(self) -> float:
+        """The factor of its score in the sum, 1 by default."""
+        return 1.0
+
+    @property
+    def on_failure(self) -> str:
+        """What follows for a sample without a score: 'drop_sample' (the default), 'drop_group' or 'abort'.
+
+        Empty for a function of `reward.functions`, whose settings say it.
+        """
+        return "drop_sample"
+
+    @property
+    def post_processes(self) -> bool:
+        """Whether `post_process` is called with the outcomes of each whole group; for scope 'sample'. Default False."""
+        return False
+
+    @abstractmethod
+    async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
+        """An outcome for each trajectory, in their order. Calls overlap; cancelled when nobody needs the scores."""
+        ...
+
+    async def post_process(
+        self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
+    ) -> list[Outcome]:
+        """The outcomes of a group's samples, in the order of their ids, after the group was looked at.
+
+        By default they stay as they are. A failure stays a failure.
+        """
+        return list(outcomes)
