@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/precision.py [--out docs/results/precision] [--smoke]
 
 sums: the demo, SmolLM2-135M learns to add one-digit numbers, twelve steps at a learning rate of 2e-5, at which a
-bfloat16 weight that is rounded to nearest hardly moves. letters: a tiny random model learns to write lower-case letters,
-40 steps at 2e-3. Same start, prompts, settings and seeds in every format; the start is stored in bfloat16, as most
-checkpoints are. Compared with float32 is the mean reward of all training steps, seed by seed. A run that is complete below `--runs` is read and not run again. One JSON line on stdout.
+bfloat16 weight that is rounded to nearest hardly moves. letters: a tiny random model learns to write lower-case
+letters, 40 steps at 2e-3. Same start, prompts, settings and seeds in every format; the start is stored in bfloat16, as
+most checkpoints are. Compared with float32 is the mean reward of all training steps, seed by seed. A run that is
+complete below `--runs` is read and not run again. One JSON line on stdout.
 """
 
 import argparse

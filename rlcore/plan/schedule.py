@@ -94,8 +94,9 @@ def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLog
     """Where pi_old comes from; no pass where it is known to be another policy that is at hand.
 
     The embedded sampler draws from the very weights that are trained: on-policy, what it recorded in float32 or float64
-    are the log-probs of pi_old; in half precision they differ by rounding, more than a step of the policy. With a single update a step, pi_old is the detached pi. What was drawn from a part of the
-    vocabulary has recorded log-probs of no policy at all.
+    are the log-probs of pi_old. In half precision rounding makes them differ by more than an update does. With a single
+    update a step, pi_old is the detached pi. What was drawn from a part of the vocabulary has recorded log-probs of no
+    policy at all.
     """
     if config.schedule.old_logprobs == "behaviour":
         return OldLogprobs.SAMPLED

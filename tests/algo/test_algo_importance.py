@@ -11,7 +11,7 @@ import torch
 
 from rlcore.algo.importance import importance_factor, sampler_differs
 from rlcore.algo.loss import clip
-from rlcore.config import AlgoConfig, ImportanceConfig, RolloutConfig, RunConfig, ScheduleConfig
+from rlcore.config import AlgoConfig, EngineConfig, ImportanceConfig, RolloutConfig, RunConfig, ScheduleConfig
 from rlcore.engines.hf import Predictions
 from rlcore.engines.hf.train.microbatch import MicroBatch
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
@@ -104,10 +104,13 @@ def test_the_policy_loss_is_multiplied_only_where_the_sampler_differs() -> None:
     }
 
 
-def test_the_sampler_differs_when_it_is_another_engine_or_may_be_behind_and_pi_old_is_not_mu_itself() -> None:
+def test_the_sampler_differs_when_it_is_another_engine_or_behind_or_in_half_precision_and_pi_old_is_not_mu() -> None:
     elsewhere, behind = RolloutConfig(backend="another"), ScheduleConfig(max_staleness=1)
     assert not sampler_differs(RunConfig())
     assert not sampler_differs(RunConfig(schedule=ScheduleConfig(stream_minibatches=True)))
+    for dtype in ("float32", "float64", "bfloat16", "float16"):
+        half = RunConfig(actor=EngineConfig(dtype=dtype))  # type: ignore[arg-type]
+        assert sampler_differs(half) is (dtype in ("bfloat16", "float16")), dtype
     assert sampler_differs(RunConfig(rollout=elsewhere))
     assert sampler_differs(RunConfig(schedule=behind))
     assert not sampler_differs(RunConfig(rollout=elsewhere, schedule=replace(behind, old_logprobs="behaviour")))

@@ -1,4 +1,4 @@
-"""Float16: a loss scale that falls when gradients overflow, grows while they do not, and comes back from checkpoints."""
+"""Float16: a loss scale that falls when gradients overflow, grows while they do not, and is in checkpoints."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -241,6 +241,24 @@ def plan(*overrides: str) -> Any:
     return plan_run([], [*SETTINGS, "actor.minibatch_prompts=2", *overrides], ["null"]).schedule
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_half_precision_what_the_sampler_recorded_is_not_pi_old_and_the_plan_says_what_is(dtype: str) -> None:
+    assert plan("actor.dtype=float64").old_logprobs is OldLogprobs.SAMPLED
+    several = plan(f"actor.dtype={dtype}")
+    assert (several.old_logprobs, several.passes) == (OldLogprobs.PASS, ("old log-probs",))
+    assert plan(f"actor.dtype={dtype}", "actor.minibatch_prompts=0").old_logprobs is OldLogprobs.DETACHED
+    assert plan(f"actor.dtype={dtype}", "schedule.old_logprobs=behaviour").old_logprobs is OldLogprobs.SAMPLED
+    for size, source in ((2, "a forward pass"), (0, "the update itself")):
+        settings = [*SETTINGS, f"actor.minibatch_prompts={size}", f"actor.dtype={dtype}"]
+        notes = [note for note in plan_run([], settings, ["null"]).notes if note.startswith(f"actor.dtype={dtype}: ")]
+        assert len(notes) == 2
+        assert "weights are rounded stochastically" in notes[0]
+        assert f"pi_old is {source} and the loss has the factor pi_old / mu" in notes[1]
+    nearest = plan_run([], [*SETTINGS, f"actor.dtype={dtype}", "actor.rounding=nearest"], ["null"]).notes
+    assert any("rounded to nearest" in note and "actor.rounding=stochastic" in note for note in nearest)
+    assert not any("actor.dtype" in note for note in plan_run([], list(SETTINGS), ["null"]).notes)
+
+
 def test_the_plan_says_which_passes_a_schedule_needs() -> None:
     kl = ("algo.kl.placement=loss", "reference.backend='null'")
     assert plan().old_logprobs is OldLogprobs.SAMPLED

@@ -69,6 +69,7 @@ VARIANTS = {
     "kl in the reward": ("algo.kl.placement=reward", "algo.kl.controller=adaptive", "algo.preset=reinforce_pp"),
     "lora": ("actor.lora.enabled=true", "actor.lora.rank=2", "algo.kl.placement=loss"),
     "bfloat16": ("actor.dtype=bfloat16",),
+    "float16": ("actor.dtype=float16",),
 }
 
 
@@ -99,6 +100,17 @@ def test_the_metrics_of_an_update_are_those_the_documentation_names(config: dict
     needed = {"policy/loss", "policy/entropy", "policy/kl", "policy/clip_frac_low", "policy/clip_frac_high"}
     assert needed | {"policy/ratio_max", "actor/grad_norm", "actor/lr", "actor/skipped"} <= rows[0].keys()
     assert rows[0]["policy/kl"] == pytest.approx(0.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"), [("float32", 0.0, 1e-4), ("bfloat16", 1e-4, 0.2), ("float16", 1e-5, 0.02)]
+)
+def test_how_far_sampler_and_trainer_differ_is_logged_of_the_embedded_sampler_too(
+    config: dict[str, Any], dtype: str, low: float, high: float
+) -> None:
+    rows = step_rows(train(config, "train.max_steps=2", f"actor.dtype={dtype}", "actor.lr=1e-2"))
+    assert all(low <= row["policy/rollout_logprob_diff"] < high for row in rows), "not of updates after the first"
+    assert all(("policy/importance_mean" in row) is (dtype != "float32") for row in rows)
 
 
 def test_with_two_minibatches_the_recorded_logprobs_serve_as_those_of_the_old_policy(config: dict[str, Any]) -> None:

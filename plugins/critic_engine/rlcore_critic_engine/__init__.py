@@ -33,6 +33,8 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
     model = None if on_actor or section.path in ("", config.model.path) else _model(section)
     is_known = model is None or model.parameters is not None
     head = starting_head(config.model, section)
+    engine = section.engine(config.actor)
+    rounded = f"; dtype={engine.dtype}: rounding={engine.rounding} of its float32 masters" if engine.is_half else ""
     return [
         WorkerRequest(
             CRITIC,
@@ -43,11 +45,11 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
             threads=config.cluster.threads,
             embedded_in=ACTOR if on_actor else None,
             targets={"value_loss": "rlcore_critic_engine.loss:ValueLoss"},
-            engine=section.engine(config.actor),
+            engine=engine,
             model=model,
             settings=SECTION,
             shared_prefix=section.shared_prefix,
-            note=f"the value head starts from: {head.text}",
+            note=f"the value head starts from: {head.text}{rounded}",
             bytes_per_parameter=table[section.dtype] if is_known and not on_actor else 0.0,
         )
     ]

@@ -67,7 +67,7 @@ class CriticSettings:
     """Updates at the start of the run in which only the critic learns."""
 
     def engine(self, actor: EngineConfig) -> EngineConfig:
-        """The settings as the training engine takes them; on the actor's trunk its number format, rounding and checkpointing."""
+        """The settings as the training engine takes them; on the actor's trunk its number format and checkpointing."""
         engine = EngineConfig(
             lr=self.lr,
             lr_schedule=self.lr_schedule,

@@ -197,6 +197,21 @@ def test_on_the_actors_trunk_the_actor_says_whether_activations_are_computed_aga
         requests(config, CriticSettings(trunk="actor", shared_prefix="cache"))
 
 
+def test_rounding_is_that_of_the_critics_settings_and_on_the_actors_trunk_of_the_actors_and_the_plan_says_it() -> None:
+    actor = EngineConfig(dtype="float16", rounding="nearest")
+    for settings, dtype, rounding in (
+        (CriticSettings(dtype="bfloat16"), "bfloat16", "stochastic"),
+        (CriticSettings(dtype="float16", rounding="nearest"), "float16", "nearest"),
+        (CriticSettings(trunk="actor"), "float16", "nearest"),
+    ):
+        [request] = requests(RunConfig(actor=actor), settings)
+        assert request.engine is not None
+        assert (request.engine.dtype, request.engine.rounding) == (dtype, rounding)
+        assert request.note.endswith(f"; dtype={dtype}: rounding={rounding} of its float32 masters")
+    [plain] = requests(RunConfig(), CriticSettings())
+    assert "rounding" not in plain.note
+
+
 def test_flash_attention_needs_a_critic_in_bfloat16() -> None:
     config = RunConfig(model=ModelConfig(attention="flash_attention_2"), actor=EngineConfig(dtype="bfloat16"))
     with pytest.raises(ConfigError, match=r"plugins\.critic_engine\.dtype=float32: .*set .*dtype=bfloat16"):

@@ -181,8 +181,8 @@ class TrainEngine:
         micro-batches gives the same gradient. Metrics are averages over the mini-batch's loss tokens. With a loss or
         gradient that is not finite weights and optimizer stay as they are and '<name>/skipped' is 1; WorkerError when
         that happened `max_skipped_updates` times in a row. In float16 a gradient that overflows is computed again with
-        a lower loss scale first, and the update is skipped when a scale of 1 does not help. They also stay when every weight is 0, as of a mini-batch of
-        truncated rows with `algo.overlong=mask`: momentum would move them on a gradient of nothing.
+        a lower loss scale first. Weights also stay when every weight of the mini-batch is 0, as of truncated rows with
+        `algo.overlong=mask`: momentum would move them on a gradient of nothing.
         """
         check_schedule(self.config, self.num_updates, self._section)
         if minibatch.weights_B is not None and not minibatch.weights_B.any():

@@ -1,4 +1,4 @@
-"""The number formats of a checkpoint: which ones training can start from, and the float32 masters that start from it."""
+"""The number formats of a checkpoint: those that training can start from, and the masters that start from it."""
 
 import json
 from collections.abc import Iterator
@@ -37,8 +37,8 @@ def check_not_quantised(path_key: str, path: str, settings: Any) -> None:
     if settings:
         method = settings.get("quant_method", "unknown") if isinstance(settings, dict) else type(settings).__name__
         raise ConfigError(
-            f"{path_key}='{path}': its weights are quantised (quant_method={method}), which training cannot start from; "
-            "needs float32, bfloat16 or float16: choose the checkpoint that this one was quantised from"
+            f"{path_key}='{path}': its weights are quantised (quant_method={method}), which training cannot start "
+            "from; needs float32, bfloat16 or float16: choose the checkpoint that this one was quantised from"
         )
 
 
