@@ -4,7 +4,8 @@
 
 A synchronous run of the null model: two rollout replicas, a reward model of two replicas, reward functions and agents
 in child processes, an HTTP reward service and a judge of two addresses each, a checkpoint every five steps. Faults come
-at steps that the seed decides; the first of the plan are printed, and each as it is injected. A run that ended is resumed.
+at steps that the seed decides; the first of the plan are printed, and each as it is injected. A run that ended is
+resumed.
 
 Prints one JSON line, and the exit status is 1 unless: every sample of every prompt is in the records once per epoch;
 memory, descriptors and threads of the controller are where they were; nothing outlived it; no traceback was printed;
@@ -233,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, help="a new directory to work in, which is kept")
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.minutes, options.calm, options.gap, options.pace_s = 0.5, 1, 3, 0.05
+        options.minutes, options.calm, options.gap, options.pace_s = 0.4, 1, 3, 0.05
     with tempfile.TemporaryDirectory(prefix="rlcore-soak-") as scratch:
         work = options.work or Path(scratch) / "work"
         work.mkdir(parents=True)

@@ -82,9 +82,7 @@ def accounted(run: Path, steps: int) -> Account:
             seen.setdefault((name["prompt"], name["epoch"]), set()).add(name["sample"])
             account.statuses[row["status"]] += 1
             account.ended_by[str(row["agent"].get("ended_by", ""))] += 1
-        keys = Counter(
-            (row["id"]["prompt"], row["id"]["epoch"], row["id"]["sample"], row["id"]["segment"]) for row in rows
-        )
+        keys = Counter(tuple(row["id"].values()) for row in rows)
         account.problems += [f"step {step}: {key} is there {count} times" for key, count in keys.items() if count > 1]
         for key, found in seen.items():
             if found != set(range(SAMPLES)):

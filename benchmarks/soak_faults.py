@@ -205,7 +205,7 @@ def remount(path: Path, options: str) -> None:
 
 @contextlib.contextmanager
 def disk(path: Path, keep: bool) -> Iterator[bool]:
-    """A separate file system at `path` while the block runs, or longer with `keep`; yields False without the right to mount."""
+    """A separate file system at `path`, unmounted after the block unless `keep`; False without the right to mount."""
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "soak", str(path)]
     mounted = not subprocess.run(command, capture_output=True).returncode
@@ -261,7 +261,7 @@ ENDS: dict[str, tuple[int, ...]] = {
 
 
 def plan(seed: int, all_faults: bool, calm: int, gap: int) -> Iterator[Fault]:
-    """Faults without end, some steps apart: decks with each one that ends the controller once, each other `calm` times."""
+    """Faults without end: decks with each one that ends the controller once, and each other one `calm` times."""
     chance = random.Random(seed)
     step = 3
     while True:

@@ -56,9 +56,7 @@ class SoakModel(RewardReplica):
 def low(completions: Sequence[Any], **columns: Any) -> list[float]:
     """A sync reward function: the share of each completion's bytes below 64, which the null policy can learn."""
     register("function")
-    texts = [
-        text if isinstance(text, str) else "".join(str(each.get("content")) for each in text) for text in completions
-    ]
+    texts = [text if isinstance(text, str) else repr([dict(each) for each in text]) for text in completions]
     return [sum(ord(char) < 64 for char in text) / max(1, len(text)) for text in texts]
 
 
@@ -84,10 +82,8 @@ def agent(base_url: str, api_key: str, messages: Sequence[Mapping[str, Any]], nu
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
         with urllib.request.urlopen(urllib.request.Request(f"{base_url}/chat/completions", body, headers)) as answer:
             message = json.load(answer)["choices"][0]["message"]
-        said += [
-            {"role": "assistant", "content": message["content"] or ""},
-            {"role": "user", "content": f"turn {turn}"},
-        ]
+        said.append({"role": "assistant", "content": message["content"] or ""})
+        said.append({"role": "user", "content": f"turn {turn}"})
     return 0.0
 
 

@@ -138,7 +138,7 @@ def check_moved(layer: Layer, moved: Mapping[str, str]) -> None:
 
 
 def _check_depth(values: Mapping[str, Any], origin: str) -> None:
-    """ConfigError for values that are nested too deeply for those who read them; a loop, because this is one of them."""
+    """ConfigError for values that are nested too deeply for a recursive reader, which this is not."""
     level: list[Any] = [values]
     for _ in range(MAX_DEPTH):
         sections = [child for each in level if isinstance(each, Mapping) for child in each.values()]

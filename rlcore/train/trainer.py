@@ -12,7 +12,7 @@ from typing import Any
 from rlcore.algo.kl import FixedKl
 from rlcore.contracts.actor import ActorWorker
 from rlcore.data import PromptOrder
-from rlcore.errors import CheckpointError, shown
+from rlcore.errors import shown
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
 from rlcore.report.terminal import Terminal
 from rlcore.report.trackers import Trackers
@@ -220,7 +220,7 @@ class Trainer:
         return self.published | self._flight_state(), self.flight.scored()
 
     def restore(self, state: dict[str, Any], scored: Sequence[ScoredTrajectory]) -> None:
-        """Take up what `snapshot` returned; CheckpointError for a count or an evaluation that is none."""
+        """Take up what `snapshot` returned; ValueError for a count that is none."""
         self.progress.step, self.progress.equal_steps = _count(state, "step"), _count(state, "equal_steps")
         self.progress.order.restore(state["order"])
         self.progress.kl.restore(state["kl"])
@@ -236,5 +236,5 @@ class Trainer:
 def _count(state: Mapping[str, Any], name: str) -> int:
     value = state[name]
     if type(value) is not int or value < 0:
-        raise CheckpointError(f"state.json: '{name}' is {shown(value)}; needs a whole number; use another checkpoint")
+        raise ValueError(f"'{name}' is {shown(value)}; needs a whole number")
     return value

@@ -57,7 +57,7 @@ def rows_of(data: bytes) -> None:
             one_line(error)
             return
         taken = order.take(2 * order.num_prompts)
-        assert len(set((prompt.id, epoch) for prompt, epoch in taken)) == 2 * order.num_prompts
+        assert len({(prompt.id, epoch) for prompt, epoch in taken}) == 2 * order.num_prompts
         json.dumps(order.state())
 
 

@@ -34,6 +34,7 @@ REQUEST: dict[str, Any] = {
     "stream": False,
     "n": 1,
 }
+ASKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 0.x\r\nContent-Length: 2\r\n\r\n{}"
 HEADERS = st.lists(
     st.tuples(
         st.sampled_from(("Retry-After", "Content-Encoding", "Location", "Transfer-Encoding", "Set-Cookie", "X-Y")),
@@ -99,19 +100,19 @@ def scored(answer: bytes, reward: RewardSettings, path: str) -> None:
         asyncio.run(score(Path(scratch)))
 
 
-@settings_of_fuzz(60)
+@settings_of_fuzz(25)
 @given(answers(SCORE))
 def test_a_service_that_answers_anything_fails_samples_at_most(answer: bytes) -> None:
     scored(answer, RewardSettings(served_by="s"), "/score")
 
 
-@settings_of_fuzz(60)
+@settings_of_fuzz(25)
 @given(answers(CHAT))
 def test_a_judge_that_answers_anything_fails_samples_at_most(answer: bytes) -> None:
     scored(answer, RewardSettings(kind="judge", served_by="s", judge=JudgeSettings(model="j")), "/v1")
 
 
-@settings_of_fuzz(30)
+@settings_of_fuzz(15)
 @given(answers({"scores": [SCORE, {"score": 1}, {"score": 0}]}))
 def test_a_service_of_groups_that_answers_anything_fails_samples_at_most(answer: bytes) -> None:
     scored(answer, RewardSettings(served_by="s", scope="group"), "/score")
@@ -130,7 +131,7 @@ async def goes_on(ask: Ask) -> None:
     assert status == 200 or found["error"]["code"] in ("max_turns", "context_length_exceeded"), found
 
 
-@settings_of_fuzz(60)
+@settings_of_fuzz(25)
 @given(changed(REQUEST))
 def test_an_agent_may_ask_for_anything_and_is_told_what_is_wrong(body: Any) -> None:
     async def work(ask: Ask) -> None:
@@ -143,12 +144,10 @@ def test_an_agent_may_ask_for_anything_and_is_told_what_is_wrong(body: Any) -> N
         assert len(trajectory.token_ids) == len(trajectory.logprobs) == len(trajectory.loss_mask)
 
 
-@settings_of_fuzz(60)
+@settings_of_fuzz(25)
 @given(
     st.one_of(
-        damaged(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 0.x\r\nContent-Length: 2\r\n\r\n{}"
-        ),
+        damaged(ASKED),
         st.binary(max_size=200),
         texts().map(lambda text: b"GET /v1/models HTTP/1.1\r\nAuthorization: " + text.encode("utf-8", "surrogatepass")),
     )
