@@ -28,6 +28,8 @@ VLLM := .venv-vllm
 VERIFIERS := .venv-verifiers
 # Further arguments of the recipe's program: make test ARGS='-k reward', make demo ARGS='train.max_steps=3'
 ARGS ?=
+# How long fuzz and soak go on.
+MINUTES ?= 60
 
 # Every pip below keeps to the constraints, isolated builds included (pip 25.3 and later have an option for those).
 export PIP_CONSTRAINT := $(CURDIR)/$(CONSTRAINTS)
@@ -36,7 +38,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault real vllm bench results results-trl results-controls results-ppo \
+.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real vllm bench results results-trl results-controls results-ppo \
     results-tool-agent results-openai-agent results-scale results-transfer results-shared-pools \
     char-count-small char-count gpu-check lint fix types outsider ci clean
 
@@ -62,6 +64,12 @@ test-optimized: $(STAMPS)/dev  ## the default suite under python -O, where no as
 
 fault: $(STAMPS)/dev  ## the fault scorecard's slow cases
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(GROUPED) -m fault $(TESTS) $(ARGS)
+
+fuzz: $(STAMPS)/dev  ## new examples for the tests of tests/fuzz, until MINUTES are up
+	$(BIN)/python tests/fuzz/fuzz.py $(MINUTES)
+
+soak: $(STAMPS)/dev  ## everything together for MINUTES, with faults from a seed; ARGS='--seed 1 --scene program'
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(ARGS)
 
 real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
 	$(BIN)/python -m pytest -m real $(TESTS) $(ARGS)

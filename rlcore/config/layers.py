@@ -19,6 +19,8 @@ Source = Path | Mapping[str, Any]
 _INTERPOLATION = re.compile(r"(?<!\\)\$\{([^{}]*)\}?")
 _ALLOWED = re.compile(r"oc\.env:[A-Za-z_][A-Za-z0-9_]*|[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*")
 _SECRET_KEY = re.compile(r"(^|_)(api_?key|passwd|password|secret|credentials?|(access|auth|api)_token)$|^token$", re.I)
+MAX_DEPTH = 32
+"""Levels of lists and sections in one another; what is deeper can only be an attack or an accident."""
 _OVERRIDE_KEY = re.compile(r"[^\s.=\[\]]+(\.[^\s.=\[\]]+)*")
 
 
@@ -43,6 +45,7 @@ def read_layers(sources: Sequence[Source], overrides: Sequence[str]) -> list[Lay
     layers = [read_file(each) if isinstance(each, Path) else from_mapping(each) for each in sources]
     layers += [read_override(each) for each in overrides]
     for layer in layers:
+        _check_depth(layer.values, layer.origin)
         check_safe(layer.values, "", layer.origin)
         check_safe(layer.text, layer.key, layer.origin)  # it is what a text gets, whatever YAML made of it
     return layers
@@ -71,6 +74,7 @@ def read_file(path: Path) -> Layer:
 
 def from_mapping(values: Mapping[str, Any]) -> Layer:
     """A mapping from Python as a layer; 'a.b' is short for {'a': {'b': ...}}."""
+    _check_depth(values, "Python")
     nested: dict[str, Any] = {}
     for key, value in values.items():
         nested = overlay(nested, nest(str(key), _plain(value)))
@@ -82,7 +86,7 @@ def read_override(override: str) -> Layer:
 
     What is not YAML and does not begin like a quoted text, list or mapping is text.
     """
-    origin = f"override '{override}'"
+    origin = f"override '{' '.join(override.split())}'"  # errors are one line
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not _OVERRIDE_KEY.fullmatch(key):
@@ -93,8 +97,8 @@ def read_override(override: str) -> Layer:
         value = parsed["value"]
     except OmegaConfBaseException as cause:
         raise ConfigError(f"{origin}: {describe(cause)}; interpolations are written ${{a.b}}") from cause
-    except (yaml.YAMLError, RecursionError) as cause:
-        if isinstance(cause, RecursionError) or value[:1] in "\"'[{":
+    except (yaml.YAMLError, RecursionError, UnicodeError) as cause:
+        if not isinstance(cause, yaml.YAMLError) or value[:1] in "\"'[{":
             raise ConfigError(f"{origin}: its value is not valid YAML: {describe(cause)}") from cause
     return Layer(origin, nest(key, value), key=key, text=text.strip())
 
@@ -131,6 +135,17 @@ def check_moved(layer: Layer, moved: Mapping[str, str]) -> None:
         for old, new in moved.items():
             if f"{key}.".startswith(f"{old}."):
                 raise ConfigError(f"{key}: now {new}{key.removeprefix(old)} ({layer.origin})")
+
+
+def _check_depth(values: Mapping[str, Any], origin: str) -> None:
+    """ConfigError for values that are nested too deeply for a recursive reader, which this is not."""
+    level: list[Any] = [values]
+    for _ in range(MAX_DEPTH):
+        sections = [child for each in level if isinstance(each, Mapping) for child in each.values()]
+        level = sections + [child for each in level if isinstance(each, (list, tuple)) for child in each]
+        if not level:
+            return
+    raise ConfigError(f"{origin}: its values are nested more than {MAX_DEPTH} levels deep; needs fewer")
 
 
 def check_safe(value: Any, key: str, origin: str) -> None:

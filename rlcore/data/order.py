@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlcore.data.conversation import question_of
-from rlcore.errors import CheckpointError, ConfigError
+from rlcore.errors import CheckpointError, ConfigError, shown
 from rlcore.types import Prompt
 
 
@@ -71,7 +71,10 @@ class PromptOrder:
             if state[value] != self.state()[value]:
                 raise _other_run(f"{key} was {state[value]}, now it is {self.state()[value]}")
         for name, each in now.items():
-            each.issued = int(saved[name]["issued"])
+            issued = saved[name]["issued"]
+            if type(issued) is not int or issued < 0:
+                raise CheckpointError(f"data order: {shown(issued)} prompts were issued; needs a whole number")
+            each.issued = issued
 
 
 class _Source:

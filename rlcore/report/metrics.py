@@ -182,9 +182,9 @@ def _plain(value: Any) -> Any:
     return _plain(value.value) if isinstance(value, Enum) else redact(str(value))
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
+def _whole_lines(path: Path) -> list[bytes]:
     with path.open("rb") as file:
-        yield from (line for line in file if line.endswith(b"\n"))
+        return [line for line in file if line.endswith(b"\n")]
 
 
 def _parse(line: bytes, path: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ VARYING_ENDS = (
     "/num_retries",
     "/num_cache_hits",
     "/num_ejections",
+    "/num_restarts",
     "/ejected",
 )
 """Ends of metrics that say how rewards were asked for, not which they were."""
@@ -78,13 +79,19 @@ def _differing_lines(one: Path, other: Path) -> Iterator[str]:
     if not (one.exists() and other.exists()):
         yield f"{one.name}: exists in one run only"
         return
-    rows = [[_stable(json.loads(line)) for line in path.read_text().splitlines()] for path in (one, other)]
+    rows = [[_stable(json.loads(line)) for line in _whole_lines(path)] for path in (one, other)]
     if len(rows[0]) != len(rows[1]):
         yield f"{one.name}: {len(rows[0])} lines and {len(rows[1])}"
     for number, (left, right) in enumerate(zip(*rows, strict=False), 1):
         keys = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
         if keys:
             yield f"{one.name}, line {number}: {keys}"
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """Lines that end in a line break, which no other character of a text is: a crash may have torn off the last one."""
+    with path.open("rb") as file:
+        return [line for line in file if line.endswith(b"\n")]
 
 
 def _stable(row: dict[str, Any]) -> dict[str, Any]:

@@ -131,6 +131,10 @@ class Saver:
         in_flight = await asyncio.to_thread(read_scored, loaded.path / IN_FLIGHT, prompt)
         with boundary(f"checkpoint '{path}': its state cannot be restored", CheckpointError):
             self._trainer.restore(dict(loaded.state), in_flight)
+        if self._trainer.progress.step != loaded.step:
+            raise CheckpointError(
+                f"checkpoint '{path}': its state is that of step {self._trainer.progress.step}; use another checkpoint"
+            )
         self._num_kept = len(in_flight)
         await self._trainer.actor.call(ActorWorker.publish, loaded.step)
         await self._trainer.run.sync_weights(loaded.step)

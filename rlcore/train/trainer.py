@@ -12,6 +12,7 @@ from typing import Any
 from rlcore.algo.kl import FixedKl
 from rlcore.contracts.actor import ActorWorker
 from rlcore.data import PromptOrder
+from rlcore.errors import shown
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
 from rlcore.report.terminal import Terminal
 from rlcore.report.trackers import Trackers
@@ -219,14 +220,21 @@ class Trainer:
         return self.published | self._flight_state(), self.flight.scored()
 
     def restore(self, state: dict[str, Any], scored: Sequence[ScoredTrajectory]) -> None:
-        """Take up what `snapshot` returned."""
-        self.progress.step, self.progress.equal_steps = state["step"], state["equal_steps"]
+        """Take up what `snapshot` returned; ValueError for a count that is none."""
+        self.progress.step, self.progress.equal_steps = _count(state, "step"), _count(state, "equal_steps")
         self.progress.order.restore(state["order"])
         self.progress.kl.restore(state["kl"])
         self.flight.restore(self.progress.step, state.get("in_flight", []), scored)
-        self.flight.num_retired = state.get("retired", 0)
+        self.flight.num_retired = _count({"retired": 0, **state}, "retired")
         self.run.agent.restore(state["agent"])
         self.run.reward.restore(state["reward"])
         self.run.critic.restore_state(state["critic"])
-        self.evaluations = [(step, metrics) for step, metrics in state["evaluations"]]
+        self.evaluations = [(_count({"evaluations": step}, "evaluations"), dict(m)) for step, m in state["evaluations"]]
         self.published = self.state()
+
+
+def _count(state: Mapping[str, Any], name: str) -> int:
+    value = state[name]
+    if type(value) is not int or value < 0:
+        raise ValueError(f"'{name}' is {shown(value)}; needs a whole number")
+    return value

@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlcore.config import LoadedConfig, TrainConfig, default_run_name, load_config, run_directory
+from rlcore.config.layers import MAX_DEPTH
 from rlcore.errors import ConfigError
 from rlcore.redaction import DisplayFormatter, redact
 
@@ -177,3 +179,23 @@ def test_the_default_name_is_the_stem_and_the_time_in_utc() -> None:
 def test_every_default_name_is_a_valid_one() -> None:
     for stem in ("x" * 300, "..", "-", "ü", "a b"):
         assert run_directory(TrainConfig(), [Path(f"{stem}.yaml")], NOW).parent == Path("runs")
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 100, 5000])
+def test_values_that_are_nested_too_deeply_are_refused_in_one_line(depth: int, tmp_path: Path) -> None:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"k": value}
+    with pytest.raises(ConfigError, match="nested more than 32 levels deep"):
+        load_config([{"reward": value}], NEEDED, [])
+    path = tmp_path / "deep.yaml"
+    path.write_text("train: " + "[" * depth + "]" * depth)
+    with pytest.raises(ConfigError, match=r"nested more than 32 levels deep|RecursionError|not valid YAML"):
+        load_config([path], NEEDED, [])
+
+
+@pytest.mark.parametrize("value", ["\ud800", "\ud800\n", "a\nb\u2028c"])
+def test_an_override_of_any_text_is_refused_in_one_line(value: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(f"train.seed={value}")
+    assert len(str(caught.value).splitlines()) == 1

@@ -126,6 +126,27 @@ def test_an_odd_state_is_an_error_of_one_line(config: dict[str, Any], state: dic
         run(config, resume=True)
 
 
+COUNTS = [("step", None), ("step", 1), ("equal_steps", 0.5), ("retired", -1), ("order.sources.train.issued", True)]
+
+
+@pytest.mark.parametrize(("key", "value"), COUNTS, ids=str)
+def test_a_count_of_a_state_that_is_none_is_an_error_of_one_line(config: dict[str, Any], key: str, value: Any) -> None:
+    path = run(config, "train.max_steps=2").run_dir / "checkpoints" / "step_2"
+    state = json.loads((path / "state.json").read_text())
+    *above, last = key.split(".")
+    holder = state
+    for name in above:
+        holder = holder[name]
+    holder[last] = value
+    text = json.dumps(state).encode()
+    (path / "state.json").write_bytes(text)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["state.json"] = {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"needs a whole number|its state is that of step 1"):
+        run(config, resume=True)
+
+
 def test_records_that_cannot_be_written_end_the_run_in_one_line(config: dict[str, Any], tmp_path: Path) -> None:
     blocker = tmp_path / "runs" / "run" / "trajectories"
     source = f"""

@@ -85,7 +85,7 @@ def test_a_stream_brings_the_whole_answer_in_one_chunk() -> None:
 
 def test_case_40_a_token_is_needed_and_two_paths_exist() -> None:
     async def work(ask: Ask) -> None:
-        for token in ("", "0", "0.", "0.wrong", "1.x", "é.é"):
+        for token in ("", "0", "0.", "0.wrong", "1.x", "é.é", "0.\udcff"):
             status, found = await ask(HELLO, token=token)
             assert (status, found["error"]["code"]) == (401, "invalid_api_key")
         assert (await ask(None, path="/models", method="GET"))[1]["data"][0]["id"] == "policy"

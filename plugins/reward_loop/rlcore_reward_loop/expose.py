@@ -5,12 +5,14 @@ their environment.
 """
 
 import hmac
+import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rlcore import FrozenDict, Lane, ScoreRequest
 from rlcore.redaction import remember_variable
@@ -26,6 +28,11 @@ EVAL_PREFIX = "/eval"
 MAX_BODY_BYTES = 4_000_000
 REWARD = "exposed"
 """Who asks, in the audit log."""
+
+CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+"""What a client that does not speak HTTP, or goes away, raises in the server."""
+server_logger = logging.getLogger(f"{__name__}.server")
+server_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], CLIENT_FAULTS)))
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -50,7 +57,9 @@ class Exposure:
             application.router.add_get(f"{prefix}/v1/models", self._list)
             application.router.add_post(f"{prefix}/v1{CHAT_PATH}", self._chat)
             application.router.add_post(f"{prefix}/v1/score", self._score)
-        self._runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            application, access_log=None, logger=server_logger, handler_cancellation=True, shutdown_timeout=1.0
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         root = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
@@ -76,7 +85,7 @@ class Exposure:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
+        if not hmac.compare_digest(given.encode(errors="surrogatepass"), f"Bearer {self.token}".encode()):
             return _error(401, "the token is missing or wrong")
         try:
             return await handler(request)

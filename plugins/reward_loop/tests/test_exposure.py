@@ -60,6 +60,7 @@ def test_a_reward_function_asks_the_judge_through_the_run(tmp_path: Path, score:
         ("GET", "/v1/models", "right", 200),
         ("GET", "/v1/models", "", 401),
         ("GET", "/v1/models", "wrong", 401),
+        ("GET", "/v1/models", "\udcff", 401),
         ("POST", "/v1/chat/completions", "", 401),
         ("POST", "/v1/chat/completions", "right", 400),
         ("POST", "/v1/embeddings", "right", 404),

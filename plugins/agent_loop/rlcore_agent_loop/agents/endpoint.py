@@ -3,11 +3,13 @@
 import hmac
 import itertools
 import json
+import logging
 import secrets
 import time
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rlcore.errors import RlcoreError
 from rlcore_agent_loop.agents.messages import BadRequest
@@ -17,6 +19,12 @@ MODEL = "policy"
 """The one model there is; requests may name any."""
 MAX_BODY_BYTES = 8 << 20
 CLOSE_S = 2.0
+
+
+CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
+"""What a client that does not speak HTTP, or goes away, raises in the server."""
+server_logger = logging.getLogger(f"{__name__}.server")
+server_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], CLIENT_FAULTS)))
 
 
 class Unknown(RlcoreError):
@@ -37,7 +45,7 @@ class Endpoint:
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=CLOSE_S)
+        self._runner = web.AppRunner(app, access_log=None, logger=server_logger, shutdown_timeout=CLOSE_S)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -68,7 +76,7 @@ class Endpoint:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         number, _, secret = given.partition(".")
         known, recording = self._samples.get(number, ("", None))
-        if recording is None or not hmac.compare_digest(known.encode(), secret.encode()):
+        if recording is None or not hmac.compare_digest(known.encode(), secret.encode(errors="surrogatepass")):
             raise Unknown("the token of a running sample is needed")
         return recording
 

@@ -1,0 +1,253 @@
+"""A run with everything in it, for as long as is wanted, with faults that follow from a seed; then an account of it.
+
+    .venv/bin/python benchmarks/soak.py [--minutes M] [--seed S] [--scene tools|program] [--faults retried|all]
+
+A synchronous run of the null model: two rollout replicas, a reward model of two replicas, reward functions and agents
+in child processes, an HTTP reward service and a judge of two addresses each, a checkpoint every five steps. Faults come
+at steps that the seed decides; the first of the plan are printed, and each as it is injected. A run that ended is
+resumed.
+
+Prints one JSON line, and the exit status is 1 unless: every sample of every prompt is in the records once per epoch;
+memory, descriptors and threads of the controller are where they were; nothing outlived it; no traceback was printed;
+and, with `--faults retried`, metrics, trajectories and the last checkpoint equal those of an undisturbed run of as many
+steps, bit for bit.
+
+The clock that jumps is `time.time` of the controller's process, replaced before rlcore is imported; children, other
+clocks and `datetime` are left alone. The disk that is full is a tmpfs that is made as small as its contents, or,
+without the right to mount one, a limit on the size of files.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from measure import machine, say
+from soak_audit import Sample, accounted, resources, sampled
+from soak_faults import CONTROLLER, ENDS, FAULTS, Fault, Stage, disk, plan
+from soak_run import CHECKPOINT_STEPS, Controller, Weather, config, last_step, write
+
+from rlcore.testing.runs import differing
+from rlcore.testing.service import serving
+
+NAME = "soak"
+STUCK_S = 300.0
+"""Without a step for so long the run hangs."""
+SETTLED_STEPS = 10
+"""Steps of a life after which its resources count."""
+GONE_S = 10.0
+END_S = 120.0
+
+
+class Broken(Exception):
+    """The run did what no run may do."""
+
+
+@dataclass
+class Soak:
+    """One soak, and what it has seen."""
+
+    options: argparse.Namespace
+    work: Path
+    weather: Weather
+    mounted: bool
+    lives: int = 0
+    injected: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    samples: list[Sample] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    resumed_s: list[float] = field(default_factory=list)
+    must_say: str = ""
+
+    def go(self) -> int:
+        """Run until the time is up, then to a clean end; the number of steps."""
+        ends_at = time.monotonic() + 60.0 * self.options.minutes
+        options = self.options
+        faults = plan(options.seed, options.faults == "all", options.calm, options.gap)
+        for fault in itertools.islice(plan(options.seed, options.faults == "all", options.calm, options.gap), 20):
+            say(f"planned: step {fault.step}: {fault.kind}")
+        following = next(faults)
+        while time.monotonic() < ends_at:
+            following = self._live(following, faults, ends_at)
+        steps = last_step(self.work / "runs" / NAME) + 2
+        last = self._begin(f"train.max_steps={steps}")
+        code = last.wait(2 * STUCK_S)
+        self._check_end(last, [], code, (0,))
+        return steps
+
+    def _begin(self, *more: str) -> Controller:
+        for mark in (self.work / "pids").iterdir():
+            mark.unlink()
+        if self.lives:
+            more = ("--resume", "--from-start", *more)
+        self.lives += 1
+        return Controller(self.work, NAME, self.lives, *more)
+
+    def _live(self, following: Fault, faults: Any, ends_at: float) -> Fault:
+        """One life of the controller, until a fault or the end of the time ends it; the next fault."""
+        controller = self._begin()
+        first = before = last_step(controller.run)
+        begun = False
+        stage = Stage(self.work, controller, self.weather, self.mounted)
+        moved = time.monotonic()
+        while time.monotonic() < ends_at:
+            if (code := controller.ended()) is not None:
+                self._check_end(controller, [], code, ())
+                return following
+            step = last_step(controller.run)
+            if step != before:
+                if not begun:
+                    self._check_begin(controller)
+                    begun, first = True, step
+                before, moved = step, time.monotonic()
+            elif time.monotonic() - moved > STUCK_S:
+                controller.process.kill()
+                raise Broken(f"no step after {before} in {STUCK_S:.0f} s: {controller.text()[-500:]}")
+            if step < following.step or not begun:
+                time.sleep(0.05)
+                continue
+            if step - first >= SETTLED_STEPS:
+                self.samples.append(sampled(controller.process, self.lives, step))
+            fault, following = following, next(faults)
+            if self._inject(fault, stage):
+                return following
+            moved = time.monotonic()
+        children = controller.children()
+        controller.process.terminate()
+        # before its first step it may not have come to handle signals
+        self._check_end(controller, children, controller.wait(END_S), (143,) if begun else (143, -signal.SIGTERM))
+        return following
+
+    def _inject(self, fault: Fault, stage: Stage) -> bool:
+        """Do it; whether it ended the controller."""
+        controller = stage.controller
+        stage.chance = random.Random(fault.seed)
+        children = controller.children()
+        ending = fault.kind in CONTROLLER
+        note = FAULTS[fault.kind](stage)
+        say(f"step {last_step(controller.run)}: {fault.kind}: {note or 'nothing to do it to'}")
+        (self.injected if note else self.skipped)[fault.kind] += 1
+        if not (ending and note):
+            return False
+        self.must_say, stage.must_say = stage.must_say, ""
+        self._check_end(controller, children, controller.wait(END_S), ENDS[fault.kind])
+        return True
+
+    def _check_begin(self, controller: Controller) -> None:
+        """A life has taken its first step."""
+        self.resumed_s.append(time.monotonic() - controller.began)
+        if self.must_say and self.must_say not in controller.text():
+            self.problems.append(f"life {self.lives} passes over {self.must_say} and does not say so")
+        self.must_say = ""
+
+    def _check_end(
+        self, controller: Controller, children: Sequence[psutil.Process], code: int, allowed: Sequence[int]
+    ) -> None:
+        """A life has ended: as it should, without a traceback, and with everything that it had started."""
+        text = controller.text()
+        if code not in allowed:
+            self.problems.append(f"life {self.lives} ended with {code}: {text[-500:]}")
+        if "Traceback" in text:
+            self.problems.append(f"life {self.lives} printed a traceback: {text[text.index('Traceback') :][:1500]}")
+        _, alive = psutil.wait_procs(list(children), timeout=GONE_S)
+        if alive:
+            self.problems.append(f"life {self.lives} left behind {len(alive)} processes")
+
+
+def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """The soak, its reference and its account."""
+    write(work)
+    weather, calm = Weather(), Weather()
+    with ExitStack() as stack:
+        mounted = stack.enter_context(disk(work / "runs", keep=options.work is not None))
+        for name, state, update_s in (("config", weather, options.pace_s), ("calm", calm, 0.0)):
+            urls = {
+                "score": [f"{stack.enter_context(serving(state.score)).url}/score" for _ in range(2)],
+                "judge": [f"{stack.enter_context(serving(state.judge)).url}/v1" for _ in range(2)],
+            }
+            settings = config(work, options.scene, urls, options.seed, update_s)
+            (work / f"{name}.json").write_text(json.dumps(settings))
+        state = Soak(options, work, weather, mounted)
+        began = time.monotonic()
+        steps = state.go()
+        took_s = time.monotonic() - began
+        run, reference = work / "runs" / NAME, work / "runs" / "reference"
+        different: list[str] | None = None
+        if options.faults == "retried":
+            (work / "clock").unlink(missing_ok=True)
+            undisturbed = Controller(work, "reference", 0, f"train.max_steps={steps}", config="calm.json")
+            code = undisturbed.wait(600 + 2 * options.minutes * 60)
+            different = differing(run, reference) if not code else [f"the undisturbed run ended with {code}"]
+        account = accounted(run, steps)
+        state.problems += account.problems
+        state.problems += resources(state.samples)
+        if "Traceback" in (run / "log.txt").read_text(errors="replace"):
+            state.problems.append("log.txt holds a traceback")
+        if different:
+            state.problems.append(f"it differs from the undisturbed run in {len(different)}: {different[:5]}")
+    return {
+        "name": "soak",
+        "seed": options.seed,
+        "scene": options.scene,
+        "faults": options.faults,
+        "seconds": round(took_s),
+        "steps": steps,
+        "checkpoint_steps": CHECKPOINT_STEPS,
+        "lives": state.lives,
+        "injected": dict(sorted(state.injected.items())),
+        "nothing_to_do_it_to": dict(state.skipped),
+        "requests_to_services": weather.served,
+        "first_step_after_s": [round(each, 1) for each in state.resumed_s],
+        "statuses": dict(account.statuses),
+        "ended_by": dict(account.ended_by),
+        "differences": None if different is None else len(different),
+        "full_disk": "tmpfs" if mounted else "limit of file size",
+        "samples": [asdict(each) for each in state.samples],
+        "problems": state.problems,
+        **machine(),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--scene", choices=("tools", "program"), default="tools", help="who the agent is")
+    parser.add_argument("--faults", choices=("retried", "all"), default="retried")
+    parser.add_argument("--calm", type=int, default=4, help="other faults for each that ends the controller")
+    parser.add_argument("--gap", type=int, default=8, help="steps between two faults at most")
+    parser.add_argument("--pace-s", type=float, default=0.3, help="seconds that an update takes")
+    parser.add_argument("--smoke", action="store_true", help="less than a minute")
+    parser.add_argument("--out", type=Path, help="a file for the result, too")
+    parser.add_argument("--work", type=Path, help="a new directory to work in, which is kept")
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        options.minutes, options.calm, options.gap, options.pace_s = 0.4, 1, 3, 0.05
+    with tempfile.TemporaryDirectory(prefix="rlcore-soak-") as scratch:
+        work = options.work or Path(scratch) / "work"
+        work.mkdir(parents=True)
+        result = soak(options, work.resolve())
+    line = json.dumps(result)
+    print(line)
+    if options.out:
+        options.out.write_text(line + "\n")
+    for problem in result["problems"]:
+        say(f"problem: {problem}")
+    return 1 if result["problems"] else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The soak's account: is every prompt there, and are memory, descriptors and threads where they were."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import psutil
+from soak_run import PROMPTS, PROMPTS_PER_STEP, SAMPLES
+
+from rlcore.report import metrics
+
+ENDS = 3
+"""Samples whose median is the beginning, or the end, of a life."""
+MOST_MORE = {"descriptors": 8.0, "threads": 4.0, "children": 1.0, "resident_mib": 16.0}
+"""What the end of a life may have more than its beginning: connections come and go, and what is allocated varies."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The controller at a moment without a fault under way."""
+
+    life: int
+    step: int
+    resident_mib: float
+    descriptors: int
+    threads: int
+    children: int
+    children_mib: float
+
+
+@dataclass
+class Account:
+    """What became of the prompts."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    ended_by: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+
+def sampled(process: psutil.Process, life: int, step: int) -> Sample:
+    """Measure now."""
+    children = process.children(recursive=True)
+    resident = 0
+    for child in children:
+        try:
+            resident += child.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    mib = process.memory_info().rss / 2**20
+    return Sample(
+        life, step, round(mib, 1), process.num_fds(), process.num_threads(), len(children), round(resident / 2**20, 1)
+    )
+
+
+def resources(samples: Sequence[Sample]) -> list[str]:
+    """What grew within a life, in words: its first and last samples are compared."""
+    found = []
+    for life, group in groupby(samples, key=lambda sample: sample.life):
+        taken = list(group)
+        if len(taken) < 2 * ENDS:
+            continue
+        for name, most in MOST_MORE.items():
+            values = [float(getattr(sample, name)) for sample in taken]
+            more = statistics.median(values[-ENDS:]) - statistics.median(values[:ENDS])
+            if more > most:
+                found.append(f"life {life}: {name} grew by {more:g}, at most {most:g} are allowed: {values}")
+    return found
+
+
+def accounted(run: Path, steps: int) -> Account:
+    """Every sample of every prompt once per epoch, in the order of the epochs, `steps` times a step's prompts."""
+    account = Account()
+    issued: list[tuple[str, int]] = []
+    for step in range(1, steps + 1):
+        rows = metrics.read_trajectories(run, step)
+        seen: dict[tuple[str, int], set[int]] = {}
+        for row in rows:
+            name = row["id"]
+            seen.setdefault((name["prompt"], name["epoch"]), set()).add(name["sample"])
+            account.statuses[row["status"]] += 1
+            account.ended_by[str(row["agent"].get("ended_by", ""))] += 1
+        keys = Counter(tuple(row["id"].values()) for row in rows)
+        account.problems += [f"step {step}: {key} is there {count} times" for key, count in keys.items() if count > 1]
+        for key, found in seen.items():
+            if found != set(range(SAMPLES)):
+                account.problems.append(f"step {step}: of {key} there are samples {sorted(found)}")
+        if len(seen) != PROMPTS_PER_STEP:
+            account.problems.append(f"step {step}: {len(seen)} prompts")
+        issued += seen
+    account.problems += _order(issued)
+    return account
+
+
+def _order(issued: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """What is wrong with the prompts of all steps: within each epoch every prompt comes once."""
+    for (name, epoch), count in Counter(issued).items():
+        if count > 1:
+            yield f"prompt {name} comes {count} times in epoch {epoch}"
+    per_epoch = Counter(epoch for _, epoch in issued)
+    for epoch, count in per_epoch.items():
+        if count != PROMPTS and epoch != max(per_epoch):
+            yield f"epoch {epoch} has {count} of {PROMPTS} prompts"

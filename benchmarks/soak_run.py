@@ -1,0 +1,200 @@
+"""The run of the soak: its files, its controller process, and the services that it asks."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from soak_parts import share
+
+from rlcore.report import metrics
+from rlcore.testing import write_prompts
+from rlcore.testing.service import ServiceAnswer, ServiceCall, chat_answer
+
+PARTS = Path(__file__).with_name("soak_parts.py")
+PROMPTS, PROMPTS_PER_STEP, SAMPLES = 50, 4, 4
+CHECKPOINT_STEPS = 5
+CONTROLLER = '''
+"""`rlcore` with a clock that jumps: `time.time` of the controller adds what the file says."""
+import os, sys, time
+
+real, path = time.time, os.path.join(os.path.dirname(os.path.abspath(__file__)), "clock")
+
+def jumping():
+    try:
+        with open(path) as file:
+            return real() + float(file.read() or 0)
+    except (OSError, ValueError):
+        return real()
+
+time.time = jumping
+from rlcore.cli import main
+sys.exit(main())
+'''
+RESPONSE = re.compile(r"<response-\w+>(.*)</response-\w+>", re.DOTALL)
+
+
+class Weather:
+    """What the services do about a request, beside scoring it; faults change it."""
+
+    def __init__(self) -> None:
+        self.stall_s = 0.0
+        self.refusals = 0
+        """So many requests are answered 429 or 503."""
+        self.drops = 0
+        """So many requests are cut off before an answer."""
+        self.nonsense: list[ServiceAnswer] = []
+        """What the next requests are answered, each by one."""
+        self.served = 0
+
+    def score(self, asked: ServiceCall) -> ServiceAnswer:
+        """The script of the reward service."""
+        return self._but(lambda: ServiceAnswer({"score": share(json.dumps(asked.json()["completion"]))}))
+
+    def judge(self, asked: ServiceCall) -> ServiceAnswer:
+        """The script of the judge."""
+
+        def judged() -> ServiceAnswer:
+            found = RESPONSE.search(asked.json()["messages"][-1]["content"])
+            return chat_answer(json.dumps({"score": round(10 * share(found.group(1) if found else ""), 3)}))
+
+        return self._but(judged)
+
+    def _but(self, answer: Any) -> ServiceAnswer:
+        self.served += 1
+        if self.refusals:
+            self.refusals -= 1
+            busy = self.refusals % 2
+            return ServiceAnswer({}, 429 if busy else 503, {"Retry-After": "0.2"} if busy else {})
+        if self.drops:
+            self.drops -= 1
+            return ServiceAnswer({}, cut_at=-1)
+        if self.nonsense:
+            return self.nonsense.pop()
+        given: ServiceAnswer = answer()
+        return ServiceAnswer(given.body, after_s=self.stall_s) if self.stall_s else given
+
+
+def config(work: Path, scene: str, urls: dict[str, list[str]], seed: int, update_s: float) -> dict[str, Any]:
+    """The run's configuration; `scene` is tools or program: who the agent is."""
+    parts = work / "parts.py"
+    agents: dict[str, Any] = {"max_turns": 3, "turn_tokens": 12, "children": 2}
+    if scene == "tools":
+        agents |= {"tools": {"echo": {"fn": f"{parts}:echo"}}, "parser": f"{parts}:always", "describe_tools": "never"}
+    else:
+        agents = {"max_turns": 4, "agent": {"fn": f"{parts}:agent", "children": 2, "threads": 4}, "time_s": 300.0}
+    service = {"tries": 50, "eject_s": 0.2, "deadline_s": 300.0}
+    return {
+        "model": {"path": "", "tokenizer": "bytes"},
+        "data": {"sources": {"train": {"path": str(work / "prompts.jsonl")}}},
+        "rollout": {"backend": "soak_replica", "replicas": 2, "samples_per_prompt": SAMPLES, "max_tokens": 48},
+        "actor": {"backend": "null", "lr": 0.02},
+        "reward": {
+            "error_budget_frac": 1.0,
+            "functions": {
+                "low": {"fn": f"{parts}:low", "children": 2, "on_failure": "retry", "tries": 20, "deadline_s": 300.0}
+            },
+        },
+        "cluster": {"max_restarts": 100000},
+        "train": {
+            "seed": seed,
+            "dir": str(work / "runs"),
+            "max_steps": 1_000_000,
+            "prompts_per_step": PROMPTS_PER_STEP,
+            "log_completions_every": 0,
+        },
+        "checkpoint": {"every_steps": CHECKPOINT_STEPS, "keep": 4},
+        "plugins": {
+            "null": {"update_s": update_s},
+            "agent_loop": agents,
+            "reward_loop": {
+                "rewards": {
+                    "helpful": {"served_by": "scorer", "weight": 0.1},
+                    "polite": {"kind": "judge", "served_by": "api", "weight": 0.01, "judge": {"model": "judge"}},
+                    "liked": {"kind": "model", "served_by": "liker", "weight": 0.1},
+                },
+                "services": {"scorer": {"urls": urls["score"], **service}, "api": {"urls": urls["judge"], **service}},
+                "models": {
+                    "liker": {
+                        "path": "none",
+                        "backend": "soak_model",
+                        "replicas": 2,
+                        "health_s": 0.2,
+                        "deadline_s": 300.0,
+                        "threads": 1,
+                    }
+                },
+                "expose": True,
+                "audit": "failures",
+            },
+        },
+    }
+
+
+def write(work: Path) -> None:
+    """The files that every run of the soak reads."""
+    (work / "pids").mkdir(parents=True)
+    shutil.copy(PARTS, work / "parts.py")
+    (work / "controller.py").write_text(CONTROLLER)
+    write_prompts(work / "prompts.jsonl", PROMPTS)
+
+
+class Controller:
+    """One life of the run: its process, and what it says."""
+
+    def __init__(self, work: Path, name: str, number: int, *more: str, config: str = "config.json") -> None:
+        self.run = work / "runs" / name
+        self.said = work / f"{name}-{number}.out"
+        command = [sys.executable, str(work / "controller.py"), "train", str(work / config)]
+        command += ["--plugin", str(work / "parts.py"), f"train.name={name}", *more]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        self.began = time.monotonic()
+        with self.said.open("w") as file:
+            self._popen = subprocess.Popen(command, stdout=file, stderr=file, cwd=work, env=environment)
+        self.process = psutil.Process(self._popen.pid)
+
+    def ended(self) -> int | None:
+        """The exit status; None while it runs."""
+        return self._popen.poll()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it, if there is anything to send it to."""
+        if self.ended() is None:
+            self._popen.send_signal(number)
+
+    def wait(self, limit_s: float) -> int:
+        """The exit status; subprocess.TimeoutExpired when it hangs."""
+        return self._popen.wait(limit_s)
+
+    def text(self) -> str:
+        """What it printed."""
+        return self.said.read_text(errors="replace")
+
+    def children(self, kind: str = "") -> list[psutil.Process]:
+        """Its descendants that are alive, all or of one kind."""
+        try:
+            found = self.process.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        if not kind:
+            return found
+        marks = self.run.parent.parent / "pids"
+        return sorted((each for each in found if (marks / f"{kind}.{each.pid}").exists()), key=lambda each: each.pid)
+
+
+def last_step(run: Path) -> int:
+    """The last step that is in the metrics; 0 before there is any."""
+    path = run / metrics.METRICS
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 32768))
+        lines = [line for line in file.read().split(b"\n")[:-1] if line.startswith(b'{"step":')]
+    return int(json.loads(lines[-1])["step"]) if lines else 0
