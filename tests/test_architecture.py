@@ -263,7 +263,7 @@ def test_only_clusters_and_chat_templates_start_processes() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line} calls {name}"
         for path in sources()
-        if part_of(path) != "cluster" and dotted(path) != "rlcore.data.templates"
+        if part_of(path) != "cluster" and dotted(path) != "rlcore.contracts.templates"
         for name, line in calls(path)
         if starts.search(name) or runs.search(name)
     ]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from rlcore_agent_loop.agents import connections
-from rlcore_agent_loop.agents.connections import MAX_BODY_BYTES, Bodies, Busy, descriptor_budget
+from rlcore_agent_loop.agents.connections import MAX_BODY_BYTES, Bodies, TooBusy, descriptor_budget
 from rlcore_agent_loop.agents.endpoint import Endpoint
 from rlcore_agent_loop.agents.messages import BadRequest
 from rlcore_agent_loop.agents.recording import PolicyAnswer
@@ -251,8 +251,8 @@ def test_bodies_of_one_sample_and_of_all_have_a_budget(monkeypatch: pytest.Monke
         return found
 
     assert asyncio.run(read("a", "b")) == [bytes(100)] * 2
-    assert sum(isinstance(found, Busy) for found in asyncio.run(read("a", "a"))) == 1
-    assert sum(isinstance(found, Busy) for found in asyncio.run(read("a", "b", "c"))) == 1
+    assert sum(isinstance(found, TooBusy) for found in asyncio.run(read("a", "a"))) == 1
+    assert sum(isinstance(found, TooBusy) for found in asyncio.run(read("a", "b", "c"))) == 1
 
 
 def test_requests_of_one_sample_at_once_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ MAX_BYTES = 16 * MAX_BODY_BYTES
 """Bytes of all bodies that are being read."""
 
 
-class Busy(RlcoreError):
+class TooBusy(RlcoreError):
     """A request that would be answered later."""
 
 
@@ -105,7 +105,7 @@ class Connections:
         """It is open. Above the limit the oldest one without a token is closed, else the oldest without a request."""
         self._open[connection.transport] = connection
         if len(self._open) > self._most:
-            idle = [found for found in self._open.values() if not found.num_requests]
+            idle = [found for found in self._open.values() if not found.num_requests and found is not connection]
             unknown = (found for found in idle if not found.known)
             closed = next(unknown, next(iter(idle), connection))
             self.discard(closed)
@@ -129,9 +129,9 @@ class Bodies:
 
     @contextmanager
     def request(self, sample: str) -> Iterator[None]:
-        """Count a request of the sample for as long as it is under way; Busy when there are too many."""
+        """Count a request of the sample for as long as it is under way; TooBusy when there are too many."""
         if self._num_requests[sample] >= MAX_AT_ONCE:
-            raise Busy(f"this sample has {MAX_AT_ONCE} requests under way; wait for one of them")
+            raise TooBusy(f"this sample has {MAX_AT_ONCE} requests under way; wait for one of them")
         self._num_requests[sample] += 1
         try:
             yield
@@ -141,7 +141,7 @@ class Bodies:
                 del self._num_requests[sample]
 
     async def read(self, sample: str, content: AsyncIterator[bytes]) -> bytes:
-        """The body of a request. BadRequest when it is too large or late, Busy when too much is being read."""
+        """The body of a request. BadRequest when it is too large or late, TooBusy when too much is being read."""
         found = bytearray()
         try:
             async with asyncio.timeout(BODY_S):
@@ -151,7 +151,7 @@ class Bodies:
                     if len(found) > MAX_BODY_BYTES:
                         raise BadRequest(f"the body has more than {MAX_BODY_BYTES} bytes")
                     if self._num_bytes[sample] > MAX_SAMPLE_BYTES or self._num_bytes.total() > MAX_BYTES:
-                        raise Busy("too much is being sent at once; try again")
+                        raise TooBusy("too much is being sent at once; try again")
         except TimeoutError as cause:
             raise BadRequest(f"the body has not come within {BODY_S:g} s") from cause
         finally:

@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from rlcore.errors import RlcoreError
-from rlcore_agent_loop.agents.connections import MAX_BODY_BYTES, Bodies, Busy, Connections, descriptor_budget
+from rlcore_agent_loop.agents.connections import MAX_BODY_BYTES, Bodies, TooBusy, Connections, descriptor_budget
 from rlcore_agent_loop.agents.messages import BadRequest, check_texts
 from rlcore_agent_loop.agents.recording import PolicyAnswer, Recording
 
@@ -108,7 +108,7 @@ class Endpoint:
             refused = _error(401, str(error), "invalid_api_key")
             refused.force_close()
             return refused
-        except Busy as error:
+        except TooBusy as error:
             return _error(429, str(error), "rate_limit_exceeded")
         except BadRequest as error:
             return _error(400, str(error), error.code)
