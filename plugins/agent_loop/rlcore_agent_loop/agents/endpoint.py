@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from rlcore.errors import RlcoreError
-from rlcore_agent_loop.agents.connections import MAX_BODY_BYTES, Bodies, TooBusy, Connections, descriptor_budget
+from rlcore_agent_loop.agents.connections import MAX_BODY_BYTES, Bodies, Connections, TooBusy, descriptor_budget
 from rlcore_agent_loop.agents.messages import BadRequest, check_texts
 from rlcore_agent_loop.agents.recording import PolicyAnswer, Recording
 

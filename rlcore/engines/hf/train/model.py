@@ -22,8 +22,8 @@ from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scor
 from rlcore.engines.hf.train.prefixes import TREE_ATTENTION, cache_hidden, register_tree_attention, tree_hidden
 from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.sharded_tensors import put
-from rlcore.engines.hf.train.tensor_names import check_tensors
 from rlcore.engines.hf.train.stored_weights import check_not_quantised, check_range, check_stored, start_masters
+from rlcore.engines.hf.train.tensor_names import check_tensors
 from rlcore.errors import CheckpointError, ConfigError, boundary
 from rlcore.types import SharedPrefix
 
