@@ -258,3 +258,19 @@ def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
     assert steps[0]["reward/helpful/length/mean"] == 2.0
     assert steps[0]["reward/helpful/latency_p95"] > 0
     assert len((result.run_dir / "reward_calls.jsonl").read_text().splitlines()) == 16
+
+
+def test_answers_that_are_read_at_once_have_a_budget_and_leave_none_of_it_taken(
+    score: Score, samples: Samples, one_service: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MAX_READING", 1_000_000)
+    with serving(lambda asked: ServiceAnswer(b" " * 600_000 + b'{"score": 1}')) as service:
+        one = error_of(score, one_service(service.url, max_response_bytes=2_000_000))
+        results, _ = score(one_service(service.url, max_response_bytes=2_000_000), samples(8))
+    assert one == ""
+    errors = [reward.info.get("error", "") for reward in results.values()]
+    assert any("answered while answers of 0 MiB were being read; choose a lower" in error for error in errors)
+    assert http._READING.num_bytes == 0
+    with serving(lambda asked: ServiceAnswer(b" " * 1_100_000 + b'{"score": 1}')) as service:
+        assert "were being read" in error_of(score, one_service(service.url, max_response_bytes=2_000_000))
+    assert http._READING.num_bytes == 0
