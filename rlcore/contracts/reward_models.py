@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.checks.data import check_is, check_text_choice, check_texts, check_whole
+from rlcore.contracts.templates import render
 from rlcore.contracts.workers import WorkerContext
 from rlcore.errors import ConfigError, RlcoreError, WorkerError, boundary, shown
 from rlcore.types import Message
@@ -113,7 +114,7 @@ class Conversations:
         if self._tokenizer is None:
             return list("".join(f"{each.get('role')}: {each.get('content') or ''}\n" for each in plain).encode())
         if self._tokenizer.chat_template:
-            ids = self._tokenizer.apply_chat_template(plain, tokenize=True, return_dict=False)
+            ids = templated(self._tokenizer, plain)
         else:
             text = "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in plain)
             ids = self._tokenizer.encode(text)
@@ -122,6 +123,16 @@ class Conversations:
     def score(self, logits: Sequence[float]) -> float:
         """The output that is the score, after the activation."""
         return activated(logits, self._model)
+
+
+def templated(tokenizer: Any, messages: list[Any], **arguments: Any) -> list[int]:
+    """The token ids of a conversation by the chat template; Unreadable when it raises or exceeds its bounds."""
+    try:
+        text = render(tokenizer, messages, f"the chat template of '{tokenizer.name_or_path}'", **arguments)
+    except ConfigError as cause:
+        raise Unreadable(str(cause)) from cause
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
 
 
 def activated(logits: Sequence[float], model: RewardModel) -> float:

@@ -7,6 +7,7 @@ A reward manager of a plugin gives its scorers to `rlcore.FunctionRewards`, whic
 import inspect
 import math
 import reprlib
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from rlcore.types import Float32s, Lane, RewardStatus, Trajectory
 LARGEST = float(np.finfo(np.float32).max)
 MAX_DEPTH = 32
 """Levels of what stands beside a score; what is nested deeper would end whoever walks it by recursion."""
+MAX_BYTES = 4 << 20
+"""Memory of what stands beside a score; it is held until the step ends, and copied to its records."""
 SHOWN = (bool, int, float, complex, str, list, tuple, dict)
 """Types of which an error may show a short repr; that of others may be slow, huge, or somebody's own code."""
 
@@ -45,7 +48,7 @@ SKIPPED = Outcome(RewardStatus.SKIPPED)
 
 def failed(error: str) -> Outcome:
     """No usable score, and why."""
-    return Outcome(RewardStatus.FAILED, error=error)
+    return Outcome(RewardStatus.FAILED, error=exact_text(error))
 
 
 def number(value: Any) -> float | str:
@@ -63,14 +66,41 @@ def number(value: Any) -> float | str:
     return converted if abs(converted) <= LARGEST else f"returned {converted}, which no float32 can hold"
 
 
-def too_deep(value: Any) -> bool:
-    """True where lists and mappings are nested more than MAX_DEPTH levels deep."""
+def beside_score(value: Any) -> str | None:
+    """What is wrong with what stands beside a score: too deep or too large. None when nothing is."""
     level = [value]
+    num_bytes = 0
     for _ in range(MAX_DEPTH + 1):
+        num_bytes += sum(map(_size, level))
+        if num_bytes > MAX_BYTES:
+            return f"more than {MAX_BYTES >> 20} MiB beside a score; less is needed"
         level = [inner for each in level for inner in _inner(each)]
         if not level:
-            return False
-    return True
+            return None
+    return f"what is nested more than {MAX_DEPTH} levels deep"
+
+
+def memory_of(value: Any) -> int:
+    """About how many bytes a value of plain types holds; more than MAX_BYTES may be counted in part."""
+    level, num_bytes = [value], 0
+    for _ in range(MAX_DEPTH + 2):
+        num_bytes += sum(map(_size, level))
+        level = [inner for each in level for inner in _inner(each)] if num_bytes <= 2 * MAX_BYTES else []
+        if not level:
+            break
+    return num_bytes
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, (str, bytes, int)):
+        return sys.getsizeof(value)
+    if isinstance(value, Mapping):
+        return 64 + 100 * len(value) + sum(sys.getsizeof(key) for key in value if isinstance(key, str))
+    if isinstance(value, (list, tuple)):
+        return 64 + 8 * len(value)
+    if hasattr(value, "tolist") and isinstance(size := getattr(value, "nbytes", None), int):
+        return 64 + 8 * size  # becomes a list of numbers
+    return 32
 
 
 def _inner(value: Any) -> Iterable[Any]:
@@ -79,6 +109,12 @@ def _inner(value: Any) -> Iterable[Any]:
     if isinstance(value, (list, tuple)):
         return value
     return list(value.flat) if isinstance(value, np.ndarray) and value.dtype.hasobject else ()
+
+
+def exact_text(value: Any) -> str:
+    """The value's text as a str and no class derived from it, which `str` may return."""
+    text = str(value)
+    return text if type(text) is str else str.__str__(text)
 
 
 def shown(value: Any) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.config import ModelConfig
+from rlcore.contracts.templates import TemplateRefused, render
 from rlcore.errors import ConfigError, boundary
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class TemplateTokens(Tokens):
     ) -> None:
         super().__init__(system_prompt)
         self._tokenizer: Any = tokenizer
+        self._whose = (
+            f"the chat template of '{tokenizer.name_or_path}' (model.chat_template, model.chat_template_kwargs)"
+        )
         self._template_kwargs = {key: plain_message(value) for key, value in (template_kwargs or {}).items()}
         self.context_length = context_length
         self._specials = {
@@ -82,16 +86,14 @@ class TemplateTokens(Tokens):
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, opening: bool
     ) -> str:
-        with boundary("the chat template (model.chat_template, model.chat_template_kwargs)", ConfigError):
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) or None,
-                    tokenize=False,
-                    add_generation_prompt=opening,
-                    **self._template_kwargs,
-                )
-            )
+        return render(
+            self._tokenizer,
+            list(messages),
+            self._whose,
+            tools=list(tools) or None,
+            add_generation_prompt=opening,
+            **self._template_kwargs,
+        )
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
         return tuple(int(i) for i in self._tokenizer.encode(text, add_special_tokens=False))
@@ -107,14 +109,12 @@ class TemplateTokens(Tokens):
 
     def _end_of_turn(self) -> set[int]:
         """The special token that the template puts behind an assistant's message; empty if it puts none."""
-        from jinja2 import TemplateError
-
         conversation = [{"role": "user", "content": "x"}, {"role": "assistant", "content": END_PROBE}]
         try:
-            text = self._tokenizer.apply_chat_template(conversation, tokenize=False, **self._template_kwargs)
-        except (TemplateError, TypeError, KeyError, ValueError):
+            text = self._render(conversation, (), opening=False)
+        except TemplateRefused:
             return set()  # a template that refuses this conversation; the other sources of eos_ids remain
-        _, found, tail = str(text).rpartition(END_PROBE)
+        _, found, tail = text.rpartition(END_PROBE)
         first = self._tokenizer.encode(tail, add_special_tokens=False)[:1] if found else []
         added = self._tokenizer.added_tokens_decoder
         return {int(i) for i in first if i in added and added[i].special}

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rlcore.errors import describe
 from rlcore.redaction import displayable
+from rlcore.report.foreign_output import beside
 from rlcore.types import Metrics, ScoredTrajectory, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ class Terminal:
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
+            redirect_stdout=False,  # rich would pass secrets on; `foreign_output` does it
+            redirect_stderr=False,
         )
         self._task = self._bar.add_task("train", line="")
         self._last_step = ""
@@ -46,7 +49,7 @@ class Terminal:
         """Show the bar."""
         self._total = total_steps
         self._bar.update(self._task, total=total_steps, completed=done_steps)
-        with self._bar:
+        with self._bar, beside(self._console):
             yield
 
     def phase(self, text: str) -> None:
@@ -147,7 +150,7 @@ class _LastingOutput:
 
     @staticmethod
     def _output() -> TextIO:
-        # while a progress bar is shown, rich puts a proxy in the place of sys.stdout that prints through the console
+        # others' prints are shown through the console, so the console itself writes to what is behind the proxy
         output: TextIO = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
         return output
 

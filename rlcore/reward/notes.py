@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlcore.contracts.scorer import Outcome, number
+from rlcore.contracts.scorer import Outcome, beside_score, exact_text, number
 from rlcore.errors import RewardError
 from rlcore.reward.outcome import plain
 
@@ -25,14 +25,17 @@ class CallNotes:
             raise RewardError(
                 f"log_extra('{column}', ...): {found} for {self._num_samples} samples; needs a list of as many"
             )
-        self._extra[str(column)] = [plain(each) for each in values]
+        for value in values:
+            if (wrong := beside_score(value)) is not None:
+                raise RewardError(f"log_extra('{column}', ...): found {wrong}")
+        self._extra[exact_text(column)] = [plain(each) for each in values]
 
     def log_metric(self, name: str, value: Any) -> None:
         """A number of this call, which becomes a metric: its mean over the samples."""
         checked = number(value)
         if isinstance(checked, str):
             raise RewardError(f"log_metric('{name}', ...): {checked.replace('returned', 'found', 1)}")
-        self._metrics[str(name)].append(checked)
+        self._metrics[exact_text(name)].append(checked)
 
     def on(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
         """The outcomes with what was noted of them."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.contracts.scorer import LARGEST, MAX_DEPTH, SKIPPED, Outcome, failed, number, shown, too_deep
+from rlcore.contracts.scorer import LARGEST, SKIPPED, Outcome, beside_score, exact_text, failed, number, shown
 from rlcore.types import Reward, RewardStatus
 
 ANSWERS = ("answer", "pred")
 """Entries beside the score that are what was extracted, and no measure, also where that is a number."""
-TOO_DEEP = f"returned what is nested more than {MAX_DEPTH} levels deep"
+_PLAIN = frozenset((bool, int, float, str))
 
 
 def outcome_of_one(value: Any, num_tokens: int, may_skip: bool) -> Outcome:
@@ -45,6 +45,8 @@ def outcome_of_score(value: Any, num_tokens: int) -> Outcome:
     outcome = outcome_of_one(value[0], num_tokens, may_skip=False)
     if outcome.status is RewardStatus.FAILED:
         return failed(f"the first of the tuple: {outcome.error}")
+    if (wrong := beside_score(value)) is not None:
+        return failed(f"returned {wrong}")
     extra = {key: each for more in value[1:] if isinstance(more, Mapping) for key, each in more.items()}
     details = [plain(each) for each in value[1:] if not isinstance(each, Mapping)]
     with_extra = _outcome_of_mapping({**extra, "score": outcome.score})
@@ -70,15 +72,15 @@ def _wrong_list(value: Any, wanted: int) -> str:
 def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
     if value.status is RewardStatus.SKIPPED:
         return SKIPPED
-    if too_deep(value.info):
-        return failed(TOO_DEEP)
-    info = {str(key): plain(each) for key, each in value.info.items()}
+    if (wrong := beside_score(value.info) or beside_score(value.components)) is not None:
+        return failed(f"returned {wrong}")
+    info = {exact_text(key): plain(each) for key, each in value.info.items()}
     if value.status is RewardStatus.FAILED:
         return failed(str(info.get("error") or "returned a Reward with status FAILED and no info['error']"))
     score = number(value.score)
     if isinstance(score, str):
         return failed(score)
-    parts = {str(name): number(part) for name, part in value.components.items()}
+    parts = {exact_text(name): number(part) for name, part in value.components.items()}
     checked = {name: part for name, part in parts.items() if not isinstance(part, str)}
     for name, part in parts.items():
         if isinstance(part, str):
@@ -99,9 +101,9 @@ def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
     score = number(value["score"])
     if isinstance(score, str):
         return failed(f"'score': {score}")
-    if too_deep(value):
-        return failed(TOO_DEEP)
-    info = {str(key): plain(each) for key, each in value.items() if key != "score"}
+    if (wrong := beside_score(value)) is not None:
+        return failed(f"returned {wrong}")
+    info = {exact_text(key): plain(each) for key, each in value.items() if key != "score"}
     parts = {key: float(each) for key, each in info.items() if key not in ANSWERS and _is_measure(each)}
     if "answer" not in info and "pred" in info:
         info["answer"] = info["pred"]
@@ -114,13 +116,20 @@ def _is_measure(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A value that pickles without its library and can be logged: scalars as they are, arrays as lists."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    """A value that pickles without its library and can be logged: scalars as they are, arrays as lists.
+
+    A class derived from one of these types becomes that type: what it pickles to would run in the controller.
+    """
+    if value is None or type(value) in _PLAIN:
         return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return exact_text(value) if kind is str else getattr(kind, f"__{kind.__name__}__")(value)
     if hasattr(value, "tolist"):
-        return value.tolist()
+        listed = value.tolist()
+        return plain(listed) if type(listed) is not type(value) else exact_text(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {exact_text(key): plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
-    return str(value)
+    return exact_text(value)

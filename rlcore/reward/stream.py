@@ -9,6 +9,7 @@ from rlcore.aio import Inbox
 from rlcore.contracts.scorer import Outcome, Scorer
 from rlcore.errors import PluginError
 from rlcore.reward.combine import combine
+from rlcore.reward.held_info import within_budget
 from rlcore.types import Lane, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
 
@@ -84,7 +85,8 @@ class RewardStream:
         try:
             while (scored := await self._scored.take()) is not None:
                 parts, outcomes, took_s = scored
-                yield parts, combine(outcomes, self._weights, took_s, self._policies)
+                reward = combine(outcomes, self._weights, took_s, self._policies)
+                yield parts, within_budget(reward, outcomes)
         finally:
             # A task that never ran cannot cancel what it was to wait for, so every task is ended here.
             everything = (reading, *self._tasks, *self._asking)

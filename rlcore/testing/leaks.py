@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlcore.contracts.templates import template_child
+
 PATIENCE_S = 3.0
 """What is ending may take this long to be gone."""
 
@@ -37,8 +39,9 @@ def leaks() -> Iterator[None]:
     """Raise `Leaked`, naming everything, when the block leaves behind what was not there before it.
 
     Looks at the descendants of this process, its threads, its open descriptors and, when a loop is running in this
-    thread, its tasks. Around a block with awaits in it only what the loop has ended by then counts as gone; put it
-    around `asyncio.run` to include everything the loop itself holds. Needs /proc (Linux).
+    thread, its tasks. The process that renders chat templates for this one is left out. Around a block with awaits in
+    it only what the loop has ended by then counts as gone; put it around `asyncio.run` to include everything the loop
+    itself holds. Needs /proc (Linux).
     """
     before = _held()
     yield
@@ -55,7 +58,11 @@ def _held() -> _Held:
     except RuntimeError:  # no loop is running in this thread
         tasks = frozenset()
     threads = frozenset(each for each in threading.enumerate() if each.is_alive())
-    return _Held(frozenset(descendants(os.getpid())), threads, frozenset(_descriptors()), tasks)
+    kept = template_child()  # one per process, which outlives runs
+    processes = descendants(os.getpid()) - ({kept.pid} if kept else set())
+    pipes = {pipe.fileno() for pipe in (kept.stdin, kept.stdout) if pipe} if kept else set()
+    descriptors = frozenset((number, where) for number, where in _descriptors() if number not in pipes)
+    return _Held(frozenset(processes), threads, descriptors, tasks)
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:

@@ -18,6 +18,7 @@ from rlcore.data import PromptOrder, filter_long, load_prompts, refuse_overlap
 from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError
 from rlcore.plan import RunPlan
 from rlcore.report.advice import advice
+from rlcore.report.foreign_output import foreign_output
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
 from rlcore.report.terminal import Terminal
 from rlcore.report.trackers import Trackers, require_installed
@@ -58,7 +59,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
     """Train as planned in `run_dir`. Stopped when a signal ended it, RlcoreError when something is wrong."""
     stop = StopRequest(finish_step=plan.config.checkpoint.on_signal == "finish_step")
     said = "before the first step; go on with --resume --from-start"
-    with stop.installed(), locked(open_directory(run_dir, start.resume)), logging_to(run_dir):
+    with foreign_output(), stop.installed(), locked(open_directory(run_dir, start.resume)), logging_to(run_dir):
         try:
             require_installed(plan.config.track.to)
             prompts, heldout = load_data(plan.config)

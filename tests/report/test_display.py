@@ -1,6 +1,7 @@
 """What others wrote reaches terminal and log without secrets, escape sequences or markup, and outlives neither."""
 
 import ast
+import contextlib
 import io
 import logging
 import os
@@ -80,6 +81,42 @@ def test_a_secret_that_a_cut_would_halve_is_redacted(secret: str, caplog: pytest
         printed.add("x" * (MAX_LINE - 10) + secret)
     assert secret[:8] not in caplog.text
     assert secret[:8] not in printed.last_words
+
+
+REWARD = """import os, sys
+async def loud(trajectory, unused=""):
+    print(os.environ["HOSTILE"], os.environ["RLCORE_TEST_TOKEN"])
+    print(os.environ["HOSTILE"], os.environ["RLCORE_TEST_TOKEN"], file=sys.stderr)
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["a pipe", "a terminal"])
+def test_what_an_async_reward_prints_is_harmless(is_terminal: bool, tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(REWARD)
+    run = command(
+        tmp_path, "train.max_steps=2", "reward.functions.all.fn=loud.py:loud",
+        "reward.functions.all.kwargs={unused: '${oc.env:RLCORE_TEST_TOKEN}'}",
+    )  # fmt: skip
+    hostile = HOSTILE.replace("\ud800", "")
+    environment = {**os.environ, "HOSTILE": hostile, "RLCORE_TEST_TOKEN": "s3cr3t-s3cr3t", "PYTHONPATH": str(tmp_path)}
+    ours, theirs = pty.openpty()
+    output: int = theirs if is_terminal else subprocess.PIPE
+    process = subprocess.Popen(run, stdin=theirs, stdout=output, stderr=output, cwd=tmp_path, env=environment)
+    os.close(theirs)
+    if is_terminal:
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a pseudo terminal
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+        assert process.wait(100) == 0
+    else:
+        shown = b"".join(process.communicate(timeout=100))
+    os.close(ours)
+    assert process.returncode == 0, shown
+    assert shown.count(b"[/bold] [link=x]") >= 4
+    for foreign in (b"\x1b]0;title", b"\x1b[31mred", b"\x07", "\u202e".encode(), b"s3cr3t-s3cr3t"):
+        assert foreign not in shown
 
 
 def calls_that_print(path: Path) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlcore import FrozenDict, GroupFunction, Lane, RewardStatus, Scope, ScoreRequest, Trajectory
-from rlcore.contracts.scorer import MAX_DEPTH, Outcome, Scorer, failed, number, too_deep
+from rlcore.contracts.scorer import Outcome, Scorer, beside_score, failed, number
 from rlcore.redaction import clipped
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.service import Call, Service
@@ -201,8 +201,8 @@ def judgement(answer: Any, asked: str) -> Outcome:
     parts, info = answer.get("parts") or {}, answer.get("info") or {}
     if not isinstance(parts, dict) or not isinstance(info, dict):
         raise NoAnswer("answered with 'parts' or 'info' that is no object")
-    if too_deep(info):
-        raise NoAnswer(f"answered with 'info' that is nested more than {MAX_DEPTH} levels deep")
+    if (wrong := beside_score(info) or beside_score(parts)) is not None:
+        raise NoAnswer(f"answered with {wrong}")
     checked = {str(name): finite(str(name), part) for name, part in parts.items()}
     return Outcome(RewardStatus.OK, finite("score", answer["score"]), parts=checked, info=info)
 

@@ -3,14 +3,16 @@
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rlcore_reward_loop import reward_model
 from rlcore_reward_loop.settings import ModelSettings, RewardLoopSettings
 
-from rlcore.contracts.reward_models import Conversations, RewardModel, Unreadable
+from rlcore.contracts.reward_models import Conversations, RewardModel, Unreadable, templated
 from rlcore.contracts.reward_replica import ScoreRequest
+from rlcore.contracts.templates import end_template_child
 from rlcore.contracts.workers import WorkerContext
 from rlcore.errors import ConfigError
 from rlcore.types import FrozenDict
@@ -77,9 +79,19 @@ def test_a_template_that_refuses_system_messages_costs_the_replica_nothing(tmp_p
     try:
         system, user = {"role": "system", "content": "a"}, {"role": "user", "content": "\n"}
         [refused, good] = asyncio.run(worker.score([request(system, user), request(user)]))
-        assert "the conversation cannot be read: TemplateError: System role not supported" in refused.error
+        assert "TemplateError: System role not supported" in refused.error
         assert good.error == ""
         assert good.score is not None
         assert "on cpu" in asyncio.run(worker.health())
     finally:
         worker.close()
+
+
+def test_a_template_that_does_not_end_fails_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    tokenizer = SimpleNamespace(chat_template=loops, special_tokens_map={}, name_or_path="models/m")
+    monkeypatch.setattr("rlcore.contracts.templates.CPU_S", 0.5)
+    end_template_child()
+    with pytest.raises(Unreadable, match=r"the chat template of 'models/m': it took more than 0\.5 s"):
+        templated(tokenizer, [{"role": "user", "content": "x"}])
+    end_template_child()

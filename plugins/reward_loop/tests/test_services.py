@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rlcore_reward_loop.client import http
 from rlcore_reward_loop.client.http import seconds
 from rlcore_reward_loop.client.service import pause_s
 from rlcore_reward_loop.settings import RewardLoopSettings, RewardSettings, ServiceSettings
@@ -258,3 +259,21 @@ def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
     assert steps[0]["reward/helpful/length/mean"] == 2.0
     assert steps[0]["reward/helpful/latency_p95"] > 0
     assert len((result.run_dir / "reward_calls.jsonl").read_text().splitlines()) == 16
+
+
+def test_answers_that_are_read_at_once_have_a_budget_and_leave_none_of_it_taken(
+    score: Score, samples: Samples, one_service: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "MAX_READING", 1_000_000)
+    body = b" " * 600_000 + b'{"score": 1}'
+    with serving(lambda asked: ServiceAnswer(body, after_s=0.1)) as service:
+        settings = one_service(service.url, max_response_bytes=2_000_000)
+        [one], _ = score(settings, samples(1))
+        results, _ = score(settings, samples(8))
+    assert one.reward.score == 1.0
+    errors = [str(scored.reward.info.get("error", "")) for scored in results]
+    assert any("answered while answers of 0 MiB were being read; choose a lower" in error for error in errors)
+    assert http._READING.num_bytes == 0
+    with serving(lambda asked: ServiceAnswer(b" " * 1_100_000 + b'{"score": 1}')) as service:
+        assert "were being read" in error_of(score, one_service(service.url, max_response_bytes=2_000_000))
+    assert http._READING.num_bytes == 0

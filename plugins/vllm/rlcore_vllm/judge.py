@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 from rlcore import Message, RawScore, ScoreRequest, WorkerError
-from rlcore.contracts.reward_models import GUIDES, RewardModel, Unreadable
+from rlcore.contracts.reward_models import GUIDES, RewardModel, Unreadable, templated
 from rlcore.errors import boundary
 
 PLAIN_OPTIONS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
@@ -57,9 +57,7 @@ class VllmJudge:
     def _encode(self, messages: Sequence[Message]) -> list[int]:
         plain = [dict(each) for each in messages]
         if self._tokenizer.chat_template:
-            ids = self._tokenizer.apply_chat_template(
-                plain, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
+            ids = templated(self._tokenizer, plain, add_generation_prompt=True)
         else:
             text = "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in plain)
             ids = self._tokenizer.encode(text + "\nassistant: ")

@@ -1,24 +1,35 @@
 """An OpenAI-compatible endpoint on loopback: each sample has a token of its own, and only two paths exist."""
 
+import asyncio
 import hmac
 import itertools
 import json
 import logging
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rlcore.errors import RlcoreError
-from rlcore_agent_loop.agents.messages import BadRequest
+from rlcore_agent_loop.agents.connections import MAX_BODY_BYTES, Bodies, Connections, TooBusy, descriptor_budget
+from rlcore_agent_loop.agents.messages import BadRequest, check_texts
 from rlcore_agent_loop.agents.recording import PolicyAnswer, Recording
 
 MODEL = "policy"
 """The one model there is; requests may name any."""
-MAX_BODY_BYTES = 8 << 20
 CLOSE_S = 2.0
+IDLE_S = 75.0
+"""Seconds that a connection may wait for its next request."""
+LINGER_S = 1.0
+"""Seconds in which the rest of a body that was refused may come, so that its sender reads why."""
+
+
+KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
+"""How the protocol calls errors of a status."""
 
 
 CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
@@ -38,6 +49,9 @@ class Endpoint:
         self._numbers = itertools.count()
         self._samples: dict[str, tuple[str, Recording]] = {}
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._connections: Connections | None = None
+        self._bodies = Bodies()
         self.url = ""
 
     async def start(self) -> None:
@@ -45,16 +59,28 @@ class Endpoint:
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, logger=server_logger, shutdown_timeout=CLOSE_S)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=server_logger,
+            handle_signals=False,
+            shutdown_timeout=CLOSE_S,
+            keepalive_timeout=IDLE_S,
+            lingering_time=LINGER_S,
+        )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = self._runner.addresses[0][:2]
+        if self._runner.server is None:
+            raise RuntimeError("the runner was set up without a server")
+        self._connections = Connections(descriptor_budget(), self._runner.server)
+        self._server = await asyncio.get_running_loop().create_server(self._connections.accept, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
         self.url = f"http://{host}:{port}/v1"
 
     async def close(self) -> None:
         """Stop listening; also more than once."""
         runner, self._runner = self._runner, None
+        if self._server is not None:
+            self._server.close()
         for _, recording in self._samples.values():
             recording.close()
         if runner is not None:
@@ -71,37 +97,60 @@ class Endpoint:
         _, recording = self._samples.pop(token.partition(".")[0])
         recording.close()
 
-    def _recording(self, request: web.Request) -> Recording:
-        """Whose token the request carries; the secret is compared in constant time. Unknown if it is nobody's."""
+    def _sample(self, request: web.Request) -> tuple[str, Recording]:
+        """The sample whose token the request carries; the secret is compared in constant time. Unknown without one."""
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         number, _, secret = given.partition(".")
         known, recording = self._samples.get(number, ("", None))
-        if recording is None or not hmac.compare_digest(known.encode(), secret.encode(errors="surrogatepass")):
+        said = secret.encode("utf-8", "surrogateescape")  # the bytes that came
+        if recording is None or not hmac.compare_digest(known.encode(), said):
             raise Unknown("the token of a running sample is needed")
-        return recording
+        return number, recording
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         try:
-            self._recording(request)
-            response: web.StreamResponse = await handler(request)
+            number, _ = self._sample(request)
+            with self._in_use(request), self._bodies.request(number):
+                response: web.StreamResponse = await handler(request)
         except Unknown as error:
-            return _error(401, str(error), "invalid_api_key")
+            refused = _error(401, str(error), "invalid_api_key")
+            refused.force_close()
+            return refused
+        except TooBusy as error:
+            return _error(429, str(error), "rate_limit_exceeded")
         except BadRequest as error:
             return _error(400, str(error), error.code)
         return response
+
+    @contextmanager
+    def _in_use(self, request: web.Request) -> Iterator[None]:
+        """The request's connection has shown a token, and is not closed to make room while the request lasts."""
+        connection = self._connections.of(request.transport) if self._connections is not None else None
+        if connection is None:
+            yield
+            return
+        connection.known = True
+        connection.num_requests += 1
+        try:
+            yield
+        finally:
+            connection.num_requests -= 1
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "rlcore"}]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
+        number, _ = self._sample(request)
+        raw = await self._bodies.read(number, request.content.iter_any())
         try:
-            body = json.loads(await request.read())
+            body = json.loads(raw)
         except (ValueError, RecursionError) as cause:
             raise BadRequest("the body is not JSON") from cause
         if not isinstance(body, dict):
             raise BadRequest("the body is no object")
-        recording = self._recording(request)
+        check_texts(body)
+        _, recording = self._sample(request)  # which may have ended while the body came
         answer = await recording.complete(body)
         name = f"chatcmpl-{recording.num_requests}"
         if not body.get("stream"):
@@ -150,5 +199,5 @@ def _usage(answer: PolicyAnswer) -> dict[str, int]:
 
 
 def _error(status: int, message: str, code: str) -> web.Response:
-    kind = "invalid_request_error" if status == 400 else "authentication_error"
+    kind = KINDS[status]
     return web.json_response({"error": {"message": message, "type": kind, "code": code, "param": None}}, status=status)

@@ -1,7 +1,7 @@
 """Messages as clients of the OpenAI protocol send them, in one form, so that they can be compared."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlcore.errors import RlcoreError
@@ -16,6 +16,37 @@ class BadRequest(RlcoreError):
     def __init__(self, message: str, code: str = "invalid_request") -> None:
         super().__init__(message)
         self.code = code
+
+
+MAX_DEPTH = 64
+"""Levels of lists and objects in a request; code that walks deeper ones would end by recursion."""
+
+
+def check_texts(body: Any) -> None:
+    """BadRequest where a request is nested too deep, or holds a text that is not Unicode: half of a surrogate pair."""
+    level = [body]
+    for _ in range(MAX_DEPTH):
+        texts = [text for value in level for text in _texts(value) if not text.isascii()]
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError as cause:
+            raise BadRequest("the body holds half of a surrogate pair; needs text that is Unicode") from cause
+        level = [inner for value in level for inner in _inner(value)]
+        if not level:
+            return
+    raise BadRequest(f"the body is nested more than {MAX_DEPTH} levels deep")
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        return (value,)
+    return value if isinstance(value, dict) else ()
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def normalised(messages: Any) -> list[Plain]:

@@ -49,7 +49,7 @@ class Program:
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         if value is None or isinstance(value, str):
-            return value
+            return None if value is None else str.__str__(value)  # a class derived from it would run code in the run
         if isinstance(value, (bool, int, float)) and value == value:
-            return float(value)
+            return float.__float__(float(value))
         raise ChildError(f"the agent returned {type(value).__name__}; needs a reward, a text or None")

@@ -114,8 +114,10 @@ class Recording:
         if self.num_requests >= self.kit.settings.max_turns:
             self.episode.ended_by = MAX_TURNS
             raise BadRequest(f"this sample has had its {self.kit.settings.max_turns} turns", MAX_TURNS)
-        if body.get("n") not in (None, 1):
-            raise BadRequest(f"n={body['n']}: one choice is served")
+        if body.get("n") is not None and (type(body["n"]) is not int or body["n"] != 1):
+            raise BadRequest(f"n={body['n']!r:.80}: one choice is served")
+        if not isinstance(body.get("stream") or False, bool):
+            raise BadRequest(f"stream={body['stream']!r:.80}: needs true or false")
         if tools and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
             raise BadRequest("tools: needs a list of objects")
         if tools and not self.kit.tokens.tells_tools():
@@ -184,10 +186,10 @@ class Recording:
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    limit = body.get("max_completion_tokens") or body.get("max_tokens")
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
+    given = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+    if any(type(limit) is not int or limit < 1 for limit in given):
         raise BadRequest("max_tokens: needs a number of at least 1")
-    return limit
+    return given[0] if given else None
 
 
 def _stop(body: Mapping[str, Any]) -> Sequence[str]:

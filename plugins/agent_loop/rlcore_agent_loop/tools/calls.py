@@ -31,7 +31,7 @@ def as_text(value: Any, max_chars: int) -> str:
     if value is None:
         text = ""
     elif isinstance(value, str):
-        text = value
+        text = str.__str__(value)  # a class derived from it would run code where it is unpickled
     else:
         try:
             text = json.dumps(value, ensure_ascii=False)

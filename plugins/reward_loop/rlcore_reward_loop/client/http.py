@@ -19,6 +19,8 @@ OTHER_FILES = 512
 """What else a run may have open: children, logs, data, a cluster."""
 LONGEST_QUOTE = 10_000
 """Bytes of an answer that are looked at for secrets before an error quotes its beginning."""
+MAX_READING = 128 << 20
+"""Bytes of answers that may be read at a time, over all services."""
 OVERLOADED = frozenset({429, 502, 503, 504, 529})
 
 
@@ -33,6 +35,25 @@ class Unavailable(NoAnswer):
         super().__init__(why)
         self.retry_after_s = retry_after_s
         self.overloaded = overloaded
+
+
+class Reading:
+    """The bytes of all answers that are being read: as many calls are under way as services allow."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count bytes of an answer until it is read. NoAnswer when there are too many."""
+        self.num_bytes += num_bytes
+        if self.num_bytes > MAX_READING:
+            raise NoAnswer(
+                f"answered while answers of {MAX_READING >> 20} MiB were being read; choose a lower "
+                "max_response_bytes or concurrency"
+            )
+
+
+_READING = Reading()
 
 
 class Client:
@@ -114,17 +135,22 @@ def allow_connections(number: int) -> None:
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
     content = bytearray()
+    announced = response.content_length or 0
+    # A short answer in one go; one that is packed may be long.
+    whole = "Content-Encoding" not in response.headers and 0 < announced <= max_bytes
     try:
-        # A short answer in one go; one that is packed may be long.
-        packed = "Content-Encoding" in response.headers
-        if not packed and response.content_length is not None and response.content_length <= max_bytes:
+        if whole:
+            _READING.add(announced)
             return await response.read()
         async for chunk in response.content.iter_any():
             content += chunk
+            _READING.add(len(chunk))
             if len(content) > max_bytes:
                 raise NoAnswer(f"answered with more than max_response_bytes={max_bytes}")
     except (aiohttp.ClientError, OSError) as cause:
         raise NoAnswer(f"broke off ({describe(cause)})") from cause
+    finally:
+        _READING.num_bytes -= announced if whole else len(content)
     return bytes(content)
 
 

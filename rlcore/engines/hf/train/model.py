@@ -23,6 +23,7 @@ from rlcore.engines.hf.train.prefixes import TREE_ATTENTION, cache_hidden, regis
 from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.sharded_tensors import put
 from rlcore.engines.hf.train.stored_weights import check_not_quantised, check_range, check_stored, start_masters
+from rlcore.engines.hf.train.tensor_names import check_tensors
 from rlcore.errors import CheckpointError, ConfigError, boundary
 from rlcore.types import SharedPrefix
 
@@ -252,7 +253,8 @@ def open_transformer(
 ) -> Any:
     """The transformers model of a directory or hub name: of a value model the backbone, else with its output layer.
 
-    ConfigError when its files lack weights, which transformers would fill with random numbers.
+    ConfigError when its files lack weights, which transformers would fill with random numbers, or hold tensors that the
+    model does not have.
     """
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.utils import logging
@@ -270,12 +272,7 @@ def open_transformer(
             output_loading_info=True,
         )
     check_not_quantised(path_key, path, getattr(model.config, "quantization_config", None))
-    missing = sorted(loaded["missing_keys"])
-    if missing:
-        raise ConfigError(
-            f"{path_key}='{path}': its files lack {len(missing)} of the weights of a {type(model).__name__}, "
-            f"{missing[0]} among them; needs a model that was saved whole"
-        )
+    check_tensors(f"{path_key}='{path}'", type(model).__name__, loaded, new_head=kind == ModelKind.VALUE)
     return model
 
 

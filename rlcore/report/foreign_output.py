@@ -1,0 +1,91 @@
+"""Prints of others' code in this process, such as async reward functions: no secrets and no control characters.
+
+What native code or a child that inherits the descriptors writes does not come through here.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from rich.text import Text
+
+from rlcore.redaction import displayable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LONGEST_LINE = 1 << 16
+"""Characters of a line without an end that are kept until it is shown."""
+
+
+class ForeignOutput:
+    """Stands in for sys.stdout or sys.stderr: shows whole lines, above a progress bar if there is one."""
+
+    def __init__(self, output: TextIO) -> None:
+        self.rich_proxied_file = output  # the name under which rich looks for the output behind a proxy
+        self.console: Console | None = None
+        """Has a progress bar, which a plain line would tear."""
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        """Show the lines that end in the text; what is not a text is a TypeError, as of any file."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._show(line)
+        if len(self._line) > LONGEST_LINE:
+            self.finish()
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write one after another."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Lines are shown when they end, so that no secret is shown in halves."""
+        self.rich_proxied_file.flush()
+
+    def finish(self) -> None:
+        """Show the rest of a line that has not ended."""
+        if self._line:
+            line, self._line = self._line, ""
+            self._show(line)
+
+    def _show(self, line: str) -> None:
+        if self.console is not None and self.console.is_terminal:
+            self.console.print(Text(displayable(line)), soft_wrap=True)
+        else:
+            self.rich_proxied_file.write(f"{displayable(line)}\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+@contextmanager
+def foreign_output() -> Iterator[None]:
+    """Inside, what is printed is shown as it may be."""
+    before = sys.stdout, sys.stderr
+    ours = tuple(ForeignOutput(output) for output in before)
+    sys.stdout, sys.stderr = (cast(TextIO, output) for output in ours)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for output in ours:
+            output.finish()
+
+
+@contextmanager
+def beside(console: "Console") -> Iterator[None]:
+    """Inside, prints go above the progress bar of this console."""
+    outputs = [output for output in (sys.stdout, sys.stderr) if isinstance(output, ForeignOutput)]
+    for output in outputs:
+        output.console = console
+    try:
+        yield
+    finally:
+        for output in outputs:
+            output.console = None
