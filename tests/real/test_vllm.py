@@ -67,7 +67,7 @@ def steps_of(run: Path) -> list[dict[str, float]]:
 
 
 def test_on_ray_three_steps_are_judged_by_another_vllm_and_sampled_with_the_weights_of_each(tmp_path: Path) -> None:
-    steps, seen = run(tmp_path)
+    steps, seen = run(tmp_path, "--plugin", "ray")
     check(tmp_path, steps, 3)
     assert len(seen) > 4, "a replica has an engine and its worker below it"
     ends_at = time.monotonic() + 10.0  # a killed process gives back its gigabytes first
@@ -82,7 +82,7 @@ def test_an_engine_that_is_killed_comes_back_with_the_weights_and_what_it_owed_i
 ) -> None:
     """Also with the actor training on the pools of both engines, which sleep meanwhile."""
     shared = ["cluster.train_pool=train", "cluster.pools.train.colocates=[rollout,reward]"]
-    overrides = ["cluster.backend=local", "train.max_steps=2", f"rollout.weight_sync={weights}", *shared]
+    overrides = ["train.max_steps=2", f"rollout.weight_sync={weights}", *shared]
     killing = KillAnEngine(tmp_path / "run")
     steps, _ = run(tmp_path, *overrides, during=killing)
     check(tmp_path, steps, 2)

@@ -11,7 +11,9 @@ from rlcore_vllm.replica import VllmReplica
 from rlcore_vllm.replica_resources import complete_replica
 
 from rlcore import ConfigError, PlanError, RewardReplica, RlcoreError, Role, WorkerContext, WorkerRequest
+from rlcore.cli import main
 from rlcore.plan import RunPlan
+from rlcore.testing.null import SETTINGS
 
 Planned = Callable[..., RunPlan]
 SAMPLES = "rollout.backend=vllm"
@@ -103,6 +105,19 @@ def test_a_backend_whose_plugin_is_not_named_is_refused_with_what_to_type(planne
     assert "role 'judge'" in line
     assert "`rlcore train ... --plugin vllm plugins.reward_loop.models.judge.backend=vllm`" in line
     assert "\n" not in line
+
+
+def test_the_command_ends_with_2_and_one_line_that_says_what_to_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for overrides, said in (
+        (["rollout.backend=vllm"], "--plugin vllm rollout.backend=vllm"),
+        (["rollout.backend=vllm", "rollout.vllm.dtype=float32"], "rollout.vllm.dtype: now plugins.vllm.dtype"),
+    ):
+        assert main(["plan", *SETTINGS, "--plugin", "null", f"train.dir={tmp_path}", *overrides]) == 2
+        captured = capsys.readouterr()
+        [line] = (captured.out + captured.err).strip().splitlines()
+        assert said in line
 
 
 def test_a_reward_model_on_transformers_needs_no_vllm(planned: Planned) -> None:
