@@ -26,6 +26,7 @@ async def live(
             session = Session(plan, run_dir, run, prompts, heldout, StopRequest(finish_step=False))
             trainer = session._trainer  # `Session.train` takes all steps at once; a benchmark takes them one by one
             try:
+                trainer.start()
                 yield trainer
             finally:
                 await trainer.close()

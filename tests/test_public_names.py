@@ -21,7 +21,7 @@ PUBLIC = {
     "rlcore.types": "the data of a step",
     "rlcore.errors": "errors and the boundary around somebody else's code",
     "rlcore.imports": "from 'module:attr' to the object",
-    "rlcore.aio": "timers, stopwatches and shared tasks",
+    "rlcore.aio": "inbox, dispatcher, timers and stopwatch",
     "rlcore.redaction": "secrets and foreign text in errors and logs",
     "rlcore.algo": "estimators, losses, masks and aggregation",
     "rlcore.engines.hf": "the training engine on transformers, for models and losses of a plugin's own",

@@ -33,7 +33,7 @@ class LoopCaller:
     """An async function on the run's event loop."""
 
     def __init__(self, spec: FunctionSpec, watch: LoopWatch, queued: Stopwatch, concurrency: int) -> None:
-        self._spec, self._watch = spec, watch
+        self._spec, self._watch, self._task_name = spec, watch, str(spec)
         self._seats = SlotQueue([Slot(concurrency)], queued)
         self._served = ServedReward(spec)
         self._tasks: set[asyncio.Task[list[Outcome]]] = set()
@@ -59,7 +59,7 @@ class LoopCaller:
         """
         place = await self._seats.take(lane is Lane.EVAL)
         began = time.monotonic()
-        task = asyncio.create_task(self._ask(trajectories, scores), name=str(self._spec))
+        task = asyncio.create_task(self._ask(trajectories, scores), name=self._task_name)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         try:

@@ -207,8 +207,8 @@ class _Trainer(Trainer):
         self.events.note(Event("updated", step))
         return metrics
 
-    async def publish(self, *args: Any) -> Metrics:
-        metrics = await super().publish(*args)
+    async def publish_weights(self, *args: Any) -> Metrics:
+        metrics = await super().publish_weights(*args)
         self.events.note(Event("published", self.progress.step))
         return metrics
 

@@ -200,6 +200,7 @@ class Session:
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
             stack.push_async_callback(trainer.close)
+            trainer.start()
             await self._run.agent.check(self._asked)
             num_updates = self.total_steps * self._run.plan.batch_sizes["updates"]
             num_updates = await self._run.critic.expect(num_updates)

@@ -5,7 +5,8 @@ mini-batches are cut from a whole step in canonical order or formed of the group
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from rlcore.algo.kl import FixedKl
@@ -24,18 +25,19 @@ from rlcore.train.passes import ForwardPasses
 from rlcore.train.pending import Group, PendingGroup
 from rlcore.train.timing import StepTimeline, length_correlation
 from rlcore.train.versions import sampled_with
-from rlcore.types import Batch, Lane, Metrics, Ref, ScoredTrajectory, TrajectoryId
+from rlcore.types import Batch, Lane, Metrics, Ref, ScoredTrajectory, Trajectory, TrajectoryId
 
 
 class StepBatcher:
     """The work of one step, from the prompts that it needs to the mini-batches that it trains on."""
 
     def __init__(self, run: Runtime, flight: RolloutBuffer, kl: FixedKl, step: int, last_step: int) -> None:
-        """Issue what the schedule allows at the beginning of `step`, which will publish the version of that number."""
-        self._run, self._flight, self._kl, self._step = run, flight, kl, step
+        """`step` will publish the version of that number; no prompt is issued that no step up to `last_step` needs."""
+        self._run, self._flight, self._kl, self._step, self._last_step = run, flight, kl, step, last_step
         self._config, self._schedule = run.plan.config, run.plan.schedule
         self.timeline = StepTimeline()
-        self._members = flight.refill(step, last_step)
+        self._members: list[PendingGroup] = []
+        """Prompts that this step must train on; none where steps take what is ready first."""
         self._arrays = ForwardPasses(run, self.timeline)
         self.taken: list[PendingGroup] = []
         """Prompts that this step uses up, whatever becomes of them."""
@@ -53,20 +55,28 @@ class StepBatcher:
         self._trained: list[tuple[int, ScoredTrajectory]] = []
         """Rows with the index of their mini-batch in the first epoch; 0 where mini-batches are not streamed."""
 
-    async def sampled(self) -> None:
-        """Wait until nothing is sampled any more that no update may overlap."""
-        await self._flight.sampled(None if self._schedule.sample_before_update else self._members)
-        self.timeline.sample_end()
+    def issue_prompts(self) -> Sequence[PendingGroup]:
+        """Issue the prompts that the schedule allows; returns those that this step must train on."""
+        self._members = self._flight.refill(self._step, self._last_step)
+        return self._members
 
-    def prepare(self) -> None:
+    async def sampled_trajectories(self, prompts: Sequence[PendingGroup]) -> list[Trajectory]:
+        """The trajectories of the prompts, once nothing is sampled any more that no update may overlap.
+
+        Each of them goes to its reward the moment it is finished.
+        """
+        await self._flight.sampled(None if self._schedule.sample_before_update else prompts)
+        self.timeline.sample_end()
+        return [trajectory for prompt in prompts for trajectory in prompt.trajectories.values()]
+
+    def begin_passes(self, trajectories: Sequence[Trajectory]) -> None:
         """Begin the forward passes that need no reward; they go on while rewards are pending.
 
         Not under dynamic sampling, where most of what is replaced would be computed for nothing, nor where servers
         that rewards are pending at would have to sleep for it.
         """
         if not self._config.algo.dynamic_sampling and not self._run.lease.shared:
-            rows = [row for each in self._members for row in each.trajectories.values()]
-            self._preparing = asyncio.create_task(self._arrays.ensure(rows), name="forward passes")
+            self._preparing = asyncio.create_task(self._arrays.ensure(trajectories), name="forward passes")
             self._flight.watch(self._preparing)
 
     async def aclose(self) -> None:
@@ -79,30 +89,35 @@ class StepBatcher:
         finally:
             await self._run.lease.serve()
 
-    def minibatches(self) -> AsyncGenerator[Batch, None]:
-        """Every mini-batch of every epoch, weighed: as soon as it may be trained on."""
-        return one_ahead(self._minibatches())
+    def scored_groups(self) -> AsyncGenerator[list[Group], None]:
+        """The groups to train on: all of the step at once, or those of each mini-batch as its rewards come in."""
+        return self._first_ready() if self._schedule.stream else self._whole_step()
 
-    async def _minibatches(self) -> AsyncGenerator[Batch, None]:
+    def minibatches(self, groups: AsyncGenerator[list[Group], None]) -> AsyncGenerator[Batch, None]:
+        """Every mini-batch of every epoch, weighed: as soon as it may be trained on."""
+        return one_ahead(self._minibatches(groups))
+
+    async def _minibatches(self, groups: AsyncGenerator[list[Group], None]) -> AsyncGenerator[Batch, None]:
         config, number = self._config, self._step - 1
-        if not self._schedule.stream:
-            groups = await self._all_groups()
-            await self._run.lease.train()
-            batch = await self._finish(groups, 0)
-            for epoch in range(config.actor.epochs):
-                for minibatch in epoch_minibatches(self._run, batch, number, epoch):
-                    yield minibatch
-                    self._settle()
-            return
         streamed: list[Batch] = []
-        async for groups in self._first_ready():
-            batch = await self._finish(groups, len(streamed))
-            streamed.append(weigh(batch, config.algo, self._run.selection))
-            yield streamed[-1]
-        self._settle()
-        for epoch in range(1, config.actor.epochs):
-            for minibatch in later_epoch(streamed, config.train.seed, number, epoch):
-                yield minibatch
+        async with aclosing(groups):
+            async for ready in groups:
+                if self._schedule.stream:
+                    batch = await self._finish(ready, len(streamed))
+                    streamed.append(weigh(batch, config.algo, self._run.selection))
+                    yield streamed[-1]
+                    continue
+                await self._run.lease.train()
+                batch = await self._finish(ready, 0)
+                for epoch in range(config.actor.epochs):
+                    for minibatch in epoch_minibatches(self._run, batch, number, epoch):
+                        yield minibatch
+                        self._settle()
+        if self._schedule.stream:
+            self._settle()
+            for epoch in range(1, config.actor.epochs):
+                for minibatch in later_epoch(streamed, config.train.seed, number, epoch):
+                    yield minibatch
 
     def lines(self) -> "asyncio.Task[bytes]":
         """`rlcore.report.metrics.trajectory_lines` of everything, when rewards and advantages are known."""
@@ -136,6 +151,9 @@ class StepBatcher:
     def _num_prompts(self) -> int:
         """How many prompts the step uses up, replaced ones left out."""
         return len(self._members) or self._config.train.prompts_per_step
+
+    async def _whole_step(self) -> AsyncGenerator[list[Group], None]:
+        yield await self._all_groups()
 
     async def _all_groups(self) -> list[Group]:
         """The groups of the step, in the order in which they were issued.
@@ -172,7 +190,7 @@ class StepBatcher:
             kept = await with_greedy_baselines(self._run, [each.task for each in taken], kept, self._metrics)
         return kept
 
-    async def _first_ready(self) -> AsyncIterator[list[Group]]:
+    async def _first_ready(self) -> AsyncGenerator[list[Group], None]:
         """The groups of one mini-batch after another, those first whose rewards are in first."""
         prompts = self._num_prompts()
         size = self._config.actor.minibatch_prompts or prompts

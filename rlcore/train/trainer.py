@@ -78,22 +78,31 @@ class Trainer:
         """The metrics of the last steps of this process, for what is said of the schedule at its end."""
         self.evaluations: list[tuple[int, Metrics]] = []
         self._writing: asyncio.Task[None] | None = None
+        self.published: dict[str, Any] = {}
+        """`state` after the last published step; empty before `start`."""
+        self._thresholds: tuple[int, int, int] | None = None
+        """Of the garbage collector, as they were before `start`."""
+
+    def start(self) -> None:
+        """Make ready for the first step; `close` undoes it."""
         self.published = self.state()
-        # A step makes hundreds of small objects a sample, hardly any of them cyclic: looking through them, and through
-        # the libraries' own, again and again would take a third of the controller's time.
+        # A step makes hundreds of small objects per sample, hardly any of them cyclic: looking through them, and
+        # through the libraries' own, again and again would take a third of the controller's time.
         self._thresholds = gc.get_threshold()
         gc.freeze()
         gc.set_threshold(*QUIET_THRESHOLDS)
 
     async def step(self) -> None:
-        """One training step; every arrow of the data flow is one line."""
+        """One training step: from prompts over trajectories, groups and mini-batches to weights, a line each."""
         work = StepBatcher(self.run, self.flight, self.progress.kl, self.progress.step + 1, self.last_step)
-        async with aclosing(work), aclosing(work.minibatches()) as minibatches:
-            await work.sampled()  # each trajectory goes to its reward the moment it is finished
-            work.prepare()  # log-probs and values, while rewards are pending
-            async with Updates(self.run) as updates:
-                updated = average([await self.update(each, updates, work.timeline) async for each in minibatches])
-            measured = await self.publish(work)
+        async with aclosing(work):
+            prompts = work.issue_prompts()
+            trajectories = await work.sampled_trajectories(prompts)
+            work.begin_passes(trajectories)  # log-probs and values, while rewards are pending
+            groups = work.scored_groups()
+            async with aclosing(work.minibatches(groups)) as minibatches, Updates(self.run) as updates:
+                updated = average([await self.update(batch, updates, work.timeline) async for batch in minibatches])
+            measured = await self.publish_weights(work)
         await self.record(work, measured | updated | self.run.take_metrics())
 
     async def update(self, minibatch: Batch, updates: Updates, timeline: StepTimeline) -> Metrics:
@@ -105,7 +114,7 @@ class Trainer:
         with timeline.updating():
             return await updates.update(minibatch)
 
-    async def publish(self, work: StepBatcher) -> Metrics:
+    async def publish_weights(self, work: StepBatcher) -> Metrics:
         """Name the new weights: from here on the step has been taken. Returns the metrics of what was sampled."""
         progress = self.progress
         if self.run.plan.schedule.sample_before_publish:
@@ -169,8 +178,10 @@ class Trainer:
 
     async def close(self) -> None:
         """Let go of what is in flight; the ledger stays as it is, for a checkpoint."""
-        gc.set_threshold(*self._thresholds)
-        gc.unfreeze()
+        if self._thresholds is not None:
+            gc.set_threshold(*self._thresholds)
+            gc.unfreeze()
+            self._thresholds = None
         await self.flight.close()
         await self.written()
 

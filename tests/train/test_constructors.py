@@ -1,0 +1,54 @@
+"""Trainer and StepBatcher start nothing while they are constructed."""
+
+import asyncio
+import gc
+from types import SimpleNamespace
+from typing import Any, cast
+
+from rlcore.algo.kl import FixedKl
+from rlcore.config import RunConfig
+from rlcore.contracts.offers import Scope
+from rlcore.data import PromptOrder
+from rlcore.testing.rewards import make_prompt
+from rlcore.train.step import StepBatcher
+from rlcore.train.trainer import QUIET_THRESHOLDS, Progress, Trainer
+
+
+class Untouched:
+    """Fails whatever is asked of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was used")
+
+
+def runtime() -> Any:
+    schedule = SimpleNamespace(old_logprobs=None, max_staleness=0, drop=False, sample_before_update=True)
+    plan = SimpleNamespace(config=RunConfig(), schedule=schedule)
+    reward = SimpleNamespace(scope=Scope.SAMPLE)
+    actor = SimpleNamespace(replicas=[Untouched()])
+    return SimpleNamespace(plan=plan, actor=actor, agent=Untouched(), reward=reward, critic=Untouched())
+
+
+def test_a_step_issues_its_prompts_when_it_is_told_to() -> None:
+    async def construct() -> None:
+        StepBatcher(runtime(), cast(Any, Untouched()), FixedKl(0.0), 1, 1)
+
+    asyncio.run(construct())
+
+
+def test_a_trainer_leaves_the_garbage_collector_alone_until_its_start_and_after_its_close() -> None:
+    async def use() -> None:
+        thresholds, run = gc.get_threshold(), runtime()
+        progress = Progress(0, PromptOrder({"all": [make_prompt(0)]}, {}, 0, False), FixedKl(0.0))
+        trainer = Trainer(run, progress, 1, {}, cast(Any, Untouched()))
+        assert gc.get_threshold() == thresholds != QUIET_THRESHOLDS
+        await trainer.close()
+        assert gc.get_threshold() == thresholds
+        run.agent = run.critic = SimpleNamespace(state=dict)
+        run.reward.state = dict
+        trainer.start()
+        assert gc.get_threshold() == QUIET_THRESHOLDS
+        await trainer.close()
+        assert gc.get_threshold() == thresholds
+
+    asyncio.run(use())
