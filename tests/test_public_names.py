@@ -25,6 +25,7 @@ PUBLIC = {
     "rlcore.redaction": "secrets and foreign text in errors and logs",
     "rlcore.algo": "estimators, losses, masks and aggregation",
     "rlcore.engines.hf": "the training engine on transformers, for models and losses of a plugin's own",
+    "rlcore.cluster.kit": "the parts that clusters are built from",
     "rlcore.testing": "fakes and conformance suites",
 }
 """All that plugins and examples import of rlcore; docs/architecture.md says the same."""
