@@ -8,7 +8,7 @@ the right. A *sample* is one draw for a prompt and may end as several rows (part
 prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, Literal, NoReturn, TypeVar
@@ -57,6 +57,18 @@ class FrozenDict(dict[K, V]):
 
     def __repr__(self) -> str:
         return f"FrozenDict({dict.__repr__(self)})"
+
+
+def plain(value: Any, leaf: Callable[[Any], Any] | None = None, key: Callable[[Any], Any] | None = None) -> Any:
+    """Mappings as dicts and sequences as lists, all the way down, for what tests for those types or writes JSON.
+
+    `leaf` makes what it is to be of each other value, and `key` of each key; without them they stay.
+    """
+    if isinstance(value, Mapping):
+        return {key(name) if key else name: plain(inner, leaf, key) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(inner, leaf, key) for inner in value]
+    return leaf(value) if leaf else value
 
 
 class ReadOnlyArrays:

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlcore.errors import ConfigError, describe
+from rlcore.types import plain
 
 Source = Path | Mapping[str, Any]
 """A configuration file, or the same thing as a mapping (its keys may be dotted)."""
@@ -77,7 +78,7 @@ def from_mapping(values: Mapping[str, Any]) -> Layer:
     _check_depth(values, "Python")
     nested: dict[str, Any] = {}
     for key, value in values.items():
-        nested = overlay(nested, nest(str(key), _plain(value)))
+        nested = overlay(nested, nest(str(key), plain(value, _setting)))
     return Layer("Python", nested)
 
 
@@ -187,11 +188,8 @@ def _check_interpolations(text: str, key: str, origin: str) -> None:
             )
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(child) for key, child in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(child) for child in value]
+def _setting(value: Any) -> Any:
+    """A default as OmegaConf takes it: enums by name, paths as text."""
     if isinstance(value, Enum):
         return value.name
     return str(value) if isinstance(value, Path) else value

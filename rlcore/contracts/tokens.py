@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcore.errors import ConfigError
 from rlcore.types import Message
+from rlcore.types import plain as plain_message
 
 END_PROBE = "rlcore0end0probe"
 """A text that no chat template contains, put where a response stands to see what follows it."""
@@ -162,12 +163,3 @@ def _after_probe(text: str) -> str:
             "chat template: it leaves out the assistant's turn; needs one that keeps it (model.chat_template)"
         )
     return rest
-
-
-def plain_message(value: Any) -> Any:
-    """Mappings and sequences as dicts and lists, all the way down: templates test for those types."""
-    if isinstance(value, Mapping):
-        return {key: plain_message(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_message(inner) for inner in value]
-    return value

@@ -15,7 +15,8 @@ from rlcore.errors import ConfigError, boundary
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-from rlcore.contracts.tokens import END_PROBE, Tokens, plain_message
+from rlcore.contracts.tokens import END_PROBE, Tokens
+from rlcore.types import plain
 
 BYTES = "bytes"
 """The value of `model.tokenizer` that picks `ByteTokens`."""
@@ -67,7 +68,7 @@ class TemplateTokens(Tokens):
         self._whose = (
             f"the chat template of '{tokenizer.name_or_path}' (model.chat_template, model.chat_template_kwargs)"
         )
-        self._template_kwargs = {key: plain_message(value) for key, value in (template_kwargs or {}).items()}
+        self._template_kwargs = {key: plain(value) for key, value in (template_kwargs or {}).items()}
         self.context_length = context_length
         self._specials = {
             str(each): int(number) for number, each in self._tokenizer.added_tokens_decoder.items() if each.special

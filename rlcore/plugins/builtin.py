@@ -22,8 +22,8 @@ from rlcore.contracts.reference import REFERENCE, ReferenceWorker
 from rlcore.contracts.requests import ModelFacts, WorkerRequest
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
-from rlcore.engines.hf import HfActor, HfReference, HfRollout
 from rlcore.engines.hf.resources import complete_embedded, complete_reference
+from rlcore.engines.hf.worker import HfActor, HfReference, HfRollout
 from rlcore.plan import CORE
 from rlcore.plan.memory import BYTES, training_bytes_per_parameter
 from rlcore.reward.functions import build_function_rewards

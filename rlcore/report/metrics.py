@@ -20,7 +20,7 @@ import orjson
 from rlcore.errors import CheckpointError, describe
 from rlcore.redaction import is_redacted, redact
 from rlcore.report.files import write_atomically
-from rlcore.types import Lane, Metrics, ScoredTrajectory
+from rlcore.types import Lane, Metrics, ScoredTrajectory, plain
 
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories"
 
@@ -157,29 +157,29 @@ def _describe(scored: ScoredTrajectory, advantage: float | None, lane: Lane) -> 
 def _line(record: Mapping[str, Any]) -> bytes:
     """The record as a line of JSON, without secrets; what JSON has no word for as its text."""
     try:
-        line = orjson.dumps(record, _plain, _AS_TEXT | orjson.OPT_APPEND_NEWLINE)
+        line = orjson.dumps(record, as_json, _AS_TEXT | orjson.OPT_APPEND_NEWLINE)
         if is_redacted(line):
             return line
     except orjson.JSONEncodeError:  # a key that is no text, a lone surrogate, an integer of more than 64 bits
         pass
     # a lone surrogate in a text becomes its JSON escape
-    text = json.dumps(_plain(record), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(as_json(record), ensure_ascii=False, allow_nan=False)
     return (text + "\n").encode("utf-8", "backslashreplace")
 
 
-def _plain(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """The value as JSON, without secrets; what JSON has no word for as its text."""
+    return plain(value, _leaf, lambda name: redact(str(name)))
+
+
+def _leaf(value: Any) -> Any:
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, str):
         return redact(value)
-    if isinstance(value, Mapping):
-        return {redact(str(key)): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return _plain(value.value) if isinstance(value, Enum) else redact(str(value))
+    return as_json(value.value) if isinstance(value, Enum) else redact(str(value))
 
 
 def _whole_lines(path: Path) -> list[bytes]:

@@ -25,6 +25,7 @@ from rlcore.types import (
     Trajectory,
     TrajectoryId,
     frozen_messages,
+    plain,
 )
 
 ROWS = "rows.json"
@@ -81,18 +82,18 @@ def _describe(row: ScoredTrajectory) -> dict[str, Any]:
         "id": asdict(trajectory.id),
         "length": len(trajectory.token_ids),
         "has_token_scores": reward.token_scores is not None,
-        "completion": text if isinstance(text, str) else [_plain(message) for message in text],
+        "completion": text if isinstance(text, str) else [_json(message) for message in text],
         "finish": trajectory.finish.value,
         "versions": [list(each) for each in trajectory.versions],
         "turns": trajectory.turns,
         "num_segments": trajectory.num_segments,
-        "timing": _plain(trajectory.timing),
-        "trajectory_info": _plain(trajectory.info),
+        "timing": _json(trajectory.timing),
+        "trajectory_info": _json(trajectory.info),
         "score": reward.score,
-        "components": _plain(reward.components),
+        "components": _json(reward.components),
         "status": reward.status.value,
         "latency_s": reward.latency_s,
-        "reward_info": _plain(reward.info),
+        "reward_info": _json(reward.info),
     }
 
 
@@ -128,14 +129,12 @@ def _restored(
     return ScoredTrajectory(trajectory, reward)
 
 
-def _plain(value: Any) -> Any:
+def _json(value: Any) -> Any:
     """The value as JSON; what JSON has no word for as its text."""
+    return plain(value, _leaf, str)
+
+
+def _leaf(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, str)):
         return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return str(value)
+    return value if isinstance(value, float) and math.isfinite(value) else str(value)

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from rlcore.types import FrozenDict
+from rlcore.types import FrozenDict, plain
 
 ITEMS = {"a": 1, "b": ("x", None)}
 WRITES: dict[str, Callable[[Any], object]] = {
@@ -65,3 +65,11 @@ def test_a_copy_is_as_frozen_and_equal(again: Callable[[Any], Any]) -> None:
 def test_merged_with_another_it_is_a_dict_that_can_be_written_to() -> None:
     assert type(FrozenDict({"a": 1}) | {"b": 2}) is dict
     assert FrozenDict({**FrozenDict({"a": 1}), "b": 2}) == {"a": 1, "b": 2}
+
+
+def test_plain_values_are_dicts_and_lists_all_the_way_down() -> None:
+    value = FrozenDict({"a": (1, FrozenDict({"b": (2,)})), 3: "text"})
+    found = plain(value)
+    assert found == {"a": [1, {"b": [2]}], 3: "text"}
+    assert [type(found), type(found["a"]), type(found["a"][1])] == [dict, list, dict]
+    assert plain(value, leaf=repr, key=str) == {"a": ["1", {"b": ["2"]}], "3": "'text'"}

@@ -10,7 +10,7 @@ import pytest
 from rlcore import PlanError
 from rlcore.cluster.worker_context import cluster_context, context_of
 from rlcore.contracts.clusters import Deadlines
-from rlcore.engines.hf import HfActor
+from rlcore.engines.hf.worker import HfActor
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS

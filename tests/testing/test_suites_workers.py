@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.engines.hf import HfActor, HfReference, HfRollout
+from rlcore.engines.hf.worker import HfActor, HfReference, HfRollout
 from rlcore.testing.null import NullActor, NullReference, NullReplica, NullRollout
 from rlcore.testing.null_critic import NullCritic
 from rlcore.testing.suites.actor import ActorWorkerSuite

@@ -1,12 +1,12 @@
 """Tasks of reasoning_gym as environments: the answer is judged by the task's own code, and may be tried again."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from rlcore.errors import ChildError
-from rlcore.types import Message, Prompt
+from rlcore.types import Message, Prompt, plain
 from rlcore_agent_loop.conversation.environments import Environment, Step
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
@@ -38,7 +38,7 @@ class ReasoningGym(Environment):
         answer = answer_of(str(messages[-1].get("content") or ""))
         columns = dict(self._prompt.columns)
         entry = {"question": columns.get("question", ""), "answer": self._prompt.answer, **columns}
-        score = float(_scorer(str(columns["task"])).score_answer(answer=answer, entry=_plain(entry)))
+        score = float(_scorer(str(columns["task"])).score_answer(answer=answer, entry=plain(entry)))
         done = score >= 1.0 or self._left <= 0
         return Step(
             messages=() if done else ({"role": "user", "content": self._retry},),
@@ -60,12 +60,3 @@ def _scorer(task: str) -> Any:
     import reasoning_gym
 
     return reasoning_gym.create_dataset(task, size=1, seed=0)
-
-
-def _plain(value: Any) -> Any:
-    """Mappings as dicts, which the tasks' own code expects."""
-    if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(inner) for inner in value]
-    return value

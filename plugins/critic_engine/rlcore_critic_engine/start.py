@@ -13,15 +13,14 @@ from rlcore.contracts.model_files import model_directory
 from rlcore.contracts.workers import WorkerContext
 from rlcore.engines.hf import (
     VALUE_HEAD_FILE,
-    HfActor,
     TrainEngine,
     ValueModel,
+    actor_engine,
     load_value_head,
+    prepare_process,
     ranks_of,
-    seed_process,
-    use_threads,
 )
-from rlcore.errors import CheckpointError, ConfigError, WorkerError, boundary
+from rlcore.errors import CheckpointError, ConfigError, boundary
 from rlcore.imports import import_function
 from rlcore_critic_engine.heads import StartingHead, starting_head
 from rlcore_critic_engine.settings import SECTION, CriticSettings
@@ -45,8 +44,7 @@ def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
     if settings.trunk == "actor":
         start = _on_trunk(context, settings, head)
     else:
-        use_threads(context)
-        seed_process(context.seed)
+        prepare_process(context)
         start = starting_model(model, settings)
         _check_model(start, model, settings)
     engine = TrainEngine(
@@ -70,7 +68,7 @@ def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
     if head.weight is not None:
         _take_head(_value_model(engine), head)
     # A process is in one group of ranks: a critic inside an actor is in the actor's.
-    engine.join(_actor(context).engine.ranks if settings.trunk == "actor" else ranks_of(context))
+    engine.join(actor_engine(context).ranks if settings.trunk == "actor" else ranks_of(context))
     return engine, head.text
 
 
@@ -107,20 +105,13 @@ def starting_model(policy: ModelConfig, settings: CriticSettings) -> ModelConfig
 
 
 def _on_trunk(context: WorkerContext, settings: CriticSettings, head: StartingHead) -> ValueModel:
-    actor = _actor(context).engine
+    actor = actor_engine(context)
     actor.stay_on_device()
     policy = actor.policy
     value_model = TrunkValueModel(policy, settings.lora, context.seed)
     if head.kind == "saved":
         load_value_head(value_model, Path(settings.path))
     return value_model
-
-
-def _actor(context: WorkerContext) -> HfActor:
-    if not isinstance(context.host, HfActor):
-        found = type(context.host).__name__ if context.host is not None else "nothing"
-        raise WorkerError(f"{context}: trunk=actor needs an actor of backend 'hf' around it, and it is inside {found}")
-    return context.host
 
 
 def _check_saved(directory: Path, settings: CriticSettings) -> None:

@@ -8,7 +8,7 @@ from rlcore_critic_engine.critic import CRITIC
 from rlcore_critic_engine.worker import HfCritic
 
 from rlcore.contracts.requests import WorkerRequest
-from rlcore.engines.hf import HfActor
+from rlcore.engines.hf.worker import HfActor
 from rlcore.testing.null_critic import NullCritic
 from rlcore.testing.suites.critic import CriticEngineSuite, CriticWorkerSuite
 from rlcore.testing.suites.pool import ResourcePoolSuite

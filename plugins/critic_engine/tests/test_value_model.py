@@ -19,7 +19,7 @@ from rlcore_critic_engine.worker import HfCritic
 from rlcore.config import ClusterConfig, EngineConfig, LoraConfig, ModelConfig, RunConfig
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.data.batch import micro_batches
-from rlcore.engines.hf import HfActor
+from rlcore.engines.hf.worker import HfActor
 from rlcore.testing.tiny import random_batch, write_tiny_model
 from rlcore.types import Batch, Ref, SharedPrefix
 

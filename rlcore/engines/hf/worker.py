@@ -48,8 +48,7 @@ class HfActor(ActorWorker):
         from rlcore.imports import import_function
 
         context, config = self.context, self.context.config
-        use_threads(context)
-        seed_process(context.seed)
+        prepare_process(context)
         self.before_change = []
         policy_loss = import_function(context.targets["policy_loss"])
         self._loss = PolicyLoss(policy_loss, config.algo, sampler_differs(config))
@@ -156,7 +155,7 @@ class HfReference(ReferenceWorker):
         from rlcore.engines.hf.train.ranks import ranks_of
 
         context, config = self.context, self.context.config
-        use_threads(context)
+        _use_threads(context)
         path = config.reference.path
         other = path not in ("", config.model.path)  # whose revisions are not the policy's
         model = load_model(
@@ -250,24 +249,36 @@ def share_of(requests: Sequence[GenerateRequest], rank: int, num_ranks: int) -> 
     return [request for index, request in enumerate(ordered) if (first + index) % num_ranks == rank]
 
 
-def use_threads(context: WorkerContext) -> None:
-    """Compute with as many threads as the plan says."""
+def prepare_process(context: WorkerContext) -> None:
+    """Compute with as many threads as the plan says, and seed Python, numpy and torch with the run's seed.
+
+    Call it before a model is loaded: checkpoints hold these random states.
+    """
+    import random
+
+    import numpy as np
+    import torch
+
+    _use_threads(context)
+    random.seed(context.seed)
+    np.random.seed(context.seed % 2**32)
+    torch.manual_seed(context.seed)
+
+
+def _use_threads(context: WorkerContext) -> None:
     import torch
 
     if context.threads > 0:
         torch.set_num_threads(context.threads)
 
 
-def seed_process(seed: int) -> None:
-    """Make the random states of Python, numpy and torch functions of the run's seed: checkpoints hold all three."""
-    import random
+def actor_engine(context: WorkerContext) -> TrainEngine:
+    """The training engine of the actor that a worker is served inside of.
 
-    import numpy as np
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    Its `policy` changes with every update of the actor, and its `ranks` are those of the worker. WorkerError naming
+    what is there instead.
+    """
+    return _host(context).engine
 
 
 def _host(context: WorkerContext) -> HfActor:

@@ -3,10 +3,10 @@
 Letters as in `rlcore.types`, and N: the positions with a loss in a micro-batch, row by row.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -88,8 +88,17 @@ class LossTerms:
     """(B, T) the tokens that count for a metric, where not all loss tokens do; without any it is not logged."""
 
 
-Loss = Callable[[MicroBatch, Predictions], LossTerms]
-"""A loss is called once a micro-batch; ranks and micro-batches must not be visible to it."""
+class Loss(Protocol):
+    """The loss of each token: what a `TrainEngine` trains with."""
+
+    def __call__(self, micro: MicroBatch, predictions: Predictions, /) -> LossTerms:
+        """(B, T) losses of a micro-batch, with gradients to `predictions`.
+
+        Called once per micro-batch. The result for a row may depend on that row only: neither ranks nor the division
+        into micro-batches are visible. Positions outside `micro.mask_BT` are ignored, and no mean is taken: the engine
+        multiplies by the rows' `weights_B` and sums. ValueError when the batch lacks what the loss needs.
+        """
+        ...
 
 
 class MetricSums:
