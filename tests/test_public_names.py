@@ -92,14 +92,16 @@ def is_public(module: str, name: str = "") -> bool:
         return True
     if any(f"{module}.".startswith(f"{package}.") for package in PACKAGES):
         return True
+    path = ROOT.joinpath(*module.split("."), name)
+    if name and (path.is_dir() or path.with_suffix(".py").is_file()) and name not in exported(module):
+        return f"{module}.{name}" in PUBLIC
     offered = exported(module)
-    return module in PUBLIC and (not offered or not name or name in offered or is_public(f"{module}.{name}"))
+    return module in PUBLIC and (not offered or not name or name in offered)
 
 
 def exported(module: str) -> list[str]:
-    """The `__all__` of a package; empty for what is not a package."""
-    path = ROOT.joinpath(*module.split("."), "__init__.py")
-    return list(getattr(import_module(module), "__all__", ())) if path.is_file() else []
+    """The `__all__` of a public module; empty where it has none."""
+    return list(getattr(import_module(module), "__all__", ())) if module in PUBLIC else []
 
 
 def test_plugins_and_examples_import_public_names_only() -> None:
