@@ -22,7 +22,7 @@ PUBLIC = {
     "rlcore.errors": "errors and the boundary around somebody else's code",
     "rlcore.imports": "from 'module:attr' to the object",
     "rlcore.aio": "inbox, dispatcher, timers and stopwatch",
-    "rlcore.redaction": "secrets and foreign text in errors and logs",
+    "rlcore.errors.redaction": "secrets and foreign text in errors and logs",
     "rlcore.algo": "estimators, losses, masks and aggregation",
     "rlcore.engines.hf": "the training engine on transformers, for models and losses of a plugin's own",
     "rlcore.cluster.kit": "the parts that clusters are built from",

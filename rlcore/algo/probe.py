@@ -19,10 +19,10 @@ from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
 from rlcore.algo.token_rewards import token_rewards
 from rlcore.algo.torch_state import unchanged_torch
-from rlcore.checks.results import kind
 from rlcore.config import AlgoConfig
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need
 from rlcore.errors import CALLED, PluginError, boundary
+from rlcore.errors.checks.results import kind
 from rlcore.imports import import_function
 
 _GROUP_B = (0, 0, 0, 0, 1, 1, 2)

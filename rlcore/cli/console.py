@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rlcore.redaction import displayable
+from rlcore.errors.redaction import displayable
 
 if TYPE_CHECKING:
     from rich.console import Console

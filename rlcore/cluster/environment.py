@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import rlcore.errors
+import rlcore
 
 NEEDED = frozenset(
     (
@@ -22,7 +22,7 @@ def inherited(names: Sequence[str] | None) -> dict[str, str]:
 
     The child restores PYTHONPATH itself.
     """
-    here = str(Path(rlcore.errors.__file__).parent.parent)
+    here = str(Path(rlcore.__file__).parent.parent)
     before = os.environ.get("PYTHONPATH")
     ours = {key: value for key, value in os.environ.items() if names is None or key in names or _is_needed(key)}
     return {**ours, "PYTHONPATH": f"{here}{os.pathsep}{before}" if before else here}

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlcore.checks.results import as_stream
 from rlcore.contracts.clusters import Shipment, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import PluginError, RlcoreError, WorkerError, boundary
+from rlcore.errors.checks.results import as_stream
 
 
 def pack(name: str, plan: WorkerPlan, context: WorkerContext, plugin_files: Sequence[str]) -> Shipment:

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from rlcore.checks.results import checked_result
 from rlcore.contracts.clusters import Deadlines, ReplicaBody, Shipment
 from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, Worker
 from rlcore.errors import RlcoreError, WorkerError, boundary
+from rlcore.errors.checks.results import checked_result
 
 W = TypeVar("W", bound=Worker)
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
-from rlcore.checks.results import as_stream, checked_result
 from rlcore.cluster.host import named
 from rlcore.cluster.replica import where
 from rlcore.cluster.serve import STREAM_ITEMS
@@ -15,6 +14,7 @@ from rlcore.cluster.worker_context import context_of
 from rlcore.contracts.clusters import ClusterContext, Deadlines, WorkerPlan
 from rlcore.contracts.workers import Worker
 from rlcore.errors import WorkerError
+from rlcore.errors.checks.results import as_stream, checked_result
 
 W = TypeVar("W", bound=Worker)
 

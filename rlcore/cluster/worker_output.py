@@ -4,7 +4,7 @@ import logging
 import re
 from collections import deque
 
-from rlcore.redaction import clipped
+from rlcore.errors.redaction import clipped
 
 logger = logging.getLogger(__name__)
 

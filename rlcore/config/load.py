@@ -23,7 +23,7 @@ from rlcore.config.presets import PRESETS
 from rlcore.config.schema import choices_of, fit, hint_at, wanted
 from rlcore.config.sections import RunConfig
 from rlcore.errors import ConfigError, PluginError, nearest
-from rlcore.redaction import redact, remember_variable
+from rlcore.errors.redaction import redact, remember_variable
 from rlcore.types import FrozenDict
 
 if TYPE_CHECKING:

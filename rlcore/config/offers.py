@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from rlcore.checks.data import (
+from rlcore.errors.checks.data import (
     check_mapping,
     check_names,
     check_settings,

@@ -7,7 +7,7 @@ from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
-from rlcore.redaction import redact
+from rlcore.errors.redaction import redact
 
 FILE = "reward_calls.jsonl"
 CHARACTERS = 20_000

@@ -15,11 +15,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from rlcore.checks.data import check_call, check_choice, check_flags, check_is, check_names, check_subclass, refuse
 from rlcore.config import RunConfig
 from rlcore.contracts.pool_placement import PLACEMENTS
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.contracts.workers import Worker, WorkerGroup
+from rlcore.errors.checks.data import (
+    check_call,
+    check_choice,
+    check_flags,
+    check_is,
+    check_names,
+    check_subclass,
+    refuse,
+)
 from rlcore.types import SharedPrefix
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rlcore.checks.data import (
+from rlcore.config import RunConfig
+from rlcore.contracts.workers import WorkerGroup
+from rlcore.errors.checks.data import (
     check_above,
     check_call,
     check_choice,
@@ -16,8 +18,6 @@ from rlcore.checks.data import (
     check_numbers,
     check_texts,
 )
-from rlcore.config import RunConfig
-from rlcore.contracts.workers import WorkerGroup
 
 if TYPE_CHECKING:
     from rlcore.contracts.children import Children

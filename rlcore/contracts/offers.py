@@ -7,7 +7,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rlcore.checks.data import (
+from rlcore.config import RunConfig
+from rlcore.contracts.pool_placement import placement_problem
+from rlcore.contracts.requests import Role, WorkerRequest
+from rlcore.contracts.workers import Worker
+from rlcore.errors import OfferError
+from rlcore.errors.checks.data import (
     check_above,
     check_call,
     check_choice,
@@ -22,11 +27,6 @@ from rlcore.checks.data import (
     check_whole,
     refuse,
 )
-from rlcore.config import RunConfig
-from rlcore.contracts.pool_placement import placement_problem
-from rlcore.contracts.requests import Role, WorkerRequest
-from rlcore.contracts.workers import Worker
-from rlcore.errors import OfferError
 
 
 class Scope(StrEnum):

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import get_args, get_type_hints
 
-from rlcore.checks.data import is_finite
 from rlcore.config.sections import PoolConfig
+from rlcore.errors.checks.data import is_finite
 
 PLACEMENTS: tuple[str, ...] = get_args(get_type_hints(PoolConfig)["placement"])
 RESERVED = ("CPU", "GPU", "memory", "object_store_memory")

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from rlcore.checks.data import (
+from rlcore.config import EngineConfig
+from rlcore.contracts.workers import Worker
+from rlcore.errors.checks.data import (
     check_flags,
     check_frozen,
     check_is,
@@ -19,8 +21,6 @@ from rlcore.checks.data import (
     check_whole,
     refuse,
 )
-from rlcore.config import EngineConfig
-from rlcore.contracts.workers import Worker
 from rlcore.types import SharedPrefix
 
 W = TypeVar("W", bound=Worker)

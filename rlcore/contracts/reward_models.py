@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcore.checks.data import check_is, check_text_choice, check_texts, check_whole
 from rlcore.contracts.templates import render
 from rlcore.contracts.workers import WorkerContext
 from rlcore.errors import ConfigError, RlcoreError, WorkerError, boundary, shown
+from rlcore.errors.checks.data import check_is, check_text_choice, check_texts, check_whole
 from rlcore.types import Message
 
 BYTES = "bytes"

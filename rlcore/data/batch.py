@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlcore.checks.arrays import LARGEST
 from rlcore.errors import PluginError, RewardError
+from rlcore.errors.checks.arrays import LARGEST
 from rlcore.types import (
     Batch,
     Bools,

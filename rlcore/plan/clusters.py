@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from rlcore.checks.data import listed
-from rlcore.checks.interfaces import breaches, refuses
 from rlcore.config import RunConfig
 from rlcore.config.offers import Offer
 from rlcore.contracts.clusters import Cluster, ClusterAbilities, ClusterOffer, PoolPlan, ProcessUse, WorkerPlan
 from rlcore.errors import CALLED, PlanError, PluginError, boundary, shown
+from rlcore.errors.checks.data import listed
+from rlcore.errors.checks.interfaces import breaches, refuses
 from rlcore.plan.components import only, section_of
 from rlcore.plan.limits import limited
 from rlcore.plan.offers import Offers

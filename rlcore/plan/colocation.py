@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from math import ceil
 
-from rlcore.checks.interfaces import defines
 from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
+from rlcore.errors.checks.interfaces import defines
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import BYTES
 from rlcore.plan.run_plan import SchedulePlan

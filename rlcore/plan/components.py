@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.checks.references import static_problem
 from rlcore.config import RunConfig
 from rlcore.config.offers import Offer, Provider
 from rlcore.contracts.components import Component
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
 from rlcore.errors import ConfigError, PlanError, PluginError, nearest
+from rlcore.errors.checks.references import static_problem
 from rlcore.plan.catalog import remedy
 from rlcore.plan.offers import CORE, Offers, join_names
 from rlcore.plan.run_plan import AlgorithmPlan, ComponentPlan

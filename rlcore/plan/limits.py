@@ -12,7 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rlcore.errors import PluginError
-from rlcore.redaction import displayable
+from rlcore.errors.redaction import displayable
 
 LIMIT = "RLCORE_PLUGIN_LIMIT_S"
 """Set this environment variable to give imports, hooks and requests of plugins more seconds, each."""

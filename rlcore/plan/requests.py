@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlcore.checks.data import listed
-from rlcore.checks.interfaces import breaches, not_importable, refuses
-from rlcore.checks.references import static_problem
 from rlcore.config import RunConfig
 from rlcore.config.offers import Offer
 from rlcore.contracts.clusters import ClusterAbilities, ProcessUse, WorkerPlan
 from rlcore.contracts.offers import WorkerClass
 from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.errors import CALLED, PlanError, PluginError, boundary, nearest, shown
+from rlcore.errors.checks.data import listed
+from rlcore.errors.checks.interfaces import breaches, not_importable, refuses
+from rlcore.errors.checks.references import static_problem
 from rlcore.plan.catalog import remedy
 from rlcore.plan.components import section_of
 from rlcore.plan.limits import limited

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.checks.data import listed
-from rlcore.checks.references import static_problem
 from rlcore.config import LoadedConfig, RewardFunctionConfig, RunConfig
 from rlcore.config.offers import Offer
 from rlcore.contracts.components import ResolvedReward, RewardComponent
 from rlcore.contracts.offers import RewardFunction, Scope
 from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
+from rlcore.errors.checks.data import listed
+from rlcore.errors.checks.references import static_problem
 from rlcore.imports import no_relative_imports
 from rlcore.plan.components import section_of
 from rlcore.plan.limits import limited

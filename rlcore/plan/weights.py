@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from rlcore.checks.interfaces import defines
 from rlcore.config import RunConfig
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.errors import PlanError
+from rlcore.errors.checks.interfaces import defines
 from rlcore.plan.run_plan import WeightsKind
 
 

@@ -9,8 +9,6 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from rlcore.checks.data import listed
-from rlcore.checks.interfaces import check_product, product
 from rlcore.config import RunConfig
 from rlcore.config.offers import ConfigSection, Offer, Provider
 from rlcore.contracts import hooks as hookspecs
@@ -23,12 +21,14 @@ from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerC
 from rlcore.contracts.requests import WorkerRequest
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.errors import CALLED, PluginError, boundary, nearest
+from rlcore.errors.checks.data import listed
+from rlcore.errors.checks.interfaces import check_product, product
+from rlcore.errors.redaction import displayable
 from rlcore.plan import CORE
 from rlcore.plan.limits import limited
 from rlcore.plugins import builtin
 from rlcore.plugins.discover import entry_point_rewards
 from rlcore.plugins.load import LoadedPlugin
-from rlcore.redaction import displayable
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.text import Text
 
-from rlcore.redaction import displayable
+from rlcore.errors.redaction import displayable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from rlcore.errors import CheckpointError, describe
-from rlcore.redaction import is_redacted, redact
+from rlcore.errors.redaction import is_redacted, redact
 from rlcore.report.files import write_atomically
 from rlcore.types import Lane, Metrics, ScoredTrajectory, plain
 

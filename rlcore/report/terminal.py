@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcore.errors import describe
-from rlcore.redaction import displayable
+from rlcore.errors.redaction import displayable
 from rlcore.report.foreign_output import beside
 from rlcore.types import Metrics, ScoredTrajectory, Trajectory
 

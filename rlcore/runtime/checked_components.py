@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlcore.checks.arrays import check_scored, check_trajectory, checked_metrics, per_token
-from rlcore.checks.results import as_stream, awaitable, plain
 from rlcore.contracts.offers import Scope
 from rlcore.errors import CALLED, Boundary, PluginError, boundary
+from rlcore.errors.checks.arrays import check_scored, check_trajectory, checked_metrics, per_token
+from rlcore.errors.checks.results import as_stream, awaitable, plain
 from rlcore.types import (
     Batch,
     Float32s,

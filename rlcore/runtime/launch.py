@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from rlcore.checks.interfaces import check_product
 from rlcore.cluster.child import ChildProcesses
 from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.actor import ACTOR, ActorWorker
@@ -27,6 +26,7 @@ from rlcore.contracts.workers import WorkerGroup
 from rlcore.data.tokens import load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
 from rlcore.errors import CALLED, PlanError, PluginError, WorkerError, boundary, shown
+from rlcore.errors.checks.interfaces import check_product
 from rlcore.plan import CORE, ComponentPlan, RunPlan
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.runtime.colocation import DeviceLease

@@ -6,12 +6,12 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 from rlcore.aio import Inbox
-from rlcore.checks.arrays import check_completion
 from rlcore.cluster.process import first_error
 from rlcore.contracts.dispatch import ReplicaDispatcher
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import RlcoreError, WorkerError
+from rlcore.errors.checks.arrays import check_completion
 from rlcore.types import Completion, GenerateRequest, Lane
 
 logger = logging.getLogger(__name__)

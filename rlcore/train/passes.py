@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.checks.arrays import check_tokens, per_token
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.reference import ReferenceWorker
 from rlcore.contracts.workers import ReplicaHandle
 from rlcore.data.batch import collate, rescored
 from rlcore.errors import WorkerError
+from rlcore.errors.checks.arrays import check_tokens, per_token
 from rlcore.plan import OldLogprobs
 from rlcore.runtime.launch import Runtime, owner_of
 from rlcore.train.timing import StepTimeline

@@ -11,8 +11,8 @@ from pathlib import Path
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
 from rlcore.errors import ConfigError, describe, nearest
+from rlcore.errors.redaction import DisplayFormatter
 from rlcore.plan import RunPlan, plan_to_json
-from rlcore.redaction import DisplayFormatter
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import METRICS, TRAJECTORIES
 

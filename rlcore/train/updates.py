@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
 
-from rlcore.checks.arrays import checked_metrics
 from rlcore.contracts.actor import ActorWorker
 from rlcore.errors import RlcoreError, WorkerError
+from rlcore.errors.checks.arrays import checked_metrics
 from rlcore.runtime.launch import Runtime
 from rlcore.types import Batch, Metrics
 

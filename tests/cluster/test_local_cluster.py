@@ -58,6 +58,13 @@ class Probe(Worker):
             await asyncio.sleep(0.001)
         return self.running
 
+    async def counted_in_a_child(self) -> int:
+        child = await self.context.children.start("collections:Counter", "aab", name=str(self.context))
+        try:
+            return int(await child.call("__getitem__", "a", deadline_s=10.0))
+        finally:
+            await child.close()
+
     async def forever(self) -> None:
         self.seen.set()
         await asyncio.sleep(3600)
@@ -126,6 +133,15 @@ async def started(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> AsyncIt
         yield {each.request.role.name: await cluster.start(each) for each in ours}
     finally:
         await cluster.close()
+
+
+def test_a_worker_starts_children_from_its_own_thread(probed: RunPlan, tmp_path: Path) -> None:
+    async def story() -> None:
+        async with started(probed, tmp_path, DEADLINES) as groups:
+            assert await groups["probe"].each(Probe.counted_in_a_child) == [2, 2]
+            assert await groups["inner"].each(Probe.counted_in_a_child) == [2, 2]
+
+    asyncio.run(story())
 
 
 def test_a_worker_lives_in_a_thread_of_its_own_and_one_inside_shares_it(probed: RunPlan, tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ SOURCE = """
                 await asyncio.sleep(0.001)
             return self.running
 
+        async def counted_in_a_child(self):
+            child = await self.context.children.start("collections:Counter", "aab", name=str(self.context))
+            try:
+                return await child.call("__getitem__", "a", deadline_s=10.0)
+            finally:
+                await child.close()
+
         async def forever(self):
             try:
                 await asyncio.sleep(3600)
@@ -178,6 +185,7 @@ def test_isolated_workers_serve_calls_and_streams_in_processes_of_their_own(plug
             assert len({each[0] for each in places} | {os.getpid()}) == 3
             probe = groups["probe"].replicas[0]
             assert await asyncio.gather(*[probe.call(Probe.together, 4) for _ in range(4)]) == [4] * 4
+            assert await groups["probe"].each(Probe.counted_in_a_child) == [2, 2]
             large = b"x" * 3_000_000
             assert await probe.call(Probe.echo, large) == large
             assert await taken(probe.stream(Probe.count, 300)) == list(range(300))

@@ -13,7 +13,7 @@ import pytest
 from rlcore.config import LoadedConfig, TrainConfig, default_run_name, load_config, run_directory
 from rlcore.config.layers import MAX_DEPTH
 from rlcore.errors import ConfigError
-from rlcore.redaction import DisplayFormatter, redact
+from rlcore.errors.redaction import DisplayFormatter, redact
 
 NEEDED = ("model.path=m", "data.sources.all.path=p.jsonl", "reward.functions.ok.fn=r.py:score")
 NOW = datetime(2026, 1, 31, 23, 59, 58, tzinfo=UTC)

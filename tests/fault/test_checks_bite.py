@@ -11,8 +11,8 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(560)]
 
 ROOT = Path(__file__).parent.parent.parent
 MODULES = (
-    "rlcore/checks/data.py",
-    "rlcore/checks/interfaces.py",
+    "rlcore/errors/checks/data.py",
+    "rlcore/errors/checks/interfaces.py",
     *(f"rlcore/plan/{name}.py" for name in ("requests", "pools", "components", "schedule", "ranks")),
     *(f"rlcore/plugins/{name}.py" for name in ("hooks", "load")),
 )

@@ -13,9 +13,9 @@ from rlcore.config import DataConfig, SourceConfig
 from rlcore.data import PromptOrder, filter_long, load_prompts
 from rlcore.data.tokens import ByteTokens
 from rlcore.errors import RlcoreError
+from rlcore.errors.redaction import displayable
 from rlcore.plan import plan_to_json
 from rlcore.plugins.planning import plan_run
-from rlcore.redaction import displayable
 from rlcore.testing.hostile import changed, damaged, encoded, json_values, settings_of_fuzz, texts
 
 ROWS: list[Any] = [

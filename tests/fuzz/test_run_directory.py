@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.errors import RlcoreError
-from rlcore.redaction import displayable
+from rlcore.errors.redaction import displayable
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.hostile import changed, damaged, encoded, settings_of_fuzz

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlcore.checks.data import listed
 from rlcore.errors import PluginError
+from rlcore.errors.checks.data import listed
 
 
 class Broken(list):

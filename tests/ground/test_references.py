@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from rlcore.checks.references import static_problem
+from rlcore.errors.checks.references import static_problem
 from rlcore.testing.packages import importable
 
 SOURCE = """

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from rlcore.checks.interfaces import Kind, breaches, kind_of, not_importable, product, refuses
 from rlcore.config.offers import Offer, Provider
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.agents import AgentLoop
@@ -18,6 +17,7 @@ from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.reward_replica import RewardReplica
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.errors import PluginError
+from rlcore.errors.checks.interfaces import Kind, breaches, kind_of, not_importable, product, refuses
 from rlcore.plan.requests import check_class
 
 INTERFACES = (

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from rlcore.cli.console import table
 from rlcore.cluster.worker_output import MAX_LINE, WorkerOutput
-from rlcore.redaction import DisplayFormatter, displayable, remember_variable
+from rlcore.errors.redaction import DisplayFormatter, displayable, remember_variable
 from rlcore.report import metrics
 from rlcore.report.terminal import Terminal
 from rlcore.testing import write_prompts

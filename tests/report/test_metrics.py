@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore import redaction
-from rlcore.errors import CheckpointError
+from rlcore.errors import CheckpointError, redaction
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, read, read_trajectories, trajectory_lines
 from rlcore.types import (
     FinishReason,

@@ -12,7 +12,7 @@ from rlcore.cluster.child import ChildProcesses
 from rlcore.config import EvalConfig, RewardFunctionConfig, RunConfig
 from rlcore.contracts.call_log import CallLog
 from rlcore.errors import ConfigError, PluginError
-from rlcore.redaction import remember_variable
+from rlcore.errors.redaction import remember_variable
 from rlcore.reward.functions import FunctionRewards, build_function_rewards
 from rlcore.testing.rewards import make_trajectory, reward_context, score_all, score_rewards, use_rewards
 from rlcore.types import Lane, Reward, RewardStatus, ScoredTrajectory

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.checks.arrays import checked_metrics, per_token
 from rlcore.contracts.agents import RolloutTask
 from rlcore.data.batch import collate
 from rlcore.errors import PluginError, WorkerError
+from rlcore.errors.checks.arrays import checked_metrics, per_token
 from rlcore.report.metrics import average
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.types import (

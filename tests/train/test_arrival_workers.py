@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.checks.arrays import check_completion
-from rlcore.checks.results import checked_result
 from rlcore.cluster.local import LocalCluster
 from rlcore.cluster.worker_context import cluster_context
 from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.workers import Worker
 from rlcore.errors import WorkerError
+from rlcore.errors.checks.arrays import check_completion
+from rlcore.errors.checks.results import checked_result
 from rlcore.plugins.planning import plan_run
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from rlcore import FrozenDict, Lane, ScoreRequest
-from rlcore.redaction import remember_variable
+from rlcore.errors.redaction import remember_variable
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.service import Call, Service
 from rlcore_reward_loop.models.replicas import Replicas

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlcore import FrozenDict, GroupFunction, Lane, RewardStatus, Scope, ScoreRequest, Trajectory
 from rlcore.contracts.scorer import Outcome, Scorer, beside_score, failed, number
-from rlcore.redaction import clipped
+from rlcore.errors.redaction import clipped
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.service import Call, Service
 from rlcore_reward_loop.judges.judge import answer_tokens, chat, engine_options, messages, response_text, said, score_of

@@ -19,7 +19,7 @@ from rlcore.aio import Stopwatch
 from rlcore.config import RewardFunctionConfig
 from rlcore.contracts.call_log import CallLog
 from rlcore.contracts.reward_replica import RawScore, ScoreRequest
-from rlcore.redaction import redact
+from rlcore.errors.redaction import redact
 from rlcore.testing.rewards import make_trajectory
 from rlcore.testing.service import chat_answer, serving
 from rlcore.types import Lane

@@ -11,7 +11,7 @@ from rlcore_reward_loop.rewards import _judged, judgement
 from rlcore import RewardStatus
 from rlcore.contracts.call_log import CallLog
 from rlcore.contracts.scorer import MAX_DEPTH, Outcome
-from rlcore.redaction import remember_variable
+from rlcore.errors.redaction import remember_variable
 from rlcore.reward.combine import combine
 from rlcore.reward.outcome import outcome_of_one
 

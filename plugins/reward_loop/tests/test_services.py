@@ -115,7 +115,7 @@ def test_every_call_is_in_the_audit_log_and_no_secret_is(
     tmp_path: Path, score: Score, one_service: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scorecard case 40: no secret in a log."""
-    from rlcore.redaction import remember_variable
+    from rlcore.errors.redaction import remember_variable
 
     monkeypatch.setenv("SCORER_TOKEN", "sk-verysecret")
     remember_variable("SCORER_TOKEN")

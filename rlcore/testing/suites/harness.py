@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from rlcore.checks.interfaces import breaches
 from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.components import BuildContext
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import PluginError, RlcoreError, boundary
+from rlcore.errors.checks.interfaces import breaches
 from rlcore.imports import import_target
 from rlcore.plugins import configure
 from rlcore.plugins.load import name_of

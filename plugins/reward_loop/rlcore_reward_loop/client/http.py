@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from rlcore.errors import describe
-from rlcore.redaction import clipped
+from rlcore.errors.redaction import clipped
 
 logger = logging.getLogger(__name__)
 

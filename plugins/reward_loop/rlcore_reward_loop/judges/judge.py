@@ -9,7 +9,7 @@ from typing import Any
 from rlcore import Trajectory
 from rlcore.contracts.reward_models import GUIDES
 from rlcore.contracts.scorer import number
-from rlcore.redaction import clipped
+from rlcore.errors.redaction import clipped
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.settings import JudgeSettings
 

@@ -12,9 +12,9 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from rlcore.checks.interfaces import Kind, kind_of, refuses
-from rlcore.checks.references import FORM, well_formed
 from rlcore.errors import CALLED, OfferError, PluginError, boundary, shown
+from rlcore.errors.checks.interfaces import Kind, kind_of, refuses
+from rlcore.errors.checks.references import FORM, well_formed
 
 T = TypeVar("T")
 

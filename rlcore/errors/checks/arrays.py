@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.checks.results import kind
 from rlcore.errors import PluginError, RlcoreError, WorkerError, shown
+from rlcore.errors.checks.results import kind
 from rlcore.types import (
     Batch,
     Completion,
