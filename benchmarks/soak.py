@@ -47,8 +47,11 @@ STUCK_S = 300.0
 """Without a step for so long the run hangs."""
 SETTLED_STEPS = 10
 """Steps of a life after which its resources count."""
+PRINTED = 20
+"""Faults of the plan that are printed before it begins."""
 GONE_S = 10.0
 END_S = 120.0
+REFERENCE_S = 7200.0
 
 
 class Broken(Exception):
@@ -75,17 +78,34 @@ class Soak:
         """Run until the time is up, then to a clean end; the number of steps."""
         ends_at = time.monotonic() + 60.0 * self.options.minutes
         options = self.options
-        faults = plan(options.seed, options.faults == "all", options.calm, options.gap)
-        for fault in itertools.islice(plan(options.seed, options.faults == "all", options.calm, options.gap), 20):
+        planned, faults = itertools.tee(plan(options.seed, options.faults == "all", options.calm, options.gap))
+        for fault in itertools.islice(planned, PRINTED):
             say(f"planned: step {fault.step}: {fault.kind}")
         following = next(faults)
-        while time.monotonic() < ends_at:
+        while self._goes_on(ends_at):
             following = self._live(following, faults, ends_at)
         steps = last_step(self.work / "runs" / NAME) + 2
         last = self._begin(f"train.max_steps={steps}")
         code = last.wait(2 * STUCK_S)
         self._check_end(last, [], code, (0,))
         return steps
+
+    def facts(self) -> dict[str, Any]:
+        """What was done and seen, for the JSON line."""
+        return {
+            "lives": self.lives,
+            "injected": dict(sorted(self.injected.items())),
+            "nothing_to_do_it_to": dict(self.skipped),
+            "requests_to_services": self.weather.served,
+            "first_step_after_s": [round(each, 1) for each in self.resumed_s],
+            "full_disk": "tmpfs" if self.mounted else "limit of file size",
+            "samples": [asdict(each) for each in self.samples],
+            "problems": self.problems,
+        }
+
+    def _goes_on(self, ends_at: float) -> bool:
+        enough = self.options.num_faults and sum(self.injected.values()) >= self.options.num_faults
+        return time.monotonic() < ends_at and not enough
 
     def _begin(self, *more: str) -> Controller:
         for mark in (self.work / "pids").iterdir():
@@ -102,7 +122,7 @@ class Soak:
         begun = False
         stage = Stage(self.work, controller, self.weather, self.mounted)
         moved = time.monotonic()
-        while time.monotonic() < ends_at:
+        while self._goes_on(ends_at):
             if (code := controller.ended()) is not None:
                 self._check_end(controller, [], code, ())
                 return following
@@ -172,10 +192,10 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     weather, calm = Weather(), Weather()
     with ExitStack() as stack:
         mounted = stack.enter_context(disk(work / "runs", keep=options.work is not None))
-        for name, state, update_s in (("config", weather, options.pace_s), ("calm", calm, 0.0)):
+        for name, services, update_s in (("config", weather, options.pace_s), ("calm", calm, 0.0)):
             urls = {
-                "score": [f"{stack.enter_context(serving(state.score)).url}/score" for _ in range(2)],
-                "judge": [f"{stack.enter_context(serving(state.judge)).url}/v1" for _ in range(2)],
+                "score": [f"{stack.enter_context(serving(services.score)).url}/score" for _ in range(2)],
+                "judge": [f"{stack.enter_context(serving(services.judge)).url}/v1" for _ in range(2)],
             }
             settings = config(work, options.scene, urls, options.seed, update_s)
             (work / f"{name}.json").write_text(json.dumps(settings))
@@ -183,41 +203,34 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         began = time.monotonic()
         steps = state.go()
         took_s = time.monotonic() - began
-        run, reference = work / "runs" / NAME, work / "runs" / "reference"
-        different: list[str] | None = None
-        if options.faults == "retried":
-            (work / "clock").unlink(missing_ok=True)
-            undisturbed = Controller(work, "reference", 0, f"train.max_steps={steps}", config="calm.json")
-            code = undisturbed.wait(600 + 2 * options.minutes * 60)
-            different = differing(run, reference) if not code else [f"the undisturbed run ended with {code}"]
-        account = accounted(run, steps)
-        state.problems += account.problems
-        state.problems += resources(state.samples)
-        if "Traceback" in (run / "log.txt").read_text(errors="replace"):
+        different = differences(work, steps) if options.faults == "retried" else None
+        account = accounted(work / "runs" / NAME, steps)
+        if "Traceback" in (work / "runs" / NAME / "log.txt").read_text(errors="replace"):
             state.problems.append("log.txt holds a traceback")
-        if different:
-            state.problems.append(f"it differs from the undisturbed run in {len(different)}: {different[:5]}")
+    state.problems += account.problems + resources(state.samples)
+    if different:
+        state.problems.append(f"it differs from the undisturbed run in {len(different)}: {different[:5]}")
     return {
         "name": "soak",
-        "seed": options.seed,
-        "scene": options.scene,
-        "faults": options.faults,
+        **{name: getattr(options, name) for name in ("seed", "scene", "faults", "calm", "gap", "pace_s")},
         "seconds": round(took_s),
         "steps": steps,
         "checkpoint_steps": CHECKPOINT_STEPS,
-        "lives": state.lives,
-        "injected": dict(sorted(state.injected.items())),
-        "nothing_to_do_it_to": dict(state.skipped),
-        "requests_to_services": weather.served,
-        "first_step_after_s": [round(each, 1) for each in state.resumed_s],
+        **state.facts(),
         "statuses": dict(account.statuses),
         "ended_by": dict(account.ended_by),
         "differences": None if different is None else len(different),
-        "full_disk": "tmpfs" if mounted else "limit of file size",
-        "samples": [asdict(each) for each in state.samples],
-        "problems": state.problems,
         **machine(),
     }
+
+
+def differences(work: Path, steps: int) -> list[str]:
+    """What differs from an undisturbed run of as many steps."""
+    (work / "clock").unlink(missing_ok=True)
+    undisturbed = Controller(work, "reference", 0, f"train.max_steps={steps}", config="calm.json")
+    if code := undisturbed.wait(REFERENCE_S):
+        return [f"the undisturbed run ended with {code}"]
+    return differing(work / "runs" / NAME, work / "runs" / "reference")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -229,12 +242,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--calm", type=int, default=4, help="other faults for each that ends the controller")
     parser.add_argument("--gap", type=int, default=8, help="steps between two faults at most")
     parser.add_argument("--pace-s", type=float, default=0.3, help="seconds that an update takes")
-    parser.add_argument("--smoke", action="store_true", help="less than a minute")
+    parser.add_argument("--num-faults", type=int, default=0, help="end after so many; 0: when the time is up")
+    parser.add_argument("--smoke", action="store_true", help="seven faults, less than a minute")
     parser.add_argument("--out", type=Path, help="a file for the result, too")
     parser.add_argument("--work", type=Path, help="a new directory to work in, which is kept")
     options = parser.parse_args(arguments)
     if options.smoke:
-        options.minutes, options.calm, options.gap, options.pace_s = 0.4, 1, 3, 0.05
+        options.minutes, options.num_faults, options.calm, options.gap, options.pace_s = 4.0, 7, 1, 3, 0.05
     with tempfile.TemporaryDirectory(prefix="rlcore-soak-") as scratch:
         work = options.work or Path(scratch) / "work"
         work.mkdir(parents=True)

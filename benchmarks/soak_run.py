@@ -90,7 +90,6 @@ def config(work: Path, scene: str, urls: dict[str, list[str]], seed: int, update
         agents |= {"tools": {"echo": {"fn": f"{parts}:echo"}}, "parser": f"{parts}:always", "describe_tools": "never"}
     else:
         agents = {"max_turns": 4, "agent": {"fn": f"{parts}:agent", "children": 2, "threads": 4}, "time_s": 300.0}
-    service = {"tries": 50, "eject_s": 0.2, "deadline_s": 300.0}
     return {
         "model": {"path": "", "tokenizer": "bytes"},
         "data": {"sources": {"train": {"path": str(work / "prompts.jsonl")}}},
@@ -114,27 +113,33 @@ def config(work: Path, scene: str, urls: dict[str, list[str]], seed: int, update
         "plugins": {
             "null": {"update_s": update_s},
             "agent_loop": agents,
-            "reward_loop": {
-                "rewards": {
-                    "helpful": {"served_by": "scorer", "weight": 0.1},
-                    "polite": {"kind": "judge", "served_by": "api", "weight": 0.01, "judge": {"model": "judge"}},
-                    "liked": {"kind": "model", "served_by": "liker", "weight": 0.1},
-                },
-                "services": {"scorer": {"urls": urls["score"], **service}, "api": {"urls": urls["judge"], **service}},
-                "models": {
-                    "liker": {
-                        "path": "none",
-                        "backend": "soak_model",
-                        "replicas": 2,
-                        "health_s": 0.2,
-                        "deadline_s": 300.0,
-                        "threads": 1,
-                    }
-                },
-                "expose": True,
-                "audit": "failures",
-            },
+            "reward_loop": _reward_loop(urls),
         },
+    }
+
+
+def _reward_loop(urls: dict[str, list[str]]) -> dict[str, Any]:
+    """A service, a judge and a reward model."""
+    service = {"tries": 50, "eject_s": 0.2, "deadline_s": 300.0}
+    return {
+        "rewards": {
+            "helpful": {"served_by": "scorer", "weight": 0.1},
+            "polite": {"kind": "judge", "served_by": "api", "weight": 0.01, "judge": {"model": "judge"}},
+            "liked": {"kind": "model", "served_by": "liker", "weight": 0.1},
+        },
+        "services": {"scorer": {"urls": urls["score"], **service}, "api": {"urls": urls["judge"], **service}},
+        "models": {
+            "liker": {
+                "path": "none",
+                "backend": "soak_model",
+                "replicas": 2,
+                "health_s": 0.2,
+                "deadline_s": 300.0,
+                "threads": 1,
+            }
+        },
+        "expose": True,
+        "audit": "failures",
     }
 
 

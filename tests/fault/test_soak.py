@@ -18,6 +18,5 @@ def test_a_run_with_everything_in_it_survives_faults_from_a_seed_and_equals_the_
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert found["differences"] == 0
-    assert found["steps"] > 3
-    assert sum(found["injected"].values()) > 1
+    assert sum(found["injected"].values()) == 7
     assert found["statuses"] == {"ok": found["steps"] * 16}
