@@ -31,7 +31,9 @@ LAYERS = [
 LEVEL = {room: number for number, layer in enumerate(LAYERS) for room in layer}
 HEAVY = {"torch", "transformers", "accelerate", "datasets", "vllm", "ray", "peft"}
 HEAVY_OWNERS = {"algo", "engines", "data", "report", "testing"}
-HEAVY_CONTRACTS = (("contracts", "weights.py"), ("contracts", "reward_models.py"))
+HEAVY_CONTRACTS = tuple(
+    ("contracts", name) for name in ("weights.py", "reward_models.py", "templates.py", "template_child.py")
+)
 """Helpers for engines, which import what they need in their functions: TORCH_FREE has them, too."""
 TORCH_FREE = [
     "errors", "types", "imports", "aio", "errors.checks.data", "errors.checks.arrays", "config", "contracts",

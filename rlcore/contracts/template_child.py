@@ -49,7 +49,7 @@ def main(memory: int, cpu_s: float) -> None:
     _limit_memory(memory)
     write_frame(answers, TEXT)
     while (request := read_frame(requests)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # of this process: it does not run on while nothing is asked
         try:
             chat_template, specials, arguments = pickle.loads(request)
             render: Any = PreTrainedTokenizerBase.apply_chat_template
@@ -59,7 +59,6 @@ def main(memory: int, cpu_s: float) -> None:
             answer = TOO_LARGE
         except ANSWERED as error:
             answer = REFUSED + describe(error).encode("utf-8", "surrogatepass")
-        signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(answers, answer)
 
 

@@ -151,7 +151,7 @@ def _exchange(process: "subprocess.Popen[bytes]", message: bytes, patience_s: fl
         process.stdin.flush()
         size = FRAME.unpack(_read(process.stdout, FRAME.size, deadline))[0]
         if size > MAX_TEXT + 1:
-            raise ConfigError(f"{whose}: it wrote {size} bytes of text; at most {MAX_TEXT} are allowed; {WAY_OUT}")
+            raise ConfigError(f"{whose}: it wrote {size - 1} bytes of text; at most {MAX_TEXT} are allowed; {WAY_OUT}")
         return _read(process.stdout, size, deadline)
     except TimeoutError as cause:
         raise ConfigError(f"{whose}: it has not ended within {patience_s:g} s; {WAY_OUT}") from cause

@@ -14,6 +14,8 @@ from rlcore.data.conversation import normalised
 from rlcore.errors import ConfigError, boundary, nearest
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
+MAX_DEPTH = 64
+"""Levels of lists and objects in a row."""
 TABLES = frozenset({".csv", ".parquet"})
 
 
@@ -36,7 +38,27 @@ def read_rows(source: SourceConfig, who: str) -> list[Row]:
     rows = list(islice(_rows(source, who), None if source.keep else source.limit or None))
     if not rows:
         raise ConfigError(f"{who}: '{source.path or source.task}' has no rows in split '{source.split}'")
+    for row in rows:
+        if _is_deep(row.values):
+            raise ConfigError(
+                f"{who}: '{source.path or source.task}' {row.where} is nested more than {MAX_DEPTH} levels deep, which "
+                "would end by recursion what reads it; make it flatter, or keep such values as JSON in a text"
+            )
     return rows
+
+
+def _is_deep(values: Mapping[str, Any]) -> bool:
+    level: list[Any] = [values]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, (Mapping, list, tuple))
+            for inner in (value.values() if isinstance(value, Mapping) else value)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _rows(source: SourceConfig, who: str) -> Iterator[Row]:

@@ -3,11 +3,13 @@
 Secrets come from the environment as `${oc.env:NAME}`; what they resolve to is taken out of all that is shown or saved.
 """
 
+import base64
 import json
 import logging
 import os
 import re
 import unicodedata
+from urllib.parse import quote
 
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 _SHORTEST = 6
@@ -23,9 +25,19 @@ def remember_variable(name: str) -> None:
     """From now on `redact` replaces the value of this environment variable."""
     value = os.environ.get(name, "")
     if value.strip() and (len(value) >= _SHORTEST or _SECRET_NAME.search(name)):
-        for written in (value, json.dumps(value)[1:-1], repr(value)[1:-1]):
+        for written in _written(value):
             _resolved[written] = f"${{oc.env:{name}}}"
             _in_json[written] = json.dumps(written, ensure_ascii=False)[1:-1].encode("utf-8", "replace")
+
+
+def _written(value: str) -> set[str]:
+    """The value as programs write it: plain, in JSON once and twice, as Python's and as a URL's text, as base64."""
+    in_json = json.dumps(value)
+    raw = value.encode("utf-8", "surrogateescape")
+    texts = {value, repr(value)[1:-1], ascii(value)[1:-1], repr(raw)[2:-1], quote(raw), quote(raw, safe="")}
+    texts |= {in_json[1:-1], in_json[1:-1].replace("/", "\\/"), json.dumps(in_json[1:-1])[1:-1]}
+    texts.add(value.replace("/", "\\/"))
+    return texts | {base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()}
 
 
 def is_redacted(line: bytes) -> bool:
@@ -36,8 +48,8 @@ def is_redacted(line: bytes) -> bool:
 def redact(text: str) -> str:
     """The text with every value that the configuration read from the environment written as `${oc.env:NAME}` again.
 
-    Values are found as they are, and as JSON and `repr` write them. Values of fewer than six characters are left when
-    the variable's name has nothing of a secret (key, token, secret, passw, credential, auth).
+    Values are found as they are, and as JSON, `repr`, URLs and base64 write them. Values of fewer than six characters
+    are left when the variable's name has nothing of a secret (key, token, secret, passw, credential, auth).
     """
     for value in sorted(_resolved, key=len, reverse=True):
         text = text.replace(value, _resolved[value])

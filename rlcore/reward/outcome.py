@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlcore.contracts.scorer import LARGEST, SKIPPED, Outcome, beside_score, exact_text, failed, number, shown
+from rlcore.errors import CALLED, describe
 from rlcore.types import Reward, RewardStatus
 
 ANSWERS = ("answer", "pred")
@@ -23,6 +24,13 @@ def outcome_of_one(value: Any, num_tokens: int, may_skip: bool) -> Outcome:
         return Outcome(RewardStatus.OK, value)
     if value is None and may_skip:
         return SKIPPED
+    try:
+        return _read(value, num_tokens)
+    except CALLED as cause:  # of a class whose methods do what they like
+        return failed(f"returned a {type(value).__name__} that cannot be read: {describe(cause)}")
+
+
+def _read(value: Any, num_tokens: int) -> Outcome:
     if isinstance(value, Reward):
         return _outcome_of_reward(value, num_tokens)
     if isinstance(value, Mapping):
@@ -87,7 +95,8 @@ def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
             return failed(f"part '{name}': {part}")
     if value.token_scores is None:
         return Outcome(RewardStatus.OK, score, parts=checked, info=info)
-    token_scores = np.asarray(value.token_scores, dtype=np.float32)
+    with np.errstate(over="ignore"):  # what no float32 holds is infinite, and refused below
+        token_scores = np.asarray(value.token_scores, dtype=np.float32)
     if token_scores.shape != (num_tokens,):
         return failed(f"token_scores have shape {token_scores.shape}; ({num_tokens},) is needed")
     if not np.isfinite(token_scores).all():

@@ -168,6 +168,11 @@ def test_a_template_ends_within_its_bounds(attack: str) -> None:
     assert found(tokenizer_with("fine"), CONVERSATIONS[0]) == "fine"
 
 
+def test_a_text_that_no_window_holds_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^it: it wrote 9000000 bytes of text; at most 8388608 are allowed"):
+        render(tokenizer_with("{{ 'x' * 9000000 }}"), CONVERSATIONS[0], "it")
+
+
 def test_a_bound_holds_for_one_conversation_and_not_for_all() -> None:
     busy = tokenizer_with("{% for i in range(99999) %}{% for j in range(5) %}{% endfor %}{% endfor %}done")
     began = time.process_time()

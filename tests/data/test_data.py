@@ -14,6 +14,7 @@ import pytest
 
 from rlcore.config import DataConfig, SourceConfig
 from rlcore.data import filter_long, load_prompts, refuse_overlap
+from rlcore.data.rows import read_rows
 from rlcore.errors import ConfigError, RewardError
 from rlcore.reward.scorers import reasoning_gym as reasoning_gym_reward
 from rlcore.testing.rewards import make_prompt, make_trajectory
@@ -320,3 +321,19 @@ def test_a_longer_conversation_is_another_question() -> None:
     refuse_overlap({"a": [Prompt("a/0", user("1+1?"), "", "a")]}, longer)
     with pytest.raises(ConfigError, match="held-out questions occur in training"):
         refuse_overlap(longer, longer)
+
+
+@pytest.mark.parametrize("depth", [70, 400, 900])
+@pytest.mark.parametrize("opened", ["[", '{"a":'])
+def test_a_row_that_is_nested_deep_is_named(opened: str, depth: int, tmp_path: Path) -> None:
+    closed = {"[": "]", "{": "}"}[opened[0]]
+    deep = opened * depth + "1" + closed * depth
+    (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "a", "x": 1}}\n{{"prompt": "b", "x": {deep}}}\n')
+    with pytest.raises(ConfigError, match=r"line 2 is (nested more than 64 levels deep|not JSON)"):
+        read_rows(SourceConfig(path=str(tmp_path / "rows.jsonl")), "data.sources.a")
+
+
+def test_a_row_that_is_nested_as_people_do_is_read(tmp_path: Path) -> None:
+    deep = "[" * 40 + "1" + "]" * 40
+    (tmp_path / "rows.jsonl").write_text(f'{{"prompt": "b", "x": {deep}}}\n')
+    assert len(read_rows(SourceConfig(path=str(tmp_path / "rows.jsonl")), "data.sources.a")) == 1

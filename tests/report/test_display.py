@@ -1,8 +1,10 @@
 """What others wrote reaches terminal and log without secrets, escape sequences or markup, and outlives neither."""
 
 import ast
+import base64
 import contextlib
 import io
+import json
 import logging
 import os
 import pty
@@ -10,7 +12,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 from rich.console import Console
@@ -73,6 +77,28 @@ def test_titles_and_cells_of_tables_are_harmless(secret: str) -> None:
 def test_the_log_is_harmless(secret: str) -> None:
     record = logging.LogRecord("rlcore", logging.INFO, "", 0, "said %s", (f"{HOSTILE} {secret}",), None)
     assert_harmless(DisplayFormatter().format(record), secret)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        str, repr, ascii, json.dumps, lambda value: json.dumps(json.dumps(value)), quote, quote_plus,
+        lambda value: quote(value, safe=""), lambda value: repr(value.encode()),
+        lambda value: json.dumps(value).replace("/", "\\/"), lambda value: value.replace("/", "\\/"),
+        lambda value: base64.b64encode(value.encode()).decode(),
+        lambda value: base64.urlsafe_b64encode(value.encode()).decode(),
+    ],
+)  # fmt: skip
+def test_a_secret_is_redacted_however_it_is_written(
+    write: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = 's3cr3t/+"=%é-token?>'
+    monkeypatch.setenv("RLCORE_TEST_TOKEN", value)
+    remember_variable("RLCORE_TEST_TOKEN")
+    shown = displayable(f"said {write(value)}.")
+    assert "s3cr3t" not in shown
+    assert "czNjcjN0" not in shown
+    assert "${oc.env:RLCORE_TEST_TOKEN}" in shown
 
 
 def test_a_secret_that_a_cut_would_halve_is_redacted(secret: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ import gc
 import os
 import pickle
 import resource
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -153,3 +154,48 @@ def test_no_class_of_a_function_crosses_to_the_controller(value: Any) -> None:
     pickled = pickle.dumps(found)
     assert b"putenv" not in pickled
     pickle.loads(pickled)
+
+
+class Unreadable(dict[str, Any]):
+    """Raises when it is looked at."""
+
+    def items(self) -> Any:
+        raise ValueError("no")
+
+
+class Leaving:
+    """Ends the process when it is made a number or a text."""
+
+    def __float__(self) -> float:
+        sys.exit(3)
+
+    def __str__(self) -> str:
+        sys.exit(4)
+
+
+class NoText:
+    """Its text is a number."""
+
+    def __str__(self) -> Any:
+        return 5
+
+
+CANNOT_BE_READ: dict[str, Any] = {
+    "a mapping that raises": Unreadable(score=1),
+    "a number that exits": Leaving(),
+    "a text that exits": {"score": 1, "x": Leaving()},
+    "no text": {"score": 1, "x": NoText()},
+    "a key without a text": {"score": 1, NoText(): 1},
+}
+
+
+@pytest.mark.parametrize("name", CANNOT_BE_READ)
+def test_a_value_whose_methods_raise_is_one_failed_sample(name: str) -> None:
+    outcome = outcome_of_one(CANNOT_BE_READ[name], 3, may_skip=False)
+    assert outcome.status is RewardStatus.FAILED
+    assert "that cannot be read: " in outcome.error
+
+
+def test_token_scores_that_no_float32_holds_are_one_failed_sample() -> None:
+    outcome = outcome_of_one(Reward(1.0, token_scores=np.array([1e39, 0.0, 0.0])), 3, may_skip=False)
+    assert outcome.error == "token_scores hold numbers that are not finite"
