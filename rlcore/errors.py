@@ -9,10 +9,12 @@ Four mechanisms, and no other:
 * A bug of our own raises what Python raises, with its traceback.
 """
 
+import sys
 from contextlib import suppress
 from difflib import get_close_matches
+from opcode import opmap
 from traceback import TracebackException
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 
 class RlcoreError(Exception):
@@ -59,8 +61,8 @@ class EndOfProcess(SystemExit):
 ANSWERED = (Exception, SystemExit)
 """What somebody else's code may raise and a boundary turns into an error.
 
-KeyboardInterrupt and CancelledError are the user's and the loop's; GeneratorExit ends a generator or coroutine that
-waits inside the boundary.
+Of the rest a boundary turns what their code raised itself; a Ctrl-C, the cancellation of the task and the end of a
+generator that waits inside the boundary pass.
 """
 CALLED = (*ANSWERED, GeneratorExit)
 """The same around a call that is over when the boundary ends: no generator waits in it."""
@@ -99,15 +101,37 @@ class Boundary:
             raise PluginError(f"{self._whose}: {cause}") from cause
         if cause is None or isinstance(cause, RlcoreError):
             return
-        if isinstance(cause, self._caught) or _is_foreign(cause):
+        if isinstance(cause, self._caught) or (self._caught is not Exception and _is_theirs(cause)):
             raise self._error(f"{self._whose}: {describe(cause)}") from cause
 
 
-def _is_foreign(cause: BaseException) -> bool:
-    """True for a BaseException of somebody's making; of Python's and asyncio's own a boundary says which it catches."""
+def _is_theirs(cause: BaseException) -> bool:
+    """True for a BaseException that their code made: what a signal, a cancellation or the end of a generator is not."""
     if isinstance(cause, (Exception, SystemExit)):
         return False
-    return type(cause).__module__ not in ("builtins", "asyncio.exceptions")
+    if isinstance(cause, (KeyboardInterrupt, GeneratorExit)):
+        return _is_raised(cause)
+    asyncio = sys.modules.get("asyncio")  # where nothing imported it nothing is cancelled
+    return asyncio is None or not isinstance(cause, asyncio.CancelledError) or not _is_cancelled(asyncio)
+
+
+def _is_raised(cause: BaseException) -> bool:
+    """True if a `raise` statement outside of asyncio made it: a signal or `aclose()` interrupts another instruction."""
+    trace = cause.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or str(trace.tb_frame.f_globals.get("__name__")).startswith("asyncio."):
+        return False
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
+
+
+def _is_cancelled(asyncio: ModuleType) -> bool:
+    """True if the running task was asked to end."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def describe(cause: BaseException) -> str:
@@ -118,6 +142,8 @@ def describe(cause: BaseException) -> str:
         return f"it called sys.exit({shown(cause.code)})"
     said = str(TracebackException(type(cause), cause, None, limit=0))  # whose own __str__ may raise
     lines = said.strip().splitlines()
+    if type(cause).__name__ == "CancelledError" and not cause.args:
+        return "CancelledError: something that it awaited was cancelled"
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
 
 
