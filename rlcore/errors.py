@@ -14,7 +14,8 @@ from contextlib import suppress
 from difflib import get_close_matches
 from opcode import opmap
 from traceback import TracebackException
-from types import ModuleType, TracebackType
+from types import TracebackType
+from typing import Any
 
 
 class RlcoreError(Exception):
@@ -102,7 +103,10 @@ class Boundary:
         if cause is None or isinstance(cause, RlcoreError):
             return
         if isinstance(cause, self._caught) or (self._caught is not Exception and _is_theirs(cause)):
-            raise self._error(f"{self._whose}: {describe(cause)}") from cause
+            text = describe(cause)
+            if text == "CancelledError" and _running_task() is not None:
+                text += ": something that it awaited was cancelled"
+            raise self._error(f"{self._whose}: {text}") from cause
 
 
 def _is_theirs(cause: BaseException) -> bool:
@@ -111,8 +115,10 @@ def _is_theirs(cause: BaseException) -> bool:
         return False
     if isinstance(cause, (KeyboardInterrupt, GeneratorExit)):
         return _is_raised(cause)
-    asyncio = sys.modules.get("asyncio")  # where nothing imported it nothing is cancelled
-    return asyncio is None or not isinstance(cause, asyncio.CancelledError) or not _is_cancelled(asyncio)
+    if type(cause).__name__ == "CancelledError" and type(cause).__module__ == "asyncio.exceptions":
+        task = _running_task()
+        return task is None or task.cancelling() == 0
+    return True
 
 
 def _is_raised(cause: BaseException) -> bool:
@@ -125,13 +131,13 @@ def _is_raised(cause: BaseException) -> bool:
     return trace.tb_frame.f_code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
 
 
-def _is_cancelled(asyncio: ModuleType) -> bool:
-    """True if the running task was asked to end."""
+def _running_task() -> Any:
+    """The task that runs here; None outside of a loop. Where nothing imported asyncio there is none."""
+    asyncio = sys.modules.get("asyncio")
     try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no loop runs here
-        return False
-    return task is not None and task.cancelling() > 0
+        return asyncio.current_task() if asyncio else None
+    except RuntimeError:
+        return None
 
 
 def describe(cause: BaseException) -> str:
@@ -142,8 +148,6 @@ def describe(cause: BaseException) -> str:
         return f"it called sys.exit({shown(cause.code)})"
     said = str(TracebackException(type(cause), cause, None, limit=0))  # whose own __str__ may raise
     lines = said.strip().splitlines()
-    if type(cause).__name__ == "CancelledError" and not cause.args:
-        return "CancelledError: something that it awaited was cancelled"
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
 
 

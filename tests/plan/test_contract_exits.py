@@ -258,16 +258,6 @@ def test_a_run_that_a_plugin_ends_names_the_last_checkpoint(project: Project) ->
     assert line.endswith("step_1, go on with --resume")
 
 
-def test_an_exit_outside_every_boundary_is_not_a_success(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("rlcore.cli.export.run", lambda arguments: sys.exit(0))
-    assert main(["export"]) == 1
-    assert capsys.readouterr().err == (
-        "rlcore: the run ended before its time, in code that it calls: it called sys.exit(0)\n"
-    )
-
-
 ENDS = {
     "sys.exit(0)": "sys.exit(0)",
     "import os; os._exit(0)": "os._exit(0)",

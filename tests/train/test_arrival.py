@@ -347,20 +347,6 @@ def test_a_number_of_updates_that_cannot_be_is_named(num: Any) -> None:
     assert [asyncio.run(critic(each).expect(3)) for each in (0, 3)] == [0, 3]
 
 
-@pytest.mark.parametrize("found", [None, [1], "text"])
-def test_a_state_that_is_no_dict_and_a_scope_as_text_are_named(found: Any) -> None:
-    class Odd:
-        scope = found
-
-        def state(self) -> Any:
-            return found
-
-    with pytest.raises(PluginError, match=r"^reward 'r': state\(\) returned (NoneType|None|list|str); needs a dict"):
-        CheckedRewards(Odd(), "reward 'r'").state()
-    with pytest.raises(PluginError, match=r"^reward 'r': scope returned (None|list|str); needs a member of Scope"):
-        CheckedRewards(Odd(), "reward 'r'").scope  # noqa: B018
-
-
 @pytest.mark.parametrize(
     ("found", "said"),
     [
