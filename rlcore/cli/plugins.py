@@ -2,11 +2,14 @@
 
 import faulthandler
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rlcore.cli.arguments import Parser, Settings, settings_of
@@ -147,8 +150,12 @@ def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
 
 def _checked(row: PluginRow) -> PluginRow:
     """The row with what a fresh process finds wrong with the plugin."""
-    code = f"import sys; sys.path[:] = {sys.path!r}; from rlcore.cli.plugins import report; report({row.source!r})"
-    done = run_fresh(code, _hard_limit_s() + _START_S)
+    with TemporaryDirectory(prefix="rlcore-check-") as directory:
+        found_at = Path(directory) / "found.json"  # a plugin may write to stdout whenever it likes
+        said = f"report({row.source!r}, {str(found_at)!r})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from rlcore.cli.plugins import report; {said}"
+        done = run_fresh(code, _hard_limit_s() + _START_S)
+        text = found_at.read_text("utf-8") if found_at.exists() else ""
     if done is None:
         return replace(
             row, problems=(f"plugin '{row.name}': checking it took more than {_hard_limit_s() + _START_S:g} s",)
@@ -158,10 +165,10 @@ def _checked(row: PluginRow) -> PluginRow:
         where = "in {2} at {0}:{1}".format(*frames[0])
         problem = f"plugin '{row.name}': its check was not done after {_hard_limit_s():g} s, {where}"
         return replace(row, problems=(problem,))
-    if done.code != 0 or not done.output.strip():
+    if done.code != 0 or not text:
         last = (done.errors.strip().splitlines() or ["it said nothing"])[-1]
         return replace(row, problems=(f"plugin '{row.name}': checking it ended with {done.code}: {last}",))
-    found = json.loads(done.output.splitlines()[-1])
+    found = json.loads(text)
     return replace(
         row,
         hooks=None if found["hooks"] is None else tuple(found["hooks"]),
@@ -178,20 +185,21 @@ def _hard_limit_s() -> float:
     return 2 * limit_s() + 1
 
 
-def report(source: str) -> None:
-    """Print what is wrong with a plugin as one JSON line; runs in a process of its own, with nothing imported yet."""
+def report(source: str, found_at: str) -> None:
+    """Write what is wrong with a plugin into a JSON file; runs in a process of its own, with nothing imported yet."""
     from rlcore.testing.conformance import checked_hooks
 
     refuse_early_ends()
     faulthandler.dump_traceback_later(_hard_limit_s(), exit=True)
-    with redirect_stdout(sys.stderr):  # a plugin may print when it is imported
+    with redirect_stdout(sys.stderr):
         checked, hooks = checked_hooks(source)
         found: dict[str, Any] = {"problems": checked.problems, "warnings": checked.warnings}
         found |= {"hooks": None, "offers": None}
         if hooks is not None:
             (provider,) = hooks.providers()
             found |= {"hooks": hooks.implemented(provider), "offers": _offers(hooks, provider)}
-    answer(json.dumps(found))
+    Path(found_at).write_text(json.dumps(found), "utf-8")
+    os._exit(0)  # a thread of the plugin may have no end
 
 
 def _show(rows: Sequence[PluginRow], checked: bool) -> None:

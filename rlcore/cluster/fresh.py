@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,14 @@ class FreshRun:
 def run_fresh(code: str, deadline_s: float) -> FreshRun | None:
     """Run Python code in an interpreter of its own; None when the deadline passed, and it was killed."""
     command = [sys.executable, "-c", code]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
-    except subprocess.TimeoutExpired:
-        return None
-    return FreshRun(done.returncode, done.stdout, done.stderr)
+    # Into files: a process that the code leaves behind would hold a pipe open.
+    with TemporaryFile() as output, TemporaryFile() as errors:
+        try:
+            done = subprocess.run(command, stdout=output, stderr=errors, timeout=deadline_s, check=False)
+        except subprocess.TimeoutExpired:
+            return None
+        said = []
+        for file in (output, errors):
+            file.seek(0)
+            said.append(file.read().decode("utf-8", "replace"))
+    return FreshRun(done.returncode, *said)

@@ -109,6 +109,12 @@ def load_config(
     return LoadedConfig(config, FrozenDict(loaded.origins), FrozenDict(loaded.shown), paths, raw)
 
 
+def check_section(section: "Offer[ConfigSection]") -> None:
+    """PluginError or ConfigError unless the section and the defaults of its plugin can be merged by themselves."""
+    types = plugin_sections([section])
+    _merge([_fit(layer, types) for layer in plugin_layers([section], ())], types)
+
+
 class _Merge:
     """The merged values, unresolved, with what can be said of each."""
 

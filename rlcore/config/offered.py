@@ -24,17 +24,20 @@ def plugin_sections(sections: "Sequence[Offer[ConfigSection]]") -> dict[str, typ
 
     PluginError naming the plugin whose section is not one that can be merged and checked.
     """
-    core = hints_of(RunConfig)
     types: dict[str, type[Any]] = {}
-    for offer in sections:
+    for offer in _of_plugins(sections):
         section = offer.value
-        if core.get(section.name) is section.type:
-            continue
         if section.name in types:
             raise PluginError(f"{offer.provider}: section 'plugins.{section.name}' is declared twice; needs one")
         _check_type(section.type, str(offer.provider))
         types[section.name] = section.type
     return types
+
+
+def _of_plugins(sections: "Sequence[Offer[ConfigSection]]") -> "list[Offer[ConfigSection]]":
+    """All but the core's own, whose names a plugin may have as well."""
+    core = hints_of(RunConfig)
+    return [offer for offer in sections if core.get(offer.value.name) is not offer.value.type]
 
 
 def plugin_layers(sections: "Sequence[Offer[ConfigSection]]", user: Sequence[Layer]) -> list[Layer]:
@@ -53,7 +56,7 @@ def plugin_layers(sections: "Sequence[Offer[ConfigSection]]", user: Sequence[Lay
             if key.partition(".")[0] == "plugins":
                 raise PluginError(f"{offer.provider}: default '{key}' is a plugin's setting; needs a key of the core")
             before, who = set_by.setdefault(key, (value, str(offer.provider)))
-            if before != value and key not in chosen:
+            if before is not value and before != value and key not in chosen:
                 raise PluginError(
                     f"{who} and {offer.provider}: both set '{key}', to {before!r} and {value!r}; choose one: {key}=..."
                 )
@@ -73,7 +76,7 @@ def _check_type(section: type[Any], who: str) -> None:
 
 def check_made(merged: DictConfig, sections: "Sequence[Offer[ConfigSection]]") -> None:
     """ConfigError naming the plugin whose settings cannot be made of the merged values: its own code refuses them."""
-    for offer in sections:
+    for offer in _of_plugins(sections):
         key = f"plugins.{offer.value.name}"
         if offer.value.name not in merged.plugins:
             continue
@@ -84,7 +87,7 @@ def check_made(merged: DictConfig, sections: "Sequence[Offer[ConfigSection]]") -
 
 def check_conditions(config: RunConfig, sections: "Sequence[Offer[ConfigSection]]") -> None:
     """PluginError naming the plugin one of whose settings has a `used_when` that cannot be told."""
-    for offer in sections:
+    for offer in _of_plugins(sections):
         key = f"plugins.{offer.value.name}"
         for each in walk(config.plugins[offer.value.name], key) if offer.value.name in config.plugins else ():
             with boundary(f"{offer.provider}: {each.key}: its used_when", PluginError, CALLED):

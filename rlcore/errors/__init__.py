@@ -9,10 +9,13 @@ Four mechanisms, and no other:
 * A bug of our own raises what Python raises, with its traceback.
 """
 
+import sys
 from contextlib import suppress
 from difflib import get_close_matches
+from opcode import opmap
 from traceback import TracebackException
 from types import TracebackType
+from typing import Any
 
 
 class RlcoreError(Exception):
@@ -59,8 +62,8 @@ class EndOfProcess(SystemExit):
 ANSWERED = (Exception, SystemExit)
 """What somebody else's code may raise and a boundary turns into an error.
 
-KeyboardInterrupt and CancelledError are the user's and the loop's; GeneratorExit ends a generator or coroutine that
-waits inside the boundary.
+Of the rest a boundary turns what their code raised itself; a Ctrl-C, the cancellation of the task and the end of a
+generator that waits inside the boundary pass.
 """
 CALLED = (*ANSWERED, GeneratorExit)
 """The same around a call that is over when the boundary ends: no generator waits in it."""
@@ -99,15 +102,42 @@ class Boundary:
             raise PluginError(f"{self._whose}: {cause}") from cause
         if cause is None or isinstance(cause, RlcoreError):
             return
-        if isinstance(cause, self._caught) or _is_foreign(cause):
-            raise self._error(f"{self._whose}: {describe(cause)}") from cause
+        if isinstance(cause, self._caught) or (self._caught is not Exception and _is_theirs(cause)):
+            text = describe(cause)
+            if text == "CancelledError" and _running_task() is not None:
+                text += ": something that it awaited was cancelled"
+            raise self._error(f"{self._whose}: {text}") from cause
 
 
-def _is_foreign(cause: BaseException) -> bool:
-    """True for a BaseException of somebody's making; of Python's and asyncio's own a boundary says which it catches."""
+def _is_theirs(cause: BaseException) -> bool:
+    """True for a BaseException that their code made: what a signal, a cancellation or the end of a generator is not."""
     if isinstance(cause, (Exception, SystemExit)):
         return False
-    return type(cause).__module__ not in ("builtins", "asyncio.exceptions")
+    if isinstance(cause, (KeyboardInterrupt, GeneratorExit)):
+        return _is_raised(cause)
+    if type(cause).__name__ == "CancelledError" and type(cause).__module__ == "asyncio.exceptions":
+        task = _running_task()
+        return task is None or task.cancelling() == 0
+    return True
+
+
+def _is_raised(cause: BaseException) -> bool:
+    """True if a `raise` statement outside of asyncio made it: a signal or `aclose()` interrupts another instruction."""
+    trace = cause.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or str(trace.tb_frame.f_globals.get("__name__")).startswith("asyncio."):
+        return False
+    return trace.tb_frame.f_code.co_code[trace.tb_lasti] == opmap["RAISE_VARARGS"]
+
+
+def _running_task() -> Any:
+    """The task that runs here; None outside of a loop. Where nothing imported asyncio there is none."""
+    asyncio = sys.modules.get("asyncio")
+    try:
+        return asyncio.current_task() if asyncio else None
+    except RuntimeError:
+        return None
 
 
 def describe(cause: BaseException) -> str:

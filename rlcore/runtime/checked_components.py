@@ -71,7 +71,7 @@ class _Checked:
     def state(self) -> dict[str, Any]:
         """The component's own."""
         with self._boundary("state()"):
-            found: dict[str, Any] = self._component.state()
+            found: dict[str, Any] = plain(f"{self._who}: state()", self._component.state(), dict, "a dict")
             return found
 
 
@@ -123,7 +123,7 @@ class CheckedRewards(_Checked):
     def scope(self) -> Scope:
         """See `RewardManager.scope`."""
         with self._boundary("scope"):
-            found: Scope = self._component.scope
+            found: Scope = plain(f"{self._who}: scope", self._component.scope, Scope, "a member of Scope")
             return found
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -143,15 +143,20 @@ class CheckedRewards(_Checked):
                 async for row in rows:
                     check_scored(who, row)
                     place = _place(row.trajectory.id)
-                    known = given.scored.get(place)
-                    if known is None:
+                    if place not in given.rows:
                         raise PluginError(f"{who} yielded trajectory {row.trajectory.id}, which it was not given")
-                    if known:
+                    before = given.rows[place]
+                    if before is None:
                         raise PluginError(
                             f"{who} yielded trajectory {row.trajectory.id} twice: it was scored twice; each must come "
                             "exactly once"
                         )
-                    given.scored[place] = True
+                    if not _same_tokens(row.trajectory, before):
+                        raise PluginError(
+                            f"{who} yielded trajectory {row.trajectory.id} with other tokens, loss mask or log-probs "
+                            "than it was given; needs those that were sampled"
+                        )
+                    given.rows[place] = None
                     yield row
             given.check_complete(who)
 
@@ -160,15 +165,15 @@ class _Given:
     """The trajectories that a reward manager was given."""
 
     def __init__(self) -> None:
-        self.scored: dict[_Row, bool] = {}
-        """True for those whose reward is in."""
+        self.rows: dict[_Row, Trajectory | None] = {}
+        """None for those whose reward is in."""
         self._ended = False
 
     async def noted(self, trajectories: AsyncIterator[Trajectory]) -> AsyncGenerator[Trajectory, None]:
         """The trajectories, each noted before it is handed on."""
         async with aclosing(trajectories) as rows:  # type: ignore[type-var]
             async for row in rows:
-                self.scored[_place(row.id)] = False
+                self.rows[_place(row.id)] = row
                 yield row
         self._ended = True
 
@@ -176,9 +181,9 @@ class _Given:
         """PluginError unless every trajectory was taken and scored."""
         if not self._ended:
             raise PluginError(f"{who} ended before the stream of trajectories did; every one must be scored")
-        if missing := [TrajectoryId(*place) for place, known in self.scored.items() if not known]:
+        if missing := [TrajectoryId(*place) for place, row in self.rows.items() if row is not None]:
             raise PluginError(
-                f"{who} ended without {len(missing)} of the {len(self.scored)} trajectories that it was given, the "
+                f"{who} ended without {len(missing)} of the {len(self.rows)} trajectories that it was given, the "
                 f"first {missing[0]}; every one must come, a failed one as Reward(status=FAILED)"
             )
 
@@ -196,7 +201,11 @@ class CheckedCritic(_Checked):
         who = f"{self._who}: expect()"
         with self._boundary("expect()"):
             found = await awaitable(who, self._component.expect(num_updates))
-            return int(plain(who, found, int, "the number of updates of the actor"))
+            needed = f"the number of updates of the actor, 0 to {num_updates}"
+            num = int(plain(who, found, int, needed))
+            if isinstance(found, bool) or not 0 <= num <= num_updates:
+                raise PluginError(f"{who} returned {found}; needs {needed}")
+            return num
 
     async def begin_updates(self) -> None:
         """See `CriticEngine.begin_updates`."""
@@ -243,6 +252,12 @@ class CheckedCritic(_Checked):
         """See `CriticEngine.restore_state`."""
         with self._boundary("restore_state()"):
             self._component.restore_state(state)
+
+
+def _same_tokens(one: Trajectory, other: Trajectory) -> bool:
+    """True for one trajectory, also where one of the two has been to another process."""
+    pairs = [(one.token_ids, other.token_ids), (one.loss_mask, other.loss_mask), (one.logprobs, other.logprobs)]
+    return one is other or all(mine is given or np.array_equal(mine, given) for mine, given in pairs)
 
 
 def _place(row: TrajectoryId) -> _Row:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -106,10 +106,25 @@ class Runtime:
             await self.weights.publish(version)
             self.sink.record("time/weights_s", time.monotonic() - began)
 
-    def take_metrics(self) -> Metrics:
-        """What components recorded or count themselves since the last call."""
+    def take_metrics(self, beside: Collection[str] = ()) -> Metrics:
+        """What components recorded or count themselves since the last call.
+
+        PluginError for a name that is 'step' or one of `beside`, the core's own metrics of the step.
+        """
         taken = self.sink.take() | self.utilization.take()
-        return taken | self.agent.metrics() | self.reward.metrics() | self.critic.metrics()
+        _check_free("BuildContext.metrics()", taken, beside)
+        for slot, component in (("agent", self.agent), ("reward", self.reward), ("critic", self.critic)):
+            found = component.metrics()
+            _check_free(f"{owner_of(self.plan.components[slot])}: metrics()", found, beside)
+            taken |= found
+        return taken
+
+
+def _check_free(who: str, found: Metrics, beside: Collection[str]) -> None:
+    """PluginError for a metric that would hide one of the core's."""
+    for name in found:
+        if name == "step" or name in beside:
+            raise PluginError(f"{who}: found '{name}', a metric of the core; needs another name")
 
 
 @asynccontextmanager

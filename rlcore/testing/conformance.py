@@ -2,18 +2,21 @@
 
 import inspect
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.config.offers import ConfigSection, Offer
+from rlcore.config.load import check_section
+from rlcore.config.offers import ConfigSection, Offer, Provider
 from rlcore.contracts.clusters import ClusterOffer
-from rlcore.contracts.offers import Algorithm, RewardFunction, WorkerClass
+from rlcore.contracts.offers import Algorithm, AlgorithmKind, RewardFunction, WorkerClass
 from rlcore.errors import CALLED, PluginError, RlcoreError, boundary
 from rlcore.imports import import_target
 from rlcore.plan.catalog import libraries
 from rlcore.plan.clusters import check_cluster_class
 from rlcore.plan.components import algorithm_problem
 from rlcore.plan.limits import limited
+from rlcore.plan.offers import join_names
 from rlcore.plan.requests import check_class
 from rlcore.plugins import Hooks, load
 from rlcore.plugins.load import name_of
@@ -69,7 +72,7 @@ def checked_hooks(name_or_path: str) -> tuple[Report, Hooks | None]:
     ]
     if not offers and not _implements_pools(hooks):
         warnings.append(f"{provider}: offers nothing")
-    problems = [problem for offer in offers for problem in _problems(offer)]
+    problems = [problem for offer in offers for problem in _problems(offer)] + _clashes(hooks, provider)
     return Report(name_of(name_or_path), tuple(problems), tuple(warnings)), hooks
 
 
@@ -85,6 +88,28 @@ def _offers(hooks: Hooks, name: str) -> list[Offer[Any]]:
         *hooks.clusters(),
     ]
     return [offer for offer in everything if offer.provider.plugin == name]
+
+
+def _clashes(hooks: Hooks, provider: Provider) -> list[str]:
+    """Names under which the plugin offers one thing twice, or what the core offers: neither could be chosen."""
+    kinds: tuple[tuple[str, Sequence[Offer[Any]]], ...] = (
+        ("reward function", hooks.reward_functions()),
+        ("reward manager", hooks.reward_managers()),
+        ("critic engine", hooks.critic_engines()),
+        ("agent loop", hooks.agent_loops()),
+        *((kind.replace("_", " "), [each for each in hooks.algorithms() if each.value.kind == kind])
+          for kind in AlgorithmKind),
+    )  # fmt: skip
+    found = []
+    for kind, offers in kinds:
+        by_name: dict[str, list[str]] = {}
+        for offer in offers:
+            by_name.setdefault(offer.value.name, []).append(str(offer.provider))
+        for name, whose in by_name.items():
+            if len(whose) > 1 and str(provider) in whose:
+                others = join_names(whose)
+                found.append(f"{provider}: {kind} '{name}' is offered twice, by {others}; one name needs one offer")
+    return found
 
 
 def _implements_pools(hooks: Hooks) -> bool:
@@ -148,6 +173,7 @@ def _check_algorithm(offer: Offer[Algorithm]) -> None:
 
 def _check_section(offer: Offer[Any]) -> None:
     section = offer.value
+    check_section(offer)
     whose = f"{offer.provider}: {section.type.__name__}() without arguments"
     with boundary(whose, PluginError, CALLED), limited(whose):
         section.type()

@@ -103,7 +103,8 @@ class Trainer:
             async with aclosing(work.minibatches(groups)) as minibatches, Updates(self.run) as updates:
                 updated = average([await self.update(batch, updates, work.timeline) async for batch in minibatches])
             measured = await self.publish_weights(work)
-        await self.record(work, measured | updated | self.run.take_metrics())
+        found = measured | updated
+        await self.record(work, found | self.run.take_metrics(found))
 
     async def update(self, minibatch: Batch, updates: Updates, timeline: StepTimeline) -> Metrics:
         """One optimizer step, of actor and critic alike."""

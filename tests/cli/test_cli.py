@@ -318,3 +318,13 @@ def test_help_imports_only_the_standard_library_and_the_errors() -> None:
     loaded = done.stdout.splitlines()[-1]
     light = "'rlcore.cli.console', 'rlcore.errors', 'rlcore.errors.redaction'"
     assert loaded == f"['__main__', 'rlcore', 'rlcore.cli', {light}]"
+
+
+def test_an_exit_outside_every_boundary_is_not_a_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rlcore.cli.export.run", lambda arguments: sys.exit(0))
+    assert main(["export"]) == 1
+    assert capsys.readouterr().err == (
+        "rlcore: the run ended before its time, in code that it calls: it called sys.exit(0)\n"
+    )

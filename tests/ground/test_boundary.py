@@ -1,10 +1,12 @@
 """The boundary around somebody else's code turns every exception of theirs into one line."""
 
 import asyncio
+import signal
+from collections.abc import AsyncIterator
 
 import pytest
 
-from rlcore.errors import PluginError, boundary
+from rlcore.errors import CALLED, PluginError, boundary
 
 
 class Odd(BaseException):
@@ -21,7 +23,62 @@ def test_an_exception_of_theirs_names_whose_code_it_was(cause: BaseException) ->
     assert caught.value.__cause__ is cause
 
 
-@pytest.mark.parametrize("cause", [KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()])
-def test_what_the_user_the_loop_and_a_generator_raise_passes(cause: BaseException) -> None:
-    with pytest.raises(type(cause)), boundary("plugin 'mine': build()", PluginError):
+@pytest.mark.parametrize(
+    "cause", [KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), BaseExceptionGroup("x", [SystemExit(0)])]
+)
+def test_what_their_code_raises_itself_is_theirs(cause: BaseException) -> None:
+    with pytest.raises(PluginError, match=r"^plugin 'mine': "), boundary("plugin 'mine': build()", PluginError):
         raise cause
+
+
+def test_a_cancellation_that_was_not_asked_for_is_theirs() -> None:
+    async def main() -> None:
+        waited = asyncio.create_task(asyncio.sleep(9))
+        asyncio.get_running_loop().call_soon(waited.cancel)
+        with boundary("plugin 'mine': score()", PluginError):
+            await waited
+
+    with pytest.raises(PluginError, match=r"^plugin 'mine': score\(\): CancelledError"):
+        asyncio.run(main())
+
+
+def test_an_interrupt_of_the_user_passes() -> None:
+    with pytest.raises(KeyboardInterrupt), boundary("plugin 'mine': build()", PluginError):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_cancellation_of_the_task_passes() -> None:
+    async def waits() -> None:
+        with boundary("plugin 'mine': score()", PluginError, CALLED):
+            await asyncio.sleep(9)
+
+    async def main() -> None:
+        task = asyncio.create_task(waits())
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+
+
+def test_the_end_of_a_generator_passes() -> None:
+    ended = []
+
+    async def stream() -> AsyncIterator[int]:
+        try:
+            with boundary("plugin 'mine': rollout()", PluginError):
+                try:
+                    yield 1
+                except GeneratorExit:
+                    raise
+        except GeneratorExit:
+            ended.append("as it was told")
+            raise
+
+    async def main() -> None:
+        rows = stream()
+        await anext(rows)
+        await rows.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+    assert ended == ["as it was told"]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rlcore.cli import main
-from rlcore.errors import PluginError, boundary
 from rlcore.testing.packages import importable, write_package
 from rlcore.testing.runs import run_settings
 
@@ -43,6 +42,8 @@ WAYS = {
     "sys.exit('bye')": "it called sys.exit('bye')",
     "raise GeneratorExit": ": GeneratorExit",
     "raise StopIteration('x')": "StopIteration: x",
+    "raise KeyboardInterrupt": "KeyboardInterrupt",
+    "raise BaseExceptionGroup('two', [SystemExit(0), KeyError(2)])": "two (2 sub-exceptions)",
     "raise StopAsyncIteration": "StopAsyncIteration",
     "again()": "RecursionError: ",
     "raise Mute": "Mute: <exception str() failed>",
@@ -223,6 +224,13 @@ def test_a_component_that_cannot_be_built_is_named(project: Project, way: str) -
     assert WAYS[way] in line
 
 
+@pytest.mark.parametrize("name", ["step", "reward/mean"])
+def test_a_metric_that_would_hide_one_of_the_core_is_refused(project: Project, name: str) -> None:
+    project.write(COMPONENTS + f"Agent.metrics = lambda self: {{'{name}': 7.0}}\n")
+    line = project.refused("train", *CHOSEN["agent"])
+    assert line.startswith(f"agent 'ends' of {PLUGIN}: metrics(): found '{name}', a metric of the core")
+
+
 def test_a_state_that_is_not_json_is_named_when_it_is_saved(project: Project) -> None:
     project.write(COMPONENTS + "Agent.state = lambda self: {'seen': {1, 2}}\n")
     line = project.refused("train", *CHOSEN["agent"])
@@ -248,22 +256,6 @@ def test_a_run_that_a_plugin_ends_names_the_last_checkpoint(project: Project) ->
     line = project.refused("train", *CHOSEN["agent"], "checkpoint.every_steps=1")
     assert "last checkpoint: " in line
     assert line.endswith("step_1, go on with --resume")
-
-
-def test_an_exit_outside_every_boundary_is_not_a_success(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("rlcore.cli.export.run", lambda arguments: sys.exit(0))
-    assert main(["export"]) == 1
-    assert capsys.readouterr().err == (
-        "rlcore: the run ended before its time, in code that it calls: it called sys.exit(0)\n"
-    )
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, __import__("asyncio").CancelledError, GeneratorExit])
-def test_what_is_not_the_plugins_passes_a_boundary(kind: type[BaseException]) -> None:
-    with pytest.raises(kind), boundary("x", PluginError):
-        raise kind
 
 
 ENDS = {

@@ -1,6 +1,8 @@
 """`rlcore plugins --check`: the named plugins and no others, with their hooks, signatures, scopes and references."""
 
 import json
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -10,7 +12,7 @@ import pytest
 from rlcore.cli import main
 from rlcore.errors import PluginError
 from rlcore.plan.limits import LIMIT
-from rlcore.plugins import load
+from rlcore.plugins import configure, load
 from rlcore.testing import check_plugin
 from rlcore.testing.packages import importable, write_package
 
@@ -205,3 +207,83 @@ def test_an_entry_point_that_names_no_function_does_not_disturb_others(site: Pat
     names = {offer.value.name for offer in load([]).entry_point_rewards()}
     assert "even" in names
     assert "odd" not in names
+
+
+SECTIONS = {
+    "x: int = 'many'": "section type Settings: ValidationError: Value 'many'",
+    "x: object = 3": "section type Settings: ValidationError: Unexpected type annotation: object",
+    "x: 'Nowhere' = 3": "section type Settings: NameError: name 'Nowhere' is not defined",
+}
+DEFAULTS = {
+    "{'actor.frobnicate': 1}": "one of its defaults is wrong: actor.frobnicate: unknown key",
+    "{'train.max_steps': 'many'}": "train.max_steps: found 'many' .*needs a whole number",
+    "{'plugins.null.update_s': 1}": "default 'plugins.null.update_s' is a plugin's setting",
+}
+SECTION = """
+from dataclasses import dataclass
+from rlcore.config.offers import ConfigSection
+@dataclass(frozen=True)
+class Settings:
+    {field}
+@hookimpl
+def rlcore_config_sections(): return [ConfigSection("check_section", Settings, {defaults})]
+"""
+
+
+@pytest.mark.parametrize(
+    ("field", "defaults", "said"),
+    [*((field, "{}", said) for field, said in SECTIONS.items()), *(("pass", *each) for each in DEFAULTS.items())],
+)
+def test_a_section_that_no_run_could_read_is_a_problem(site: Path, field: str, defaults: str, said: str) -> None:
+    write_package(site, "check_section", HEAD + SECTION.format(field=field, defaults=defaults))
+    (problem,) = check_plugin("check_section").problems
+    assert "plugin 'check_section'" in problem
+    assert re.search(said, problem)
+
+
+def test_a_default_that_is_nan_is_set_by_one_plugin_only(site: Path) -> None:
+    write_package(site, "check_section", HEAD + SECTION.format(field="pass", defaults="{'actor.lr': float('nan')}"))
+    (problem,) = check_plugin("check_section").problems or ("",)
+    assert "both set" not in problem
+
+
+AGENT = "@hookimpl\ndef rlcore_agent_loops(): return [Component({name!r}, lambda context: None)] * {times}\n"
+
+
+@pytest.mark.parametrize(("name", "times"), [("single_turn", 1), ("mine", 2)])
+def test_a_name_that_could_not_be_chosen_is_a_problem(site: Path, name: str, times: int) -> None:
+    write_package(site, "check_clash", HEAD + AGENT.format(name=name, times=times))
+    (problem,) = check_plugin("check_clash").problems
+    assert f"plugin 'check_clash' (check-clash 1.0): agent loop '{name}' is offered twice, by " in problem
+
+
+def test_what_a_plugin_writes_to_stdout_is_not_what_was_found(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "import atexit, os\nos.write(1, b'{}\\xff')\natexit.register(print, 'bye')\n"
+    write_package(site, "check_prints", HEAD + source + AGENT.format(name="single_turn", times=1))
+    code, problems = checked(capsys, "check_prints")
+    assert code == 2
+    assert "agent loop 'single_turn' is offered twice" in problems["check_prints"][0]
+
+
+LEFT_BEHIND = {
+    "a process": "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(20)'])\n",
+    "a thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(20,)).start()\n",
+}
+
+
+@pytest.mark.parametrize("what", LEFT_BEHIND)
+def test_a_check_does_not_wait_for_what_a_plugin_leaves_behind(
+    site: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    write_package(site, "check_leaves", HEAD + LEFT_BEHIND[what] + AGENT.format(name="mine", times=1))
+    began = time.monotonic()
+    assert checked(capsys, "check_leaves") == (0, {"check_leaves": []})
+    assert time.monotonic() - began < 20
+
+
+def test_a_plugin_may_have_the_name_of_a_section_of_the_core(site: Path) -> None:
+    write_package(site, "check_named", HEAD, entry_points={"rlcore": {"actor": "check_named"}})
+    _, loaded = configure(
+        [{"model": {"path": "x"}}], ["data.sources.a.path=x", "reward.functions.a.fn=gsm8k"], ["actor"]
+    )
+    assert loaded.config.plugins["actor"] == {}

@@ -2,8 +2,11 @@
 
 import asyncio
 import math
+import pickle
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -63,6 +66,9 @@ TASKS = [RolloutTask(prompt("p"), 0, 2, 0), RolloutTask(prompt("q"), 0, 1, 0)]
 ALL = [row("q"), row("p", 1), row("p", 0)]
 
 
+ENDS = (KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), BaseExceptionGroup("x", [SystemExit(0)]))
+
+
 class Agent:
     """Yields what it was told to; raises what is an exception."""
 
@@ -72,7 +78,7 @@ class Agent:
 
     async def rollout(self, tasks: Any, sampling: Sampling, lane: Lane) -> Any:
         for item in self.items:
-            if isinstance(item, Exception):
+            if isinstance(item, BaseException):
                 raise item
             yield item
 
@@ -127,7 +133,20 @@ AGENTS: dict[str, tuple[Any, str]] = {
     "a finish reason as text": (Agent(row(finish="stop")), "finish is 'stop'; needs one of"),
     "versions that are None": (Agent(row(versions=None)), "versions is None; needs pairs"),
     "parts as text": (Agent(row(num_segments="1")), "num_segments is '1'; needs the number of segments"),
+    "a sample as text": (Agent(row(id=TrajectoryId("p", 0, "0"))), "its sample is '0'; needs a whole number"),  # type: ignore[arg-type]
+    "a sample that is True": (Agent(row(id=TrajectoryId("p", 0, True))), "its sample is True; needs a whole number"),
+    "a segment below 0": (Agent(row("p", 0, -1)), "its segment is -1; needs an index"),
+    "no prompt": (Agent(row("p", prompt=None)), "prompt is None; needs the Prompt of its task"),
+    "the prompt of another": (Agent(row("p", prompt=prompt("q"))), "prompt is that of 'q'; needs the Prompt"),
+    "info that is a number": (Agent(row("p", info=3)), "info is int; needs a mapping"),
+    "ids that int32 cuts": (Agent(row("p", token_ids=np.array([1, 2**32 + 2, 3]))), "token id 4294967298; needs 0 to"),
+    "ids that int32 wraps": (
+        Agent(row("p", token_ids=np.array([1, 2**63, 3], np.uint64))),
+        "token id 9223372036854775808; needs 0 to",
+    ),
+    "a loss at position 0": (Agent(row("p", loss_mask=np.ones(3, bool))), "loss_mask is True at position 0"),
     "an exception": (Agent(KeyError("which")), "KeyError: 'which'"),
+    **{f"its own {type(each).__name__}": (Agent(each), type(each).__name__) for each in ENDS},
     "a coroutine": (_coroutine_agent(), "returned coroutine; needs an async generator"),
     "a list": (_list_agent(), "returned list; needs an async generator"),
 }
@@ -178,6 +197,10 @@ def test_scored_trajectories_pass_in_any_order_and_failures_may_have_any_score()
     assert len(asyncio.run(_judged(failed))) == 3
     numpy = Manager(lambda rows: [scored(each, np.float32(0.5)) for each in rows])
     assert len(asyncio.run(_judged(numpy))) == 3
+    sent = Manager(
+        lambda rows: [scored(pickle.loads(pickle.dumps(each)), token_scores=floats(0, 1, 2)) for each in rows]
+    )
+    assert len(asyncio.run(_judged(sent))) == 3
 
 
 def _late_manager() -> Any:
@@ -186,6 +209,16 @@ def _late_manager() -> Any:
             return []
 
     return Late()
+
+
+class Small(float):
+    """Lies about its size."""
+
+    __le__ = __ge__ = __lt__ = __gt__ = lambda self, other: True
+
+
+def throw(cause: BaseException) -> list[Any]:
+    raise cause
 
 
 MANAGERS: dict[str, tuple[Any, str]] = {
@@ -205,7 +238,29 @@ MANAGERS: dict[str, tuple[Any, str]] = {
     "text": (Manager(lambda rows: [scored(rows[0], "1")]), "score is str; needs a number"),
     "True": (Manager(lambda rows: [scored(rows[0], True)]), "score is bool; needs a number"),
     "a status as text": (Manager(lambda rows: [scored(rows[0], status="fine")]), "status is 'fine'; needs one of"),
+    "a number that says it is small": (Manager(lambda rows: [scored(rows[0], Small(NAN))]), "score is nan with status"),
+    "a fraction": (Manager(lambda rows: [scored(rows[0], Fraction(1, 2))]), "score is Fraction; needs a number"),
+    "components of text": (Manager(lambda rows: [scored(rows[0], components={"a": "b"})]), "components has 'a': 'b'"),
+    "no components": (
+        Manager(lambda rows: [scored(rows[0], components=3)]),
+        "components is int and info .*; needs map",
+    ),
+    "info that is a number": (Manager(lambda rows: [scored(rows[0], info=3)]), "info int; needs mappings"),
+    "token scores of others": (
+        Manager(lambda rows: [scored(rows[0], token_scores=floats(1, 2))]),
+        "token_scores are 2 numbers for 3 tokens; needs a finite one per token",
+    ),
+    "token scores of NaN": (Manager(lambda rows: [scored(rows[0], token_scores=floats(0, NAN, 0))]), "needs a finite"),
+    "other tokens": (
+        Manager(lambda rows: [scored(replace(rows[0], token_ids=rows[0].token_ids + 1))]),
+        "with other tokens, loss mask or log-probs than it was given; needs those that were sampled",
+    ),
+    "another mask": (
+        Manager(lambda rows: [scored(replace(rows[0], loss_mask=np.zeros(3, bool)))]),
+        "with other tokens, loss mask or log-probs",
+    ),
     "an exception": (Manager(lambda rows: [1 / 0]), "ZeroDivisionError: division by zero"),
+    **{f"its own {type(each).__name__}": (Manager(lambda _, e=each: throw(e)), type(each).__name__) for each in ENDS},
     "a coroutine": (_late_manager(), "returned coroutine; needs an async generator"),
 }
 
@@ -264,6 +319,8 @@ VALUES: dict[str, tuple[CheckedCritic, str]] = {
     "integers": (critic(Ref(np.zeros((2, 3), np.int64))), "returned shape .* dtype int64; needs"),
     "NaN": (critic(values(0, 1, NAN, 0, 1, 1)), "1 of 4 values are not finite, the first nan; needs a number"),
     "infinity": (critic(values(0, 1, INF, 0, -INF, 1)), "2 of 4 values are not finite, the first inf"),
+    "beyond float32": (critic(Ref(np.full((2, 3), 1e300))), "4 of 4 values are not finite, the first inf"),
+    "a masked array": (critic(Ref(np.ma.zeros((2, 3)))), "returned a Ref of MaskedArray; needs"),
     "no async def": (critic(values(0, 1, 1, 0, 1, 1), sync=True), "returned Ref at once; needs an `async def`"),
 }
 
@@ -273,6 +330,21 @@ def test_a_critic_without_a_value_for_every_token_is_named(case: str) -> None:
     engine, said = VALUES[case]
     with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': values\(\):? {said}"):
         asyncio.run(engine.values(BATCH))
+
+
+def test_values_stay_what_they_were_when_they_arrived() -> None:
+    own = values(0, 1, 2, 0, 1, 2)
+    found = asyncio.run(critic(own).values(BATCH))
+    own.get().fill(NAN)
+    assert found is not None
+    assert found.get().tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("num", [-1, 4, True, 10**30])
+def test_a_number_of_updates_that_cannot_be_is_named(num: Any) -> None:
+    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': expect\(\) returned {num}; needs .*, 0 to 3"):
+        asyncio.run(critic(num).expect(3))
+    assert [asyncio.run(critic(each).expect(3)) for each in (0, 3)] == [0, 3]
 
 
 @pytest.mark.parametrize(

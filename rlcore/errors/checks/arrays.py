@@ -4,6 +4,7 @@ Every check raises one line that begins with `who`: the worker and its method, o
 method. Metrics may be NaN or infinite, which says something of a run; what is trained on may not.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -18,6 +19,7 @@ from rlcore.types import (
     FinishReason,
     Float32s,
     Metrics,
+    Prompt,
     Ref,
     Reward,
     RewardStatus,
@@ -29,6 +31,7 @@ from rlcore.types import (
 ROUNDING = 1e-4
 """Log-probs may lie this far above 0: engines divide by the mass that they kept, in float32."""
 _INT = (int, np.integer)
+_NUMBER = (float, int, np.floating, np.integer)
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 _highest = np.maximum.reduce
 """The shorter way of what is asked of every completion."""
@@ -120,11 +123,24 @@ def check_trajectory(who: str, row: Any) -> None:
         raise PluginError(f"{who} yielded {kind(row)}; needs Trajectory")
     if not isinstance(row.id, TrajectoryId):
         raise PluginError(f"{who} yielded a Trajectory whose id is {kind(row.id)}; needs TrajectoryId")
-    if problem := _wrong_trajectory(row):
+    if problem := _wrong_id(row.id) or _wrong_trajectory(row):
         raise PluginError(f"{who}: trajectory {row.id}: {problem}")
 
 
+def _wrong_id(row: TrajectoryId) -> str:
+    if not isinstance(row.prompt, str):
+        return f"its prompt is {kind(row.prompt)}; needs the prompt's id"
+    for name in ("epoch", "sample", "segment"):
+        value = getattr(row, name)
+        if isinstance(value, bool) or not isinstance(value, _INT):
+            return f"its {name} is {shown(value)}; needs a whole number"
+    return "" if row.segment >= 0 else f"its segment is {row.segment}; needs an index of at least 0"
+
+
 def _wrong_trajectory(row: Trajectory) -> str:
+    if not isinstance(row.prompt, Prompt) or row.prompt.id != row.id.prompt:
+        found = f"that of '{row.prompt.id}'" if isinstance(row.prompt, Prompt) else kind(row.prompt)
+        return f"prompt is {found}; needs the Prompt of its task"
     problem = (
         _wrong_array("token_ids", row.token_ids, "iu", "integers")
         or _wrong_array("loss_mask", row.loss_mask, "b", "booleans")
@@ -136,6 +152,12 @@ def _wrong_trajectory(row: Trajectory) -> str:
     if len(row.loss_mask) != num or len(row.logprobs) != num:
         lengths = num, len(row.loss_mask), len(row.logprobs)
         return f"token_ids, loss_mask and logprobs have lengths {lengths}; needs one length"
+    if row.token_ids.dtype.itemsize > 4 and num and (problem := _wrong_ids(row.token_ids, None)):
+        return problem  # as int32 it may be another token
+    if num and row.loss_mask[0]:
+        return "loss_mask is True at position 0, whose token has no log-prob; needs False there"
+    if not isinstance(row.info, Mapping):
+        return f"info is {kind(row.info)}; needs a mapping of str to plain values"
     if not isinstance(row.completion, (str, tuple)):
         return f"completion is {kind(row.completion)}; needs text, or a tuple of messages"
     if not isinstance(row.finish, FinishReason):
@@ -156,13 +178,33 @@ def check_scored(who: str, row: Any) -> None:
     if not isinstance(status, RewardStatus):
         found = f"status is {shown(status)}; needs one of {', '.join(map(repr, RewardStatus))}"
         raise PluginError(f"{who}: reward of {row.trajectory.id}: {found}")
-    if not isinstance(score, (float, Real)) or isinstance(score, bool):
+    if not isinstance(score, _NUMBER) or isinstance(score, bool):
         raise PluginError(f"{who}: reward of {row.trajectory.id}: score is {kind(score)}; needs a number")
-    if status is RewardStatus.OK and not -LARGEST <= score <= LARGEST:
+    # of a subclass the number itself, and not what its comparisons say
+    if status is RewardStatus.OK and not (math.isfinite(score) and -LARGEST <= float(score) <= LARGEST):
         raise PluginError(
             f"{who}: reward of {row.trajectory.id}: score is {score} with status OK; needs a finite number, or a "
             "status that says that there is none"
         )
+    if problem := _wrong_reward(row.reward, len(row.trajectory.token_ids)):
+        raise PluginError(f"{who}: reward of {row.trajectory.id}: {problem}")
+
+
+def _wrong_reward(reward: Reward, num_tokens: int) -> str:
+    """What is wrong with what stands beside the score; empty when nothing is."""
+    if not isinstance(reward.components, Mapping) or not isinstance(reward.info, Mapping):
+        return f"components is {kind(reward.components)} and info {kind(reward.info)}; needs mappings"
+    for name, value in reward.components.items():
+        if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, _NUMBER):
+            return f"components has {shown(name)}: {shown(value)}; needs a mapping of str to float"
+    scores_T = reward.token_scores
+    if scores_T is None:
+        return ""
+    if problem := _wrong_array("token_scores", scores_T, "f", "floating-point numbers"):
+        return problem
+    if len(scores_T) != num_tokens or not np.isfinite(scores_T).all():
+        return f"token_scores are {len(scores_T)} numbers for {num_tokens} tokens; needs a finite one per token"
+    return ""
 
 
 def check_tokens(who: str, batch: Batch, rows: Sequence[TrajectoryId], vocabulary: int | None) -> None:
@@ -190,14 +232,16 @@ def per_token(who: str, value: Any, batch: Batch, error: type[RlcoreError], name
     if not isinstance(value, Ref):
         raise error(f"{who} returned {kind(value)}; {needed}")
     values_BT = value.get()
-    if not isinstance(values_BT, np.ndarray):
+    if not isinstance(values_BT, np.ndarray) or isinstance(values_BT, np.ma.MaskedArray):
         raise error(f"{who} returned a Ref of {kind(values_BT)}; {needed}")
     if values_BT.shape != mask_BT.shape or values_BT.dtype.kind != "f":
         raise error(f"{who} returned shape {values_BT.shape} and dtype {values_BT.dtype}; {needed}")
+    with np.errstate(over="ignore"):
+        values_BT = np.array(values_BT, dtype=np.float32)  # a copy: the sender may go on writing into its own
     if not np.isfinite(values_BT).all() and (bad_BT := ~np.isfinite(values_BT) & mask_BT).any():
         found = f"{int(bad_BT.sum())} of {int(mask_BT.sum())} {named} are not finite, the first {values_BT[bad_BT][0]}"
         raise error(f"{who}: {found}; needs a number for every token that was sampled; nothing was updated on them")
-    return np.asarray(values_BT, dtype=np.float32)
+    return values_BT
 
 
 def checked_metrics(who: str, value: Any, error: type[RlcoreError]) -> Metrics:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.contracts.children import ChildPool, ChildSlot
-from rlcore.errors import ChildError, boundary, describe
+from rlcore.errors import ChildError, boundary
 from rlcore.imports import import_target
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import as_text
@@ -184,10 +184,3 @@ async def within(who: str, deadline_s: float, work: Awaitable[Any]) -> Any:
                 return await work
     except TimeoutError as cause:
         raise ChildError(f"{who} took longer than {deadline_s:g} s") from cause
-    except SystemExit as cause:  # it would end the run
-        raise ChildError(f"{who}: {describe(cause)}") from cause
-    except asyncio.CancelledError as cause:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise ChildError(f"{who}: {describe(cause)}: something that it awaited was cancelled") from cause
