@@ -36,7 +36,7 @@ class Outcome:
     status: RewardStatus
     score: float = 0.0
     error: str = ""
-    parts: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict)
     """Scores within the function's own, for the metrics."""
     info: Mapping[str, Any] = field(default_factory=dict)
     token_scores: Float32s | None = None

@@ -34,9 +34,9 @@ class PromptOrder:
         self.num_prompts = sum(len(each.prompts) for each in self._sources)
         """Of all sources together."""
 
-    def take(self, n: int) -> list[tuple[Prompt, int]]:
+    def next_prompts(self, n: int) -> list[tuple[Prompt, int]]:
         """The next `n` prompts, each with its epoch: how often it had been issued before."""
-        return [min(self._sources, key=_Source.due).take() for _ in range(n)]
+        return [min(self._sources, key=_Source.due).next_prompt() for _ in range(n)]
 
     def prompt(self, name: str) -> Prompt:
         """The prompt of that id; CheckpointError when no source has it."""
@@ -97,7 +97,7 @@ class _Source:
         """The least is next."""
         return (self.issued + 0.5) / self._weight, self.name
 
-    def take(self) -> tuple[Prompt, int]:
+    def next_prompt(self) -> tuple[Prompt, int]:
         epoch, position = divmod(self.issued, len(self.prompts))
         if self._order[0] != epoch:
             self._order = (epoch, self._permutation(epoch))

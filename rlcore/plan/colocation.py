@@ -79,7 +79,7 @@ def _can_sleep(plan: WorkerPlan) -> bool:
 def memory_of_devices(
     pools: Sequence[PoolPlan],
     workers: Sequence[WorkerPlan],
-    sleepers: Sequence[str],
+    colocated_roles: Sequence[str],
     memory: Mapping[str, int],
     facts: Facts,
 ) -> dict[str, dict[str, int]]:
@@ -93,7 +93,7 @@ def memory_of_devices(
     if facts.gpu_memory_bytes is None:
         return {}
     by_name = {pool.name: pool for pool in pools}
-    phases = (SERVING, TRAINING) if sleepers else (TRAINING,)
+    phases = (SERVING, TRAINING) if colocated_roles else (TRAINING,)
     devices: dict[int, dict[str, list[tuple[str, int, int]]]] = {}
     for plan in workers:
         if plan.request.embedded_in is not None or not plan.request.gpus:
@@ -103,8 +103,8 @@ def memory_of_devices(
         resting = _resting_bytes(plan, workers, held, facts)
         for gpu in _devices(plan, by_name[plan.request.pool]):
             for phase in phases:
-                asleep = name in sleepers and phase == TRAINING
-                idle = phase == SERVING and name not in sleepers
+                asleep = name in colocated_roles and phase == TRAINING
+                idle = phase == SERVING and name not in colocated_roles
                 kept = 0 if asleep else resting if idle else held
                 entry = (name, kept, 0 if asleep or idle else working)
                 devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)

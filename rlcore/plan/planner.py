@@ -45,11 +45,11 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     pools = make_pools(config, offers, workers, facts, cluster.abilities)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)
-    sleepers, on_devices = plan_colocation(pools, workers, schedule), dict[str, dict[str, int]]()
+    colocated_roles, on_devices = plan_colocation(pools, workers, schedule), dict[str, dict[str, int]]()
     check_startable(config, cluster, pools, workers)
     if not cluster.abilities.elsewhere:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
-        on_devices = memory_of_devices(pools, workers, sleepers, memory, facts)
+        on_devices = memory_of_devices(pools, workers, colocated_roles, memory, facts)
     used = _used_providers([cluster], components.values(), algorithms.values(), workers, pools, rewards)
     plugins = _enabled_plugins(offers, used, loaded)
     notes = (
@@ -67,7 +67,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         cluster=cluster,
         workers=workers,
         pools=pools,
-        colocated_roles=sleepers,
+        colocated_roles=colocated_roles,
         weights_kind=plan_weights(config, workers),
         algorithms=algorithms,
         rewards=rewards,

@@ -88,7 +88,7 @@ def _problem(outcome: object, trajectory: Trajectory) -> str:
         return f"{shown(outcome)}; needs an Outcome with a RewardStatus"
     if outcome.status is RewardStatus.FAILED:
         return "" if outcome.error else "a FAILED outcome without an error; needs to say why"
-    numbers = [outcome.score, *outcome.parts.values()]
+    numbers = [outcome.score, *outcome.components.values()]
     if not all(isinstance(value, Real) and abs(value) <= LARGEST for value in numbers):
         return f"the numbers {shown(numbers)}; needs finite ones that a float32 holds"
     tokens = outcome.token_scores

@@ -41,7 +41,7 @@ def combine(
             skipped.append(name)
         else:
             parts[name] = each.score
-            for part, value in each.parts.items():
+            for part, value in each.components.items():
                 parts[f"{name}/{part}"] = value
             if not abs(score + weights[name] * each.score) <= LARGEST:
                 errors[name] = (

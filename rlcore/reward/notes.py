@@ -45,7 +45,7 @@ class CallNotes:
         return [
             replace(
                 each,
-                parts={**each.parts, **means},
+                components={**each.components, **means},
                 info={**each.info, **{column: values[index] for column, values in self._extra.items()}},
             )
             for index, each in enumerate(outcomes)

@@ -94,14 +94,14 @@ def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
         if isinstance(part, str):
             return failed(f"part '{name}': {part}")
     if value.token_scores is None:
-        return Outcome(RewardStatus.OK, score, parts=checked, info=info)
+        return Outcome(RewardStatus.OK, score, components=checked, info=info)
     with np.errstate(over="ignore"):  # what no float32 holds is infinite, and refused below
         token_scores = np.asarray(value.token_scores, dtype=np.float32)
     if token_scores.shape != (num_tokens,):
         return failed(f"token_scores have shape {token_scores.shape}; ({num_tokens},) is needed")
     if not np.isfinite(token_scores).all():
         return failed("token_scores hold numbers that are not finite")
-    return Outcome(RewardStatus.OK, score, parts=checked, info=info, token_scores=token_scores)
+    return Outcome(RewardStatus.OK, score, components=checked, info=info, token_scores=token_scores)
 
 
 def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
@@ -116,7 +116,7 @@ def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
     parts = {key: float(each) for key, each in info.items() if key not in ANSWERS and _is_measure(each)}
     if "answer" not in info and "pred" in info:
         info["answer"] = info["pred"]
-    return Outcome(RewardStatus.OK, score, parts=parts, info=info)
+    return Outcome(RewardStatus.OK, score, components=parts, info=info)
 
 
 def _is_measure(value: Any) -> bool:

@@ -113,7 +113,7 @@ class RolloutBuffer:
     def issue(self, num: int, due: int) -> list[PendingGroup]:
         """Send the next `num` prompts of the order to the agent loop, in a pass of their own."""
         issuing = self._issuing
-        tasks = tasks_for(self.order.take(num), issuing.samples_per_prompt, issuing.seed)
+        tasks = tasks_for(self.order.next_prompts(num), issuing.samples_per_prompt, issuing.seed)
         members = [PendingGroup(task, next(self._numbers), due, self.version) for task in tasks]
         for each in members:
             if each.key in self._issued:

@@ -18,7 +18,7 @@ from rlcore.types import Lane, Metrics
 async def with_greedy_baselines(
     run: Runtime, tasks: Sequence[RolloutTask], groups: Sequence[Group], metrics: Metrics
 ) -> list[Group]:
-    """The groups with the score of a greedy sample of their prompt as `Scored.baseline`.
+    """The groups with the score of a greedy sample of their prompt as `ScoredTrajectory.baseline`.
 
     A group whose greedy sample failed is dropped: it has nothing to compare with. Rewards that failed follow the same
     policies and the same error budget as any. Adds to `metrics`: reward/greedy_mean, data/greedy_failed and the time.

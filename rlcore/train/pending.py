@@ -17,8 +17,8 @@ Group = list[ScoredTrajectory]
 """The rows of a prompt, by sample and segment."""
 Key = tuple[str, int]
 """(prompt id, epoch)"""
-Place = tuple[int, int]
-"""(sample, part)"""
+SegmentKey = tuple[int, int]
+"""(sample, segment)"""
 
 
 class Samples:
@@ -56,8 +56,8 @@ class PendingGroup:
     """The step that trains on it; where steps take what is ready first, the last one that may."""
     version: int
     """Of the weights when its sampling began: no token of it is older."""
-    trajectories: dict[Place, Trajectory] = field(default_factory=dict)
-    scored: dict[Place, ScoredTrajectory] = field(default_factory=dict)
+    trajectories: dict[SegmentKey, Trajectory] = field(default_factory=dict)
+    scored: dict[SegmentKey, ScoredTrajectory] = field(default_factory=dict)
     finished: Samples = field(default_factory=Samples)
     judged: Samples = field(default_factory=Samples)
     already_scored: frozenset[int] = frozenset()

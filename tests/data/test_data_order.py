@@ -29,30 +29,30 @@ def ids(taken: list[tuple[Prompt, int]]) -> list[tuple[str, int]]:
 def test_each_epoch_has_every_prompt_once_in_an_order_of_its_own() -> None:
     order = PromptOrder({"a": prompts_of("a", 20)}, {}, seed=3, shuffle=True)
     assert order.num_prompts == 20
-    epochs = [ids(order.take(20)) for _ in range(3)]
+    epochs = [ids(order.next_prompts(20)) for _ in range(3)]
     for epoch, taken in enumerate(epochs):
         assert sorted(taken) == sorted((f"a/{i}", epoch) for i in range(20))
     orders = [[name for name, _ in taken] for taken in epochs]
     assert orders[0] != orders[1] != orders[2] != orders[0]
     other = PromptOrder({"a": prompts_of("a", 20)}, {}, seed=4, shuffle=True)
-    assert [name for name, _ in ids(other.take(20))] != orders[0]
+    assert [name for name, _ in ids(other.next_prompts(20))] != orders[0]
 
 
 def test_the_order_is_the_documented_one() -> None:
     expected = sorted(range(7), key=lambda i: hashlib.sha256(f"11\0a\0{1}\0{i}".encode()).digest())
     order = PromptOrder({"a": prompts_of("a", 7)}, {}, seed=11, shuffle=True)
-    order.take(7)
-    assert ids(order.take(7)) == [(f"a/{i}", 1) for i in expected]
+    order.next_prompts(7)
+    assert ids(order.next_prompts(7)) == [(f"a/{i}", 1) for i in expected]
 
 
 def test_without_shuffle_the_order_is_that_of_the_file() -> None:
     order = PromptOrder({"a": prompts_of("a", 3)}, {}, seed=3, shuffle=False)
-    assert ids(order.take(5)) == [("a/0", 0), ("a/1", 0), ("a/2", 0), ("a/0", 1), ("a/1", 1)]
+    assert ids(order.next_prompts(5)) == [("a/0", 0), ("a/1", 0), ("a/2", 0), ("a/0", 1), ("a/1", 1)]
 
 
 def test_sources_are_mixed_by_weight_at_every_moment() -> None:
     prompts = {"b": prompts_of("b", 5), "a": prompts_of("a", 50)}
-    taken = PromptOrder(prompts, {"a": 3.0, "b": 1.0}, seed=0, shuffle=True).take(400)
+    taken = PromptOrder(prompts, {"a": 3.0, "b": 1.0}, seed=0, shuffle=True).next_prompts(400)
     assert [prompt.source for prompt, _ in taken[:8]] == ["a", "a", "b", "a", "a", "a", "b", "a"]
     assert Counter(prompt.source for prompt, _ in taken) == {"a": 300, "b": 100}
     assert Counter(prompt.id for prompt, _ in taken if prompt.source == "b") == {f"b/{i}": 20 for i in range(5)}
@@ -76,13 +76,13 @@ def test_restoring_at_any_point_continues_identically(
 ) -> None:
     order = order_of(mixture, seed, shuffle)
     for _ in range(before):
-        order.take(1)
+        order.next_prompts(1)
     state = json.loads(json.dumps(order.state()))
     resumed = order_of(mixture, seed, shuffle)
-    resumed.take(chunk)
+    resumed.next_prompts(chunk)
     resumed.restore(state)
-    in_chunks = [each for _ in range(0, after, chunk) for each in ids(resumed.take(chunk))][:after]
-    assert in_chunks == ids(order.take(after))
+    in_chunks = [each for _ in range(0, after, chunk) for each in ids(resumed.next_prompts(chunk))][:after]
+    assert in_chunks == ids(order.next_prompts(after))
 
 
 @settings(deadline=None)
@@ -90,7 +90,7 @@ def test_restoring_at_any_point_continues_identically(
 def test_shares_stay_close_to_the_weights_and_epochs_are_whole(
     mixture: Mapping[str, tuple[int, float]], n: int
 ) -> None:
-    taken = order_of(mixture, 0, True).take(n)
+    taken = order_of(mixture, 0, True).next_prompts(n)
     total = sum(weight for _, weight in mixture.values())
     for name, (size, weight) in mixture.items():
         mine = [(prompt.id, epoch) for prompt, epoch in taken if prompt.source == name]
@@ -101,7 +101,7 @@ def test_shares_stay_close_to_the_weights_and_epochs_are_whole(
 
 def test_a_position_in_other_data_is_refused() -> None:
     order = PromptOrder({"a": prompts_of("a", 3)}, {}, 0, True)
-    order.take(2)
+    order.next_prompts(2)
     state = order.state()
     for prompts, seed, shuffle, message in (
         ({"a": prompts_of("a", 4)}, 0, True, "the prompts of source 'a' are not those"),

@@ -77,7 +77,7 @@ def test_a_subclass_with_a_name_and_a_score_is_a_scorer(tmp_path: Path) -> None:
         ([Outcome("ok", 1.0)], "needs an Outcome with a RewardStatus"),  # type: ignore[arg-type]
         ([Outcome(RewardStatus.OK, float("nan"))], "score() returned the numbers [nan]"),
         ([Outcome(RewardStatus.OK, 1e39)], "score() returned the numbers [1e+39]"),
-        ([Outcome(RewardStatus.OK, 1.0, parts={"a": float("inf")})], "score() returned the numbers [1.0, inf]"),
+        ([Outcome(RewardStatus.OK, 1.0, components={"a": float("inf")})], "score() returned the numbers [1.0, inf]"),
         ([Outcome(RewardStatus.OK, "1")], "score() returned the numbers ['1']"),  # type: ignore[arg-type]
         ([failed("")], "score() returned a FAILED outcome without an error"),
         ([Outcome(RewardStatus.OK, 1.0, token_scores=np.ones(99, np.float32))], "token_scores of shape (99,)"),

@@ -49,7 +49,7 @@ def test_work_goes_to_the_replica_that_owes_the_least_and_serves() -> None:
 def test_work_of_one_home_stays_with_its_replica_while_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     group = Group(2)
     dispatcher = dispatcher_of(group)
-    assert [dispatcher.assign(1, "talk"), dispatcher.assign(1), dispatcher.assign(5, "talk")] == [0, 1, 0]
+    assert [dispatcher.assign(2, "talk"), dispatcher.assign(1), dispatcher.assign(5, "talk")] == [0, 1, 0]
     group.tell("lost", 0)
     assert dispatcher.assign(1, "talk") == 1
     group.tell("restored", 0)

@@ -222,11 +222,11 @@ def throw(cause: BaseException) -> list[Any]:
 
 
 MANAGERS: dict[str, tuple[Any, str]] = {
-    "None": (Manager(lambda rows: [None]), "yielded None; needs Scored"),
-    "a number": (Manager(lambda rows: [1.0]), "yielded float; needs Scored"),
+    "None": (Manager(lambda rows: [None]), "yielded None; needs ScoredTrajectory"),
+    "a number": (Manager(lambda rows: [1.0]), "yielded float; needs ScoredTrajectory"),
     "a score instead of a reward": (
         Manager(lambda rows: [ScoredTrajectory(rows[0], 1.0)]),  # type: ignore[arg-type]
-        "yielded Scored of Trajectory and float; needs a Trajectory and its Reward",
+        "yielded ScoredTrajectory of Trajectory and float; needs a Trajectory and its Reward",
     ),
     "one that it was not given": (Manager(lambda rows: [scored(row("z"))]), "'z'.*which it was not given"),
     "one twice": (Manager(lambda rows: [scored(rows[0]), scored(rows[0])]), "twice.*must come exactly once"),

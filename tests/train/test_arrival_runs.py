@@ -177,7 +177,7 @@ RUNS: dict[str, tuple[dict[str, Any], type[RlcoreError], str]] = {
     "manager None": (
         {"reward.manager": "odd"},
         PluginError,
-        r"reward 'odd' of plugin 'odd' .*score\(\) yielded None; needs Scored",
+        r"reward 'odd' of plugin 'odd' .*score\(\) yielded None; needs ScoredTrajectory",
     ),
     "update None": (WORKERS, WorkerError, r"actor\[0\]\.update\(\) returned None; needs dict"),
     "update text": (WORKERS, WorkerError, r"actor\[0\]\.update\(\) returned 'actor/loss': 'low'; needs"),

@@ -204,7 +204,7 @@ def judgement(answer: Any, asked: str) -> Outcome:
     if (wrong := beside_score(info) or beside_score(parts)) is not None:
         raise NoAnswer(f"answered with {wrong}")
     checked = {str(name): finite(str(name), part) for name, part in parts.items()}
-    return Outcome(RewardStatus.OK, finite("score", answer["score"]), parts=checked, info=info)
+    return Outcome(RewardStatus.OK, finite("score", answer["score"]), components=checked, info=info)
 
 
 def finite(name: str, value: Any) -> float:

@@ -170,10 +170,10 @@ def _wrong_trajectory(row: Trajectory) -> str:
 def check_scored(who: str, row: Any) -> None:
     """PluginError unless `row` is a trajectory with a reward, whose score is a finite float32 if its status is OK."""
     if not isinstance(row, ScoredTrajectory):
-        raise PluginError(f"{who} yielded {kind(row)}; needs Scored")
+        raise PluginError(f"{who} yielded {kind(row)}; needs ScoredTrajectory")
     if not isinstance(row.trajectory, Trajectory) or not isinstance(row.reward, Reward):
         found = f"{kind(row.trajectory)} and {kind(row.reward)}"
-        raise PluginError(f"{who} yielded Scored of {found}; needs a Trajectory and its Reward")
+        raise PluginError(f"{who} yielded ScoredTrajectory of {found}; needs a Trajectory and its Reward")
     status, score = row.reward.status, row.reward.score
     if not isinstance(status, RewardStatus):
         found = f"status is {shown(status)}; needs one of {', '.join(map(repr, RewardStatus))}"

@@ -131,7 +131,7 @@ class AgentLoopSuite(ComponentSuite):
         self.need(bool(good), f"{who}: log-probs need to be finite and at most 0")
         budget = each.num_sampled <= MAX_TOKENS
         self.need(budget, f"{who}: {each.num_sampled} sampled tokens; needs at most max_tokens={MAX_TOKENS}")
-        self.need(isinstance(each.finish, FinishReason), f"{who}: finish is {each.finish!r}; needs a Finish")
+        self.need(isinstance(each.finish, FinishReason), f"{who}: finish is {each.finish!r}; needs a FinishReason")
         starts = [start for start, _ in each.versions]
         ordered = starts == sorted(set(starts)) and all(0 <= start < len(mask_T) for start in starts)
         self.need(bool(starts) and ordered, f"{who}: versions {each.versions}; needs starts in order")

@@ -65,7 +65,7 @@ class RewardManagerSuite(ComponentSuite):
 
     def _are_whole(self, given: Sequence[Trajectory], scored: Sequence[ScoredTrajectory]) -> None:
         for each in scored:
-            self.need(isinstance(each, ScoredTrajectory), f"score() gave {each!r:.60}; needs Scored")
+            self.need(isinstance(each, ScoredTrajectory), f"score() gave {each!r:.60}; needs ScoredTrajectory")
         found, wanted = sorted(each.trajectory.id for each in scored), sorted(each.id for each in given)
         self.need(found == wanted, f"of {len(wanted)} trajectories came back {len(found)}, not each once")
         by_id = {each.id: each for each in given}

@@ -61,7 +61,8 @@ class RolloutWorkerSuite(WorkerSuite):
         good = np.isfinite(logprobs_N).all() and float(logprobs_N.max()) <= TOLERANCE
         self.need(bool(good), f"log-probs {logprobs_N.tolist()}; needs finite ones of at most 0")
         self.need(
-            isinstance(each.finish, FinishReason), f"finish is {each.finish!r}; needs Finish.STOP or Finish.LENGTH"
+            isinstance(each.finish, FinishReason),
+            f"finish is {each.finish!r}; needs FinishReason.STOP or FinishReason.LENGTH",
         )
         cut = each.finish is FinishReason.LENGTH
         self.need(not cut or len(ids_N) == MAX_TOKENS, f"it says it was cut, after {len(ids_N)} of {MAX_TOKENS} tokens")
