@@ -38,7 +38,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real vllm bench results results-trl results-controls results-ppo \
+.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real vllm bench results results-trl results-controls results-precision results-ppo \
     results-tool-agent results-openai-agent results-scale results-transfer results-shared-pools \
     char-count-small char-count gpu-check lint fix types outsider ci clean
 
@@ -80,13 +80,16 @@ vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classi
 bench: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## every benchmark but the learning curves, hours on a quiet machine; JSON lines
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
-results: results-trl results-controls results-ppo results-tool-agent results-openai-agent  ## the learning curves, into docs/results/
+results: results-trl results-controls results-precision results-ppo results-tool-agent results-openai-agent  ## the learning curves, into docs/results/
 
 results-trl: $(STAMPS)/dev $(TRL)/stamp  ## beside TRL's alone
 	$(BIN)/python benchmarks/learning_vs_trl.py --out docs/results/vs_trl_learning $(ARGS)
 
 results-controls: $(STAMPS)/dev  ## PPO and late samples on a tiny model, with controls that must fail
 	$(BIN)/python benchmarks/learning_controls.py --out docs/results/learning_controls $(ARGS)
+
+results-precision: $(STAMPS)/dev $(MODEL)  ## each number format, on the demo's task and on a tiny model
+	$(BIN)/python benchmarks/precision.py --out docs/results/precision $(ARGS)
 
 results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO beside GRPO and its control alone: twelve runs of some minutes
 	$(BIN)/python examples/ppo_critic/compare.py --out docs/results/ppo_critic $(ARGS)

@@ -32,6 +32,12 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "bfloat16 nearest": ("actor.dtype=bfloat16", "actor.rounding=nearest"),
     "float16": ("actor.dtype=float16",),
 }
+ABOUT = {
+    "sums": "SmolLM2-135M-Instruct, one-digit sums, twelve steps, learning rate 2e-5 falling to 0.",
+    "letters": "A tiny random model, 40 steps at a learning rate of 2e-3, which is larger than the distance of most "
+    "weights to the next bfloat16 number: rounding to nearest does not stop it, and the task does not tell the two "
+    "roundings apart.",
+}
 REWARD, DIFFERENCE, ENTROPY = "reward/mean", "policy/rollout_logprob_diff", "policy/entropy"
 TASKS = ("sums", "letters")
 
@@ -129,6 +135,8 @@ def report(curves: Mapping[str, Mapping[str, Mapping[int, Any]]], made: str) -> 
         lines += [
             f"## {task}",
             "",
+            ABOUT[task],
+            "",
             "Mean over the seeds. Area: mean training reward of all steps, and its difference from float32 on the same "
             "seeds. Difference: `policy/rollout_logprob_diff`, mean over steps.",
             "",
@@ -138,6 +146,14 @@ def report(curves: Mapping[str, Mapping[str, Mapping[int, Any]]], made: str) -> 
         ]
         lines += [_line(kind, seeds, kinds.get("float32", {})) for kind, seeds in kinds.items() if seeds]
         lines.append("")
+    for task in TASKS:
+        if task not in curves:
+            lines += [
+                f"## {task}",
+                "",
+                f"Not run: `.venv/bin/python benchmarks/precision.py --tasks {task}` runs it.",
+                "",
+            ]
     return "\n".join(lines)
 
 

@@ -37,6 +37,7 @@ SOURCE = """
     class Open(ActorWorker):
         def gradients(self, batch): ...
         def parameters(self): ...
+        def rounded(self): ...
         def fail_alone(self, rank): ...
 
     class OpenActor(HfActor, Open):
@@ -50,6 +51,12 @@ SOURCE = """
         def parameters(self):
             with self.engine.whole():
                 return [each.detach().clone().numpy() for each in self.engine.model.parameters()]
+
+        def rounded(self):
+            optimizer = self.engine._optimizer
+            masters = [whole(each).detach().float().numpy() for each in optimizer.masters]
+            with self.engine.whole():
+                return [each.detach().clone().float().numpy() for each in self.engine.model.parameters()], masters
 
         def fail_alone(self, rank):
             if self.context.rank == rank:
@@ -147,6 +154,44 @@ def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings
             assert max(float(np.abs(a - b).max()) for a, b in zip(*weights, strict=True)) < 1e-6
             with pytest.raises(WorkerError, match=r"two\[0\]\.fail_alone\(\): ValueError: only here"):
                 await two.call(Open.fail_alone, 1)
+        finally:
+            await cluster.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("settings", [("actor.data_parallel=2",), SHARDED], ids=["none", "fsdp2"])
+def test_ranks_round_the_masters_of_half_precision_as_one_process_would(
+    site: Path, tmp_path: Path, settings: tuple[str, ...], dtype: str
+) -> None:
+    """Masters start from the numbers in the files, and the same master gives the same bits on any number of ranks."""
+    import torch
+
+    from rlcore.engines.hf.train.model import ModelKind, load_model
+    from rlcore.engines.hf.train.rounding import RoundingKey, publish
+
+    model = write_tiny_model(tmp_path / "tiny")
+    plan = planned(model, "actor.micro_batch_tokens=40", f"actor.dtype={dtype}", "actor.lr=1e-3", *settings)
+    Open = sys.modules["open_ranks"].Open
+    stored = load_model(ModelKind.CAUSAL_LM, plan.config.model, dtype="float32", device="cpu")
+
+    async def story() -> None:
+        cluster = LocalCluster(cluster_context(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5)))
+        try:
+            ours = [each for each in plan.workers if each.asked_by != "core"]
+            for replica in [(await cluster.start(each)).replicas[0] for each in ours]:
+                found: Any = await replica.call(Open.rounded)
+                for master, exact in zip(found[1], stored.parameters(), strict=True):
+                    assert np.array_equal(master, exact.detach().numpy())
+                for update in range(2):
+                    await replica.call(Open.update, batches()["twelve"])
+                    weights, masters = await replica.call(Open.rounded)
+                    for index, (weight, master) in enumerate(zip(weights, masters, strict=True)):
+                        expected = torch.zeros(master.shape, dtype=getattr(torch, dtype))
+                        key = RoundingKey(plan.config.train.seed, update, index)
+                        publish(expected, torch.tensor(master), "stochastic", key)
+                        assert np.array_equal(expected.float().numpy(), weight), (replica.name, index)
         finally:
             await cluster.close()
 
