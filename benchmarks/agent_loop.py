@@ -1,4 +1,4 @@
-"""What the agent loop costs beside model and tools: whole conversations on the null model, in the production run.
+"""Measures the agent loop besides model and tools: whole conversations on the null model, in the production run.
 
     .venv/bin/python benchmarks/agent_loop.py [--smoke]
 
@@ -60,7 +60,7 @@ STOPS = [chr(byte) for byte in range(128)]
 async def conversations(directory: Path, pauses: Sequence[Sequence[float]], turns: int) -> float:
     """Seconds of one rollout: a conversation for each list of pauses."""
     (directory / "tool.py").write_text(TOOL)
-    rows = [{"question": "?", "pauses": list(each)} for each in pauses]
+    rows = [{"question": "?", "pauses": list(pause)} for pause in pauses]
     (directory / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config: dict[str, Any] = {
         "model": {"path": "none", "tokenizer": "bytes"},
@@ -83,13 +83,13 @@ async def conversations(directory: Path, pauses: Sequence[Sequence[float]], turn
     plan = plan_run([config], [], ["null"])
     async with launch(plan, directory) as run:
         prompts = load_prompts(plan.config.data.sources, plan.config.data)["rows"]
-        tasks = [RolloutTask(each, 0, 1, seed) for seed, each in enumerate(prompts)]
+        tasks = [RolloutTask(prompt, 0, 1, seed) for seed, prompt in enumerate(prompts)]
         sampling = Sampling(max_tokens=100_000, stop=tuple(STOPS))
         with collector_off():
             began = time.perf_counter()
-            found = [each async for each in run.agent.rollout(tasks, sampling, Lane.TRAIN)]
+            found = [trajectory async for trajectory in run.agent.rollout(tasks, sampling, Lane.TRAIN)]
             seconds = time.perf_counter() - began
-    cut = [each for each in found if each.turns != turns]
+    cut = [item for item in found if item.turns != turns]
     if len(found) != len(pauses) or len(cut) > len(found) // 20:
         raise SystemExit(f"agent_loop: {len(cut)} of {len(found)} conversations ended before their {turns} turns")
     return seconds
@@ -101,7 +101,7 @@ def overlap(num: int, longest_s: float) -> dict[str, float]:
     pauses = [[numbers.uniform(0, longest_s) for _ in range(3)] for _ in range(num)]
     with tempfile.TemporaryDirectory() as directory:
         wall_s = asyncio.run(conversations(Path(directory), pauses, 4))
-    chain_s = max(sum(each) for each in pauses)
+    chain_s = max(sum(pause) for pause in pauses)
     return {"conversations": num, "longest_chain_s": chain_s, "wall_s": wall_s, "ratio": wall_s / chain_s}
 
 

@@ -139,7 +139,7 @@ class TimedJudge(TimedServer, RewardReplica):
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         self._free_at = max(self._free_at, time.monotonic()) + len(requests) * self._times.judge_s
         await asyncio.sleep(self._free_at - time.monotonic())
-        return [RawScore(each.id, float(len(each.id) % 3)) for each in requests]
+        return [RawScore(request.id, float(len(request.id) % 3)) for request in requests]
 
     async def health(self) -> str:
         return str(self.context)

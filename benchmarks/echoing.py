@@ -38,9 +38,9 @@ class Reader(RolloutWorker):
 
     async def load_weights(self, handle: WeightsHandle) -> int:
         began, num_bytes = time.perf_counter(), 0
-        for each in handed(handle):
-            float(each.sum())  # it is mapped, or still on its way: reading is what takes time
-            num_bytes += each.numel() * each.element_size()
+        for tensor in handed(handle):
+            float(tensor.sum())  # it is mapped, or still on its way: reading is what takes time
+            num_bytes += tensor.numel() * tensor.element_size()
         seconds = time.perf_counter() - began
         (self.context.run_dir / READ).write_text(json.dumps({"bytes": num_bytes, "s": seconds}))
         return handle.version
@@ -55,7 +55,7 @@ def handed(handle: WeightsHandle) -> Iterator[Any]:
     if handle.kind == "tcp":
         from rlcore.contracts.weights import received
 
-        yield from (each for _, each in received(handle.path))
+        yield from (tensor for _, tensor in received(handle.path))
     else:
         from safetensors.torch import load_file
 

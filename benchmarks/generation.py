@@ -65,12 +65,12 @@ class Embedded:
         ]
 
         async def everything() -> list[Completion]:
-            return [each async for each in self._sampler.generate(requests)]
+            return [completion async for completion in self._sampler.generate(requests)]
 
         done = asyncio.run(everything())
-        assert_lengths([len(each.token_ids) for each in done], work)
-        firsts = sorted((each for each in done if each.sample == 0), key=lambda each: each.request_id)
-        return [each.token_ids.tolist() for each in firsts]
+        assert_lengths([len(result.token_ids) for result in done], work)
+        firsts = sorted((result for result in done if result.sample == 0), key=lambda completion: completion.request_id)
+        return [first.token_ids.tolist() for first in firsts]
 
 
 class Transformers:
@@ -120,7 +120,7 @@ class Vllm:
         )
         prompts = [{"prompt_token_ids": list(ids)} for ids in work.prompts]
         outputs = self._engine.generate(prompts, settings, use_tqdm=False)
-        assert_lengths([len(each.token_ids) for output in outputs for each in output.outputs], work)
+        assert_lengths([len(completion.token_ids) for output in outputs for completion in output.outputs], work)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
 

@@ -1,4 +1,4 @@
-"""What only a machine with CUDA can show: `make gpu-check`. Refuses, in one line, where there is no device.
+"""Checks that need a machine with CUDA: `make gpu-check`. Refuses, in one line, where there is no device.
 
 Runs the tests marked `gpu`, then a step of each scenario in bfloat16 against transformers' `generate` and an update
 that shares nothing (`naive_side.py`), and writes docs/results/gpu.md. One JSON line for each scenario on stdout.
@@ -54,12 +54,12 @@ def table(device: str, results: Sequence[dict[str, Any]], facts: dict[str, Any],
         "| scenario | ours, s a step | transformers, s a step | ratio | generation | update | tokens/s generated |",
         "|---|---|---|---|---|---|---|",
     ]
-    for each in results:
-        ratio, ours = each["ratio"], each["ours"]
+    for result in results:
+        ratio, ours = result["ratio"], result["ours"]
         lines.append(
-            f"| {each['scenario']['name']} | {ours['step_s']['median']:.3g} | {each['trl']['step_s']['median']:.3g} "
-            f"| {ratio['step']:.2f} | {ratio['generate']:.2f} | {ratio['update']:.2f} "
-            f"| {ours['generated_tokens_per_s']:.0f} |"
+            f"| {result['scenario']['name']} | {ours['step_s']['median']:.3g} "
+            f"| {result['trl']['step_s']['median']:.3g} | {ratio['step']:.2f} "
+            f"| {ratio['generate']:.2f} | {ratio['update']:.2f} | {ours['generated_tokens_per_s']:.0f} |"
         )
     return "\n".join(lines) + "\n"
 

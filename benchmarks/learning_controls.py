@@ -66,7 +66,7 @@ def curves_of_seed(task: Task, seed: int, root: Path, names: Sequence[str]) -> d
 
 def judged(curves: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
     """Each run against GRPO."""
-    by_name = {name: [each[name] for each in curves] for name in curves[0]}
+    by_name = {name: [item[name] for item in curves] for name in curves[0]}
     against = {name: paired(rows, by_name["grpo"]) for name, rows in by_name.items() if name != "grpo"}
     return {
         "curves": by_name,

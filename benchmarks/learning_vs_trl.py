@@ -154,7 +154,7 @@ def paired(ours: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -
 
 def judged(curves: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
     """Ours against TRL, and the control against TRL, which must fail."""
-    by_name = {name: [each[name] for each in curves] for name in ("ours", "trl", "control")}
+    by_name = {name: [item[name] for item in curves] for name in ("ours", "trl", "control")}
     ends = {name: statistics.fmean(rows[-1] for rows in found) for name, found in by_name.items()}
     against_trl, control = paired(by_name["ours"], by_name["trl"]), paired(by_name["control"], by_name["trl"])
     return {

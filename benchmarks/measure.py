@@ -1,4 +1,4 @@
-"""What every benchmark shares: facts about the machine, medians with their spread, peak memory, one JSON line.
+"""Shared by all benchmarks: facts about the machine, medians with their spread, peak memory, one JSON line.
 
 Only the standard library at import time, and torch for the GEMM peak: this file also runs in the environments of peers.
 Times are wall-clock seconds, memory is bytes, rates are per second.

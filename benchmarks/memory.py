@@ -44,7 +44,7 @@ def measured(options: argparse.Namespace, model: Path, directory: Path, times: i
         "peak_rss_bytes": peak,
         "after_start_rss_bytes": started,
         "peak_rss_bytes_by_step": peaks[1:],
-        "step_s": summary([each["step_s"] for each in steps]),
+        "step_s": summary([step["step_s"] for step in steps]),
         "gemm_peak_gflops": comparison.gemm_peak(),
         "planned_bytes": planned,
         "planned_by_what": facts["memory_bytes"],
@@ -73,13 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         times: result["peak_rss_bytes"] / theirs
         for (times, result), theirs in zip(results.items(), options.trl_bytes, strict=False)
     }
-    within = [each["measured_over_planned"] for each in results.values() if each["measured_over_planned"] is not None]
+    within = [
+        result["measured_over_planned"] for result in results.values() if result["measured_over_planned"] is not None
+    ]
     emit(
         "memory",
         {
             "batches": results,
             "of_trl": ratios,
-            "gemm_peak_gflops": summary([each["gemm_peak_gflops"] for each in results.values()]),
+            "gemm_peak_gflops": summary([result["gemm_peak_gflops"] for result in results.values()]),
             "plan_is_within_15_percent": bool(within) and all(abs(ratio - 1) <= TOLERANCE for ratio in within),
         },
         machine(options.threads),

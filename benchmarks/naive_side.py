@@ -28,8 +28,8 @@ class NaiveSide:
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=spec["lr"], weight_decay=0.0)
         self._reward = getattr(rewards, spec["reward"])
         self.prompt_ids = [
-            self.tokenizer.apply_chat_template(each, tokenize=True, add_generation_prompt=True, return_dict=False)
-            for each in spec["prompts"]
+            self.tokenizer.apply_chat_template(prompt, tokenize=True, add_generation_prompt=True, return_dict=False)
+            for prompt in spec["prompts"]
         ]
 
     def sample(self, new_tokens: int, lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What a step costs beside the model: a whole production step with the null model, which computes next to nothing.
+"""Measures a step besides the model: a whole production step with the null model, which computes next to nothing.
 
     .venv/bin/python benchmarks/overhead.py [--smoke]
 
@@ -54,7 +54,7 @@ print(time.perf_counter() - began)
 def settings(directory: Path, samples: int, reward: str) -> list[str]:
     """Overrides of a run whose steps have that many samples."""
     return [
-        *(each for each in SETTINGS if not each.startswith(("data.", "reward."))),
+        *(setting for setting in SETTINGS if not setting.startswith(("data.", "reward."))),
         f"data.sources.all.path={directory / 'prompts.jsonl'}",
         f"reward.functions.score.fn={directory / 'rewards.py'}:{reward}",
         f"rollout.samples_per_prompt={GROUP}",
@@ -84,7 +84,7 @@ async def step_seconds(
                 await trainer.step()
             with collector_off():
                 steps_taken = [await _timed_step(trainer) for _ in range(steps)]
-    return {name: summary([each[name] for each in steps_taken]) for name in steps_taken[0]}
+    return {name: summary([step[name] for step in steps_taken]) for name in steps_taken[0]}
 
 
 async def _timed_step(trainer: Any) -> dict[str, float]:
@@ -103,12 +103,12 @@ async def _timed_step(trainer: Any) -> dict[str, float]:
 def _clocks(trainer: Any) -> dict[str, float]:
     critic = getattr(trainer.run.critic, "_worker", None)
     # what meters how busy a role is stands around its replicas
-    models = [getattr(each, "replica", each).worker for each in (trainer.actor, critic) if each is not None]
+    models = [getattr(item, "replica", item).worker for item in (trainer.actor, critic) if item is not None]
     return {
         "wall": time.perf_counter(),
         "process_cpu": time.process_time(),
         "main_cpu": time.thread_time(),
-        "model": sum(each.busy_s for each in models),
+        "model": sum(model.busy_s for model in models),
     }
 
 
@@ -123,7 +123,7 @@ def with_all_plugins(directory: Path, steps: int) -> dict[str, dict[str, dict[st
     ):
         overrides = [*settings(directory, SAMPLES[0], "on_the_loop"), f"rollout.max_tokens={4 * TURN_TOKENS}"]
         if served:
-            overrides = [each for each in overrides if not each.startswith("reward.")]
+            overrides = [override for override in overrides if not override.startswith("reward.")]
         with serving(0.0, 0.0) if served else nullcontext("") as url:
             config = all_plugins(directory, turns, workers, url)
             found[name] = asyncio.run(step_seconds(overrides, directory, steps, config, PLUGINS))
@@ -134,7 +134,7 @@ def fresh_seconds(program: str, arguments: Sequence[str], times: int) -> dict[st
     """What a program prints, in a fresh interpreter each time."""
     call = [sys.executable, "-c", program, *arguments]
     printed = [subprocess.run(call, capture_output=True, text=True, check=True, timeout=120) for _ in range(times)]
-    return summary([float(each.stdout) for each in printed])
+    return summary([float(line.stdout) for line in printed])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "group": GROUP,
             "step_s": by_samples,
             "s_per_sample": per_sample,
-            "s_per_sample_growth": {kind: each[counts[-1]] / each[counts[0]] for kind, each in per_sample.items()},
+            "s_per_sample_growth": {kind: item[counts[-1]] / item[counts[0]] for kind, item in per_sample.items()},
             "step_with_children_s": children,
             "all_plugins_step_s": together,
             "import_s": imported,

@@ -1,4 +1,4 @@
-"""How much of a step the schedule loses: production runs whose compute and rewards sleep, beside an oracle.
+"""Measures what the schedule loses of a step: production runs whose compute and rewards sleep, beside an oracle.
 
     .venv/bin/python benchmarks/overlap.py small|system_d [--slots N ...] [--modes M ...] [--steps N] [--smoke]
 
@@ -101,7 +101,7 @@ async def measure(directory: Path, load: Workload, times: Sleeping, mode: str, s
         rows = [read_trajectories(run_dir, step + 1) for step in range(steps)]
     max_staleness, stream = MODES[mode]
     oracle = replay(
-        [draws(each, load, times) for each in rows],
+        [draws(row, load, times) for row in rows],
         max_staleness=max_staleness,
         stream=stream,
         slots=times.slots or None,
@@ -115,8 +115,8 @@ async def measure(directory: Path, load: Workload, times: Sleeping, mode: str, s
         "step_s": total_s / steps,
         "oracle_step_s": oracle.published_s[-1] / steps,
         "ratio": total_s / oracle.published_s[-1],
-        "logged_overhead": mean([each["schedule/overhead"] for each in history]),
-        "hidden_frac": mean([each["reward/hidden_frac"] for each in history]),
+        "logged_overhead": mean([record["schedule/overhead"] for record in history]),
+        "hidden_frac": mean([record["reward/hidden_frac"] for record in history]),
         "misplaced": sum(row["score"] != score(*name(row)) for step in rows for row in step),
     }
     if times.slots and steps >= 4:
@@ -139,7 +139,7 @@ def draws(rows: Sequence[dict[str, Any]], load: Workload, times: Sleeping) -> Dr
     groups = {key: index for index, key in enumerate(sorted({(prompt, epoch) for prompt, epoch, _ in names}))}
     return Draws(
         finished_s=[times.generate_s * (index + 1) / len(names) for index in range(len(names))],
-        reward_s=[reward_s(times, *each) for each in names],
+        reward_s=[reward_s(times, *item) for item in names],
         group=[groups[prompt, epoch] for prompt, epoch, _ in names],
         prepare_s=times.pass_s,
         update_s=[times.update_s] * load.minibatches,
@@ -180,9 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="overlap-") as scratch:
         directory = Path(scratch)
         write_prompts(directory / "prompts.jsonl", load.prompts * 4)
-        for each in slots:
+        for slot in slots:
             for mode in chosen.modes:
-                found = asyncio.run(measure(directory, load, replace(load.times, slots=each), mode, steps))
+                found = asyncio.run(measure(directory, load, replace(load.times, slots=slot), mode, steps))
                 emit("overlap", {"workload": chosen.workload, **found})
 
 

@@ -19,7 +19,7 @@ def permuted_letter_share(prompts: Sequence[Any], completions: Sequence[Any], **
 
 
 def _share(text: str) -> float:
-    return sum(each in ascii_lowercase for each in text) / max(1, len(text))
+    return sum(letter in ascii_lowercase for letter in text) / max(1, len(text))
 
 
 def _text(completion: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the reward loop costs, client and service on one machine, through the production manager.
+"""Measures the reward loop, client and service on one machine, through the production manager.
 
     .venv/bin/python benchmarks/reward_service.py [--smoke]
 
@@ -116,17 +116,17 @@ async def seconds_of(
     room = asyncio.Semaphore(most_pending or len(trajectories))
 
     async def stream() -> AsyncIterator[Trajectory]:
-        for index, each in enumerate(trajectories):
+        for index, trajectory in enumerate(trajectories):
             await room.acquire()
             if index % TOGETHER == 0:
                 await asyncio.sleep(0)
-            yield each
+            yield trajectory
 
     began = time.perf_counter()
     async with aclosing(manager.score(stream(), lane)) as results:  # type: ignore[type-var]
         statuses = []
-        async for each in results:
-            statuses.append(each.reward.status)
+        async for result in results:
+            statuses.append(result.reward.status)
             room.release()
     took = time.perf_counter() - began
     if statuses != [RewardStatus.OK] * len(trajectories):
@@ -244,10 +244,10 @@ def main(arguments: argparse.Namespace) -> None:
         say("an evaluation beside training")
         alone, beside = asyncio.run(lanes(run_dir, pending, repeats))
     result = {
-        "requests_per_s": summary([number / each for each in fast]),
-        "bare_requests_per_s": summary([number / each for each in bare]),
-        "of_bare": summary([other / each for each, other in zip(fast, bare, strict=True)]),
-        "efficiency": summary([num_rounds * SERVICE_S / each for each in slow]),
+        "requests_per_s": summary([number / duration for duration in fast]),
+        "bare_requests_per_s": summary([number / duration for duration in bare]),
+        "of_bare": summary([other / duration for duration, other in zip(fast, bare, strict=True)]),
+        "efficiency": summary([num_rounds * SERVICE_S / duration for duration in slow]),
         "bare_efficiency": num_rounds * SERVICE_S / bare_slow,
         "eval_alone_s": summary(alone),
         "eval_beside_training_s": summary(beside),

@@ -44,7 +44,9 @@ async def serve(channel: Channel, spec: dict[str, Any]) -> None:
         run = trainer.run
         prompts = load_data(run.plan.config)[0]
         facts = await trainer.actor.call(ActorWorker.facts)
-        encoded = [list(run.tokens.encode_prompt(each.messages)) for source in prompts.values() for each in source]
+        encoded = [
+            list(run.tokens.encode_prompt(request.messages)) for source in prompts.values() for request in source
+        ]
         memory = dict(getattr(run.plan, "memory_bytes", None) or {})
         channel.send({"facts": facts, "prompt_ids": encoded, "memory_bytes": memory})
         while (question := await asyncio.to_thread(channel.receive)) is not None:

@@ -63,7 +63,7 @@ class Everything:
 
 def e1(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The line of scenario E1."""
-    return next((each for each in lines if each["scenario"]["name"] == "E1"), None)
+    return next((line for line in lines if line["scenario"]["name"] == "E1"), None)
 
 
 def larger(line: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How the controller's cost grows: 1000 rollout replicas and 16 384 samples a step, with workers that do nothing.
+"""Measures the controller's cost: 1000 rollout replicas and 16 384 samples a step, with workers that do nothing.
 
     .venv/bin/python benchmarks/scale.py [--smoke] [--steps N] [--seconds S] [--out docs/results/scale]
 
@@ -72,7 +72,7 @@ async def on_the_loop(trajectory):
 def settings(directory: Path, replicas: int, samples: int) -> list[str]:
     """Overrides of a run with that many replicas and samples a step."""
     return [
-        *(each for each in SETTINGS if not each.startswith(("data.", "reward.", "rollout."))),
+        *(setting for setting in SETTINGS if not setting.startswith(("data.", "reward.", "rollout."))),
         f"data.sources.all.path={directory / 'prompts.jsonl'}",
         f"reward.functions.score.fn={directory / 'rewards.py'}:on_the_loop",
         "rollout.backend=instant",
@@ -119,10 +119,10 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     ]
     for name, title in (("wall_s", "seconds a step"), ("cpu_s", "CPU seconds a step, all threads")):
         lines.append(
-            f"| {title} | " + " | ".join(f"{result[name][each]:.2f}" for each in ("median", "min", "max")) + " |"
+            f"| {title} | " + " | ".join(f"{result[name][text]:.2f}" for text in ("median", "min", "max")) + " |"
         )
     warm, end = result["resident_warm_bytes"] / 2**20, result["resident_end_bytes"] / 2**20
-    kib = [f"{each / 2**10:+.1f}" for part in (growth, late) for each in (part["slope"], part["low"], part["high"])]
+    kib = [f"{item / 2**10:+.1f}" for part in (growth, late) for item in (part["slope"], part["low"], part["high"])]
     lines += [
         "",
         f"The larger of both is {result['share_of_60_s']:.1%} of a step of {STEP_S:.0f} s; less than {MOST_FRAC:.0%} "

@@ -1,4 +1,4 @@
-"""What is compared: prompts, lengths, and the arithmetic that a step of them needs."""
+"""The scenarios compared: prompts, lengths, and the arithmetic that a step of them needs."""
 
 import json
 from collections.abc import Sequence

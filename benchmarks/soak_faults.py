@@ -125,7 +125,11 @@ def clock_jumps(stage: Stage) -> str:
 
 def endpoint_flooded(stage: Stage) -> str:
     """Idle connections and garbage to every port on which the controller listens."""
-    ports = [each.laddr.port for each in stage.controller.process.net_connections("tcp") if each.status == "LISTEN"]
+    ports = [
+        connection.laddr.port
+        for connection in stage.controller.process.net_connections("tcp")
+        if connection.status == "LISTEN"
+    ]
     sockets = []
     for number in range(200 if ports else 0):
         with contextlib.suppress(OSError):
@@ -160,7 +164,7 @@ def checkpoint_damaged(stage: Stage) -> str:
     stage.controller.signal(signal.SIGKILL)
     stage.controller.wait(120)
     newest = max((run / "checkpoints").glob("step_*"), key=checkpoint.step_of)
-    path = stage.chance.choice(sorted(each for each in newest.rglob("*") if each.is_file()))
+    path = stage.chance.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
     how = stage.chance.choice(["flipped", "cut", "removed"])
     data = bytearray(path.read_bytes())
     if how == "removed":

@@ -47,7 +47,10 @@ class SoakModel(RewardReplica):
 
     async def score(self, requests: Sequence[Any]) -> list[RawScore]:
         await asyncio.sleep(0.01)
-        return [RawScore(each.id, share(json.dumps([dict(message) for message in each.messages]))) for each in requests]
+        return [
+            RawScore(request.id, share(json.dumps([dict(message) for message in request.messages])))
+            for request in requests
+        ]
 
     async def health(self) -> str:
         return "fine"
@@ -56,7 +59,7 @@ class SoakModel(RewardReplica):
 def low(completions: Sequence[Any], **columns: Any) -> list[float]:
     """A sync reward function: the share of each completion's bytes below 64, which the null policy can learn."""
     register("function")
-    texts = [text if isinstance(text, str) else repr([dict(each) for each in text]) for text in completions]
+    texts = [text if isinstance(text, str) else repr([dict(letter) for letter in text]) for text in completions]
     return [sum(ord(char) < 64 for char in text) / max(1, len(text)) for text in texts]
 
 

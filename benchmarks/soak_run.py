@@ -191,7 +191,7 @@ class Controller:
         if not kind:
             return found
         marks = self.run.parent.parent / "pids"
-        return sorted((each for each in found if (marks / f"{kind}.{each.pid}").exists()), key=lambda each: each.pid)
+        return sorted((item for item in found if (marks / f"{kind}.{item.pid}").exists()), key=lambda item: item.pid)
 
 
 def last_step(run: Path) -> int:

@@ -1,4 +1,4 @@
-"""What moving a batch and what moving weights costs: bytes a second and copies, by kind of worker.
+"""Measures moving batches and weights: bytes per second and copies, by kind of worker.
 
     .venv/bin/python benchmarks/transfer.py [--smoke] [--ray] [--model DIR] [--out docs/results/transfer]
 
@@ -102,7 +102,7 @@ async def weights(backend: str, rollout: str, model: Path, directory: Path, roun
     sent = ["rollout.weight_sync=tcp"] if rollout == "link" else [f"rollout.weights_dir={files}"]
     run_dir.mkdir()
     settings = [
-        *(each for each in SETTINGS if not each.startswith(("model.", "data.", "actor.", "rollout."))),
+        *(setting for setting in SETTINGS if not setting.startswith(("model.", "data.", "actor.", "rollout."))),
         f"model.path={model}",
         f"data.sources.all.path={write_prompts(directory / 'prompts.jsonl', 8)}",
         f"rollout.backend={'reader' if replica else 'hf'}",
@@ -121,7 +121,7 @@ async def weights(backend: str, rollout: str, model: Path, directory: Path, roun
     num_bytes = read[-1]["bytes"]
     return {
         "s": summary(seconds[1:]),
-        "read_s": summary([each["s"] for each in read[1:]]),
+        "read_s": summary([duration["s"] for duration in read[1:]]),
         "bytes": num_bytes,
         "bytes_per_s": num_bytes / summary(seconds[1:])["median"],
     }
@@ -140,12 +140,12 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for kind, found in result["batches"].items():
-        for size, each in ((size, each) for size, each in found.items() if size != "call_s"):
-            held = "-" if each["copies_in_driver"] is None else f"{each['copies_in_driver']:.1f}"
+        for size, item in ((size, item) for size, item in found.items() if size != "call_s"):
+            held = "-" if item["copies_in_driver"] is None else f"{item['copies_in_driver']:.1f}"
             lines.append(
                 f"| {kind} | {1e3 * found['call_s']['median']:.2f} | {size.replace('_', ' ')} | "
-                f"{1e3 * each['s']['median']:.1f} | {each['bytes_per_s'] / 1e6:.0f} | "
-                f"{'yes' if each['copied'] else 'no'} | {held} |"
+                f"{1e3 * item['s']['median']:.1f} | {item['bytes_per_s'] / 1e6:.0f} | "
+                f"{'yes' if item['copied'] else 'no'} | {held} |"
             )
     if result["weights"]:
         lines += [
@@ -155,11 +155,11 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
             "| cluster | rollout | MB | s | of these reading | MB/s |",
             "|---|---|---|---|---|---|",
         ]
-    for name, each in result["weights"].items():
+    for name, weight in result["weights"].items():
         cluster, rollout = name.split(" ")
         lines.append(
-            f"| {cluster} | {rollout} | {each['bytes'] / 1e6:.0f} | {each['s']['median']:.4f} | "
-            f"{each['read_s']['median']:.4f} | {each['bytes_per_s'] / 1e6:.0f} |"
+            f"| {cluster} | {rollout} | {weight['bytes'] / 1e6:.0f} | {weight['s']['median']:.4f} | "
+            f"{weight['read_s']['median']:.4f} | {weight['bytes_per_s'] / 1e6:.0f} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""What the controller's steps come to: is their time a small part of a real step, and does memory grow?"""
+"""Judges a series of controller steps: is their time a small part of a real step, and does memory grow?"""
 
 import math
 from collections.abc import Sequence
@@ -46,12 +46,12 @@ def trend(values: Sequence[float]) -> Trend:
     spread = math.fsum((index - middle) ** 2 for index in range(num))
     slope = math.fsum((index - middle) * (value - mean) for index, value in enumerate(values)) / spread
     residuals = [value - mean - slope * (index - middle) for index, value in enumerate(values)]
-    squares = math.fsum(each**2 for each in residuals)
+    squares = math.fsum(residual**2 for residual in residuals)
     pairs = math.fsum(one * other for one, other in pairwise(residuals))
     alike = min(0.95, max(0.0, pairs / squares)) if squares else 0.0
     independent = max(3.0, num * (1 - alike) / (1 + alike))
     error = math.sqrt(squares / (independent - 2) / spread)
-    quantile = T_95[max(each for each in T_95 if each <= independent - 2)]
+    quantile = T_95[max(bound for bound in T_95 if bound <= independent - 2)]
     return Trend(slope, slope - quantile * error, slope + quantile * error)
 
 

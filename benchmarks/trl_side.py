@@ -117,10 +117,10 @@ class TrlSide:
         """Answer until the channel is closed."""
         model = self.trainer.model
         ids = [
-            self.tokenizer.apply_chat_template(each, tokenize=True, add_generation_prompt=True, return_dict=False)
-            for each in self._spec["prompts"]
+            self.tokenizer.apply_chat_template(prompt, tokenize=True, add_generation_prompt=True, return_dict=False)
+            for prompt in self._spec["prompts"]
         ]
-        facts = {"num_parameters": sum(each.numel() for each in model.parameters())}
+        facts = {"num_parameters": sum(parameter.numel() for parameter in model.parameters())}
         self.channel.send({"facts": facts, "prompt_ids": ids})
         try:
             self.trainer.train()
@@ -165,8 +165,8 @@ class TrlSide:
         try:
             loss = trainer.compute_loss(model, inputs)
             loss.backward()
-            grads = [each.grad for each in model.parameters() if each.grad is not None]
-            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in grads]))
+            grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in grads]))
             with torch.no_grad():
                 logprobs, _, _ = trainer._get_per_token_logps_and_entropies(
                     model,
@@ -178,7 +178,7 @@ class TrlSide:
             trainer.args.steps_per_generation = steps
             trainer.current_gradient_accumulation_steps = steps
             model.zero_grad(set_to_none=True)
-        lengths = [len(each) for each in question["completion_ids"]]
+        lengths = [len(id_) for id_ in question["completion_ids"]]
         return {
             "loss": float(loss.detach()),
             "grad_norm": float(norm),
@@ -215,8 +215,8 @@ class TrlSide:
         """The mean reward of one sampled completion of every held-out prompt."""
         heldout = self._spec["heldout"]
         ids = [
-            self.tokenizer.apply_chat_template(each, tokenize=True, add_generation_prompt=True, return_dict=False)
-            for each in heldout
+            self.tokenizer.apply_chat_template(question, tokenize=True, add_generation_prompt=True, return_dict=False)
+            for question in heldout
         ]
         padded, mask = self._padded_left(ids)
         with torch.random.fork_rng(devices=[]):

@@ -65,7 +65,7 @@ class Comparison:
         self._options, self._directory = options, directory
         tokenizer = AutoTokenizer.from_pretrained(model)
         self.prompts = conversations(tokenizer, scenario.prompts, scenario.prompt_tokens)
-        self.prompt_ids = [prompt_ids(tokenizer, each) for each in self.prompts]
+        self.prompt_ids = [prompt_ids(tokenizer, prompt) for prompt in self.prompts]
         self._endless = directory / "endless"
         if not self._endless.exists():
             write_endless_model(model, self._endless)
@@ -227,7 +227,7 @@ def candidates(scenario: Scenario) -> list[int]:
 
 def predicted_peak(results: dict[int, Any], micro_batch: int) -> float:
     """The line through the last two peaks, at this micro-batch; 0 while fewer are known."""
-    known = [(size, each["peak_rss_bytes"]) for size, each in results.items() if "peak_rss_bytes" in each][-2:]
+    known = [(size, result["peak_rss_bytes"]) for size, result in results.items() if "peak_rss_bytes" in result][-2:]
     if len(known) < 2:
         return 0.0
     (small, low), (large, high) = known
@@ -236,7 +236,7 @@ def predicted_peak(results: dict[int, Any], micro_batch: int) -> float:
 
 def fastest(results: dict[int, Any]) -> int:
     """The micro-batch of the shortest step."""
-    timed = {size: each["step_s"] for size, each in results.items() if "step_s" in each}
+    timed = {size: result["step_s"] for size, result in results.items() if "step_s" in result}
     return min(timed, key=lambda size: timed[size])
 
 

@@ -64,8 +64,8 @@ def conversation(run: Path) -> list[str]:
         for line in reversed(file.read_text().splitlines()):
             sample = json.loads(line)
             said = sample["completion"] if isinstance(sample["completion"], list) else []
-            if sample["lane"] == "train" and any(each["role"] != "assistant" for each in said):
-                return [f"{each['role']}: {each['content']}" for each in [*sample["prompt"], *said]]
+            if sample["lane"] == "train" and any(line["role"] != "assistant" for line in said):
+                return [f"{message['role']}: {message['content']}" for message in [*sample["prompt"], *said]]
     return []
 
 
@@ -86,7 +86,7 @@ def lines_of(title: str, lines: Sequence[str], found: Mapping[str, Any], told: S
         f"# {title}",
         "",
         f"Made by `examples/agent_curve.py`, commit {found['commit']}, {found['machine']}, one run"
-        f"{''.join(f', {each}' for each in found['overrides'])}.",
+        f"{''.join(f', {override}' for override in found['overrides'])}.",
         "",
         f"Held-out success: **{found['first']:.3f} before, {found['last']:.3f} after**, {found['rise']:+.3f} in "
         f"{found['minutes']:.1f} minutes, evaluations between included. Asked for: +{RISE} in {MINUTES:g} minutes.",

@@ -1,4 +1,4 @@
-"""What scripts of the examples share: train a run once, read its curve of held-out accuracy, put curves side by side.
+"""Shared by scripts of the examples: train a run once, read its curve of held-out accuracy, put curves side by side.
 
 Of Python's own library alone: the training itself is a process of its own, `python -m rlcore train`.
 """
@@ -70,7 +70,7 @@ def area(curve: Mapping[int, float]) -> float:
 
 def end(runs: Sequence[Run]) -> float:
     """The height at the last step, mean over runs."""
-    return statistics.fmean(each["curve"][max(each["curve"])] for each in runs)
+    return statistics.fmean(run["curve"][max(run["curve"])] for run in runs)
 
 
 def compared(one: Sequence[Run], other: Sequence[Run]) -> dict[str, Any]:
@@ -87,11 +87,11 @@ def table(runs: Mapping[str, Sequence[Run]], titles: Mapping[str, str]) -> list[
     """Lines of Markdown: a row for each step, means over seeds, the median seconds of a step, and minutes of a run."""
     lines = [f"| step | {' | '.join(titles[name] for name in runs)} |", f"|---|{'---|' * len(runs)}"]
     for step in sorted(next(iter(runs.values()))[0]["curve"]):
-        means = (statistics.fmean(each["curve"][step] for each in found) for found in runs.values())
+        means = (statistics.fmean(item["curve"][step] for item in found) for found in runs.values())
         lines.append(f"| {step} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
-    seconds = (statistics.median(each["step_s"] for each in found) for found in runs.values())
-    lines.append(f"| s/step | {' | '.join(f'{each:.1f}' for each in seconds)} |")
-    walls = [[each.get("wall_s") for each in found] for found in runs.values()]
+    seconds = (statistics.median(item["step_s"] for item in found) for found in runs.values())
+    lines.append(f"| s/step | {' | '.join(f'{duration:.1f}' for duration in seconds)} |")
+    walls = [[item.get("wall_s") for item in found] for found in runs.values()]
     if all(None not in found for found in walls):
         lines.append(f"| min/run | {' | '.join(f'{statistics.median(found) / 60:.1f}' for found in walls)} |")
     return lines

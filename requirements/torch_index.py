@@ -10,7 +10,7 @@ INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def reachable(url: str) -> bool:
-    """Whether the index answers within five seconds."""
+    """True if the index answers within five seconds."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)

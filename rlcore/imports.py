@@ -30,7 +30,7 @@ def import_function(reference: str) -> Callable[..., Any]:
         return result
     if found is not None:
         raise PluginError(f"reference '{reference}': '{name}' is {type(found).__name__}, a function is needed")
-    choices = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+    choices = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
     raise PluginError(f"reference '{reference}': '{where}' has no '{name}'; {nearest(name, choices)}")
 
 
@@ -77,7 +77,7 @@ def import_target(reference: str) -> Any:
     target: Any = _load_file(where) if where.endswith(".py") else _load_module(where, reference)
     for name in attribute.split("."):
         if not hasattr(target, name):
-            public = [each for each in dir(target) if not each.startswith("_")]
+            public = [name for name in dir(target) if not name.startswith("_")]
             raise PluginError(f"reference '{reference}': there is no '{name}' in {where}; {nearest(name, public)}")
         target = getattr(target, name)
     return target

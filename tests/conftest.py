@@ -1,4 +1,4 @@
-"""What every test gets: nothing may be left running behind it. And what need not even be imported is not."""
+"""Fixtures of every test: nothing is left running, and nothing heavy is imported without need."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -296,7 +296,7 @@ def broad_handlers(path: Path) -> Iterator[int]:
     """Lines of `except Exception` and `except BaseException`."""
     for node in nodes_of(path):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:
-            names = {ast.unparse(each) for each in getattr(node.type, "elts", [node.type])}
+            names = {ast.unparse(elt) for elt in getattr(node.type, "elts", [node.type])}
             if names & {"Exception", "BaseException"}:
                 yield node.lineno
 

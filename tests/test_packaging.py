@@ -12,8 +12,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
-PLUGINS = sorted(each.parent for each in (ROOT / "plugins").glob("*/pyproject.toml"))
-EXAMPLES = sorted(each.parent for each in (ROOT / "examples").glob("*/plugin/pyproject.toml"))
+PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/plugin/pyproject.toml"))
 OTHERS = [*PLUGINS, *EXAMPLES]
 MAKEFILE = (ROOT / "Makefile").read_text()
 CI = (ROOT / ".ci" / "run").read_text()
@@ -44,16 +44,16 @@ def requirements() -> Iterator[Requirement]:
     for directory in [ROOT, *OTHERS]:
         data = project(directory)["project"]
         extras = data.get("optional-dependencies", {})
-        lists = [each for name, each in extras.items() if name not in ("engine", "verifiers")]
-        for text in [*data["dependencies"], *(text for each in lists for text in each)]:
+        lists = [extra for name, extra in extras.items() if name not in ("engine", "verifiers")]
+        for text in [*data["dependencies"], *(text for entry in lists for text in entry)]:
             requirement = Requirement(text)
             if not requirement.name.startswith("rlcore"):
                 yield requirement
 
 
 def test_there_are_five_plugins_and_an_example() -> None:
-    assert [each.name for each in PLUGINS] == ["agent_loop", "critic_engine", "ray", "reward_loop", "vllm"]
-    assert [name_of(each) for each in EXAMPLES] == ["examples/arithmetic/plugin"]
+    assert [plugin.name for plugin in PLUGINS] == ["agent_loop", "critic_engine", "ray", "reward_loop", "vllm"]
+    assert [name_of(example) for example in EXAMPLES] == ["examples/arithmetic/plugin"]
 
 
 @pytest.mark.parametrize("directory", OTHERS, ids=name_of)
@@ -73,7 +73,7 @@ def test_a_plugin_is_a_distribution_of_its_own(directory: Path) -> None:
 @pytest.mark.parametrize("directory", OTHERS, ids=name_of)
 def test_a_plugin_says_which_versions_of_the_core_it_is_for(directory: Path) -> None:
     data, core = project(directory)["project"], project(ROOT)["project"]
-    [needed] = [each for each in map(Requirement, data["dependencies"]) if each.name == "rlcore"]
+    [needed] = [dependency for dependency in map(Requirement, data["dependencies"]) if dependency.name == "rlcore"]
     assert needed.specifier == SpecifierSet(">=0.1,<0.2")
     assert Version(core["version"]) in needed.specifier
     assert data["requires-python"] == core["requires-python"]
@@ -82,12 +82,12 @@ def test_a_plugin_says_which_versions_of_the_core_it_is_for(directory: Path) -> 
 
 @pytest.mark.parametrize("directory", PLUGINS, ids=name_of)
 def test_a_plugin_imports_no_other_plugin_and_no_private_name_of_the_core(directory: Path) -> None:
-    others = [f"rlcore_{each.name}" for each in PLUGINS if each != directory]
+    others = [f"rlcore_{plugin.name}" for plugin in PLUGINS if plugin != directory]
     for file in directory.rglob("*.py"):
         text = file.read_text()
-        assert not [each for each in others if re.search(rf"\b{each}\b", text)], file
+        assert not [other for other in others if re.search(rf"\b{other}\b", text)], file
         imports = re.findall(r"^\s*(?:from|import) (rlcore(?:\.\w+)*)(?: import (.*))?$", text, re.MULTILINE)
-        assert not [each for each in imports if re.search(r"(^|[\s.,])_", " ".join(each))], file
+        assert not [name for name in imports if re.search(r"(^|[\s.,])_", " ".join(name))], file
 
 
 def test_everything_that_is_needed_is_pinned_to_a_version_that_will_do() -> None:
@@ -114,7 +114,7 @@ def test_the_pins_are_final_releases_and_torch_is_for_every_machine() -> None:
 
 def test_make_test_runs_the_tests_of_every_distribution() -> None:
     [plugins] = re.findall(r"^PLUGINS := (.*)$", MAKEFILE, re.MULTILINE)
-    assert sorted(plugins.split()) == [name_of(each) for each in PLUGINS]
+    assert sorted(plugins.split()) == [name_of(plugin) for plugin in PLUGINS]
     assert "TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(EXAMPLE)/plugin/tests" in MAKEFILE
     assert "EXAMPLE := examples/arithmetic\n" in MAKEFILE
 
@@ -133,7 +133,7 @@ def test_what_agents_and_contributors_are_told_to_type_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
     for name in ("AGENTS.md", "CONTRIBUTING.md", "README.md"):
         told = re.findall(r"(?:^|`)make ([a-z-]+(?: [a-z-]+)*)", (ROOT / name).read_text(), re.MULTILINE)
-        assert {each for words in told for each in words.split()} <= targets, name
+        assert {word for words in told for word in words.split()} <= targets, name
 
 
 def test_the_versions_agree_and_the_changelog_has_the_current_one() -> None:

@@ -26,7 +26,7 @@ def item(shortest: int, longest: int, draw: random.Random) -> dict[str, str]:
     others = [draw.choice(ascii_lowercase.replace(asked, "")) for _ in range(length - count)]
     letters = [asked] * count + others
     draw.shuffle(letters)
-    lines = [f"{each} = {asked}" if each == asked else f"{each} != {asked}" for each in letters]
+    lines = [f"{letter} = {asked}" if letter == asked else f"{letter} != {asked}" for letter in letters]
     return {
         "prompt": f"How many {asked} are there in word {'-'.join(letters)}?",
         "answer": str(count),
@@ -39,8 +39,8 @@ def items(num: int, shortest: int, longest: int, seed: int) -> list[dict[str, st
     draw = random.Random(seed)
     found: dict[str, dict[str, str]] = {}
     for _ in range(100 * num):
-        each = item(shortest, longest, draw)
-        found.setdefault(each["prompt"], each)
+        row = item(shortest, longest, draw)
+        found.setdefault(row["prompt"], row)
         if len(found) == num:
             return list(found.values())
     raise SystemExit(f"make_data: found {len(found)} different questions, {num} are needed; use longer words")

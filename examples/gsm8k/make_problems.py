@@ -16,14 +16,14 @@ THINGS = ("apples", "stamps", "marbles", "postcards", "buttons", "shells")
 
 def shared(draw: random.Random, name: str, thing: str) -> tuple[str, str, int]:
     """Two steps: buy bags, give some away."""
-    bags, each = draw.randrange(2, 7), draw.randrange(2, 9)
-    given = draw.randrange(1, bags * each)
-    left = bags * each - given
+    bags, size = draw.randrange(2, 7), draw.randrange(2, 9)
+    given = draw.randrange(1, bags * size)
+    left = bags * size - given
     return (
-        f"{name} buys {bags} bags with {each} {thing} in each. {name} gives {given} of them to a friend. How many "
+        f"{name} buys {bags} bags with {size} {thing} in each. {name} gives {given} of them to a friend. How many "
         f"{thing} does {name} have left?",
-        f"{name} buys {bags}*{each} = <<{bags}*{each}={bags * each}>>{bags * each} {thing}.\n"
-        f"{bags * each}-{given} = <<{bags * each}-{given}={left}>>{left} are left.",
+        f"{name} buys {bags}*{size} = <<{bags}*{size}={bags * size}>>{bags * size} {thing}.\n"
+        f"{bags * size}-{given} = <<{bags * size}-{given}={left}>>{left} are left.",
         left,
     )
 

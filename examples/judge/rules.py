@@ -19,7 +19,7 @@ class RulesReplica(RewardReplica):
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """An answer to each, as a language model would give it: text, in which the caller finds the score."""
-        return [RawScore(each.id, text=json.dumps({"score": grade(each)})) for each in requests]
+        return [RawScore(request.id, text=json.dumps({"score": grade(request)})) for request in requests]
 
     async def health(self) -> str:
         return "rules"

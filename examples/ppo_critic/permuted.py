@@ -11,7 +11,9 @@ def permuted(prompts: Sequence[Any], completions: Sequence[Any], answer: Sequenc
 
     Their mean is that of the real rewards, so held-out accuracy is what it says.
     """
-    texts = [each if isinstance(each, str) else str(each[-1]["content"]) for each in completions]
+    texts = [
+        completion if isinstance(completion, str) else str(completion[-1]["content"]) for completion in completions
+    ]
     rewards = [float(_last_number(text) == str(right)) for text, right in zip(texts, answer, strict=True)]
     random.Random("".join(texts)).shuffle(rewards)
     return rewards

@@ -1,4 +1,4 @@
-"""How much of a slow reward does each schedule hide, and does one step of staleness cost learning?
+"""Compares schedules under a slow reward: the share that each hides, and the cost of one step of staleness.
 
     python examples/slow_reward/compare.py [--out docs/results/slow_reward] [--seeds 3] [--ci] [OVERRIDE...]
 
@@ -56,10 +56,10 @@ def judged(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     """Passed: each mode's steps, over all seeds, take at most 1.05 of the ideal, and staleness is within noise."""
     times = {}
     for name, found in runs.items():
-        mean = {key: statistics.fmean(each["times"][key] for each in found) for key in found[0]["times"]}
+        mean = {key: statistics.fmean(item["times"][key] for item in found) for key in found[0]["times"]}
         times[name] = mean | {"ratio": mean["step_s"] / mean["ideal_s"]}
     verdict = compared(runs["one_step_off"], runs["synchronous"])
-    fast = all(each["ratio"] <= LARGEST_RATIO for each in times.values())
+    fast = all(time["ratio"] <= LARGEST_RATIO for time in times.values())
     return {"times": times, "staleness": verdict, "passed": fast and verdict["within_noise"]}
 
 
@@ -78,8 +78,8 @@ def report(
         "| mode | s/step | ideal | over ideal | share of the rewards' time that was hidden |",
         "|---|---|---|---|---|",
     ]
-    for name, each in judgement["times"].items():
-        numbers = f"{each['step_s']:.2f} | {each['ideal_s']:.2f} | {each['ratio']:.3f} | {each['hidden_frac']:.2f}"
+    for name, time in judgement["times"].items():
+        numbers = f"{time['step_s']:.2f} | {time['ideal_s']:.2f} | {time['ratio']:.3f} | {time['hidden_frac']:.2f}"
         lines.append(f"| {TITLES[name]} | {numbers} |")
     curves = {name: runs[name] for name in CURVES}
     lines += ["", "Held-out accuracy (greedy), mean over seeds:", "", *table(curves, TITLES), ""]

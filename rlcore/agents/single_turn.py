@@ -52,7 +52,7 @@ class SingleTurn(AgentLoop):
             )
             for name, task in asked.items()
         ]
-        prompts = {each.id: _Opening(each.token_ids, sampling.max_tokens) for each in requests}
+        prompts = {request.id: _Opening(request.token_ids, sampling.max_tokens) for request in requests}
         async with aclosing(self._generator.generate(requests, lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:
                 name = completion.request_id

@@ -1,4 +1,4 @@
-"""What is done about tokens that were drawn from another policy (mu) than the one the step starts from (pi_old).
+"""Corrections for tokens that were drawn from another policy (mu) than the one the step starts from (pi_old).
 
 The loss measures pi against pi_old; multiplied by the detached pi_old / mu it is again an estimate of what tokens of
 pi_old would have given. Far ratios make that estimate useless, so they are cut down (truncated importance sampling,
@@ -16,7 +16,7 @@ LARGEST = 20.0
 
 
 def sampler_differs(config: RunConfig) -> bool:
-    """Whether the loss has the factor pi_old / mu: mu is another engine, older weights, half precision, or truncated.
+    """True if the loss has the factor pi_old / mu: mu is another engine, older weights, half precision, or truncated.
 
     The embedded sampler draws from the very weights that are trained; in half precision it decodes with other roundings
     than a whole pass, so what it records is not what the trainer computes. Under `schedule.old_logprobs`

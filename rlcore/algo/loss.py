@@ -94,9 +94,7 @@ def sapo(inputs: PolicyLossInputs) -> PolicyLossOutput:
     is left (4 times the slope of the sigmoid).
     """
     config, log_ratio_BT, advantages_BT = inputs.config, _log_ratio(inputs), _advantages(inputs)
-    positive, negative = (
-        advantages_BT.new_tensor(each) for each in (config.sapo_tau_positive, config.sapo_tau_negative)
-    )
+    positive, negative = (advantages_BT.new_tensor(tau) for tau in (config.sapo_tau_positive, config.sapo_tau_negative))
     tau_BT = torch.where(advantages_BT > 0, positive, negative)
     # Above e^20 the gate is shut in any precision, and the exponential's own overflow would make NaN of its gradient.
     ratio_BT = log_ratio_BT.clamp(max=20.0).exp()

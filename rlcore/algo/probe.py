@@ -221,4 +221,4 @@ def _said(found: Any) -> str:
 
 
 def _mask(rows: tuple[str, ...]) -> Tensor:
-    return torch.tensor([[each == "x" for each in row] for row in rows])
+    return torch.tensor([[value == "x" for value in row] for row in rows])

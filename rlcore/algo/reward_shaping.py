@@ -1,4 +1,4 @@
-"""What the controller does to rewards and rows before advantages: truncated responses, groups that say nothing."""
+"""Shapes rewards and rows before advantages: truncated responses, groups without signal."""
 
 import math
 from collections.abc import Sequence
@@ -51,8 +51,8 @@ def rewards_all_equal(groups: Sequence[Sequence[ScoredTrajectory]]) -> list[bool
 def _num_distinct(group: Sequence[ScoredTrajectory]) -> int:
     scores: dict[TrajectoryId, float] = {}
     extra: dict[TrajectoryId, float] = {}
-    for each in group:
-        unit, reward = each.trajectory.id.unit(), each.reward
+    for sample in group:
+        unit, reward = sample.trajectory.id.unit(), sample.reward
         if reward.status is RewardStatus.OK:
             scores[unit] = reward.score
             if reward.token_scores is not None:

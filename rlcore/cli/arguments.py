@@ -1,4 +1,4 @@
-"""What commands have in common on the command line: configuration files, overrides and plugins, in any order."""
+"""Arguments that commands share on the command line: configuration files, overrides and plugins, in any order."""
 
 import argparse
 import sys
@@ -60,7 +60,7 @@ def settings_of(parsed: argparse.Namespace) -> Settings:
     """Files, overrides and plugins, each in the order given; a positional with '=' is an override."""
     positionals: list[str] = parsed.settings
     return Settings(
-        files=tuple(Path(each) for each in positionals if "=" not in each),
-        overrides=tuple(each for each in positionals if "=" in each),
+        files=tuple(Path(positional) for positional in positionals if "=" not in positional),
+        overrides=tuple(positional for positional in positionals if "=" in positional),
         plugins=tuple(parsed.plugin),
     )

@@ -45,9 +45,9 @@ def show(plan: "RunPlan", origins: bool) -> None:
     from rlcore.cli.console import say, stdout
 
     console = stdout()
-    for each in _tables(plan, origins):
-        if each.row_count:
-            console.print(each)
+    for table in _tables(plan, origins):
+        if table.row_count:
+            console.print(table)
             console.print()
     for note in plan.notes:
         say(console, f"note: {note}")
@@ -60,17 +60,17 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
         "components",
         ("slot", "component", "from"),
         (
-            *((slot, each.component.name, each.provided_by) for slot, each in plan.components.items()),
+            *((slot, component.component.name, component.provided_by) for slot, component in plan.components.items()),
             ("cluster", plan.cluster.offer.name, plan.cluster.provided_by),
         ),
     )
     yield table(
         "roles",
         ("role", "class", "from", "asked by", "pool", "replicas x ranks", "memory of a rank"),
-        (_role(plan, each) for each in plan.workers),
+        (_role(plan, worker) for worker in plan.workers),
     )
     yield table(
-        "pools", ("pool", "devices", "memory of a device", "roles", "from"), (_pool(plan, each) for each in plan.pools)
+        "pools", ("pool", "devices", "memory of a device", "roles", "from"), (_pool(plan, pool) for pool in plan.pools)
     )
     yield table("a step", ("what", "how many"), ((name.replace("_", " "), n) for name, n in plan.batch_sizes.items()))
     yield table("schedule", ("what", "how"), _schedule(plan))
@@ -85,12 +85,12 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
         (
             (
                 purpose.replace("_", " "),
-                each.algorithm.name,
-                each.algorithm.scope,
-                ", ".join(sorted(each.algorithm.needs)) or "-",
-                each.provided_by,
+                algorithm.algorithm.name,
+                algorithm.algorithm.scope,
+                ", ".join(sorted(algorithm.algorithm.needs)) or "-",
+                algorithm.provided_by,
             )
-            for purpose, each in plan.algorithms.items()
+            for purpose, algorithm in plan.algorithms.items()
         ),
     )
     if origins:
@@ -98,11 +98,13 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
 
 
 def _rewards(plan: "RunPlan") -> "Iterator[tuple[str, ...]]":
-    for each in plan.rewards:
-        scored_by = f"what {each.target}({', '.join(sorted(each.kwargs))}) returns" if each.is_factory else each.target
-        if each.post_process:
-            scored_by += f", then by group {each.post_process}"
-        yield each.name, f"{each.weight:g}", each.scope, f"{each.deadline_s:g} s", scored_by, each.provided_by
+    for reward in plan.rewards:
+        scored_by = (
+            f"what {reward.target}({', '.join(sorted(reward.kwargs))}) returns" if reward.is_factory else reward.target
+        )
+        if reward.post_process:
+            scored_by += f", then by group {reward.post_process}"
+        yield reward.name, f"{reward.weight:g}", reward.scope, f"{reward.deadline_s:g} s", scored_by, reward.provided_by
     manager = plan.components["reward"].provided_by
     for part in plan.reward_components:
         scored_by = f"{part.kind}: {plan.served_where(part)}"
@@ -116,7 +118,11 @@ def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
     if schedule.max_staleness:
         yield "too old ones", "are given up" if schedule.drop else "are waited for"
     yield "log-probs of pi_old", schedule.old_logprobs.value
-    ways = {each.request.role.name: each.shared_prefix for each in plan.workers if each.request.shared_prefix != "none"}
+    ways = {
+        worker.request.role.name: worker.shared_prefix
+        for worker in plan.workers
+        if worker.request.shared_prefix != "none"
+    }
     if ways:
         yield "the prompt of a group is computed", ", ".join(f"{role}: {SHARING[way]}" for role, way in ways.items())
     yield "forward passes while rewards are pending", ", ".join(schedule.passes) or "none"

@@ -58,12 +58,12 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parsed = parser.parse(arguments)
     named = parsed.check or []
-    parsed.settings += [each for each in named if _is_setting(each)]
+    parsed.settings += [pair for pair in named if _is_setting(pair)]
     rows = _rows(settings_of(parsed))
     if parsed.check is None:
         rows = _loaded(rows)
     else:
-        names = [each for each in named if not _is_setting(each)]
+        names = [pair for pair in named if not _is_setting(pair)]
         rows = [_checked(row) for row in (_selected(rows, names) if names else rows)]
     if parsed.json:
         answer(json.dumps([asdict(row) for row in rows], indent=1))
@@ -80,12 +80,12 @@ def _rows(settings: Settings) -> list[PluginRow]:
 
     sections = enabled_plugins(settings.files, settings.overrides)
     sources = {name: _source(name, section) for name, section in sections.items()}
-    sources |= {name_of(each): each for each in settings.plugins}
+    sources |= {name_of(plugin): plugin for plugin in settings.plugins}
     found = installed()
     rows = [
-        PluginRow(each.name, each.provider.distribution, each.provider.version, each.name in sources, each.name)
-        for each in found
-        if not is_path(sources.get(each.name, ""))
+        PluginRow(offer.name, offer.provider.distribution, offer.provider.version, offer.name in sources, offer.name)
+        for offer in found
+        if not is_path(sources.get(offer.name, ""))
     ]
     known = {row.name for row in rows}
     return rows + [PluginRow(name, source, "-", True, source) for name, source in sources.items() if name not in known]
@@ -102,11 +102,11 @@ def _selected(rows: Sequence[PluginRow], names: Sequence[str]) -> list[PluginRow
     from rlcore.plugins.load import is_path, name_of
 
     selected: dict[PluginRow, None] = {}
-    for each in names:
-        found = [row for row in rows if row.name == name_of(each) and not is_path(each)]
-        if not found and not is_path(each):
-            find(each)
-        selected |= dict.fromkeys(found or [PluginRow(name_of(each), each, "-", False, each)])
+    for name in names:
+        found = [row for row in rows if row.name == name_of(name) and not is_path(name)]
+        if not found and not is_path(name):
+            find(name)
+        selected |= dict.fromkeys(found or [PluginRow(name_of(name), name, "-", False, name)])
     return list(selected)
 
 
@@ -120,7 +120,7 @@ def _loaded(rows: Sequence[PluginRow]) -> list[PluginRow]:
     from rlcore.plugins import load
 
     hooks = load([row.source for row in rows if row.enabled])
-    providers = {each.plugin: each for each in hooks.providers()}
+    providers = {provider.plugin: provider for provider in hooks.providers()}
     return [_described(row, hooks, providers[row.name]) if row.name in providers else row for row in rows]
 
 
@@ -137,7 +137,7 @@ def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
         ("critic engine", hooks.critic_engines()),
         ("agent loop", hooks.agent_loops()),
     )
-    names = [f"{kind} {each.value.name}" for kind, offers in kinds for each in offers if each.provider == provider]
+    names = [f"{kind} {offer.value.name}" for kind, offers in kinds for offer in offers if offer.provider == provider]
     for algorithm in hooks.algorithms():
         if algorithm.provider == provider:
             names.append(f"{algorithm.value.kind.replace('_', ' ')} {algorithm.value.name}")
@@ -212,7 +212,7 @@ def _show(rows: Sequence[PluginRow], checked: bool) -> None:
             row.distribution,
             row.version,
             "yes" if row.enabled else "no",
-            _words([each.removeprefix("rlcore_") for each in row.hooks] if row.hooks is not None else None),
+            _words([hook.removeprefix("rlcore_") for hook in row.hooks] if row.hooks is not None else None),
             _words(row.offers),
         )
         for row in rows

@@ -340,7 +340,7 @@ class ChildProcesses:
         """
         child = ChildProcess(name, threads, self._max_bytes, inherited(env))
         await child.spawn()
-        self._children = {each for each in self._children if not each.ended} | {child}
+        self._children = {child for child in self._children if not child.ended} | {child}
         ready = False
         try:
             start = start_message(name, reference, args, threads, self._max_bytes)

@@ -87,5 +87,5 @@ class LocalCluster(ReplicaCluster):
 
 def visible(devices: Sequence[int]) -> str:
     """CUDA_VISIBLE_DEVICES of a process that may use these of the devices that this one sees."""
-    ours = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
-    return ",".join(ours[each] if each < len(ours) else str(each) for each in devices)
+    ours = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    return ",".join(ours[device] if device < len(ours) else str(device) for device in devices)

@@ -171,7 +171,7 @@ class ProcessBody:
     ) -> AsyncGenerator[Any, None]:
         """See `ReplicaBody.stream`."""
         message = (STREAM, role, method, args, kwargs)
-        streams = [each.items(message, where, deadlines.close_s) for each in self._processes]
+        streams = [process.items(message, where, deadlines.close_s) for process in self._processes]
         async with aclosing(merged(streams)) as items:
             async for item in items:
                 yield item

@@ -1,4 +1,4 @@
-"""What the ranks of one replica answer."""
+"""Joins the answers of the ranks of one replica."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What runs in a worker's own process under the local cluster: `rlcore.cluster.child_main` serves one `ServedHost`.
+"""Serves a worker in its own process under the local cluster: `rlcore.cluster.child_main` serves one `ServedHost`.
 
 A message is a pickled tuple, (BUILD, shipment), (CALL | STREAM, role, method, args, kwargs) or (CLOSE,). An answer is
 one of `rlcore.cluster.child_main`; a stream's items come before it. Under the number of a call that is not over,

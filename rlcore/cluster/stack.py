@@ -1,4 +1,4 @@
-"""Where a process hangs: reads what Python's faulthandler prints of its threads."""
+"""Finds where a process hangs, from what Python's faulthandler prints of its threads."""
 
 import re
 import sysconfig
@@ -35,8 +35,8 @@ class StackDump:
 
         The innermost frame that is not of Python's own library, where there is one.
         """
-        theirs = [each for each in self._main if not _of_python(each[0])]
-        frames = [each for each in theirs if each[0] != OURS] or self._main
+        theirs = [frame for frame in self._main if not _of_python(frame[0])]
+        frames = [frame for frame in theirs if frame[0] != OURS] or self._main
         if not frames:
             return ""
         file, line, function = frames[0]

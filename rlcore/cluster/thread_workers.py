@@ -95,7 +95,7 @@ class ThreadWorkers:
         """One replica of one rank, set up; an embedded one on the thread of its host. `device`: 'cpu', or 'cuda:3'."""
         role, embedded_in = worker.request.role, worker.request.embedded_in
         name = f"{role.name}[{index}]"
-        hosts = [each for each in self._started if embedded_in and each.name == f"{embedded_in.name}[{index}]"]
+        hosts = [worker for worker in self._started if embedded_in and worker.name == f"{embedded_in.name}[{index}]"]
         host = hosts[0] if hosts else None
         if host is None:
             self._threads.append(WorkerThread(name))

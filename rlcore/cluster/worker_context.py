@@ -19,7 +19,7 @@ def cluster_context(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> Clust
         workers=plan.workers,
         colocated_roles=plan.colocated_roles,
         weights_kind=plan.weights_kind,
-        plugin_files=tuple(each.distribution for each in plan.plugins if each.distribution.endswith(".py")),
+        plugin_files=tuple(plugin.distribution for plugin in plan.plugins if plugin.distribution.endswith(".py")),
         cpus=plan.facts.cpus,
         gpus=plan.facts.gpus,
         run_dir=run_dir,
@@ -35,7 +35,7 @@ def devices_of(plan: WorkerPlan, pools: Sequence[PoolPlan], index: int, rank: in
         return ()
     size = ceil(request.gpus)
     first = (index * request.ranks + rank) * size
-    return tuple(gpus[(first + each) % len(gpus)] for each in range(size))
+    return tuple(gpus[(first + index) % len(gpus)] for index in range(size))
 
 
 def context_of(

@@ -1,4 +1,4 @@
-"""What a process prints, on its way into the log."""
+"""Forwards the output of a process into the log."""
 
 import logging
 import re
@@ -50,7 +50,7 @@ class WorkerOutput:
         Its last line, exceptions among those before, and as many of these as there is room for.
         """
         lines = [*self._stdout, *self._stderr]
-        recent = [each for each in self._exceptions if each[0] > self._num_lines - NUM_RECENT]
+        recent = [exception for exception in self._exceptions if exception[0] > self._num_lines - NUM_RECENT]
         recent = recent[-(NUM_LAST_WORDS - bool(lines)) :]
         last = [*lines[len(recent) - NUM_LAST_WORDS :], *recent]
         return f"; its last words: {' | '.join(text for _, text in sorted(last))}" if last else ""

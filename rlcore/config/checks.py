@@ -1,4 +1,4 @@
-"""What must hold of a merged configuration: bounds, conditions, and the few rules that involve several keys."""
+"""Checks a merged configuration: bounds, conditions, and the few rules that involve several keys."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -24,10 +24,10 @@ class Value:
 
 def walk(section: Any, prefix: str = "") -> Iterator[Value]:
     """Every field of a section and of the sections below it, entries of `dict[str, Dataclass]` included."""
-    for each in fields(section):
-        key = f"{prefix}.{each.name}" if prefix else each.name
-        value = getattr(section, each.name)
-        yield Value(key, prefix, value, each.metadata)
+    for spec in fields(section):
+        key = f"{prefix}.{spec.name}" if prefix else spec.name
+        value = getattr(section, spec.name)
+        yield Value(key, prefix, value, spec.metadata)
         if is_dataclass(value):
             yield from walk(value, key)
         elif isinstance(value, dict):
@@ -50,7 +50,7 @@ def lookup(config: Any, key: str) -> Any:
 
 
 def has_effect(config: RunConfig, value: Value) -> bool:
-    """Whether the field's `used_when` holds; True for a field without one."""
+    """True if the field's `used_when` holds; True for a field without one."""
     used_when = value.metadata.get("used_when")
     if not used_when:
         return True
@@ -60,14 +60,14 @@ def has_effect(config: RunConfig, value: Value) -> bool:
 
 def check_bounds(config: RunConfig, describe: Callable[[str], str]) -> None:
     """ConfigError for a number out of bounds or not finite; `describe(key)` words the value found and its origin."""
-    for each in walk(config):
-        number = each.value
+    for entry in walk(config):
+        number = entry.value
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             continue
         if not math.isfinite(number):
-            raise ConfigError(f"{each.key}: found {describe(each.key)}; needs a finite number")
-        if not within(number, each.metadata):
-            raise ConfigError(f"{each.key}: found {describe(each.key)}; needs {needed(each.metadata)}")
+            raise ConfigError(f"{entry.key}: found {describe(entry.key)}; needs a finite number")
+        if not within(number, entry.metadata):
+            raise ConfigError(f"{entry.key}: found {describe(entry.key)}; needs {needed(entry.metadata)}")
 
 
 def check_effects(config: RunConfig, explicit: frozenset[str], describe: Callable[[str], str]) -> None:
@@ -75,12 +75,13 @@ def check_effects(config: RunConfig, explicit: frozenset[str], describe: Callabl
 
     A key is explicit when the user set it, or anything below it, in a file or override.
     """
-    for each in walk(config):
-        if each.key in explicit and not has_effect(config, each):
-            condition = condition_of(each.metadata["used_when"], each.section)
+    for entry in walk(config):
+        if entry.key in explicit and not has_effect(config, entry):
+            condition = condition_of(entry.metadata["used_when"], entry.section)
             raise ConfigError(
-                f"{each.key}: set to {describe(each.key)}, which has no effect: it is used only when {condition}, and "
-                f"{condition.key} is {_shown(lookup(config, condition.key))}; leave it out or change {condition.key}"
+                f"{entry.key}: set to {describe(entry.key)}, which has no effect: it is used only when {condition}, "
+                f"and {condition.key} is {_shown(lookup(config, condition.key))}; leave it out or change "
+                f"{condition.key}"
             )
 
 

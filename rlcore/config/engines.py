@@ -49,7 +49,7 @@ class RolloutConfig:
 
     @property
     def truncates(self) -> bool:
-        """Whether training draws tokens from a part of the vocabulary only."""
+        """True if training draws tokens from a part of the vocabulary only."""
         return self.top_p != 1.0 or self.top_k != 0 or self.min_p != 0.0
 
 
@@ -121,5 +121,5 @@ class EngineConfig:
 
     @property
     def is_half(self) -> bool:
-        """Whether weights and activations are half precision, with float32 masters."""
+        """True if weights and activations are half precision, with float32 masters."""
         return self.dtype in ("bfloat16", "float16")

@@ -43,8 +43,8 @@ class Layer:
 
 def read_layers(sources: Sequence[Source], overrides: Sequence[str]) -> list[Layer]:
     """The user's layers, lowest first; ConfigError for what cannot be read or is not allowed anywhere."""
-    layers = [read_file(each) if isinstance(each, Path) else from_mapping(each) for each in sources]
-    layers += [read_override(each) for each in overrides]
+    layers = [read_file(source) if isinstance(source, Path) else from_mapping(source) for source in sources]
+    layers += [read_override(override) for override in overrides]
     for layer in layers:
         _check_depth(layer.values, layer.origin)
         check_safe(layer.values, "", layer.origin)
@@ -142,8 +142,8 @@ def _check_depth(values: Mapping[str, Any], origin: str) -> None:
     """ConfigError for values that are nested too deeply for a recursive reader, which this is not."""
     level: list[Any] = [values]
     for _ in range(MAX_DEPTH):
-        sections = [child for each in level if isinstance(each, Mapping) for child in each.values()]
-        level = sections + [child for each in level if isinstance(each, (list, tuple)) for child in each]
+        sections = [child for value in level if isinstance(value, Mapping) for child in value.values()]
+        level = sections + [child for value in level if isinstance(value, (list, tuple)) for child in value]
         if not level:
             return
     raise ConfigError(f"{origin}: its values are nested more than {MAX_DEPTH} levels deep; needs fewer")

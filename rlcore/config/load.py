@@ -105,7 +105,7 @@ def load_config(
     check_bounds(config, loaded.describe)
     check_effects(config, loaded.explicit(), loaded.describe)
     check_rules(config)
-    paths = tuple(each for each in files if isinstance(each, Path))
+    paths = tuple(file for file in files if isinstance(file, Path))
     return LoadedConfig(config, FrozenDict(loaded.origins), FrozenDict(loaded.shown), paths, raw)
 
 
@@ -159,7 +159,7 @@ def _origin(key: str, set_by: list[tuple[str, dict[str, Any]]]) -> str:
     parts = key.split(".")
     above = [".".join(parts[:depth]) for depth in range(1, len(parts))]
     for origin, values in set_by[::-1]:
-        if key in values or any(values.get(each) for each in above):
+        if key in values or any(values.get(layer) for layer in above):
             return origin
     return "default"
 
@@ -169,7 +169,7 @@ def _variables(value: Any) -> list[str]:
     found = []
     for text in texts:
         if isinstance(text, str):
-            found += [each.partition("}")[0] for each in text.split("${oc.env:")[1:]]
+            found += [word.partition("}")[0] for word in text.split("${oc.env:")[1:]]
         elif isinstance(text, Mapping):
             found += [name for _, child in leaves(text) for name in _variables(child)]
     return found
@@ -236,7 +236,7 @@ def _schema() -> bytes:
 
 def _defaults(types: Mapping[str, type[Any]]) -> DictConfig:
     """The sections of the core and of plugins, for the caller to change."""
-    sections = {"plugins": {name: OmegaConf.structured(each) for name, each in types.items()}}
+    sections = {"plugins": {name: OmegaConf.structured(kind) for name, kind in types.items()}}
     return OmegaConf.unsafe_merge(pickle.loads(_schema()), sections)  # type: ignore[return-value]
 
 
@@ -278,9 +278,9 @@ def _with_paths(raw: Any, layers: Sequence[Layer]) -> dict[str, Any]:
 def _saved(raw: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
     """Without the values that have no effect: loaded again, they would be settings without effect."""
     saved = overlay({}, raw)
-    for each in walk(config):
-        if not has_effect(config, each):
-            _remove(saved, each.key.split("."))
+    for entry in walk(config):
+        if not has_effect(config, entry):
+            _remove(saved, entry.key.split("."))
     return saved
 
 

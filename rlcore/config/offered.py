@@ -1,4 +1,4 @@
-"""What plugins contribute to the configuration: types of their sections, and defaults of the main configuration."""
+"""Contributions of plugins to the configuration: types of their sections, and defaults of the main configuration."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -48,7 +48,7 @@ def plugin_layers(sections: "Sequence[Offer[ConfigSection]]", user: Sequence[Lay
     chosen = {key for layer in user for key, _ in leaves(layer.values)}
     set_by: dict[str, tuple[Any, str]] = {}
     layers = []
-    for offer in sorted(sections, key=lambda each: (each.provider.plugin, each.value.name)):
+    for offer in sorted(sections, key=lambda section: (section.provider.plugin, section.value.name)):
         if not offer.value.defaults:
             continue
         defaults = from_mapping(offer.value.defaults).values
@@ -89,14 +89,14 @@ def check_conditions(config: RunConfig, sections: "Sequence[Offer[ConfigSection]
     """PluginError naming the plugin one of whose settings has a `used_when` that cannot be told."""
     for offer in _of_plugins(sections):
         key = f"plugins.{offer.value.name}"
-        for each in walk(config.plugins[offer.value.name], key) if offer.value.name in config.plugins else ():
-            with boundary(f"{offer.provider}: {each.key}: its used_when", PluginError, CALLED):
-                has_effect(config, each)
+        for node in walk(config.plugins[offer.value.name], key) if offer.value.name in config.plugins else ():
+            with boundary(f"{offer.provider}: {node.key}: its used_when", PluginError, CALLED):
+                has_effect(config, node)
 
 
 def _check_hints(section: type[Any], who: str) -> None:
     for name, hint in hints_of(section).items():
-        if get_origin(hint) in (tuple, list) and any(section_of(each) for each in get_args(hint)):
+        if get_origin(hint) in (tuple, list) and any(section_of(argument) for argument in get_args(hint)):
             raise PluginError(
                 f"{who}: section type {section.__qualname__}: '{name}' is a list of dataclasses, whose keys nobody "
                 f"would check; needs dict[str, {get_args(hint)[0].__qualname__}]"

@@ -52,7 +52,7 @@ class Condition:
     literal: Any
 
     def holds(self, value: Any) -> bool:
-        """Whether the condition is true when `key` has this value."""
+        """True if the condition is true when `key` has this value."""
         found = value in self.literal if self.operator in ("in", "not in") else bool(value == self.literal)
         return found is (self.operator in ("==", "in"))
 
@@ -85,7 +85,7 @@ def needed(metadata: Mapping[str, Any]) -> str:
 
 
 def within(value: float, metadata: Mapping[str, Any]) -> bool:
-    """Whether a number keeps the bounds of its field."""
+    """True if a number keeps the bounds of its field."""
     return (
         value >= metadata.get("at_least", value)
         and value <= metadata.get("at_most", value)

@@ -1,4 +1,4 @@
-"""What `algo.preset` sets: dotted defaults of the `algo` section, below plugins' defaults, files and overrides.
+"""The presets of `algo.preset`: dotted defaults of the `algo` section, below plugins' defaults, files and overrides.
 
 Every preset leaves the KL term off, so that none of them loads a reference model by itself: rewards that can be
 verified do without. `algo.kl.placement` turns it on. Algorithms whose papers have it say so below.

@@ -45,37 +45,37 @@ def docs_of(section: type[Any]) -> dict[str, str]:
 def _section(section: type[Any], depth: int, key: str, commented: bool) -> Iterator[str]:
     """The lines of every field of a section."""
     hints, docs = hints_of(section), docs_of(section)
-    for each in fields(section):
-        hint = hints[each.name]
-        off = commented or _has_no_effect(each, key)
+    for spec in fields(section):
+        hint = hints[spec.name]
+        off = commented or _has_no_effect(spec, key)
         if depth == 0:
             yield ""
-        yield from _comment(" ".join(_words(each, hint, docs.get(each.name, ""))), depth)
+        yield from _comment(" ".join(_words(spec, hint, docs.get(spec.name, ""))), depth)
         below = section_of(hint)
-        path = f"{key}.{each.name}" if key else each.name
+        path = f"{key}.{spec.name}" if key else spec.name
         if below is not None:
-            yield _line(f"{each.name}:{'' if _sets_anything(below, path) else ' {}'}", depth, off)
+            yield _line(f"{spec.name}:{'' if _sets_anything(below, path) else ' {}'}", depth, off)
             yield from _section(below, depth + 1, path, off)
             continue
-        yield _line(f"{each.name}: {_scalar(_default(each))}", depth, off)
+        yield _line(f"{spec.name}: {_scalar(_default(spec))}", depth, off)
         entry = section_of(entries_of(hint)) if entries_of(hint) is not None else None
         if entry is not None:
             yield _line("<name>:", depth + 1, True)
             yield from _section(entry, depth + 2, f"{path}.<name>", True)
 
 
-def _words(each: "Field[Any]", hint: Any, doc: str) -> Iterator[str]:
+def _words(spec: "Field[Any]", hint: Any, doc: str) -> Iterator[str]:
     yield doc
     if choices := choices_of(hint):
         yield f"One of {', '.join(choices)}."
-    if bounds := needed(each.metadata):
+    if bounds := needed(spec.metadata):
         yield f"Must be {bounds}."
-    if used_when := each.metadata.get("used_when"):
+    if used_when := spec.metadata.get("used_when"):
         yield f"Used when {used_when}."
 
 
-def _has_no_effect(each: "Field[Any]", section: str) -> bool:
-    used_when = each.metadata.get("used_when")
+def _has_no_effect(spec: "Field[Any]", section: str) -> bool:
+    used_when = spec.metadata.get("used_when")
     if not used_when or "<name>" in section:
         return bool(used_when)
     condition = condition_of(used_when, section)
@@ -86,11 +86,11 @@ def _has_no_effect(each: "Field[Any]", section: str) -> bool:
 
 
 def _sets_anything(section: type[Any], key: str) -> bool:
-    return any(not _has_no_effect(each, key) for each in fields(section))
+    return any(not _has_no_effect(spec, key) for spec in fields(section))
 
 
-def _default(each: "Field[Any]") -> Any:
-    value = each.default if each.default_factory is MISSING else each.default_factory()
+def _default(spec: "Field[Any]") -> Any:
+    value = spec.default if spec.default_factory is MISSING else spec.default_factory()
     return list(value) if isinstance(value, tuple) else value
 
 

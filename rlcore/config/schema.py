@@ -29,22 +29,22 @@ RENAMED: Mapping[str, str] = {"weights": "weight_sync", "ranks": "data_parallel"
 def hints_of(section: type[Any]) -> Mapping[str, Any]:
     """The type of each field of a dataclass."""
     hints = get_type_hints(section)
-    return {each.name: hints[each.name] for each in fields(section)}
+    return {spec.name: hints[spec.name] for spec in fields(section)}
 
 
 def section_of(hint: Any) -> type[Any] | None:
     """The dataclass that a hint stands for, `X` or `X | None`."""
-    for each in _members(hint):
-        if isinstance(each, type) and is_dataclass(each):
-            return each
+    for member in _members(hint):
+        if isinstance(member, type) and is_dataclass(member):
+            return member
     return None
 
 
 def entries_of(hint: Any) -> Any | None:
     """The type of the values of `dict[str, X]`; None for any other hint."""
-    for each in _members(hint):
-        if get_origin(each) is dict:
-            return get_args(each)[1]
+    for member in _members(hint):
+        if get_origin(member) is dict:
+            return get_args(member)[1]
     return None
 
 
@@ -53,18 +53,18 @@ def wanted(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return f"one of {', '.join(each.name for each in hint)}"
+        return f"one of {', '.join(member.name for member in hint)}"
     if get_origin(hint) in (tuple, list):
         return f"a list like [x, y], each of them {wanted(get_args(hint)[0])}"
     members = _members(hint)
-    return " or ".join(wanted(each) for each in members) if len(members) > 1 else _WORDS.get(hint, "another type")
+    return " or ".join(wanted(member) for member in members) if len(members) > 1 else _WORDS.get(hint, "another type")
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
     """The values that a Literal or enum takes; empty for any other hint."""
     if get_origin(hint) is Literal:
         return tuple(map(str, get_args(hint)))
-    return tuple(each.name for each in hint) if isinstance(hint, type) and issubclass(hint, Enum) else ()
+    return tuple(member.name for member in hint) if isinstance(hint, type) and issubclass(hint, Enum) else ()
 
 
 def hint_at(key: str, root: type[Any], plugins: Mapping[str, type[Any]]) -> Any:
@@ -142,11 +142,11 @@ def unknown(key: str, section: type[Any], origin: str) -> str:
     parent, _, name = key.rpartition(".")
     if RENAMED.get(name, "") in hints_of(section):
         return f"{key}: now {parent}.{RENAMED[name]} ({origin})"
-    siblings = tuple(f"{parent}.{each}" if parent else each for each in hints_of(section))
+    siblings = tuple(f"{parent}.{hint}" if parent else hint for hint in hints_of(section))
     others = () if parent else _every_key(section)
-    elsewhere = [each for each in others if each.rpartition(".")[2] == name] or get_close_matches(name, others, n=1)
+    elsewhere = [other for other in others if other.rpartition(".")[2] == name] or get_close_matches(name, others, n=1)
     if elsewhere and not get_close_matches(key, siblings, n=1):
-        return f"{key}: unknown key ({origin}); did you mean {' or '.join(repr(each) for each in elsewhere[:3])}?"
+        return f"{key}: unknown key ({origin}); did you mean {' or '.join(repr(key) for key in elsewhere[:3])}?"
     return f"{key}: unknown key ({origin}); {nearest(key, siblings)}"
 
 

@@ -27,7 +27,7 @@ class CallLog:
         """Bytes of the lines that are not written yet."""
 
     def wants(self, status: str) -> bool:
-        """Whether a call that ended like this is kept."""
+        """True if a call that ended like this is kept."""
         return self._which == "all" or (self._which == "failures" and status != "ok")
 
     def record(self, *, reward: str, id: str, target: str, query: Any, response: Any, status: str, **more: Any) -> None:

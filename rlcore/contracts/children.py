@@ -92,7 +92,7 @@ class ChildSlot(Slot):
 
     @property
     def alive(self) -> bool:
-        """Whether a child serves here now; a call replaces one that does not."""
+        """True if a child serves here now; a call replaces one that does not."""
         return self.child is not None and self.child.alive
 
 

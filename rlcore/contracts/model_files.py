@@ -116,15 +116,15 @@ def saved_tensors(directory: Path) -> dict[str, SavedTensor]:
     """
     files = _weights_of(directory)
     return {
-        name: SavedTensor(file, name, tuple(int(size) for size in each["shape"]))
+        name: SavedTensor(file, name, tuple(int(size) for size in tensor["shape"]))
         for file in files
-        for name, each in _header(file).items()
+        for name, tensor in _header(file).items()
     }
 
 
 def _count(path: Path) -> int:
     """Numbers in a safetensors file."""
-    return sum(math.prod(each["shape"]) for each in _header(path).values())
+    return sum(math.prod(tensor["shape"]) for tensor in _header(path).values())
 
 
 def _header(path: Path) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _header(path: Path) -> dict[str, Any]:
         if size > path.stat().st_size:
             raise ValueError(f"{path} is no safetensors file")
         header = json.loads(file.read(size))
-    return {name: each for name, each in header.items() if name != "__metadata__"}
+    return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
 
 
 def _reckon(config: dict[str, Any]) -> int:

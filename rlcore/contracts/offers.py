@@ -1,4 +1,4 @@
-"""What plugins offer: worker classes, pools, reward functions, algorithms. Plain frozen data: no torch, no process."""
+"""Offers of plugins: worker classes, pools, reward functions, algorithms. Plain frozen data: no torch, no process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool may say of the nodes that it is placed on: the words, and what is wrong with them."""
+"""Checks what a pool says about the nodes that it is placed on."""
 
 import re
 from collections.abc import Mapping

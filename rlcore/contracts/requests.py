@@ -1,4 +1,4 @@
-"""What a component asks for: workers for a role, and what is known of their model. Plain frozen data."""
+"""Requests of components: workers for a role, and what is known of their model. Plain frozen data."""
 
 from __future__ import annotations
 

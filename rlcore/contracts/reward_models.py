@@ -110,15 +110,15 @@ class Conversations:
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of a conversation: by the chat template if there is one, else 'role: content' lines."""
-        plain = [dict(each) for each in messages]
+        plain = [dict(message) for message in messages]
         if self._tokenizer is None:
-            return list("".join(f"{each.get('role')}: {each.get('content') or ''}\n" for each in plain).encode())
+            return list("".join(f"{text.get('role')}: {text.get('content') or ''}\n" for text in plain).encode())
         if self._tokenizer.chat_template:
             ids = templated(self._tokenizer, plain)
         else:
-            text = "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in plain)
+            text = "\n".join(f"{text.get('role')}: {text.get('content') or ''}" for text in plain)
             ids = self._tokenizer.encode(text)
-        return [int(each) for each in ids]
+        return [int(id_) for id_ in ids]
 
     def score(self, logits: Sequence[float]) -> float:
         """The output that is the score, after the activation."""
@@ -142,7 +142,7 @@ def activated(logits: Sequence[float], model: RewardModel) -> float:
         return 1.0 / (1.0 + math.exp(-chosen)) if chosen >= 0 else math.exp(chosen) / (1.0 + math.exp(chosen))
     if model.activation == "softmax":
         most = max(logits)
-        return math.exp(chosen - most) / math.fsum(math.exp(each - most) for each in logits)
+        return math.exp(chosen - most) / math.fsum(math.exp(logit - most) for logit in logits)
     return chosen
 
 
@@ -163,11 +163,11 @@ def check_outputs(model: RewardModel, num_outputs: int) -> None:
 
 
 def serves_scores(path: str, architectures: Sequence[str], kinds: Iterable[str]) -> bool:
-    """Whether a model of these architectures has a head for scores; else it writes text.
+    """True if a model of these architectures has a head for scores; else it writes text.
 
     ConfigError when rewards of one of these kinds, which ask it, need the other.
     """
-    scores = any(each.endswith(ARCHITECTURE) for each in architectures)
+    scores = any(architecture.endswith(ARCHITECTURE) for architecture in architectures)
     found = ", ".join(architectures) or "of no known architecture"
     if scores and "judge" in kinds:
         raise ConfigError(

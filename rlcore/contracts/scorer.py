@@ -74,7 +74,7 @@ def beside_score(value: Any) -> str | None:
         num_bytes += sum(map(_size, level))
         if num_bytes > MAX_BYTES:
             return f"more than {MAX_BYTES >> 20} MiB beside a score; less is needed"
-        level = [inner for each in level for inner in _inner(each)]
+        level = [inner for value in level for inner in _inner(value)]
         if not level:
             return None
     return f"what is nested more than {MAX_DEPTH} levels deep"
@@ -85,7 +85,7 @@ def memory_of(value: Any) -> int:
     level, num_bytes = [value], 0
     for _ in range(MAX_DEPTH + 2):
         num_bytes += sum(map(_size, level))
-        level = [inner for each in level for inner in _inner(each)] if num_bytes <= 2 * MAX_BYTES else []
+        level = [inner for value in level for inner in _inner(value)] if num_bytes <= 2 * MAX_BYTES else []
         if not level:
             break
     return num_bytes
@@ -160,7 +160,7 @@ class Scorer(Protocol):
 
     @property
     def post_processes(self) -> bool:
-        """Whether `post_process` is called with the outcomes of each whole group; for scope 'sample'. Default False."""
+        """True if `post_process` is called with the outcomes of each whole group; for scope 'sample'. Default False."""
         return False
 
     @abstractmethod

@@ -15,7 +15,7 @@ class StopScan:
     """
 
     def __init__(self, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
-        self._stop = tuple(each for each in stop if each)
+        self._stop = tuple(text for text in stop if text)
         self._decode = decode
         self._reach = max(map(len, self._stop), default=1) - 1
         self._tail = ""
@@ -27,13 +27,13 @@ class StopScan:
         self._context_text = ""
 
     def found(self, token_ids: Sequence[int]) -> bool:
-        """Whether a stop string is complete; to be called after every token with all tokens so far."""
+        """True if a stop string is complete; to be called after every token with all tokens so far."""
         if not self._stop:
             return False
         text = self._decode(token_ids[self._context :])
         fresh = text[len(self._context_text) :]
         seen = self._tail + fresh.rstrip(_INCOMPLETE)
-        if any(each in seen for each in self._stop):
+        if any(text in seen for text in self._stop):
             return True
         if fresh and not fresh.endswith(_INCOMPLETE):
             self._tail = seen[max(0, len(seen) - self._reach) :]

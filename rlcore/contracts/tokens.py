@@ -63,7 +63,7 @@ class Tokens(ABC):
         if self._num_end is None:
             said = {"role": "assistant", "content": END_PROBE}
             ids = self._encode_text(_after_probe(self._render([_ASKED, said], (), opening=False)))
-            ends = [place for place, each in enumerate(ids) if each in self.eos_ids]
+            ends = [place for place, id_ in enumerate(ids) if id_ in self.eos_ids]
             self._num_end = ends[0] + 1 if ends else 0
         return self._num_end
 
@@ -111,7 +111,7 @@ class Tokens(ABC):
                     )
 
     def tells_tools(self) -> bool:
-        """Whether the chat template tells the model about tools."""
+        """True if the chat template tells the model about tools."""
         tool = {"type": "function", "function": {"name": END_PROBE, "description": "", "parameters": {}}}
         return END_PROBE in self._render([_ASKED], [tool], opening=True)
 

@@ -1,4 +1,4 @@
-"""What runs in a worker, and how the controller talks to it.
+"""The interface of a worker, and how the controller calls it.
 
 A worker class is a thin shell: `__init__` only stores its context, `setup()` imports the heavy modules and builds the
 engine. The controller never holds a worker; it holds a `WorkerGroup` of `ReplicaHandle`s and names the method by the

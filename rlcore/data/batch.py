@@ -36,29 +36,29 @@ def collate(groups: Sequence[Sequence[ScoredTrajectory]], pad_id: int) -> Batch:
     sample with different rewards.
     """
     sorted_groups = [sorted(group, key=_place) for group in groups if group]
-    rows = [each for group in sorted_groups for each in group]
+    rows = [sample for group in sorted_groups for sample in group]
     prompts = [(group[0].trajectory.id.prompt, group[0].trajectory.id.epoch) for group in sorted_groups]
     if len(set(prompts)) < len(prompts):
         raise PluginError(f"batch: two groups of {len(prompts)} are of one prompt and epoch; a prompt is one group")
     for group in sorted_groups:
         _check_group(group)
         _check_rewards(group)
-    trajectories = [each.trajectory for each in rows]
+    trajectories = [row.trajectory for row in rows]
     tokens = _token_arrays(trajectories, pad_id)
     if (first_B := tokens.loss_mask_BT[:, :1].any(axis=1)).any():
         bad = trajectories[int(first_B.argmax())].id
         raise PluginError(f"batch: trajectory {bad} has a loss at position 0, whose token has no probability")
     group_B = _int64s([index for index, group in enumerate(sorted_groups) for _ in group])
-    lengths_B = _int64s([len(each.token_ids) for each in trajectories])
+    lengths_B = _int64s([len(trajectory.token_ids) for trajectory in trajectories])
     return Batch(
         tokens=Ref(tokens),
-        sample_B=_unit_numbers(group_B, _int64s([each.id.sample for each in trajectories])),
+        sample_B=_unit_numbers(group_B, _int64s([trajectory.id.sample for trajectory in trajectories])),
         group_B=group_B,
         lengths_B=lengths_B,
         num_sampled_B=np.count_nonzero(tokens.loss_mask_BT, axis=1).astype(np.int64),
         prompt_lengths_B=_prompt_lengths(tokens.loss_mask_BT, lengths_B),
-        rewards_B=np.array([each.reward.score for each in rows], dtype=np.float32),
-        truncated_B=np.array([each.finish is FinishReason.LENGTH for each in trajectories], dtype=np.bool_),
+        rewards_B=np.array([row.reward.score for row in rows], dtype=np.float32),
+        truncated_B=np.array([trajectory.finish is FinishReason.LENGTH for trajectory in trajectories], dtype=np.bool_),
         token_scores=_token_scores(rows),
         baselines_B=_baselines(rows),
     )
@@ -71,8 +71,8 @@ def rescored(batch: Batch, groups: Sequence[Sequence[ScoredTrajectory]]) -> Batc
     """
     for group in groups:
         _check_rewards(group)
-    rows = [each for group in groups for each in group]
-    rewards_B = np.array([each.reward.score for each in rows], dtype=np.float32)
+    rows = [sample for group in groups for sample in group]
+    rewards_B = np.array([row.reward.score for row in rows], dtype=np.float32)
     return replace(batch, rewards_B=rewards_B, token_scores=_token_scores(rows), baselines_B=_baselines(rows))
 
 
@@ -85,13 +85,13 @@ def select(batch: Batch, rows: Sequence[int] | npt.NDArray[np.integer]) -> Batch
     index = np.asarray(rows, dtype=np.int64)
     length = int(batch.lengths_B[index].max(initial=0))
     chosen: dict[str, Any] = {}
-    for each in fields(batch):
-        value = getattr(batch, each.name)
+    for spec in fields(batch):
+        value = getattr(batch, spec.name)
         if isinstance(value, Ref):
             value = Ref(_select_tokens(value.get(), index, length))
         elif value is not None:
             value = value[index]
-        chosen[each.name] = value
+        chosen[spec.name] = value
     for name in ("sample_B", "group_B"):
         chosen[name] = np.unique(chosen[name], return_inverse=True)[1].astype(np.int64)
     return Batch(**chosen)
@@ -174,7 +174,7 @@ def shared_micro_batches(batch: Batch, max_tokens: int, *, packed: bool) -> list
             result[-1].append(piece)
         else:
             result.append([piece])
-    return [np.sort(np.concatenate(each)) for each in result]
+    return [np.sort(np.concatenate(part)) for part in result]
 
 
 def _pieces(rows: Int64s, prefix_B: Int64s, suffix_B: Int64s, max_tokens: int, packed: bool) -> list[Int64s]:
@@ -204,9 +204,9 @@ def _place(scored: ScoredTrajectory) -> tuple[int, int]:
 def _check_group(group: Sequence[ScoredTrajectory]) -> None:
     """The checks of `collate` on the trajectories of one sorted group."""
     first, before = group[0].trajectory.id, None
-    for each in group:
-        row = each.trajectory.id
-        _check_arrays(each.trajectory)
+    for sample in group:
+        row = sample.trajectory.id
+        _check_arrays(sample.trajectory)
         if row.prompt != first.prompt or row.epoch != first.epoch:
             raise PluginError(f"batch: trajectory {row} stands in the group of prompt '{first.prompt}'")
         if before is not None and before.sample == row.sample and before.segment == row.segment:
@@ -217,8 +217,8 @@ def _check_group(group: Sequence[ScoredTrajectory]) -> None:
 def _check_rewards(group: Sequence[ScoredTrajectory]) -> None:
     """The checks of `collate` on the rewards of one sorted group."""
     before: ScoredTrajectory | None = None
-    for each in group:
-        row, reward = each.trajectory.id, each.reward
+    for sample in group:
+        row, reward = sample.trajectory.id, sample.reward
         if reward.status is not RewardStatus.OK:
             raise RewardError(
                 f"batch: the reward of {row} is '{reward.status}'; drop the sample or give it a value first"
@@ -226,13 +226,13 @@ def _check_rewards(group: Sequence[ScoredTrajectory]) -> None:
         if not -LARGEST <= reward.score <= LARGEST:
             raise RewardError(f"batch: the reward of {row} is {reward.score}; a finite score is needed")
         if reward.token_scores is not None:
-            _check_token_scores(each, reward.token_scores)
+            _check_token_scores(sample, reward.token_scores)
         if before is not None and before.trajectory.id.sample == row.sample and before.reward.score != reward.score:
             raise PluginError(
                 f"batch: parts of {row.unit()} have rewards {before.reward.score} and {reward.score}; "
                 "the parts of a sample share one reward"
             )
-        before = each
+        before = sample
 
 
 def _check_arrays(trajectory: Trajectory) -> None:
@@ -268,42 +268,42 @@ def _prompt_lengths(loss_mask_BT: Bools, lengths_B: Int64s) -> Int64s:
 
 
 def _token_arrays(trajectories: Sequence[Trajectory], pad_id: int) -> TokenArrays:
-    lengths_B = _int64s([len(each.token_ids) for each in trajectories])
+    lengths_B = _int64s([len(trajectory.token_ids) for trajectory in trajectories])
     valid_BT = np.arange(int(lengths_B.max(initial=0))) < lengths_B[:, None]
     token_ids_BT = np.full(valid_BT.shape, pad_id, dtype=np.int32)
     loss_mask_BT = np.zeros(valid_BT.shape, dtype=np.bool_)
     logprobs_BT = np.zeros(valid_BT.shape, dtype=np.float32)
     if trajectories:
         # one assignment for all rows: a step may have many thousands
-        token_ids_BT[valid_BT] = np.concatenate([each.token_ids for each in trajectories])
-        loss_mask_BT[valid_BT] = np.concatenate([each.loss_mask for each in trajectories])
-        logprobs_BT[valid_BT] = np.concatenate([each.logprobs for each in trajectories])
+        token_ids_BT[valid_BT] = np.concatenate([trajectory.token_ids for trajectory in trajectories])
+        loss_mask_BT[valid_BT] = np.concatenate([trajectory.loss_mask for trajectory in trajectories])
+        logprobs_BT[valid_BT] = np.concatenate([trajectory.logprobs for trajectory in trajectories])
     logprobs_BT[~loss_mask_BT] = 0.0
     return TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, logprobs_BT)
 
 
 def _token_scores(rows: Sequence[ScoredTrajectory]) -> Ref[Float32s] | None:
     """(B, T) extra rewards, 0 where a sample has none; None when nobody has any."""
-    if all(each.reward.token_scores is None for each in rows):
+    if all(row.reward.token_scores is None for row in rows):
         return None
-    scores_BT = np.zeros((len(rows), max(len(each.trajectory.token_ids) for each in rows)), dtype=np.float32)
-    for row, each in enumerate(rows):
-        if each.reward.token_scores is not None:
-            scores_BT[row, : len(each.reward.token_scores)] = each.reward.token_scores
+    scores_BT = np.zeros((len(rows), max(len(row.trajectory.token_ids) for row in rows)), dtype=np.float32)
+    for row, sample in enumerate(rows):
+        if sample.reward.token_scores is not None:
+            scores_BT[row, : len(sample.reward.token_scores)] = sample.reward.token_scores
     scores_BT.flags.writeable = False
     return Ref(scores_BT)
 
 
 def _baselines(rows: Sequence[ScoredTrajectory]) -> Float32s | None:
     """(B,) scores of greedy samples; None when a row has none."""
-    found = [each.baseline for each in rows if each.baseline is not None]
+    found = [row.baseline for row in rows if row.baseline is not None]
     return np.array(found, dtype=np.float32) if rows and len(found) == len(rows) else None
 
 
 def _select_tokens(value: Any, rows: Int64s, length: int) -> Any:
     """Rows of an array or of every array of a `TokenArrays`, trimmed."""
     if isinstance(value, TokenArrays):
-        return TokenArrays(**{each.name: getattr(value, each.name)[rows, :length] for each in fields(value)})
+        return TokenArrays(**{spec.name: getattr(value, spec.name)[rows, :length] for spec in fields(value)})
     return value[rows, :length]
 
 

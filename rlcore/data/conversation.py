@@ -1,4 +1,4 @@
-"""When two conversations ask the same."""
+"""Decides when two conversations ask the same."""
 
 import json
 from collections.abc import Mapping, Sequence

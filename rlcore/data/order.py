@@ -31,7 +31,7 @@ class PromptOrder:
         self._sources = [
             _Source(name, prompts[name], weights.get(name, 1.0), seed, shuffle) for name in sorted(prompts)
         ]
-        self.num_prompts = sum(len(each.prompts) for each in self._sources)
+        self.num_prompts = sum(len(source.prompts) for source in self._sources)
         """Of all sources together."""
 
     def next_prompts(self, n: int) -> list[tuple[Prompt, int]]:
@@ -41,7 +41,7 @@ class PromptOrder:
     def prompt(self, name: str) -> Prompt:
         """The prompt of that id; CheckpointError when no source has it."""
         if self._by_id is None:
-            self._by_id = {prompt.id: prompt for each in self._sources for prompt in each.prompts}
+            self._by_id = {prompt.id: prompt for source in self._sources for prompt in source.prompts}
         if name not in self._by_id:
             raise _other_run(f"there is no prompt '{name}'")
         return self._by_id[name]
@@ -51,7 +51,7 @@ class PromptOrder:
         return {
             "seed": self._seed,
             "shuffle": self._shuffle,
-            "sources": {each.name: {"issued": each.issued, "digest": each.digest} for each in self._sources},
+            "sources": {source.name: {"issued": source.issued, "digest": source.digest} for source in self._sources},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ class PromptOrder:
         CheckpointError when the prompts, the seed or `data.shuffle` are others: the position would mean nothing.
         """
         saved = state["sources"]
-        now = {each.name: each for each in self._sources}
+        now = {source.name: source for source in self._sources}
         for name in sorted(saved.keys() | now.keys()):
             if name not in now or name not in saved:
                 which = "new" if name not in saved else "missing"
@@ -70,11 +70,11 @@ class PromptOrder:
         for key, value in (("train.seed", "seed"), ("data.shuffle", "shuffle")):
             if state[value] != self.state()[value]:
                 raise _other_run(f"{key} was {state[value]}, now it is {self.state()[value]}")
-        for name, each in now.items():
+        for name, item in now.items():
             issued = saved[name]["issued"]
             if type(issued) is not int or issued < 0:
                 raise CheckpointError(f"data order: {shown(issued)} prompts were issued; needs a whole number")
-            each.issued = issued
+            item.issued = issued
 
 
 class _Source:

@@ -1,4 +1,4 @@
-"""Which prompts may be used."""
+"""Selects the prompts that may be used."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol

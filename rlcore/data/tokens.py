@@ -71,7 +71,7 @@ class TemplateTokens(Tokens):
         self._template_kwargs = {key: plain(value) for key, value in (template_kwargs or {}).items()}
         self.context_length = context_length
         self._specials = {
-            str(each): int(number) for number, each in self._tokenizer.added_tokens_decoder.items() if each.special
+            str(token): int(number) for number, token in self._tokenizer.added_tokens_decoder.items() if token.special
         }
         ends = set(model_eos_ids) | self._end_of_turn()
         if tokenizer.eos_token_id is not None:

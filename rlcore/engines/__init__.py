@@ -1,1 +1,1 @@
-"""How workers are implemented, one package a backend."""
+"""Implementations of workers, one package per backend."""

@@ -39,7 +39,8 @@ class _Offered:
     def contents(self) -> bytes:
         """Name, type and shape of each tensor, in order."""
         parts = [
-            (name, str(each.dtype).removeprefix("torch."), list(each.shape)) for name, each in self.tensors.items()
+            (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+            for name, tensor in self.tensors.items()
         ]
         return json.dumps(parts).encode()
 
@@ -68,9 +69,9 @@ class WeightsServer:
         """Send nothing any more."""
         with self._lock:
             self._closed, self._offered = True, None
-            for each in (self._listening, *self._open):
+            for connection in (self._listening, *self._open):
                 with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)  # which wakes the threads
+                    connection.shutdown(socket.SHUT_RDWR)  # which wakes the threads
             self._listening.close()
         for thread in self._threads:
             thread.join()
@@ -112,4 +113,4 @@ class WeightsServer:
 
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies that nobody changes, each in one piece of this machine's memory."""
-    return {name: each.detach().to("cpu", copy=True).contiguous() for name, each in tensors.items()}
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

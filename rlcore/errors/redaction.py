@@ -41,8 +41,8 @@ def _written(value: str) -> set[str]:
 
 
 def is_redacted(line: bytes) -> bool:
-    """Whether a line of JSON, its letters unescaped, holds no text that `redact` would replace."""
-    return not any(each in line for each in _in_json.values())
+    """True if a line of JSON, its letters unescaped, holds no text that `redact` would replace."""
+    return not any(form in line for form in _in_json.values())
 
 
 def redact(text: str) -> str:
@@ -71,7 +71,7 @@ def displayable(text: str) -> str:
     text = redact(text)
     if text.isprintable():
         return text
-    return "".join(each if _is_shown(each) else "\N{REPLACEMENT CHARACTER}" for each in text)
+    return "".join(letter if _is_shown(letter) else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def _is_shown(character: str) -> bool:

@@ -21,7 +21,7 @@ def plan_cluster(config: RunConfig, offers: Offers) -> ClusterPlan:
     cluster, and for `abilities` that fail.
     """
     name = config.cluster.backend
-    offer = only("cluster.backend", name, [(each.value.name, each) for each in offers.clusters()])
+    offer = only("cluster.backend", name, [(cluster.value.name, cluster) for cluster in offers.clusters()])
     check_cluster_class(offer)
     section = section_of(config, offers, offer.provider)
     who = f"{offer.provider}: abilities() of cluster '{name}'"

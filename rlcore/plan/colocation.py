@@ -1,4 +1,4 @@
-"""Which roles take turns with the actor on shared devices, and what every device holds in each phase."""
+"""Roles that share devices with the actor in turns, and what every device holds in each phase."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -60,13 +60,13 @@ def actor_pool(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> Pool
 
 
 def _shares(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> bool:
-    """Whether a role serves, while samples are made and scored, on devices that the actor trains on."""
+    """True if a role serves, while samples are made and scored, on devices that the actor trains on."""
     request = plan.request
     if request.embedded_in is not None or request.role.name == ACTOR:
         return False
     if request.pool in pool.colocates:
         return True
-    trains_on_gpus = any(each.request.gpus for each in workers if each.request.role.name == ACTOR)
+    trains_on_gpus = any(worker.request.gpus for worker in workers if worker.request.role.name == ACTOR)
     # Of the core's and the critic's roles only the rollout is called outside of the step's passes.
     serves = request.role.name == ROLLOUT or plan.asked_by.startswith(("agent ", "reward "))
     return serves and request.pool == pool.name and request.gpus > 0 and trains_on_gpus
@@ -145,7 +145,7 @@ def _resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, f
     request, engine = plan.request, plan.request.engine
     if engine is None or not engine.offload:
         return held
-    hosts = any(each.request.embedded_in == request.role for each in workers)
+    hosts = any(worker.request.embedded_in == request.role for worker in workers)
     return min(held, BYTES[engine.dtype] * (facts.model_of(request).parameters or 0)) if hosts else 0
 
 
@@ -157,7 +157,7 @@ def _lower(workers: Sequence[WorkerPlan], entries: Sequence[tuple[str, int, int]
     """What lowers the shares of the device that roles reserve, as a part of an error."""
     names = {name for name, held, _ in entries if held}
     roles = [plan.request for plan in workers if plan.request.device_frac and plan.request.role.name in names]
-    return f", lower what {' and '.join(each.role.name for each in roles)} reserve" if roles else ""
+    return f", lower what {' and '.join(role.role.name for role in roles)} reserve" if roles else ""
 
 
 def _check_devices(

@@ -1,4 +1,4 @@
-"""Which component fills each slot and which algorithms hold: the configuration names, the offers answer."""
+"""Chooses the component of each slot and the algorithms: the configuration names, the offers answer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def choose_components(config: RunConfig, offers: Offers) -> dict[str, ComponentP
     chosen = {}
     for slot in SLOTS:
         name = slot.chosen(config)
-        offer = only(slot.key, name, [(each.value.name, each) for each in slot.offers(offers)])
+        offer = only(slot.key, name, [(offer.value.name, offer) for offer in slot.offers(offers)])
         section = section_of(config, offers, offer.provider)
         chosen[slot.name] = ComponentPlan(slot.name, offer.value, str(offer.provider), section)
     return chosen
@@ -85,7 +85,9 @@ def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmP
     chosen = {}
     for kind, key in ALGORITHM_KEYS.items():
         name = getattr(config.algo, key.removeprefix("algo."))
-        offered = [(each.value.name, each) for each in offers.algorithms() if each.value.kind == kind]
+        offered = [
+            (algorithm.value.name, algorithm) for algorithm in offers.algorithms() if algorithm.value.kind == kind
+        ]
         offer = only(key, name, offered)
         problem = algorithm_problem(offer.value)
         if problem:

@@ -1,4 +1,4 @@
-"""What is known of machine and model before anything is loaded. Plain frozen data."""
+"""Facts about machine and model, known before anything is loaded. Plain frozen data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run holds in memory, reckoned before it starts.
+"""Estimates the memory of a run before it starts.
 
 Of each process: its libraries (on a CPU), weights and optimizer state, and the larger of what an update and generation
 need beside them, which take turns. An update needs gradients, the activations of one micro-batch, which the token
@@ -58,7 +58,7 @@ def _gradient_bytes_per_parameter(engine: EngineConfig) -> float:
 
 
 def _is_whole(engine: EngineConfig) -> bool:
-    """Whether a rank has all of the weights, gradients and optimizer state."""
+    """True if a rank has all of the weights, gradients and optimizer state."""
     return engine.sharding == "none" or engine.data_parallel == 1
 
 
@@ -75,9 +75,9 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
         plan.request.role.name: int(plan.request.bytes_per_parameter * (facts.model_of(plan.request).parameters or 0))
         + (0 if plan.request.gpus else PROCESS_BYTES)
         + max(
-            _working_bytes(config, each, facts.model_of(each.request))
-            for each in workers
-            if plan.request.role in (each.request.role, each.request.embedded_in)
+            _working_bytes(config, worker, facts.model_of(worker.request))
+            for worker in workers
+            if plan.request.role in (worker.request.role, worker.request.embedded_in)
         )
         for plan in workers
         if plan.request.embedded_in is None and plan.request.bytes_per_parameter > 0
@@ -168,8 +168,10 @@ def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], 
     """The settings that lower what a role needs, without those that are set already."""
     request = plan.request
     engine, where = request.engine, request.settings or request.role.name
-    served = [each for each in workers if each.request.embedded_in == request.role and each.request.cached_tokens]
-    needs = [_working_bytes(config, each, facts.model_of(each.request)) for each in (plan, *served)]
+    served = [
+        worker for worker in workers if worker.request.embedded_in == request.role and worker.request.cached_tokens
+    ]
+    needs = [_working_bytes(config, worker, facts.model_of(worker.request)) for worker in (plan, *served)]
     generation = max(needs) > needs[0]
     if generation:
         response = "eval" if _evaluates_longer(config) else "rollout"
@@ -186,7 +188,7 @@ def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], 
             "lora.enabled=true": not engine.lora.enabled,
             "sharding=fsdp2": engine.data_parallel > 1 and engine.sharding == "none",
         }
-        settings = [f"{where}.{each}" for each, does in helps.items() if does]
+        settings = [f"{where}.{remedy}" for remedy, does in helps.items() if does]
         ways += [f"set {' or '.join(settings)}"] if settings else []
     return f"{', '.join(ways)}, or take a smaller model"
 

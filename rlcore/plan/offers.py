@@ -1,4 +1,4 @@
-"""What the planner is given: every offer of the core and of the enabled plugins."""
+"""Collects the planner's input: every offer of the core and of the enabled plugins."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar

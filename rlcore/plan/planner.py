@@ -83,7 +83,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
 
 def _used_providers(*chosen: Iterable[Any]) -> set[str]:
     """Who provided what the plan consists of."""
-    return {each.provided_by for plans in chosen for each in plans}
+    return {plan.provided_by for plans in chosen for plan in plans}
 
 
 def _enabled_plugins(offers: Offers, used: set[str], loaded: LoadedConfig) -> tuple[Provider, ...]:
@@ -113,7 +113,7 @@ def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[Worke
 
 def _of_workers(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
     """The notes that requests carry, and what is not known of the workers."""
-    notes = [f"{each.request.role.name}: {each.request.note}" for each in workers if each.request.note]
+    notes = [f"{worker.request.role.name}: {worker.request.note}" for worker in workers if worker.request.note]
     if facts.parameters is None:
         notes.append("unknown: the number of parameters of model.path, so memory is not estimated")
     else:

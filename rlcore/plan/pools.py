@@ -1,4 +1,4 @@
-"""Which pools exist, how large they are and who shares them. Roles of one pool take turns on its devices."""
+"""Decides which pools exist, how large they are and which roles share them; these take turns on its devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ def make_pools(
     small, and when all pools together need more devices than there are.
     """
     declared = _declared(config, offers, workers)
-    for each in declared.values():
-        _check_nodes(config, each, abilities)
+    for pool in declared.values():
+        _check_nodes(config, pool, abilities)
     roles = _roles(declared, workers)
     _check_unions(declared)
     _check_used(declared, roles)
-    sizes = {name: _gpus_per_node(each, workers, declared) for name, each in declared.items()}
+    sizes = {name: _gpus_per_node(pool, workers, declared) for name, pool in declared.items()}
     _check_total(config, declared, sizes, None if abilities.elsewhere else facts)
     return tuple(_place(declared, roles, sizes))
 
@@ -48,7 +48,7 @@ def pool_notes(pools: Sequence[PoolPlan]) -> list[str]:
     """Pools that nobody declared in `cluster.pools` and whose name is nearly that of another: misspelt, perhaps."""
     notes = []
     for pool in pools:
-        others = [each.name for each in pools if each.name != pool.name]
+        others = [item.name for item in pools if item.name != pool.name]
         near = get_close_matches(pool.name, others, n=1, cutoff=0.8)
         if near and pool.provided_by != CONFIG:
             notes.append(
@@ -91,10 +91,10 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
     return dict(sorted(offered.items()))
 
 
-def _check_nodes(config: RunConfig, each: _Declared, abilities: ClusterAbilities) -> None:
+def _check_nodes(config: RunConfig, pool: _Declared, abilities: ClusterAbilities) -> None:
     """PlanError for nodes that the cluster does not have, and for placements that it cannot obey."""
-    spec, backend = each.spec, config.cluster.backend
-    who = f"pool '{spec.name}' of {each.by}"
+    spec, backend = pool.spec, config.cluster.backend
+    who = f"pool '{spec.name}' of {pool.by}"
     more = f"set {abilities.more_with}" if abilities.more_with else remedy("cluster.backend")
     if spec.nodes > 1 and not abilities.several_nodes:
         raise PlanError(
@@ -138,28 +138,28 @@ def _roles(declared: Mapping[str, _Declared], workers: Sequence[WorkerPlan]) -> 
 
 
 def _check_unions(declared: Mapping[str, _Declared]) -> None:
-    for name, each in declared.items():
-        for member in each.spec.colocates:
+    for name, pool in declared.items():
+        for member in pool.spec.colocates:
             if member not in declared:
                 raise PlanError(
-                    f"pool '{name}' of {each.by} is a union with '{member}', which nobody declares; "
+                    f"pool '{name}' of {pool.by} is a union with '{member}', which nobody declares; "
                     f"{nearest(member, [other for other in declared if other != name])}"
                 )
             if declared[member].spec.colocates:
-                raise PlanError(f"pool '{name}' of {each.by} is a union with '{member}', which is itself a union")
+                raise PlanError(f"pool '{name}' of {pool.by} is a union with '{member}', which is itself a union")
 
 
 def _check_used(declared: Mapping[str, _Declared], roles: Mapping[str, tuple[str, ...]]) -> None:
-    in_unions = {member for name, each in declared.items() if roles[name] for member in each.spec.colocates}
-    for name, each in declared.items():
+    in_unions = {member for name, pool in declared.items() if roles[name] for member in pool.spec.colocates}
+    for name, item in declared.items():
         if not roles[name] and name not in in_unions:
             used = ", ".join(sorted(pool for pool in roles if roles[pool]))
-            raise PlanError(f"pool '{name}' of {each.by} is unused: no role asks for it; pools in use: {used}")
+            raise PlanError(f"pool '{name}' of {item.by} is unused: no role asks for it; pools in use: {used}")
 
 
-def _gpus_per_node(each: _Declared, workers: Sequence[WorkerPlan], declared: Mapping[str, _Declared]) -> int:
+def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Mapping[str, _Declared]) -> int:
     """Devices a node: as declared if that is enough, otherwise what the largest of the pool's roles needs."""
-    spec = each.spec
+    spec = pool.spec
     if spec.colocates:
         members = [declared[member] for member in spec.colocates]
         sizes = [_gpus_per_node(member, workers, declared) * member.spec.nodes for member in members]
@@ -176,7 +176,7 @@ def _gpus_per_node(each: _Declared, workers: Sequence[WorkerPlan], declared: Map
             total = given * spec.nodes
             has = f"{total}" if spec.nodes == 1 else f"{total} on {spec.nodes} nodes, each of which needs {on_a_node}"
             raise PlanError(
-                f"pool '{spec.name}' of {each.by} is too small: role '{request.role.name}' of {plan.asked_by} needs "
+                f"pool '{spec.name}' of {pool.by} is too small: role '{request.role.name}' of {plan.asked_by} needs "
                 f"{wanted} GPUs ({request.replicas} replicas x {request.ranks} ranks x {request.gpus:g}), "
                 f"the pool has {has}; its class is {plan.cls.__qualname__} of {plan.provided_by}"
             )
@@ -188,7 +188,7 @@ def _check_total(
     config: RunConfig, declared: Mapping[str, _Declared], sizes: Mapping[str, int], facts: Facts | None
 ) -> None:
     """`facts` of this machine; None on other machines, which are seen when the pools are placed on them."""
-    leaves = {name: sizes[name] * each.spec.nodes for name, each in declared.items() if not each.spec.colocates}
+    leaves = {name: sizes[name] * pool.spec.nodes for name, pool in declared.items() if not pool.spec.colocates}
     total = sum(leaves.values())
     if facts is not None and total > facts.gpus:
         each_pool = ", ".join(f"'{name}' {size}" for name, size in leaves.items() if size)
@@ -206,15 +206,15 @@ def _place(
 ) -> list[PoolPlan]:
     devices: dict[str, tuple[int, ...]] = {}
     first = 0
-    for name, each in declared.items():
-        if not each.spec.colocates:
-            size = sizes[name] * each.spec.nodes
+    for name, pool in declared.items():
+        if not pool.spec.colocates:
+            size = sizes[name] * pool.spec.nodes
             devices[name] = tuple(range(first, first + size))
             first += size
     plans = []
-    for name, each in declared.items():
-        spec = each.spec
+    for name, pool in declared.items():
+        spec = pool.spec
         gpus = devices.get(name) or tuple(gpu for member in spec.colocates for gpu in devices[member])
         where = (spec.placement, dict(spec.labels), dict(spec.resources))
-        plans.append(PoolPlan(name, sizes[name], spec.nodes, roles[name], each.by, spec.colocates, gpus, *where))
+        plans.append(PoolPlan(name, sizes[name], spec.nodes, roles[name], pool.by, spec.colocates, gpus, *where))
     return plans

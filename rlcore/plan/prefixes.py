@@ -1,4 +1,4 @@
-"""How each role that computes log-probs or values shares the prompt of a group among its samples."""
+"""Chooses for each role how the samples of a group share their prompt."""
 
 from collections.abc import Sequence
 from dataclasses import replace

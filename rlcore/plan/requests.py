@@ -1,4 +1,4 @@
-"""Who asks for which workers, and which class fills each role."""
+"""Collects requests for workers and picks the class of each role."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -42,17 +42,17 @@ def gather(
         with boundary(whose, PluginError, CALLED), limited(whose):
             requests = plan.component.requests(config, plan.section)
         asked += [OwnedRequest(request, who) for request in listed(requests, WorkerRequest, whose)]
-    for each in asked:
-        _check_references(each)
+    for item in asked:
+        _check_references(item)
     owners: dict[str, OwnedRequest] = {}
-    for each in asked:
-        name = each.request.role.name
+    for worker in asked:
+        name = worker.request.role.name
         if name in owners:
             raise PlanError(
-                f"role '{name}' has two owners: {join_names([owners[name].by, each.by])}; a role has one, "
+                f"role '{name}' has two owners: {join_names([owners[name].by, worker.by])}; a role has one, "
                 f"so one of them has to ask for a role of another name"
             )
-        owners[name] = each
+        owners[name] = worker
     return tuple(asked)
 
 
@@ -71,8 +71,8 @@ FIXED = ("role", "backend", "targets", "isolated")
 
 def choose_classes(config: RunConfig, offers: Offers, asked: Sequence[OwnedRequest]) -> tuple[WorkerPlan, ...]:
     """A class for each request, in start order: by role name, a worker served inside another after its host."""
-    plans = {each.request.role.name: _fill(config, offers, each) for each in asked}
-    everywhere = {each.request.role.name for each in asked if _only_class(offers, each).value.on_every_rank}
+    plans = {request.request.role.name: _fill(config, offers, request) for request in asked}
+    everywhere = {request.request.role.name for request in asked if _only_class(offers, request).value.on_every_rank}
     for name in sorted(plans):
         plans[name] = _beside_host(plans[name], plans, everywhere, offers)
     inside = [name for name in sorted(plans) if plans[name].request.embedded_in is not None]
@@ -132,8 +132,8 @@ def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], asked
 def _only_class(offers: Offers, asked: OwnedRequest) -> Offer[WorkerClass]:
     """The one offer whose (interface, backend) is the requested one: identity, never a search among subclasses."""
     role, backend = asked.request.role, asked.request.backend
-    for_interface = [each for each in offers.worker_classes() if each.value.interface is role.interface]
-    found = [each for each in for_interface if each.value.backend == backend]
+    for_interface = [offer for offer in offers.worker_classes() if offer.value.interface is role.interface]
+    found = [offer for offer in for_interface if offer.value.backend == backend]
     if len(found) == 1:
         return found[0]
     interface = role.interface.__name__
@@ -141,17 +141,17 @@ def _only_class(offers: Offers, asked: OwnedRequest) -> Offer[WorkerClass]:
     if found:
         raise PlanError(
             f"{wanted}: {len(found)} are offered, "
-            f"{join_names([f'{_class(each)} by {each.provider}' for each in found])}; "
+            f"{join_names([f'{_class(offer)} by {offer.provider}' for offer in found])}; "
             f"enable one of these plugins only, or choose another backend"
         )
     others = sorted((o for o in offers.worker_classes() if o.value.backend == backend), key=by_provider)
     elsewhere = "; ".join(
-        f"{each.provider} offers backend '{backend}' for {each.value.interface.__name__}, which is another interface"
-        for each in others
-        if each.provider.plugin != CORE
+        f"{other.provider} offers backend '{backend}' for {other.value.interface.__name__}, which is another interface"
+        for other in others
+        if other.provider.plugin != CORE
     )
     help_ = remedy(f"{asked.request.settings or role.name}.backend", backend, interface)
-    parts = [f"{wanted}: none is offered", nearest(backend, [each.value.backend for each in for_interface])]
+    parts = [f"{wanted}: none is offered", nearest(backend, [offer.value.backend for offer in for_interface])]
     raise PlanError("; ".join(parts + [part for part in (elsewhere, help_) if part]))
 
 
@@ -231,8 +231,10 @@ def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: 
 def _instead(plan: WorkerPlan, host: Role[Any], offers: Offers) -> str:
     """The backends of the role that go with a host of several ranks, as the end of an error."""
     role = plan.request.role
-    fits = [each.value for each in offers.worker_classes() if each.value.interface is role.interface]
-    names = sorted(each.backend for each in fits if each.embedded_in is None or each.on_every_rank)
+    fits = [offer.value for offer in offers.worker_classes() if offer.value.interface is role.interface]
+    names = sorted(
+        worker_class.backend for worker_class in fits if worker_class.embedded_in is None or worker_class.on_every_rank
+    )
     choices = ", ".join(f"{plan.request.settings or role.name}.backend={name}" for name in names)
     return f"; choose from: {choices}" if names else f"; set {host.name}.ranks=1"
 

@@ -75,17 +75,17 @@ def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offe
 
 
 def _takes_nothing_of_a_sample(key: str, reference: str, config: RewardFunctionConfig, settings: Any) -> bool:
-    """Whether the function's source says that a call of it returns the function; ConfigError if that lacks `kwargs`."""
+    """True if the function's source says that a call of it returns the function; ConfigError if that lacks `kwargs`."""
     node = function_node(reference)
     if node is None or node.args.vararg or node.args.kwarg:
         return False
     positional = [*node.args.posonlyargs, *node.args.args]
-    named = {each.arg for each in (*positional, *node.args.kwonlyargs)}
+    named = {argument.arg for argument in (*positional, *node.args.kwonlyargs)}
     if not named.isdisjoint(SAMPLE_NAMES):
         return False
-    required = {each.arg for each in positional[: len(positional) - len(node.args.defaults)]}
+    required = {argument.arg for argument in positional[: len(positional) - len(node.args.defaults)]}
     pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-    required |= {each.arg for each, default in pairs if default is None}
+    required |= {pair.arg for pair, default in pairs if default is None}
     missing = sorted(required - set(config.kwargs) - ({"settings"} if settings is not None else set()))
     if missing:
         raise ConfigError(
@@ -166,6 +166,6 @@ def _check_defines(key: str, path: Path, attribute: str) -> None:
         if isinstance(statement, ast.ImportFrom) and statement.level:
             raise ConfigError(f"{key}: {no_relative_imports(path)}")
         targets = statement.targets if isinstance(statement, ast.Assign) else []
-        is_named = any(isinstance(each, ast.Name) and each.id == attribute for each in targets)
+        is_named = any(isinstance(target, ast.Name) and target.id == attribute for target in targets)
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Lambda) and is_named:
             raise ConfigError(f"{key}: {path}: {attribute} is a lambda; needs a function or class with a name")

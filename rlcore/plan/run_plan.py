@@ -1,4 +1,4 @@
-"""What the planner has decided: every part of a `RunPlan`. Plain frozen data; only `rlcore.plan` makes it."""
+"""The planner's decisions: every part of a `RunPlan`. Plain frozen data; only `rlcore.plan` makes it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class RunPlan:
 
     def served_where(self, part: RewardComponent) -> str:
         """In words: the address, or the role with its replicas and its pool."""
-        for request in (each.request for each in self.workers):
+        for request in (worker.request for worker in self.workers):
             if request.role.name == part.served_by:
                 many = "1 replica" if request.replicas == 1 else f"{request.replicas} replicas"
                 return f"role '{part.served_by}', {many} in pool '{request.pool}'"

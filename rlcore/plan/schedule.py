@@ -138,7 +138,7 @@ def _check_drop(config: RunConfig, rewards: Sequence[ResolvedReward], passes: Se
                 f"schedule.on_stale=drop: a step takes the prompts whose rewards are in first, but reward "
                 f"'{reward.name}' of {reward.provided_by} scores the whole batch at once; choose on_stale=wait"
             )
-    late = [each for each in passes if each != "reference"]
+    late = [pass_ for pass_ in passes if pass_ != "reference"]
     if config.schedule.stream_minibatches and late:
         raise PlanError(
             f"schedule.on_stale=drop with stream_minibatches=true: {' and '.join(late)} need a pass over a step's "

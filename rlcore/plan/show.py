@@ -16,29 +16,31 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
     saved: Any = json.loads(json.dumps(plan.loaded.saved))
     functions = (saved.get("reward") or {}).get("functions") or {}
     return {
-        "plugins": {each.plugin: {"distribution": each.distribution, "version": each.version} for each in plan.plugins},
+        "plugins": {
+            plugin.plugin: {"distribution": plugin.distribution, "version": plugin.version} for plugin in plan.plugins
+        },
         "components": {
-            slot: {"name": each.component.name, "provided_by": each.provided_by}
-            for slot, each in sorted(plan.components.items())
+            slot: {"name": component.component.name, "provided_by": component.provided_by}
+            for slot, component in sorted(plan.components.items())
         },
         "cluster": {"name": plan.cluster.offer.name, "provided_by": plan.cluster.provided_by},
-        "algorithms": {purpose: _algorithm(each) for purpose, each in sorted(plan.algorithms.items())},
-        "workers": {each.request.role.name: _worker(each) for each in plan.workers},
-        "pools": {each.name: _pool(each) for each in plan.pools},
+        "algorithms": {purpose: _algorithm(algorithm) for purpose, algorithm in sorted(plan.algorithms.items())},
+        "workers": {worker.request.role.name: _worker(worker) for worker in plan.workers},
+        "pools": {pool.name: _pool(pool) for pool in plan.pools},
         "rewards": {
-            each.name: {
-                "target": each.target,
-                "provided_by": each.provided_by,
-                "weight": each.weight,
-                "scope": each.scope.value,
-                "deadline_s": each.deadline_s,
-                "kwargs": (functions.get(each.name) or {}).get("kwargs") or {},
-                "is_factory": each.is_factory,
-                "post_process": each.post_process,
+            reward.name: {
+                "target": reward.target,
+                "provided_by": reward.provided_by,
+                "weight": reward.weight,
+                "scope": reward.scope.value,
+                "deadline_s": reward.deadline_s,
+                "kwargs": (functions.get(reward.name) or {}).get("kwargs") or {},
+                "is_factory": reward.is_factory,
+                "post_process": reward.post_process,
             }
-            for each in plan.rewards
+            for reward in plan.rewards
         }
-        | {each.name: _part(plan, each) for each in plan.reward_components},
+        | {component.name: _part(plan, component) for component in plan.reward_components},
         "schedule": {
             "name": plan.schedule.name,
             "max_staleness": plan.schedule.max_staleness,

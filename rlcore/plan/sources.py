@@ -46,26 +46,26 @@ def function_node(reference: str) -> ast.FunctionDef | None:
             return None if found.decorator_list else found
         if not isinstance(found, ast.ImportFrom):
             return None
-        attribute = next(each.name for each in found.names if (each.asname or each.name) == attribute)
+        attribute = next(alias.name for alias in found.names if (alias.asname or alias.name) == attribute)
         path = _imported_from(found, path)
     return None
 
 
 def _top_level(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
     """The statements, and those in the branches of `if`, as for type checkers."""
-    for each in statements:
-        yield each
-        if isinstance(each, ast.If):
-            yield from _top_level([*each.body, *each.orelse])
+    for statement in statements:
+        yield statement
+        if isinstance(statement, ast.If):
+            yield from _top_level([*statement.body, *statement.orelse])
 
 
 def _names(node: ast.stmt) -> tuple[str, ...]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return (node.name,)
     if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return tuple(each.asname or each.name for each in node.names)
+        return tuple(alias.asname or alias.name for alias in node.names)
     targets: list[Any] = node.targets if isinstance(node, ast.Assign) else []
-    return tuple(each.id for each in targets if isinstance(each, ast.Name))
+    return tuple(target.id for target in targets if isinstance(target, ast.Name))
 
 
 def _imported_from(node: ast.ImportFrom, path: Path) -> Path | None:
@@ -75,4 +75,4 @@ def _imported_from(node: ast.ImportFrom, path: Path) -> Path | None:
     for part in (node.module or "").split("."):
         directory = directory / part if part else directory
     places = (directory.with_suffix(".py"), directory / "__init__.py")
-    return next((each for each in places if each.is_file()), None)
+    return next((place for place in places if place.is_file()), None)

@@ -21,8 +21,8 @@ __all__ = ["Hooks", "InstalledPlugin", "configure", "installed", "load"]
 def load(names_or_paths: Iterable[str]) -> Hooks:
     """The offers of the core and of the named plugins; a path ending in .py is a plugin in a plain file."""
     named: dict[str, str] = {}
-    for each in names_or_paths:
-        name, source = name_of(each), str(Path(each).absolute()) if is_path(each) else canonical(each)
+    for plugin in names_or_paths:
+        name, source = name_of(plugin), str(Path(plugin).absolute()) if is_path(plugin) else canonical(plugin)
         if named.setdefault(name, source) != source:
             raise PluginError(f"plugin '{name}' is enabled twice, as {named[name]} and as {source}; leave one out")
     return Hooks([load_plugin(named[name]) for name in sorted(named)])
@@ -42,13 +42,13 @@ def configure(
             raise ConfigError(f"plugins.{name}: a section is named with '_'; write plugins.{canonical(name)}")
     sources = {name: _source(name, section) for name, section in sections.items()}
     further: list[str] = []
-    for each in plugins:
-        if is_path(each):
-            further.append(f"plugins.{name_of(each)}.path={json.dumps(str(Path(each).absolute()))}")
-            sources.pop(name_of(each), None)
-        elif canonical(each) not in sources:
-            further.append(f"plugins.{canonical(each)}={{}}")
-    named = [each for each in plugins if is_path(each) or canonical(each) not in sources]
+    for plugin in plugins:
+        if is_path(plugin):
+            further.append(f"plugins.{name_of(plugin)}.path={json.dumps(str(Path(plugin).absolute()))}")
+            sources.pop(name_of(plugin), None)
+        elif canonical(plugin) not in sources:
+            further.append(f"plugins.{canonical(plugin)}={{}}")
+    named = [plugin for plugin in plugins if is_path(plugin) or canonical(plugin) not in sources]
     hooks = load([*sources.values(), *named])
     return hooks, load_config(files, [*overrides, *further], hooks.config_sections())
 

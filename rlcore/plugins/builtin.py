@@ -83,9 +83,9 @@ def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[
 @hookimpl
 def rlcore_config_sections() -> Sequence[ConfigSection]:
     return [
-        ConfigSection(each.name, get_type_hints(RunConfig)[each.name])
-        for each in fields(RunConfig)
-        if each.name != "plugins"
+        ConfigSection(spec.name, get_type_hints(RunConfig)[spec.name])
+        for spec in fields(RunConfig)
+        if spec.name != "plugins"
     ]
 
 

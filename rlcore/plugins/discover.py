@@ -1,4 +1,4 @@
-"""What is installed, read from package metadata alone: nothing here imports a plugin."""
+"""Finds installed plugins from package metadata alone: nothing here imports a plugin."""
 
 import os
 import sys
@@ -61,7 +61,7 @@ def _changed_at(place: str) -> int:
 
 def installed() -> tuple[InstalledPlugin, ...]:
     """Every installed plugin by name, enabled or not, none of them imported; a name may occur twice."""
-    found = [_plugin(each) for each in _entries(GROUP)]
+    found = [_plugin(point) for point in _entries(GROUP)]
     return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.provider.distribution)))
 
 
@@ -80,7 +80,7 @@ def _provider(entry: EntryPoint, name: str, kind: str) -> Provider:
 def entry_point_rewards() -> tuple[Offer[RewardFunction], ...]:
     """Entry points of the group `rlcore.rewards` as offers, none of them loaded; one that names no function is none."""
     offers = []
-    for entry in sorted(_entries(REWARDS_GROUP), key=lambda each: (each.name, each.value)):
+    for entry in sorted(_entries(REWARDS_GROUP), key=lambda entry: (entry.name, entry.value)):
         with suppress(OfferError):  # of a distribution that nobody need have asked for
             offers.append(Offer(RewardFunction(entry.name, entry.value), _provider(entry, entry.name, "entry point")))
     return tuple(offers)
@@ -134,8 +134,8 @@ def check_api(plugin: InstalledPlugin) -> None:
             f"{plugin.provider}: its metadata does not say which rlcore it needs; "
             f"it needs Requires-Dist: rlcore with a range that admits {__version__}"
         )
-    for each in ranges:
-        if not each.contains(__version__, prereleases=True):
+    for span in ranges:
+        if not span.contains(__version__, prereleases=True):
             raise PluginError(
-                f"{plugin.provider}: needs rlcore{each}, this is rlcore {__version__}; install a matching version"
+                f"{plugin.provider}: needs rlcore{span}, this is rlcore {__version__}; install a matching version"
             )

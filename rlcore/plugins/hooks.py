@@ -45,7 +45,9 @@ class Hooks:
         self._manager.add_hookspecs(hookspecs)
         self._providers: dict[str, Provider] = {}
         self._known: dict[str, tuple[Offer[Any], ...]] = {}
-        for plugin in sorted(everything, key=lambda each: (each.provider.plugin != CORE, each.provider.plugin)):
+        for plugin in sorted(
+            everything, key=lambda parameter: (parameter.provider.plugin != CORE, parameter.provider.plugin)
+        ):
             self._register(plugin)
 
     def _register(self, plugin: LoadedPlugin) -> None:
@@ -60,7 +62,7 @@ class Hooks:
         self._providers[provider.plugin] = provider
 
     def providers(self) -> tuple[Provider, ...]:
-        return tuple(each for name, each in self._providers.items() if name != CORE)
+        return tuple(provider for name, provider in self._providers.items() if name != CORE)
 
     def implemented(self, provider: Provider) -> tuple[str, ...]:
         """The hooks that a plugin implements."""
@@ -111,7 +113,9 @@ class Hooks:
     ) -> tuple[Offer[T], ...]:
         offers: list[Offer[T]] = []
         implementations = getattr(self._manager.hook, hook).get_hookimpls()
-        for implementation in sorted(implementations, key=lambda each: (each.plugin_name != CORE, each.plugin_name)):
+        for implementation in sorted(
+            implementations, key=lambda implementation: (implementation.plugin_name != CORE, implementation.plugin_name)
+        ):
             provider = self._providers[implementation.plugin_name]
             whose = f"{provider}: {hook}()"
             with boundary(whose, PluginError, CALLED), limited(whose):

@@ -1,1 +1,1 @@
-"""What a run tells: metrics, trackers, the terminal, advice."""
+"""Reports of a run: metrics, trackers, the terminal, advice."""

@@ -1,4 +1,4 @@
-"""What bounded a run, and which setting to turn, in plain words."""
+"""Says what bounded a run and which setting to turn."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a run leaves on disk step by step: `metrics.jsonl`, and one file of trajectories a step.
+"""Writes a run's steps to disk: `metrics.jsonl`, and one file of trajectories per step.
 
 A line counts when it ends in a line break: one that a crash tore off is ignored by readers and dropped by writers.
 Numbers that are not finite are written as null, because JSON has no other word for them. Everything that depends on the
@@ -119,10 +119,10 @@ def read_trajectories(run_dir: Path, step: int) -> list[dict[str, Any]]:
 def average(metrics: Iterable[Mapping[str, float]]) -> Metrics:
     """The mean of each metric over those that have it; NaN and infinities count as they do in a sum."""
     values: dict[str, list[float]] = {}
-    for each in metrics:
-        for name, value in each.items():
+    for metric in metrics:
+        for name, value in metric.items():
             values.setdefault(name, []).append(value)
-    return {name: _total(each) / len(each) for name, each in values.items()}
+    return {name: _total(value) / len(value) for name, value in values.items()}
 
 
 def _total(values: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: a progress bar, tables of completions, and the last words."""
+"""Shows a run on the terminal: a progress bar, tables of completions, and the last words."""
 
 import contextlib
 import logging

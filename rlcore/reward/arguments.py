@@ -1,4 +1,4 @@
-"""What reward functions are given: a sample as columns in TRL's style, or by the names of verl's compute_score."""
+"""Builds reward functions' arguments: a sample as columns in TRL's style, or by the names of verl's compute_score."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +22,8 @@ def group_arguments(call: Callable[..., Any], trajectories: Sequence[Trajectory]
     """
     [_, *others] = inspect.signature(call).parameters.values()
     named = column_arguments(trajectories, spec)
-    needed = [each for each in others if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
-    missing = sorted(each.name for each in needed if each.name not in named)
+    needed = [other for other in others if other.default is other.empty and other.kind is other.POSITIONAL_OR_KEYWORD]
+    missing = sorted(name.name for name in needed if name.name not in named)
     if missing:
         raise RewardError(f"post_process_scores {no_columns(missing, named, trajectories)}")
     return _taken(others, named)
@@ -45,14 +45,14 @@ def log_arguments(
 
 
 def _taken(parameters: Sequence[inspect.Parameter], named: Mapping[str, Any]) -> dict[str, Any]:
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(named)
-    return {each.name: named[each.name] for each in parameters if each.name in named}
+    return {parameter.name: named[parameter.name] for parameter in parameters if parameter.name in named}
 
 
 def no_columns(missing: Sequence[str], named: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> str:
     """The error about columns that a function needs and the data does not have."""
-    sources = sorted({each.prompt.source for each in trajectories})
+    sources = sorted({trajectory.prompt.source for trajectory in trajectories})
     columns = sorted(named.keys() - set(NO_COLUMNS))
     return (
         f"needs the columns {', '.join(missing)}, which source {', '.join(sources)} does not have; "
@@ -62,13 +62,13 @@ def no_columns(missing: Sequence[str], named: Mapping[str, Any], trajectories: S
 
 def column_arguments(trajectories: Sequence[Trajectory], spec: FunctionSpec) -> dict[str, Any]:
     """Arguments in the style of TRL: a list for each column, None where a row's source has no such column."""
-    rows = [_columns(each.prompt, spec.answer_columns) for each in trajectories]
+    rows = [_columns(trajectory.prompt, spec.answer_columns) for trajectory in trajectories]
     names = dict.fromkeys(name for row in rows for name in row)
     named: dict[str, Any] = {name: [row.get(name) for row in rows] for name in names if name not in NO_COLUMNS}
-    named["prompts"] = [prompt_of(each.prompt) for each in trajectories]
-    named["completions"] = [_completion(each) for each in trajectories]
-    named["completion_ids"] = [each.token_ids[each.prompt_length :].tolist() for each in trajectories]
-    latest = max((version for each in trajectories for _, version in each.versions), default=0)
+    named["prompts"] = [prompt_of(trajectory.prompt) for trajectory in trajectories]
+    named["completions"] = [_completion(trajectory) for trajectory in trajectories]
+    named["completion_ids"] = [trajectory.token_ids[trajectory.prompt_length :].tolist() for trajectory in trajectories]
+    latest = max((version for trajectory in trajectories for _, version in trajectory.versions), default=0)
     named["trainer_state"] = SimpleNamespace(
         global_step=latest, epoch=trajectories[0].id.epoch, max_steps=spec.max_steps
     )

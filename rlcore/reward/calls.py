@@ -65,12 +65,12 @@ class FunctionCalls:
 
     @property
     def post_processes(self) -> bool:
-        """Whether a group's scores are looked at together; of a class, known after `start`."""
+        """True if a group's scores are looked at together; of a class, known after `start`."""
         return self._after is not None or self._looks_at_groups
 
     @property
     def is_async(self) -> bool:
-        """Whether it runs on the run's loop; known after `start`."""
+        """True if it runs on the run's loop; known after `start`."""
         return isinstance(self._caller, LoopCaller)
 
     @property
@@ -133,7 +133,7 @@ class FunctionCalls:
         judged = [trajectories[index] for index in good]
         if self._after is None:
             return after_the_group(outcomes, good, await self._ask(judged, lane, scores))
-        scored = [with_score(each, score) for each, score in zip(judged, scores, strict=True)]
+        scored = [with_score(trajectory, score) for trajectory, score in zip(judged, scores, strict=True)]
         return after_the_group(outcomes, good, await self._after.score(scored, lane))
 
     async def _ask(self, trajectories: Sequence[Trajectory], lane: Lane, scores: Scores = None) -> list[Outcome]:
@@ -143,7 +143,7 @@ class FunctionCalls:
         while True:
             tries -= 1
             outcomes = await self._try(trajectories, lane, allowance, scores)
-            good = all(each.status is not RewardStatus.FAILED for each in outcomes)
+            good = all(outcome.status is not RewardStatus.FAILED for outcome in outcomes)
             wait = pause * JITTER.uniform(0.5, 1.5)
             if good or tries <= 0 or allowance.left_s <= wait:
                 return outcomes

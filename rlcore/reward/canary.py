@@ -19,14 +19,14 @@ async def check_canary(
     manager: RewardManager, prompts: Sequence[Prompt], config: RewardConfig, tokens: "Tokens"
 ) -> None:
     """RewardError, naming prompt, response and score, when a canary fails or scores below `reward.canary_min`."""
-    known = [each for each in prompts if each.answer is not None]
+    known = [prompt for prompt in prompts if prompt.answer is not None]
     if not known:
         raise ConfigError("reward.canary: none of the first prompts has an answer; set data.sources.<x>.answer_column")
-    canaries = [canary(each, config.canary, tokens) for each in known]
+    canaries = [canary(name, config.canary, tokens) for name in known]
 
     async def stream() -> AsyncIterator[Trajectory]:
-        for each in canaries:
-            yield each
+        for item in canaries:
+            yield item
 
     async with aclosing(manager.score(stream(), Lane.EVAL)) as results:  # type: ignore[type-var]
         async for scored in results:

@@ -124,5 +124,5 @@ async def start_child(spec: FunctionSpec, children: Children, config: RewardFunc
 
 
 def is_out_of_memory(cause: BaseException) -> bool:
-    """Whether this is a MemoryError of a child, or of numpy, which has its own."""
+    """True if this is a MemoryError of a child, or of numpy, which has its own."""
     return "MemoryError" in str(cause)

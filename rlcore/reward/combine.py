@@ -30,29 +30,29 @@ def combine(
     score = others_score = 0.0
     total: Float32s | None = None
     alone = len(outcomes) == 1
-    for name, each in outcomes.items():
-        if each.info:
-            info |= each.info if alone else {f"{name}/{key}": value for key, value in each.info.items()}
-            if "answer" in each.info:
-                info.setdefault("answer", each.info["answer"])
-        if each.status is RewardStatus.FAILED:
-            errors[name] = each.error
-        elif each.status is RewardStatus.SKIPPED:
+    for name, outcome in outcomes.items():
+        if outcome.info:
+            info |= outcome.info if alone else {f"{name}/{key}": value for key, value in outcome.info.items()}
+            if "answer" in outcome.info:
+                info.setdefault("answer", outcome.info["answer"])
+        if outcome.status is RewardStatus.FAILED:
+            errors[name] = outcome.error
+        elif outcome.status is RewardStatus.SKIPPED:
             skipped.append(name)
         else:
-            parts[name] = each.score
-            for part, value in each.components.items():
+            parts[name] = outcome.score
+            for part, value in outcome.components.items():
                 parts[f"{name}/{part}"] = value
-            if not abs(score + weights[name] * each.score) <= LARGEST:
+            if not abs(score + weights[name] * outcome.score) <= LARGEST:
                 errors[name] = (
-                    f"its score {each.score:g} times its weight {weights[name]:g} leaves what a float32 holds"
+                    f"its score {outcome.score:g} times its weight {weights[name]:g} leaves what a float32 holds"
                 )
                 continue
-            score += weights[name] * each.score
+            score += weights[name] * outcome.score
             if policies and name in policies:
-                others_score += weights[name] * each.score
-            if each.token_scores is not None:
-                weighted = np.float32(weights[name]) * each.token_scores
+                others_score += weights[name] * outcome.score
+            if outcome.token_scores is not None:
+                weighted = np.float32(weights[name]) * outcome.token_scores
                 total = weighted if total is None else total + weighted
                 if not np.isfinite(total).all():
                     errors[name] = f"its token scores times its weight {weights[name]:g} leave what a float32 holds"

@@ -1,4 +1,4 @@
-"""What somebody else's code may be given: whatever it does to it, nobody else sees it.
+"""Private copies for foreign code: its changes stay its own.
 
 Of a value, all that cannot be written to is shared and the rest is copied: lists, dicts and what else a row of data or
 an agent loop brought. What a trajectory is made of is read-only, so that most are shared as they are.
@@ -35,7 +35,7 @@ def _private(value: Any) -> Any:
         if _ATOMS.issuperset(map(type, value)):
             return value
         found = _replacements(enumerate(value))
-        return tuple(found.get(index, each) for index, each in enumerate(value)) if found else value
+        return tuple(found.get(index, part) for index, part in enumerate(value)) if found else value
     if kind is FrozenDict:
         if _ATOMS.issuperset(map(type, value.values())):
             return value

@@ -53,24 +53,26 @@ class FunctionRewards(RewardManager):
                 "reward.functions is empty; needs at least one, such as reward.functions.x.fn=file.py:name"
             )
         self._watch = LoopWatch()
-        self._queued = {each.name: Stopwatch() for each in self._functions}
+        self._queued = {function.name: Stopwatch() for function in self._functions}
         self._asked = Stopwatch()
         self._restarts_told = 0
 
     @property
     def scope(self) -> Scope:
-        scopes = {Scope.GROUP if each.post_processes else Scope.SAMPLE for each in self._scorers}
-        scopes |= {Scope(each.scope) for each in self._scorers}
-        return next(each for each in (Scope.BATCH, Scope.GROUP, Scope.SAMPLE) if each in scopes)
+        scopes = {Scope.GROUP if scorer.post_processes else Scope.SAMPLE for scorer in self._scorers}
+        scopes |= {Scope(scorer.scope) for scorer in self._scorers}
+        return next(scope for scope in (Scope.BATCH, Scope.GROUP, Scope.SAMPLE) if scope in scopes)
 
     async def start(self) -> None:
         """Start the children and make every function ready. PluginError or ConfigError naming the function."""
         children, queued = self._context.children, self._queued
-        await all_or_none([each.start(children, self._watch, queued[each.name]) for each in self._functions])
+        await all_or_none(
+            [function.start(children, self._watch, queued[function.name]) for function in self._functions]
+        )
 
     async def close(self) -> None:
         try:
-            await asyncio.gather(*(each.close() for each in self._functions))
+            await asyncio.gather(*(function.close() for function in self._functions))
         finally:
             self._watch.close()
             self._log.close()
@@ -113,11 +115,11 @@ class FunctionRewards(RewardManager):
         there is such a function.
         """
         self._log.flush()
-        waits = {_places(each): self._queued[each.name].take() for each in self._functions}
-        total = sum(each.num_restarts for each in self._functions)
+        waits = {_places(function): self._queued[function.name].take() for function in self._functions}
+        total = sum(function.num_restarts for function in self._functions)
         restarts, self._restarts_told = total - self._restarts_told, total
         metrics = {**bound_by(waits, self._asked.take()), "reward/num_restarts": float(restarts)}
-        if any(each.is_async for each in self._functions):
+        if any(function.is_async for function in self._functions):
             metrics["perf/loop_blocked_s"] = self._watch.take_longest_s()
         return metrics
 
@@ -133,7 +135,7 @@ def function_spec(
     """What a child of this run is told to load and call a function."""
     config = context.config
     sources = {**config.eval.sources, **config.data.sources}
-    answer_columns = {source: each.answer_column for source, each in sources.items() if each.answer_column}
+    answer_columns = {source: item.answer_column for source, item in sources.items() if item.answer_column}
     return FunctionSpec(name, reference, dict(kwargs), scope, answer_columns, config.train.max_steps, sent(settings))
 
 
@@ -185,11 +187,11 @@ class GroupFunction:
 
 def _calls(context: BuildContext, log: CallLog) -> list[FunctionCalls]:
     calls = []
-    for name, each in context.reward_functions.items():
+    for name, function in context.reward_functions.items():
         config, after = context.config.reward.functions[name], None
-        if each.post_process:
-            after = group_function(context, name, each.post_process, each.deadline_s, config)
-        spec = function_spec(context, name, each.target, each.scope.value, each.kwargs, each.settings)
+        if function.post_process:
+            after = group_function(context, name, function.post_process, function.deadline_s, config)
+        spec = function_spec(context, name, function.target, function.scope.value, function.kwargs, function.settings)
         kept = log if config.log_calls else None
-        calls.append(FunctionCalls(spec, config, each.weight, each.deadline_s, after, kept))
+        calls.append(FunctionCalls(spec, config, function.weight, function.deadline_s, after, kept))
     return calls

@@ -12,7 +12,7 @@ SCORE_COLUMN = "score"
 
 def scored_indices(outcomes: Sequence[Outcome]) -> list[int]:
     """Of a group, the samples that have a score: the others are left out."""
-    return [index for index, each in enumerate(outcomes) if each.status is RewardStatus.OK]
+    return [index for index, outcome in enumerate(outcomes) if outcome.status is RewardStatus.OK]
 
 
 def with_score(trajectory: Trajectory, score: float) -> Trajectory:

@@ -1,4 +1,4 @@
-"""How much memory the process of a reward function may hold."""
+"""Limits the memory of a reward function's process."""
 
 import resource
 import sys

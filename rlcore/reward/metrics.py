@@ -1,4 +1,4 @@
-"""What a step's rewards look like, as metrics."""
+"""Metrics of a step's rewards."""
 
 import math
 from collections import defaultdict
@@ -18,7 +18,7 @@ def reward_metrics(scored: Sequence[ScoredTrajectory]) -> Metrics:
     those of which some function had no opinion; the latency percentiles are seconds from the end of generation to the
     reward, waiting included. A number over nothing is left out.
     """
-    units = [(each.trajectory.id, each.reward) for each in scored]
+    units = [(sample.trajectory.id, sample.reward) for sample in scored]
     rewards = {(unit.prompt, unit.epoch, unit.sample): reward for unit, reward in units}
     scores: list[float] = []
     groups: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -34,17 +34,17 @@ def reward_metrics(scored: Sequence[ScoredTrajectory]) -> Metrics:
             groups[prompt, epoch].append(reward.score)
     metrics: Metrics = {"reward/failed": float(num_failed), "reward/skipped": float(num_skipped)}
     if rewards:
-        latencies = sorted([each.latency_s for each in rewards.values()])
+        latencies = sorted([reward.latency_s for reward in rewards.values()])
         metrics["reward/latency_p50"] = _percentile(latencies, 0.5)
         metrics["reward/latency_p95"] = _percentile(latencies, 0.95)
     if scores:
         scores_N = np.array(scores)
         metrics["reward/mean"] = float(scores_N.mean())
         metrics["reward/std"] = float(scores_N.std())
-    comparable = [each for each in groups.values() if len(each) > 1]
+    comparable = [group for group in groups.values() if len(group) > 1]
     if comparable:
         metrics["reward/zero_std_frac"] = sum(map(_all_equal, comparable)) / len(comparable)
-    return metrics | {f"reward/{name}/mean": sum(each) / len(each) for name, each in parts.items()}
+    return metrics | {f"reward/{name}/mean": sum(part) / len(part) for name, part in parts.items()}
 
 
 def _all_equal(scores: Sequence[float]) -> bool:

@@ -1,4 +1,4 @@
-"""What a function in TRL's style notes beside its scores: `log_extra` and `log_metric`."""
+"""Collects notes of a TRL-style function besides its scores: `log_extra` and `log_metric`."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class CallNotes:
         for value in values:
             if (wrong := beside_score(value)) is not None:
                 raise RewardError(f"log_extra('{column}', ...): found {wrong}")
-        self._extra[exact_text(column)] = [plain(each) for each in values]
+        self._extra[exact_text(column)] = [plain(value) for value in values]
 
     def log_metric(self, name: str, value: Any) -> None:
         """A number of this call, which becomes a metric: its mean over the samples."""
@@ -41,12 +41,12 @@ class CallNotes:
         """The outcomes with what was noted of them."""
         if not self._extra and not self._metrics:
             return list(outcomes)
-        means = {name: sum(each) / len(each) for name, each in self._metrics.items()}
+        means = {name: sum(metric) / len(metric) for name, metric in self._metrics.items()}
         return [
             replace(
-                each,
-                components={**each.components, **means},
-                info={**each.info, **{column: values[index] for column, values in self._extra.items()}},
+                outcome,
+                components={**outcome.components, **means},
+                info={**outcome.info, **{column: values[index] for column, values in self._extra.items()}},
             )
-            for index, each in enumerate(outcomes)
+            for index, outcome in enumerate(outcomes)
         ]

@@ -55,8 +55,8 @@ def outcome_of_score(value: Any, num_tokens: int) -> Outcome:
         return failed(f"the first of the tuple: {outcome.error}")
     if (wrong := beside_score(value)) is not None:
         return failed(f"returned {wrong}")
-    extra = {key: each for more in value[1:] if isinstance(more, Mapping) for key, each in more.items()}
-    details = [plain(each) for each in value[1:] if not isinstance(each, Mapping)]
+    extra = {key: item for more in value[1:] if isinstance(more, Mapping) for key, item in more.items()}
+    details = [plain(part) for part in value[1:] if not isinstance(part, Mapping)]
     with_extra = _outcome_of_mapping({**extra, "score": outcome.score})
     return replace(with_extra, info={**with_extra.info, "details": details}) if details else with_extra
 
@@ -67,7 +67,7 @@ def outcomes_of_many(value: Any, num_tokens: list[int], may_skip: bool = True) -
     if wrong:
         return [failed(wrong)] * len(num_tokens)
     values = value.tolist() if hasattr(value, "tolist") else list(value)
-    return [outcome_of_one(each, length, may_skip) for each, length in zip(values, num_tokens, strict=True)]
+    return [outcome_of_one(value, length, may_skip) for value, length in zip(values, num_tokens, strict=True)]
 
 
 def _wrong_list(value: Any, wanted: int) -> str:
@@ -82,7 +82,7 @@ def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
         return SKIPPED
     if (wrong := beside_score(value.info) or beside_score(value.components)) is not None:
         return failed(f"returned {wrong}")
-    info = {exact_text(key): plain(each) for key, each in value.info.items()}
+    info = {exact_text(key): plain(item) for key, item in value.info.items()}
     if value.status is RewardStatus.FAILED:
         return failed(str(info.get("error") or "returned a Reward with status FAILED and no info['error']"))
     score = number(value.score)
@@ -112,15 +112,15 @@ def _outcome_of_mapping(value: Mapping[str, Any]) -> Outcome:
         return failed(f"'score': {score}")
     if (wrong := beside_score(value)) is not None:
         return failed(f"returned {wrong}")
-    info = {exact_text(key): plain(each) for key, each in value.items() if key != "score"}
-    parts = {key: float(each) for key, each in info.items() if key not in ANSWERS and _is_measure(each)}
+    info = {exact_text(key): plain(part) for key, part in value.items() if key != "score"}
+    parts = {key: float(value) for key, value in info.items() if key not in ANSWERS and _is_measure(value)}
     if "answer" not in info and "pred" in info:
         info["answer"] = info["pred"]
     return Outcome(RewardStatus.OK, score, components=parts, info=info)
 
 
 def _is_measure(value: Any) -> bool:
-    """Whether an entry beside the score is a number that can be averaged over samples, as verl's `acc`."""
+    """True if an entry beside the score is a number that can be averaged over samples, as verl's `acc`."""
     return isinstance(value, (bool, int, float)) and not isinstance(number(value), str)
 
 
@@ -138,7 +138,7 @@ def plain(value: Any) -> Any:
         listed = value.tolist()
         return plain(listed) if type(listed) is not type(value) else exact_text(value)
     if isinstance(value, Mapping):
-        return {exact_text(key): plain(each) for key, each in value.items()}
+        return {exact_text(key): plain(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
+        return [plain(part) for part in value]
     return exact_text(value)

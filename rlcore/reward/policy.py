@@ -1,4 +1,4 @@
-"""What follows from a failed reward: pure decisions, taken when the groups of a step are complete.
+"""Decides what follows from failed rewards, when the groups of a step are complete. Pure.
 
 A sample whose reward FAILED carries the errors by function in `info['failed']`; each function's `on_failure` says what
 follows, and the strongest one counts: abort, drop_group, drop_sample (also what `retry` ends in), value. Parts of the
@@ -40,11 +40,11 @@ def apply_policies(
     )
     kept: list[list[ScoredTrajectory]] = []
     for group in groups:
-        if all(each.reward.status is RewardStatus.OK for each in group):
+        if all(sample.reward.status is RewardStatus.OK for sample in group):
             if group:
                 kept.append(list(group))
             continue
-        units = {each.trajectory.id.unit(): each.reward for each in group}
+        units = {sample.trajectory.id.unit(): sample.reward for sample in group}
         decisions = {unit: failure_policy(reward, config) for unit, reward in units.items()}
         if "drop_group" in decisions.values():
             num_failed = sum(1 for decision in decisions.values() if decision)
@@ -55,7 +55,7 @@ def apply_policies(
         dropped = {unit for unit, decision in decisions.items() if decision in ("drop_sample", "retry")}
         counts["dropped_samples"] += len(dropped)
         counts["valued_samples"] += sum(1 for decision in decisions.values() if decision == "value")
-        left = [_valued(each, decisions, config) for each in group if each.trajectory.id.unit() not in dropped]
+        left = [_valued(sample, decisions, config) for sample in group if sample.trajectory.id.unit() not in dropped]
         if left:
             kept.append(left)
         if dropped and len(units) - len(dropped) < 2:
@@ -78,9 +78,9 @@ def check_budget(groups: Sequence[Sequence[ScoredTrajectory]], config: RewardCon
 
     The budget is a share of all samples of `groups`, at least one sample unless it is 0.
     """
-    if all(each.reward.status is RewardStatus.OK for group in groups for each in group):
+    if all(sample.reward.status is RewardStatus.OK for group in groups for sample in group):
         return
-    rewards = {each.trajectory.id.unit(): each.reward for group in groups for each in group}
+    rewards = {sample.trajectory.id.unit(): sample.reward for group in groups for sample in group}
     for unit, reward in rewards.items():
         if failure_policy(reward, config) == "abort":
             raise aborted(unit, reward)
@@ -98,7 +98,7 @@ class Budget:
 
     def spend(self, group: Sequence[ScoredTrajectory]) -> None:
         """Count the group's failures; RewardError as `check_budget` has it, with those of earlier groups."""
-        for unit, reward in {each.trajectory.id.unit(): each.reward for each in group}.items():
+        for unit, reward in {sample.trajectory.id.unit(): sample.reward for sample in group}.items():
             if failure_policy(reward, self._config) == "abort":
                 raise aborted(unit, reward)
             if reward.status is not RewardStatus.OK:

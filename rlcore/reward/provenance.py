@@ -1,4 +1,4 @@
-"""Which code judged: the file of every reward function with its hash, kept with the run."""
+"""Keeps the code that judged with the run: the file of every reward function with its hash."""
 
 import hashlib
 import shutil

@@ -48,7 +48,7 @@ def extract(text: str) -> str:
 
 
 def same_answer(found: str, wanted: str) -> bool:
-    """Whether two answers are the same text, or the same number (commas and trailing zeros aside)."""
+    """True if two answers are the same text, or the same number (commas and trailing zeros aside)."""
     found, wanted = found.strip(), wanted.strip()
     if found == wanted:
         return True

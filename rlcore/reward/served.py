@@ -66,7 +66,7 @@ class ServedReward:
                 raise PluginError(f"{spec}: setup is async and score is not; make both one kind")
 
     def kind(self) -> tuple[bool, bool]:
-        """Whether it is async, and so runs on the run's loop, and whether it looks at a group's scores afterwards.
+        """True if it is async, and so runs on the run's loop, and whether it looks at a group's scores afterwards.
 
         Nothing of an async function has been set up then.
         """
@@ -197,7 +197,7 @@ class ServedReward:
         return (), {key: value for key, value in named.items() if self.signature.takes(key)} | own, notes
 
     def _outcomes(self, value: Any, trajectories: Sequence[Trajectory], notes: CallNotes | None) -> list[Outcome]:
-        lengths = [len(each.token_ids) for each in trajectories]
+        lengths = [len(trajectory.token_ids) for trajectory in trajectories]
         if self.signature.takes_many:
             outcomes = outcomes_of_many(value, lengths)
             return outcomes if notes is None else notes.on(outcomes)
@@ -210,4 +210,4 @@ class ServedReward:
         if not self._log_failed:
             self._log_failed = True
             logger.warning("%s: %s; scores stand", self.spec, error)
-        return [replace(each, info={**each.info, "log_error": str(error)}) for each in outcomes]
+        return [replace(outcome, info={**outcome.info, "log_error": str(error)}) for outcome in outcomes]

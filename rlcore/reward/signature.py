@@ -1,4 +1,4 @@
-"""Which of the accepted signatures a reward function has: looked at once, when it is loaded."""
+"""Recognises the signature of a reward function, once, when it is loaded."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -51,12 +51,12 @@ class Signature:
         return self.style in (Style.COLUMNS, Style.TRAJECTORIES)
 
     def takes(self, name: str) -> bool:
-        """Whether the function can be given an argument of this name."""
+        """True if the function can be given an argument of this name."""
         return self.open or name in self.names
 
 
 def is_factory(target: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of `target` with `kwargs` is to return the reward function, as TRL's `get_...` functions do.
+    """True if a call of `target` with `kwargs` is to return the reward function, as TRL's `get_...` functions do.
 
     It is a function that takes nothing of a sample and no further names, and `kwargs` are all that it needs.
     """
@@ -129,14 +129,14 @@ def check_hooks(who: str, target: type, signature: Signature, scope: str) -> Non
             )
     if not logs(target, signature):
         return
-    for each in _of_method(who, target, "log"):
-        needed = each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
-        if needed and each.name not in LOG_NAMES:
-            raise PluginError(f"{who}: log needs '{each.name}'; it is given {', '.join(LOG_NAMES)}, by these names")
+    for problem in _of_method(who, target, "log"):
+        needed = problem.default is problem.empty and problem.kind not in (problem.VAR_KEYWORD, problem.VAR_POSITIONAL)
+        if needed and problem.name not in LOG_NAMES:
+            raise PluginError(f"{who}: log needs '{problem.name}'; it is given {', '.join(LOG_NAMES)}, by these names")
 
 
 def logs(target: Any, signature: Signature) -> bool:
-    """Whether calls are told to the method `log`: only of classes with `compute_score`, where it means that."""
+    """True if calls are told to the method `log`: only of classes with `compute_score`, where it means that."""
     return signature.method == "compute_score" and callable(getattr(target, "log", None))
 
 
@@ -196,26 +196,32 @@ def _check_constructor(name: str, target: type, kwargs: Mapping[str, Any]) -> No
 
 
 def _without(name: str, parameters: list[inspect.Parameter], kwargs: Mapping[str, Any]) -> list[inspect.Parameter]:
-    if not any(each.kind is each.VAR_KEYWORD for each in parameters):
-        choices = [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        choices = [
+            parameter.name
+            for parameter in parameters
+            if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
         for key in kwargs:
             if key not in choices:
                 raise ConfigError(
                     f"reward.functions.{name}.kwargs.{key}: the function has no such parameter; {nearest(key, choices)}"
                 )
-    return [each for each in parameters if each.name not in kwargs]
+    return [parameter for parameter in parameters if parameter.name not in kwargs]
 
 
 def _takes_nothing_of_a_sample(parameters: list[inspect.Parameter]) -> bool:
-    is_open = any(each.kind in (each.VAR_KEYWORD, each.VAR_POSITIONAL) for each in parameters)
-    return not is_open and SAMPLE_NAMES.isdisjoint(each.name for each in parameters)
+    is_open = any(parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) for parameter in parameters)
+    return not is_open and SAMPLE_NAMES.isdisjoint(parameter.name for parameter in parameters)
 
 
 def _classify(who: str, parameters: list[inspect.Parameter], method: str, is_async: bool) -> Signature:
-    named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    names = frozenset(each.name for each in named)
-    required = frozenset(each.name for each in named if each.default is each.empty)
-    is_open = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    named = [
+        parameter for parameter in parameters if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    names = frozenset(pair.name for pair in named)
+    required = frozenset(pair.name for pair in named if pair.default is pair.empty)
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     style = None
     if not names.isdisjoint(TRL_NAMES):
         style = Style.COLUMNS
@@ -226,7 +232,7 @@ def _classify(who: str, parameters: list[inspect.Parameter], method: str, is_asy
     elif required == {"trajectories"}:
         style = Style.TRAJECTORIES
     if style is None:
-        found = ", ".join(str(each) for each in parameters)
+        found = ", ".join(str(parameter) for parameter in parameters)
         way_out = ""
         if required and not method and _takes_nothing_of_a_sample(parameters):
             way_out = f"; or kwargs for {', '.join(sorted(required))}, with which a call of it returns such a function"

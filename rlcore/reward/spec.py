@@ -1,4 +1,4 @@
-"""What a process is told about the reward function that it serves."""
+"""Describes a reward function to the process that serves it."""
 
 import sys
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ def sent(section: Any) -> Any:
     module = sys.modules[kind.__module__]
     if not module.__name__.startswith(FILE_PLUGIN):
         return section
-    values = {each.name: sent(getattr(section, each.name)) for each in fields(section)}
+    values = {spec.name: sent(getattr(section, spec.name)) for spec in fields(section)}
     return SentSection(f"{module.__file__}:{kind.__qualname__}", values)
 
 

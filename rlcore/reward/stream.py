@@ -44,9 +44,9 @@ class SampleAssembler:
     def rest(self) -> list[list[Trajectory]]:
         """The samples that are complete because the stream has ended."""
         for parts in self._waiting.values():
-            for each in parts.values():
-                if each.num_segments > 0:
-                    raise PluginError(f"agent loop: {each.id} says num_segments={each.num_segments}; {len(parts)} came")
+            for part in parts.values():
+                if part.num_segments > 0:
+                    raise PluginError(f"agent loop: {part.id} says num_segments={part.num_segments}; {len(parts)} came")
         return [self._finish(unit) for unit in list(self._waiting)]
 
     def _finish(self, unit: TrajectoryId) -> list[Trajectory]:
@@ -70,8 +70,8 @@ class RewardStream:
 
     def __init__(self, scorers: Sequence[Scorer], lane: Lane, group_size: int) -> None:
         self._scorers, self._lane, self._group_size = scorers, lane, group_size
-        self._weights = {each.name: each.weight for each in scorers}
-        self._policies = {each.name: each.on_failure for each in scorers if each.on_failure}
+        self._weights = {scorer.name: scorer.weight for scorer in scorers}
+        self._policies = {scorer.name: scorer.on_failure for scorer in scorers if scorer.on_failure}
         self._scored: Inbox[tuple[list[Trajectory], dict[str, Outcome], float] | None] = Inbox()
         """Parts, what was said of them, and the seconds that took; None when nothing will follow."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,7 +131,9 @@ class RewardStream:
     async def _score(self, parts: list[Trajectory], opinions: "list[asyncio.Future[Outcome]]") -> None:
         began = time.monotonic()
         outcomes = await asyncio.gather(*opinions)
-        self._deliver(parts, {scorer.name: each for scorer, each in zip(self._scorers, outcomes, strict=True)}, began)
+        self._deliver(
+            parts, {scorer.name: outcome for scorer, outcome in zip(self._scorers, outcomes, strict=True)}, began
+        )
 
     def _deliver(self, parts: list[Trajectory], outcomes: dict[str, Outcome], began: float) -> None:
         self._scored.put((parts, outcomes, time.monotonic() - began))
@@ -161,7 +163,7 @@ class RewardStream:
         return (await scorer.score([trajectory], self._lane))[0]
 
     def _call_gathering(self, key: tuple[str, str, int]) -> None:
-        scorer = next(each for each in self._scorers if each.name == key[0])
+        scorer = next(scorer for scorer in self._scorers if scorer.name == key[0])
         self._keep(asyncio.create_task(self._score_gathering(scorer, self._gatherings.pop(key))))
 
     async def _score_gathering(self, scorer: Scorer, gathering: _Gathering) -> None:
@@ -182,4 +184,4 @@ def rows(parts: Sequence[Trajectory], reward: Reward) -> list[ScoredTrajectory]:
     if len(parts) == 1:
         return [ScoredTrajectory(parts[0], reward)]
     others = replace(reward, token_scores=None)
-    return [ScoredTrajectory(each, reward if each is parts[-1] else others) for each in parts]
+    return [ScoredTrajectory(part, reward if part is parts[-1] else others) for part in parts]

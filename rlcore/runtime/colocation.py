@@ -45,7 +45,7 @@ class DeviceLease:
 
     @property
     def shared(self) -> bool:
-        """Whether somebody sleeps while others train."""
+        """True if somebody sleeps while others train."""
         return bool(self._servers)
 
     async def train(self) -> None:

@@ -189,7 +189,7 @@ async def _build_context(
         section=None,
         workers=_no_workers,
         generator=generator,
-        reward_functions={each.name: each for each in plan.rewards},
+        reward_functions={reward.name: reward for reward in plan.rewards},
         tokens=tokens,
         children=children,
         run_dir=run_dir,
@@ -204,7 +204,10 @@ def _probed(plan: RunPlan) -> "dict[str, Probed]":
     from rlcore.algo.probe import probe  # torch
 
     algo = plan.config.algo
-    return {purpose: probe(each.algorithm, each.provided_by, algo) for purpose, each in plan.algorithms.items()}
+    return {
+        purpose: probe(algorithm.algorithm, algorithm.provided_by, algo)
+        for purpose, algorithm in plan.algorithms.items()
+    }
 
 
 async def _vocabulary(plan: RunPlan, groups: Groups) -> int | None:
@@ -222,7 +225,7 @@ def _tokens(plan: RunPlan) -> Tokens:
 
 
 def _rollout_service(plan: RunPlan, groups: Groups, vocabulary: int | None) -> RolloutService:
-    isolated = any(each.request.role == ROLLOUT and each.request.isolated for each in plan.workers)
+    isolated = any(worker.request.role == ROLLOUT and worker.request.isolated for worker in plan.workers)
     restarts = plan.config.cluster.max_restarts if isolated else 0
     return RolloutService(groups[ROLLOUT.name], plan.config.rollout.deadline_s, restarts, vocabulary)
 
@@ -239,7 +242,7 @@ def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExit
 
 def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
     """After the weights' sync: a restarted server takes up its weights before it may have to sleep."""
-    interfaces = {each.request.role.name: each.request.role.interface for each in plan.workers}
+    interfaces = {worker.request.role.name: worker.request.role.interface for worker in plan.workers}
     servers = [(groups[role], interfaces[role]) for role in plan.colocated_roles]
     return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device == "cpu")
 
@@ -299,7 +302,7 @@ def _checked(plan: RunPlan, slot: str, component: Any, who: str) -> Any:
         return CheckedAgent(component, who)
     if slot == "reward":
         return CheckedRewards(component, who)
-    needed = any(Need.VALUES in each.algorithm.needs for each in plan.algorithms.values())
+    needed = any(Need.VALUES in algorithm.algorithm.needs for algorithm in plan.algorithms.values())
     return CheckedCritic(component, who, needed=needed)
 
 
@@ -322,9 +325,9 @@ def owner_of(chosen: ComponentPlan) -> str:
 
 def _own(plan: RunPlan, groups: Groups, who: str, role: Role[Any]) -> WorkerGroup[Any]:
     """The workers of one of the component's own roles."""
-    own = [each.request.role for each in plan.workers if each.asked_by == who]
+    own = [worker.request.role for worker in plan.workers if worker.asked_by == who]
     if role not in own:
-        names = ", ".join(each.name for each in own) or "none"
+        names = ", ".join(pool.name for pool in own) or "none"
         raise PlanError(f"{who}: asked for the workers of role '{role.name}'; its own roles: {names}")
     return groups[role.name]
 

@@ -61,7 +61,7 @@ def num_gpus() -> int:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return listed
-    return min(listed, len([each for each in visible.split(",") if each.strip() not in ("", "-1")]))
+    return min(listed, len([word for word in visible.split(",") if word.strip() not in ("", "-1")]))
 
 
 def gpu_memory_bytes(nvml: Any = None) -> int | None:
@@ -74,8 +74,8 @@ def gpu_memory_bytes(nvml: Any = None) -> int | None:
         sizes = _device_bytes(ctypes.CDLL(NVML) if nvml is None else nvml)
     except (OSError, AttributeError):
         return None
-    named = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    chosen = [sizes[int(each)] for each in named if each.isdecimal() and int(each) < len(sizes)]
+    named = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    chosen = [sizes[int(pair)] for pair in named if pair.isdecimal() and int(pair) < len(sizes)]
     return min(chosen or sizes, default=None)
 
 

@@ -1,4 +1,4 @@
-"""Which share of its time a pool's workers are busy: calls are counted where the controller makes them."""
+"""Measures the share of time that a pool's workers are busy: calls are counted where the controller makes them."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing

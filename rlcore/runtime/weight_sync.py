@@ -1,4 +1,4 @@
-"""How the actor's weights reach rollout replicas that hold a copy of their own."""
+"""Carries the actor's weights to rollout replicas that hold a copy."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""How a server that sleeps turns requests away for a while."""
+"""Rejects requests for a while when a server sleeps."""
 
 import asyncio
 from collections.abc import AsyncIterator

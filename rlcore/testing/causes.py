@@ -80,11 +80,11 @@ class Events:
 
     def count(self, what: str, step: int | None = None) -> int:
         """How often that has happened so far, in that step or in any."""
-        return sum(each.what == what and step in (None, each.step) for each in self.seen)
+        return sum(event.what == what and step in (None, event.step) for event in self.seen)
 
     def places(self, what: str, step: int | None = None) -> list[int]:
         """Where in the record that has happened, in that step or in any."""
-        return [at for at, each in enumerate(self.seen) if each.what == what and step in (None, each.step)]
+        return [at for at, event in enumerate(self.seen) if event.what == what and step in (None, event.step)]
 
     async def until(self, what: str, step: int | None = None, count: int = 1) -> None:
         """Wait until that has happened so often."""
@@ -164,8 +164,8 @@ def played(
         "actor.minibatch_prompts": 1,
         "train.log_completions_every": 0,
     }
-    for each in settings:
-        more |= each
+    for setting in settings:
+        more |= setting
     overrides = [f"{key}={value}" for key, value in run_settings(directory, 30, **more).items()]
     plugins = {"null", *(key.split(".")[1] for key in more if key.startswith("plugins."))}
     return asyncio.run(play(plan_run([], overrides, sorted(plugins)), directory, script, steps, last_step))
@@ -225,7 +225,7 @@ class _Agent(AgentLoop):
         number = 0
         if lane is Lane.TRAIN:
             self.num_passes = number = self.num_passes + 1
-        self.events.where |= {(each.prompt.id, each.epoch): (number, place) for place, each in enumerate(tasks)}
+        self.events.where |= {(task.prompt.id, task.epoch): (number, place) for place, task in enumerate(tasks)}
         self.events.note(Event("issued", number))
         async with aclosing(self.inner.rollout(tasks, sampling, lane)) as rows:  # type: ignore[type-var]
             async for row in rows:
@@ -291,7 +291,7 @@ class _Group:
     """Replicas whose forward passes are noted."""
 
     def __init__(self, replicas: Sequence[Any], events: Events) -> None:
-        self.replicas: Any = [_Replica(each, events) for each in replicas]
+        self.replicas: Any = [_Replica(replica, events) for replica in replicas]
 
 
 class _Replica:

@@ -97,7 +97,7 @@ def _clashes(hooks: Hooks, provider: Provider) -> list[str]:
         ("reward manager", hooks.reward_managers()),
         ("critic engine", hooks.critic_engines()),
         ("agent loop", hooks.agent_loops()),
-        *((kind.replace("_", " "), [each for each in hooks.algorithms() if each.value.kind == kind])
+        *((kind.replace("_", " "), [algorithm for algorithm in hooks.algorithms() if algorithm.value.kind == kind])
           for kind in AlgorithmKind),
     )  # fmt: skip
     found = []
@@ -156,7 +156,9 @@ def _required(target: Any) -> list[str]:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [each.name for each in parameters if each.default is each.empty and each.kind in _NAMED]
+    return [
+        parameter.name for parameter in parameters if parameter.default is parameter.empty and parameter.kind in _NAMED
+    ]
 
 
 def _check_algorithm(offer: Offer[Algorithm]) -> None:

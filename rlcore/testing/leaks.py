@@ -28,10 +28,10 @@ class _Held:
 
     def beyond(self, before: "_Held") -> list[str]:
         """What is held now and was not before, in words."""
-        found = [f"process {each}" for each in sorted(self.processes - before.processes)]
-        found += [f"thread '{each.name}'" for each in self.threads - before.threads]
+        found = [f"process {process}" for process in sorted(self.processes - before.processes)]
+        found += [f"thread '{thread.name}'" for thread in self.threads - before.threads]
         found += [f"descriptor {number} ({where})" for number, where in sorted(self.descriptors - before.descriptors)]
-        return found + [f"task '{each.get_name()}'" for each in self.tasks - before.tasks]
+        return found + [f"task '{task.get_name()}'" for task in self.tasks - before.tasks]
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def _held() -> _Held:
         tasks = frozenset(asyncio.all_tasks())
     except RuntimeError:  # no loop is running in this thread
         tasks = frozenset()
-    threads = frozenset(each for each in threading.enumerate() if each.is_alive())
+    threads = frozenset(thread for thread in threading.enumerate() if thread.is_alive())
     kept = template_child()  # one per process, which outlives runs
     processes = descendants(os.getpid()) - ({kept.pid} if kept else set())
     pipes = {pipe.fileno() for pipe in (kept.stdin, kept.stdout) if pipe} if kept else set()
@@ -88,14 +88,14 @@ def descendants(parent: int) -> set[int]:
     found: set[int] = set()
     waiting = list(children.get(parent, []))
     while waiting:
-        each = waiting.pop()
-        found.add(each)
-        waiting += children.get(each, [])
+        pid = waiting.pop()
+        found.add(pid)
+        waiting += children.get(pid, [])
     return found
 
 
 def _has_children() -> bool:
-    """Whether this process has children at all: one system call, where a walk through /proc takes milliseconds."""
+    """True if this process has children at all: one system call, where a walk through /proc takes milliseconds."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -104,7 +104,7 @@ def _has_children() -> bool:
 
 
 def is_running(process: int) -> bool:
-    """Whether the process exists and has not ended (one that nobody has waited for yet has ended)."""
+    """True if the process exists and has not ended (one that nobody has waited for yet has ended)."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

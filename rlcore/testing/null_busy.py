@@ -1,4 +1,4 @@
-"""How long models of the null backend compute: what a step takes beside that is everything but the model."""
+"""Durations of the null backend's models, to measure everything but the model."""
 
 import time
 from collections.abc import Iterator

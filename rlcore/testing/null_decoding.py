@@ -1,4 +1,4 @@
-"""How the plugin `null` decodes: from one softmax over the byte vocabulary, the same at every position.
+"""Decoding of the plugin `null`: from one softmax over the byte vocabulary, the same at every position.
 
 Shape letters: N tokens of a row, V vocabulary.
 """
@@ -42,7 +42,9 @@ async def decode(
     """
     began = time.monotonic()
     with busy():
-        rows = [_Row(each, sample) for each in sorted(requests, key=lambda r: r.id) for sample in range(each.n)]
+        rows = [
+            _Row(request, sample) for request in sorted(requests, key=lambda r: r.id) for sample in range(request.n)
+        ]
     weights, decoded = None, 0
     while rows:
         version, update, logits_V = policy()
@@ -111,6 +113,6 @@ def _end(ids_N: npt.NDArray[np.int32], sampling: Sampling) -> tuple[int, FinishR
     """How many tokens are kept, and why it ends there: the end token or the token that completes a stop string."""
     ends = [int(index) + 1 for index in np.flatnonzero(ids_N == ByteTokens.EOS)[:1]]
     # the end token is no byte, but it has to keep its place
-    text = bytes(int(each) % 256 for each in ids_N)
+    text = bytes(int(id_) % 256 for id_ in ids_N)
     ends += [text.index(stop.encode()) + len(stop.encode()) for stop in sampling.stop if stop.encode() in text]
     return (min(ends), FinishReason.STOP) if ends else (len(ids_N), FinishReason.LENGTH)

@@ -28,7 +28,9 @@ def write_package(
     info = site / f"{distribution.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     lines = ["Metadata-Version: 2.1", f"Name: {distribution}", f"Version: {version}"]
-    (info / "METADATA").write_text("\n".join([*lines, *(f"Requires-Dist: {each}" for each in requires), ""]), "utf-8")
+    (info / "METADATA").write_text(
+        "\n".join([*lines, *(f"Requires-Dist: {requirement}" for requirement in requires), ""]), "utf-8"
+    )
     groups = entry_points if entry_points is not None else {"rlcore": {module: module}}
     text = "".join(
         f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entries.items())

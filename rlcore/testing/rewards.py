@@ -84,7 +84,7 @@ def reward_context(
         section=section,
         workers=no_workers,
         generator=None,
-        reward_functions={name: _resolved(name, each) for name, each in functions.items()},
+        reward_functions={name: _resolved(name, function) for name, function in functions.items()},
         tokens=ByteTokens(),
         children=children if children is not None else ChildProcesses(),
         run_dir=run_dir,
@@ -109,9 +109,9 @@ def _resolved(name: str, function: RewardFunctionConfig) -> ResolvedReward:
 
 async def stream_of(trajectories: Sequence[Trajectory]) -> AsyncIterator[Trajectory]:
     """The trajectories, one in each turn of the loop."""
-    for each in trajectories:
+    for trajectory in trajectories:
         await asyncio.sleep(0)
-        yield each
+        yield trajectory
 
 
 async def score_all(
@@ -119,7 +119,7 @@ async def score_all(
 ) -> list[ScoredTrajectory]:
     """Everything the manager makes of these trajectories, in the order it comes; TimeoutError after 30 s."""
     async with asyncio.timeout(WAIT_S), aclosing(manager.score(stream_of(trajectories), lane)) as results:  # type: ignore[type-var]
-        return [each async for each in results]
+        return [result async for result in results]
 
 
 def use_rewards(
@@ -153,6 +153,6 @@ def score_rewards(
     """The reward of each trajectory, by prompt, sample and part, from real children."""
     scored = use_rewards(functions, lambda manager: score_all(manager, trajectories, lane), reward, config)
     return {
-        (each.trajectory.id.prompt, each.trajectory.id.sample, each.trajectory.id.segment): each.reward
-        for each in scored
+        (sample.trajectory.id.prompt, sample.trajectory.id.sample, sample.trajectory.id.segment): sample.reward
+        for sample in scored
     }

@@ -1,4 +1,4 @@
-"""What is in flight: every prompt that was issued and is not retired, with what was sampled and scored of it so far.
+"""The rollout buffer: every prompt that is issued and not retired, with its samples and scores so far.
 
 The one place that knows who is due when. Prompts are issued in passes: one call of the agent loop, whose trajectories
 go to the reward manager the moment they are finished. Several passes may be under way at a time. A prompt is *sampled*
@@ -104,21 +104,21 @@ class RolloutBuffer:
             wanted = per_step * min(ahead + 1, last_step - step + 1)
             self.issue(max(0, wanted - len(self._issued)), step + ahead)
             return []
-        issued = {each.due for each in self._issued.values()}
+        issued = {pending.due for pending in self._issued.values()}
         for due in range(step, min(step + ahead, last_step) + 1):
             if due not in issued:
                 self.issue(per_step, due)
-        return [each for each in self._issued.values() if each.due == step]
+        return [pending for pending in self._issued.values() if pending.due == step]
 
     def issue(self, num: int, due: int) -> list[PendingGroup]:
         """Send the next `num` prompts of the order to the agent loop, in a pass of their own."""
         issuing = self._issuing
         tasks = tasks_for(self.order.next_prompts(num), issuing.samples_per_prompt, issuing.seed)
         members = [PendingGroup(task, next(self._numbers), due, self.version) for task in tasks]
-        for each in members:
-            if each.key in self._issued:
-                raise WorkerError(f"schedule: prompt {each.key} is issued while it is in flight")
-            self._issued[each.key] = each
+        for member in members:
+            if member.key in self._issued:
+                raise WorkerError(f"schedule: prompt {member.key} is issued while it is in flight")
+            self._issued[member.key] = member
         self._send(members)
         return members
 
@@ -149,23 +149,23 @@ class RolloutBuffer:
 
     def retire(self, members: Iterable[PendingGroup]) -> None:
         """Take them out of the ledger."""
-        for each in members:
-            if not each.retired:
-                each.retired = True
+        for member in members:
+            if not member.retired:
+                member.retired = True
                 self.num_retired += 1
-                del self._issued[each.key]
-                if not each.sampled:
-                    self._note_sampled(each)
+                del self._issued[member.key]
+                if not member.sampled:
+                    self._note_sampled(member)
 
     def _give_up_stale(self) -> int:
         """Retire the prompts that are too old to be trained on, where steps do not wait for them; how many."""
         if not self._issuing.drop:
             return 0
         oldest = self.version - self._issuing.max_staleness
-        stale = [each for each in self._issued.values() if each.version < oldest]
+        stale = [pending for pending in self._issued.values() if pending.version < oldest]
         self.retire(stale)
         for queue, ready in list(self._ready.items()):
-            self._ready[queue] = deque(each for each in ready if not each.retired)
+            self._ready[queue] = deque(task for task in ready if not task.retired)
         return len(stale)
 
     def watch(self, task: "asyncio.Task[None]") -> None:
@@ -182,13 +182,18 @@ class RolloutBuffer:
     def state(self) -> list[dict[str, Any]]:
         """The prompts in flight in the order in which they were issued, as JSON."""
         return [
-            {"prompt": each.task.prompt.id, "epoch": each.task.epoch, "due": each.due, "version": each.version}
-            for each in self._issued.values()
+            {
+                "prompt": pending.task.prompt.id,
+                "epoch": pending.task.epoch,
+                "due": pending.due,
+                "version": pending.version,
+            }
+            for pending in self._issued.values()
         ]
 
     def scored(self) -> list[ScoredTrajectory]:
         """Every trajectory in flight whose reward is in."""
-        return [row for each in self._issued.values() for row in each.group()]
+        return [row for pending in self._issued.values() for row in pending.group()]
 
     def restore(self, version: int, state: Sequence[dict[str, Any]], scored: Iterable[ScoredTrajectory]) -> None:
         """Take up what `state` and `scored` returned. Rewards of trajectories that will be too old are not kept."""
@@ -200,23 +205,23 @@ class RolloutBuffer:
         for saved in state:
             prompt = self.order.prompt(saved["prompt"])
             (task,) = tasks_for([(prompt, saved["epoch"])], issuing.samples_per_prompt, issuing.seed)
-            each = PendingGroup(task, next(self._numbers), saved["due"], saved["version"])
-            self._issued[each.key] = each
+            pending = PendingGroup(task, next(self._numbers), saved["due"], saved["version"])
+            self._issued[pending.key] = pending
             used_with = version if issuing.drop else saved["due"] - 1
             if used_with - saved["version"] <= issuing.max_staleness:
-                each.restore(rows[each.key], issuing.keep_partial)
-            if each.ready:
-                self._ready[self._queue(each.due)].append(each)
+                pending.restore(rows[pending.key], issuing.keep_partial)
+            if pending.ready:
+                self._ready[self._queue(pending.due)].append(pending)
             else:
-                self._resting.append(each)
+                self._resting.append(pending)
 
     def _queue(self, due: int) -> int:
         return 0 if self._issuing.drop else due
 
     def _reissue(self) -> None:
         resting, self._resting = self._resting, []
-        for due in sorted({each.due for each in resting}):
-            self._send([each for each in resting if each.due == due])
+        for due in sorted({trajectory.due for trajectory in resting}):
+            self._send([trajectory for trajectory in resting if trajectory.due == due])
 
     def _send(self, members: list[PendingGroup]) -> None:
         if not members:

@@ -213,10 +213,10 @@ def _remove_tree(path: Path, files: FileOperations) -> None:
 
 def _prune(run_dir: Path, step: int, keep: int, files: FileOperations) -> None:
     """Remove all but the newest `keep` checkpoints up to `step`, which is complete and always stays."""
-    older = sorted((each, path) for path, each in _published(run_dir) if each < step)
-    for each, path in older[: len(older) - keep + 1] if keep > 0 else []:
+    older = sorted((item, path) for path, item in _published(run_dir) if item < step)
+    for version, path in older[: len(older) - keep + 1] if keep > 0 else []:
         # renamed first: half a checkpoint never stands under a checkpoint's name
-        doomed = path.with_name(f".step_{each}.pruned")
+        doomed = path.with_name(f".step_{version}.pruned")
         files.rename(path, doomed)
         _remove_tree(doomed, files)
 
@@ -295,7 +295,7 @@ def _read_manifest(root: Path) -> tuple[int, dict[str, tuple[int, str]]]:
         )
     try:
         step = int(manifest["step"])
-        listed = {str(n): (int(each["size"]), str(each["sha256"])) for n, each in manifest["files"].items()}
+        listed = {str(n): (int(file["size"]), str(file["sha256"])) for n, file in manifest["files"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as cause:
         raise CheckpointError(f"checkpoint '{root}': {MANIFEST} is damaged: {describe(cause)}") from cause
     for name in listed:

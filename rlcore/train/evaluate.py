@@ -50,13 +50,13 @@ async def evaluate(run: EvaluatedRun, prompts: Mapping[str, Sequence[Prompt]], s
     A sample's seed follows from `seed` and its prompt's id, so that evaluations differ by the weights alone.
     """
     config = run.plan.config
-    issued = [(dataclasses.replace(prompt, id=f"eval/{prompt.id}"), 0) for each in prompts.values() for prompt in each]
+    issued = [(dataclasses.replace(prompt, id=f"eval/{prompt.id}"), 0) for item in prompts.values() for prompt in item]
     tasks = tasks_for(issued, config.eval.samples_per_prompt, seed)
     groups, _ = await collect(run.agent, run.reward, tasks, evaluation_sampling(config.eval, config.rollout), Lane.EVAL)
     metrics: Metrics = {}
     begin = 0
-    for source, each in prompts.items():
-        mine, begin = groups[begin : begin + len(each)], begin + len(each)
+    for source, item in prompts.items():
+        mine, begin = groups[begin : begin + len(item)], begin + len(item)
         found = source_metrics(mine, config.eval.samples_per_prompt, config.eval.pass_threshold)
         metrics |= {f"eval/{source}/{name}": value for name, value in found.items()}
     return EvalResult(metrics, tuple(scored for group in groups for scored in group))
@@ -75,7 +75,7 @@ def source_metrics(groups: Sequence[Group], k: int, pass_threshold: float) -> Me
     A metric over nothing is left out.
     """
     samples = [_samples(group) for group in groups]
-    usable = [[each for each in group if each.reward.status is RewardStatus.OK] for group in samples]
+    usable = [[sample for sample in group if sample.reward.status is RewardStatus.OK] for group in samples]
     scores = [scored.reward.score for group in usable for scored in group]
     num_samples = sum(map(len, samples))
     num_tokens = sum(scored.trajectory.num_sampled for group in groups for scored in group)

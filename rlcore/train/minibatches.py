@@ -29,7 +29,7 @@ def epoch_minibatches(run: Runtime, batch: Batch, step: int, epoch: int) -> list
     config = run.plan.config
     order = np.random.default_rng((config.train.seed, step, epoch))
     parts = minibatches(batch, config.actor.minibatch_prompts, order)
-    return [weigh(each, config.algo, run.selection) for each in parts]
+    return [weigh(part, config.algo, run.selection) for part in parts]
 
 
 def later_epoch(streamed: Sequence[Batch], seed: int, step: int, epoch: int) -> Iterator[Batch]:
@@ -55,12 +55,12 @@ def completion_metrics(scored: Sequence[ScoredTrajectory]) -> Metrics:
     """Lengths, in sampled tokens, and how many completions were cut off by the token budget."""
     if not scored:
         return {}
-    lengths = [each.trajectory.num_sampled for each in scored]
-    cut = [each.trajectory.finish is FinishReason.LENGTH for each in scored]
+    lengths = [sample.trajectory.num_sampled for sample in scored]
+    cut = [sample.trajectory.finish is FinishReason.LENGTH for sample in scored]
     return {
         "completion/length_mean": sum(lengths) / len(lengths),
         "completion/length_max": float(max(lengths)),
         "completion/length_min": float(min(lengths)),
         "completion/clipped_frac": sum(cut) / len(cut),
-        "data/num_tokens": float(sum(len(each.trajectory.token_ids) for each in scored)),
+        "data/num_tokens": float(sum(len(sample.trajectory.token_ids) for sample in scored)),
     }

@@ -1,4 +1,4 @@
-"""How fast steps could have been: the replay of what happened under a scheduler that loses no time.
+"""Estimates how fast steps could have been: a replay under a scheduler that loses no time.
 
 One device works on one thing at a time, on what was released earliest; rewards are served first come, first served, by
 a number of slots. `step_ideal_s` replays one step from when its groups were ready, `replay` a whole run from when its
@@ -109,7 +109,7 @@ def replay(steps: Sequence[Draws], *, max_staleness: int, stream: bool, slots: i
         times = StepTimes(
             sampled_s=now - began,
             prepare_s=step.prepare_s,
-            ready_s=[each - began for each in ready[number]],
+            ready_s=[item - began for item in ready[number]],
             update_s=step.update_s,
             minibatch_groups=step.minibatch_groups,
             stream=stream,

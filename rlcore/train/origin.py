@@ -1,4 +1,4 @@
-"""Where a run begins: at step 1, after a checkpoint of its own, or after one of another run."""
+"""The start of a run: at step 1, after a checkpoint of its own, or after one of another run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the update needs of each trajectory beside its reward: log-probs of the reference and of pi_old, values.
+"""Computes what the update needs per trajectory besides its reward: log-probs of the reference and of pi_old, values.
 
 They need no reward, so they are computed while rewards are pending, with the weights as they are before the first
 update of the step; and they are kept by trajectory, so that it does not matter which rows become which mini-batch.
@@ -37,14 +37,16 @@ class ForwardPasses:
         if not self._run.plan.schedule.passes:
             return
         trajectories = list(trajectories)
-        rows = [each.id for each in trajectories]
-        if any(each.rows == rows for each in self._passes):
+        rows = [trajectory.id for trajectory in trajectories]
+        if any(pass_.rows == rows for pass_ in self._passes):
             return
         groups: dict[tuple[str, int], list[ScoredTrajectory]] = {}
         unknown = Reward(0.0)
-        for each in trajectories:
-            if not self._where or each.id not in self._where:
-                groups.setdefault((each.id.prompt, each.id.epoch), []).append(ScoredTrajectory(each, unknown))
+        for trajectory in trajectories:
+            if not self._where or trajectory.id not in self._where:
+                groups.setdefault((trajectory.id.prompt, trajectory.id.epoch), []).append(
+                    ScoredTrajectory(trajectory, unknown)
+                )
         if not groups:
             return
         rows = [row.trajectory.id for group in groups.values() for row in sorted(group, key=_place)]
@@ -60,9 +62,9 @@ class ForwardPasses:
         A pass may have collated them, also one that is under way.
         """
         rows = [row.trajectory.id for group in groups for row in group]
-        for each in self._passes:
-            if each.rows == rows:
-                return rows, rescored(each.batch, groups)
+        for pass_ in self._passes:
+            if pass_.rows == rows:
+                return rows, rescored(pass_.batch, groups)
         return rows, self._collate(rows, groups)
 
     def _collate(self, rows: Sequence[TrajectoryId], groups: Sequence[Sequence[ScoredTrajectory]]) -> Batch:
@@ -89,19 +91,19 @@ class ForwardPasses:
             batch = replace(batch, old_logprobs=Ref(batch.tokens.get().rollout_logprobs_BT))
         if not self._passes or not rows:
             return batch
-        for each in self._passes:
-            if each.rows == rows:
-                for name, values_BT in each.found.items():
+        for pass_ in self._passes:
+            if pass_.rows == rows:
+                for name, values_BT in pass_.found.items():
                     read_only_BT = np.asarray(values_BT, dtype=np.float32).view()
                     read_only_BT.flags.writeable = False
                     batch = _FILL[name](batch, Ref(read_only_BT))
                 return batch
-        where_B2 = np.array([self._where[each] for each in rows])
+        where_B2 = np.array([self._where[row] for row in rows])
         shape = batch.tokens.get().token_ids_BT.shape
         for name in self._passes[0].found:
             values_BT = np.zeros(shape, dtype=np.float32)
-            for number, each in enumerate(self._passes):
-                mine, known_BT = np.flatnonzero(where_B2[:, 0] == number), each.found[name]
+            for number, pass_ in enumerate(self._passes):
+                mine, known_BT = np.flatnonzero(where_B2[:, 0] == number), pass_.found[name]
                 length = min(shape[1], known_BT.shape[1])
                 values_BT[mine, :length] = known_BT[where_B2[mine, 1], :length]
             values_BT.flags.writeable = False

@@ -64,11 +64,11 @@ def read_scored(directory: Path, prompt: Callable[[str], Prompt]) -> list[Scored
         described = json.loads((directory / ROWS).read_text("utf-8"))
         offset = scores_offset = 0
         rows = []
-        for each in described:
-            end, scores_end = offset + each["length"], scores_offset + each["length"] * each["has_token_scores"]
+        for fact in described:
+            end, scores_end = offset + fact["length"], scores_offset + fact["length"] * fact["has_token_scores"]
             tokens = {name: arrays[name][offset:end].copy() for name in ("token_ids", "loss_mask", "logprobs")}
-            scores = arrays["token_scores"][scores_offset:scores_end].copy() if each["has_token_scores"] else None
-            rows.append(_restored(each, tokens, scores, prompt))
+            scores = arrays["token_scores"][scores_offset:scores_end].copy() if fact["has_token_scores"] else None
+            rows.append(_restored(fact, tokens, scores, prompt))
             offset, scores_offset = end, scores_end
         return rows
     except (OSError, ValueError, KeyError, TypeError) as cause:
@@ -84,7 +84,7 @@ def _describe(row: ScoredTrajectory) -> dict[str, Any]:
         "has_token_scores": reward.token_scores is not None,
         "completion": text if isinstance(text, str) else [_json(message) for message in text],
         "finish": trajectory.finish.value,
-        "versions": [list(each) for each in trajectory.versions],
+        "versions": [list(version) for version in trajectory.versions],
         "turns": trajectory.turns,
         "num_segments": trajectory.num_segments,
         "timing": _json(trajectory.timing),
@@ -98,33 +98,33 @@ def _describe(row: ScoredTrajectory) -> dict[str, Any]:
 
 
 def _restored(
-    each: Mapping[str, Any],
+    record: Mapping[str, Any],
     tokens: Mapping[str, npt.NDArray[Any]],
     token_scores: npt.NDArray[np.float32] | None,
     prompt: Callable[[str], Prompt],
 ) -> ScoredTrajectory:
-    text = each["completion"]
+    text = record["completion"]
     trajectory = Trajectory(
-        id=TrajectoryId(**each["id"]),
-        prompt=prompt(each["id"]["prompt"]),
+        id=TrajectoryId(**record["id"]),
+        prompt=prompt(record["id"]["prompt"]),
         token_ids=tokens["token_ids"],
         loss_mask=tokens["loss_mask"],
         logprobs=tokens["logprobs"],
         completion=text if isinstance(text, str) else frozen_messages(text),
-        finish=FinishReason(each["finish"]),
-        versions=tuple((int(start), int(version)) for start, version in each["versions"]),
-        turns=each["turns"],
-        num_segments=each["num_segments"],
-        timing=FrozenDict(each["timing"]),
-        info=FrozenDict(each["trajectory_info"]),
+        finish=FinishReason(record["finish"]),
+        versions=tuple((int(start), int(version)) for start, version in record["versions"]),
+        turns=record["turns"],
+        num_segments=record["num_segments"],
+        timing=FrozenDict(record["timing"]),
+        info=FrozenDict(record["trajectory_info"]),
     )
     reward = Reward(
-        score=each["score"],
-        components=FrozenDict(each["components"]),
-        status=RewardStatus(each["status"]),
+        score=record["score"],
+        components=FrozenDict(record["components"]),
+        status=RewardStatus(record["status"]),
         token_scores=token_scores,
-        latency_s=each["latency_s"],
-        info=FrozenDict(each["reward_info"]),
+        latency_s=record["latency_s"],
+        info=FrozenDict(record["reward_info"]),
     )
     return ScoredTrajectory(trajectory, reward)
 

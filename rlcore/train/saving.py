@@ -145,7 +145,7 @@ class Saver:
 def _check_actor(staging: Path) -> None:
     """CheckpointError unless the actor has written its files, and only those, where the manifest is going to be."""
     weights = (staging / "model", staging / "adapter")
-    if not any(each.is_dir() and any(each.iterdir()) for each in weights):
+    if not any(weight.is_dir() and any(weight.iterdir()) for weight in weights):
         raise CheckpointError(
             f"'{weights[0]}': the actor has saved, and nothing is there; workers on other nodes need the run directory "
             "on a filesystem that all nodes share, set train.dir to one"

@@ -110,12 +110,12 @@ def fitting(
 ) -> dict[str, list[Prompt]]:
     """The prompts that are short enough, by source, each of them checked; says how many are not."""
     fit: dict[str, list[Prompt]] = {}
-    for source, each in prompts.items():
-        fit[source], num_long = filter_long(each, tokens, config.data.max_prompt_tokens, check)
+    for source, prompt in prompts.items():
+        fit[source], num_long = filter_long(prompt, tokens, config.data.max_prompt_tokens, check)
         if num_long:
             limit = config.data.max_prompt_tokens
             terminal.say(
-                f"source '{source}': {num_long} of {len(each)} prompts are longer than {limit} tokens: left out"
+                f"source '{source}': {num_long} of {len(prompt)} prompts are longer than {limit} tokens: left out"
             )
         if not fit[source]:
             raise ConfigError(
@@ -172,7 +172,7 @@ class Session:
         self._prompts = fitting(prompts, run.tokens, plan.config, check, self._terminal)
         check = _fits_evaluation(plan.config, window)
         heldout = fitting(heldout, run.tokens, plan.config, check, self._terminal)
-        self._asked = [prompt for each in (*self._prompts.values(), *heldout.values()) for prompt in each]
+        self._asked = [prompt for prompts in (*self._prompts.values(), *heldout.values()) for prompt in prompts]
         weights = {name: source.weight for name, source in plan.config.data.sources.items()}
         order = PromptOrder(self._prompts, weights, plan.config.train.seed, plan.config.data.shuffle)
         self.total_steps = plan.config.train.max_steps or (

@@ -82,9 +82,9 @@ class StepBatcher:
     async def aclose(self) -> None:
         """End what was begun, and give shared devices back to the servers, however the step ended."""
         try:
-            begun = [each for each in (self._preparing, None if self._ended else self._writing) if each is not None]
-            for each in begun:
-                each.cancel()
+            begun = [task for task in (self._preparing, None if self._ended else self._writing) if task is not None]
+            for task in begun:
+                task.cancel()
             await asyncio.gather(*begun, return_exceptions=True)
         finally:
             await self._run.lease.serve()
@@ -144,8 +144,8 @@ class StepBatcher:
 
     def _measure(self) -> None:
         if self._measured is None:
-            issued = sorted(self.taken, key=lambda each: each.number)
-            everything = self.everything = [row for each in issued for row in each.group()]
+            issued = sorted(self.taken, key=lambda task: task.number)
+            everything = self.everything = [row for pending in issued for row in pending.group()]
             self._measured = reward_metrics(everything) | completion_metrics(everything) | self._staleness()
 
     def _num_prompts(self) -> int:
@@ -182,12 +182,12 @@ class StepBatcher:
 
     async def _round(self, num: int) -> list[Group]:
         """The groups that the failure policies leave of the next `num` prompts."""
-        taken = sorted([await self._next() for _ in range(num)], key=lambda each: each.number)
-        groups = [each.group() for each in taken]
+        taken = sorted([await self._next() for _ in range(num)], key=lambda item: item.number)
+        groups = [task.group() for task in taken]
         kept, counts = apply_failures(groups, self._config.reward)
         self._count(counts)
         if Need.GREEDY_BASELINE in self._run.advantage_algorithm.needs:
-            kept = await with_greedy_baselines(self._run, [each.task for each in taken], kept, self._metrics)
+            kept = await with_greedy_baselines(self._run, [task.task for task in taken], kept, self._metrics)
         return kept
 
     async def _first_ready(self) -> AsyncGenerator[list[Group], None]:
@@ -202,9 +202,9 @@ class StepBatcher:
             budget.spend(group)
             kept, counts = apply_policies([group], self._config.reward)
             self._count(counts)
-            waiting += [(issued.number, each) for each in kept]
+            waiting += [(issued.number, trajectory) for trajectory in kept]
             if waiting and (len(waiting) == size or not left):
-                yield [each for _, each in sorted(waiting, key=lambda pair: pair[0])]
+                yield [waiter for _, waiter in sorted(waiting, key=lambda pair: pair[0])]
                 waiting.clear()
 
     async def _next(self) -> PendingGroup:

@@ -1,4 +1,4 @@
-"""When things happened in a step, and what that says of the schedule."""
+"""Times the phases of a step."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -80,13 +80,13 @@ class StepTimeline:
         times = StepTimes(
             sampled_s=self.sampled_at - self.began,
             prepare_s=pass_s,
-            ready_s=[each.ready_at - self.began for each in members],
+            ready_s=[member.ready_at - self.began for member in members],
             update_s=update_s,
             minibatch_groups=minibatch_groups,
             stream=stream,
         )
         ideal_s = step_ideal_s(times)
-        pending_s = _union_s([span for each in members for span in _pending(each)])
+        pending_s = _union_s([span for member in members for span in _pending(member)])
         return {
             "time/generate_s": self.sampled_at - self.began,
             "time/passes_s": pass_s,

@@ -192,14 +192,14 @@ class Trainer:
         self.sinks.terminal.phase("evaluating")
         result = await evaluate(self.run, self.heldout, self.config.train.seed)
         await self.written()
-        self.sinks.trajectories.append(step, trajectory_lines([(each, None) for each in result.rows], Lane.EVAL))
+        self.sinks.trajectories.append(step, trajectory_lines([(row, None) for row in result.rows], Lane.EVAL))
         self.sinks.record(step, result.metrics)
         logger.info("evaluated after step %d", step)
         self.sinks.terminal.evaluated(step, result.metrics)
         self.evaluations.append((step, result.metrics))
 
     def evaluated(self, step: int) -> bool:
-        """Whether the weights of `step` were evaluated."""
+        """True if the weights of `step` were evaluated."""
         return any(done == step for done, _ in self.evaluations)
 
     def state(self) -> dict[str, Any]:

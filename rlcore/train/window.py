@@ -1,4 +1,4 @@
-"""Whether prompts and their responses fit the model's window: seen over all the data, before the first request."""
+"""Checks over all the data, before the first request, that prompts and responses fit the model's window."""
 
 from collections.abc import Callable
 

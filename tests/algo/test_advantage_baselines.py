@@ -62,17 +62,17 @@ def plain_gpg(groups: Groups, lengths: Sequence[int]) -> list[float]:
 
 def plain_reinforce_pp_baseline(groups: Groups, lengths: Sequence[int]) -> list[float]:
     centred = [0.0 if says_nothing(group) else r - math.fsum(group) / len(group) for group in groups for r in group]
-    tokens = [each for each, length in zip(centred, lengths, strict=True) for _ in range(length)]
+    tokens = [value for value, length in zip(centred, lengths, strict=True) for _ in range(length)]
     mean = math.fsum(tokens) / len(tokens)
-    std = math.sqrt(math.fsum((each - mean) ** 2 for each in tokens) / len(tokens))
-    return [(each - mean) / (std + 1e-6) for each in centred]
+    std = math.sqrt(math.fsum((token - mean) ** 2 for token in tokens) / len(tokens))
+    return [(value - mean) / (std + 1e-6) for value in centred]
 
 
 PLAIN = [(opo, plain_opo), (gpg, plain_gpg), (reinforce_pp_baseline, plain_reinforce_pp_baseline)]
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(("estimator", "plain"), PLAIN, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("estimator", "plain"), PLAIN, ids=lambda function: function.__name__)
 def test_an_estimator_agrees_with_a_plain_loop(
     estimator: Estimator, plain: Callable[[Groups, Sequence[int]], list[float]], seed: int
 ) -> None:
@@ -83,13 +83,13 @@ def test_an_estimator_agrees_with_a_plain_loop(
 def best_of_all_sets(group: Sequence[float], k: int) -> list[float]:
     """The advantage of each sample by listing every set of k of the group."""
     sets = list(combinations(range(len(group)), k))
-    best = [max(group[i] for i in each) for each in sets]
+    best = [max(group[i] for i in item) for item in sets]
     mean = math.fsum(best) / len(best)
-    std = math.sqrt(math.fsum((each - mean) ** 2 for each in best) / len(best))
+    std = math.sqrt(math.fsum((score - mean) ** 2 for score in best) / len(best))
     if std < 1e-12:
         return [0.0] * len(group)
-    own = [[b for b, each in zip(best, sets, strict=True) if i in each] for i in range(len(group))]
-    return [(math.fsum(each) / len(each) - mean) / std for each in own]
+    own = [[b for b, group in zip(best, sets, strict=True) if i in group] for i in range(len(group))]
+    return [(math.fsum(pool) / len(pool) - mean) / std for pool in own]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])

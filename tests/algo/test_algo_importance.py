@@ -22,12 +22,12 @@ def plain_factors(log_rhos: list[float], config: ImportanceConfig) -> list[float
     """The factor of each loss token of one row."""
     if config.level == "sequence":
         log_rhos = [math.fsum(log_rhos)] * len(log_rhos)
-    rhos = [math.exp(each) for each in log_rhos]
+    rhos = [math.exp(rho) for rho in log_rhos]
     if config.correction == "none":
         return [1.0] * len(rhos)
     if config.correction == "truncate":
-        return [min(each, config.cap) for each in rhos]
-    return [each if config.floor <= each <= config.cap else 0.0 for each in rhos]
+        return [min(rho, config.cap) for rho in rhos]
+    return [rho if config.floor <= rho <= config.cap else 0.0 for rho in rhos]
 
 
 @pytest.mark.parametrize(("correction", "level"), list(product(["truncate", "mask", "none"], ["token", "sequence"])))
@@ -78,7 +78,7 @@ def test_the_mean_factor_of_tokens_that_another_policy_drew_is_one() -> None:
     rng = np.random.default_rng(0)
     pi_V, mu_V = rng.dirichlet(np.ones(8) * 5, size=2)
     drawn_N = torch.from_numpy(rng.choice(8, 200_000, p=mu_V))[None]
-    logs = [torch.from_numpy(np.log(each))[drawn_N] for each in (pi_V, mu_V)]
+    logs = [torch.from_numpy(np.log(tensor))[drawn_N] for tensor in (pi_V, mu_V)]
     factor_BT, metrics = importance_factor(logs[0], logs[1], drawn_N >= 0, ImportanceConfig(cap=1000.0))
     assert float(metrics["importance_mean"].mean()) == pytest.approx(1.0, abs=0.01)
     assert float((factor_BT * drawn_N).mean()) == pytest.approx(float((pi_V * np.arange(8)).sum()), rel=0.01)
@@ -92,7 +92,7 @@ def test_the_policy_loss_is_multiplied_only_where_the_sampler_differs() -> None:
     logprobs_BT = torch.where(micro.mask_BT, -torch.rand(micro.mask_BT.shape), 0.0)
     predictions = Predictions(logprobs_BT, torch.ones_like(logprobs_BT))
     algo = AlgoConfig(entropy_coef=0.5)
-    same, differs = (PolicyLoss(clip, algo, sampler_differs=each)(micro, predictions) for each in (False, True))
+    same, differs = (PolicyLoss(clip, algo, sampler_differs=flag)(micro, predictions) for flag in (False, True))
     assert not any("importance" in name for name in same.metrics)
     mu_BT = torch.tensor(batch.tokens.get().rollout_logprobs_BT)
     factor_BT = torch.where(micro.mask_BT, (logprobs_BT - mu_BT).exp().clamp(max=2.0), 0.0)

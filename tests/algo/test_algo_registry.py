@@ -92,6 +92,6 @@ def test_the_docs_have_a_row_for_every_offer_preset_and_aggregation() -> None:
     for name, settings in PRESETS.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}`"))
         shown = {f"`{settings[key]}`" for key in ("advantage", "policy_loss", "aggregation") if key in settings}
-        assert {each for each in shown if each not in row} == set()
+        assert {line for line in shown if line not in row} == set()
         if "clip_high" in settings:
             assert f"| {settings['clip_low']:g} / {settings['clip_high']:g} |" in row

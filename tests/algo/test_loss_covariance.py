@@ -51,20 +51,20 @@ def test_kl_cov_picks_the_share_of_tokens_with_the_highest_covariances(seed: int
     covariances = plain_covariances(inputs)
     num = int(0.25 * len(covariances))
     expected = sorted(covariances, key=lambda place: -covariances[place])[:num]
-    assert {tuple(each) for each in select_kl_cov(inputs).nonzero().tolist()} == set(expected)
+    assert {tuple(number) for number in select_kl_cov(inputs).nonzero().tolist()} == set(expected)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_clip_cov_draws_its_share_from_the_tokens_inside_the_bounds(seed: int) -> None:
     inputs = selection_inputs(seed)
     covariances = plain_covariances(inputs)
-    inside = {place for place, each in covariances.items() if -0.2 < each < 0.5}
-    chosen = {tuple(each) for each in select_clip_cov(inputs).nonzero().tolist()}
+    inside = {place for place, covariance in covariances.items() if -0.2 < covariance < 0.5}
+    chosen = {tuple(number) for number in select_clip_cov(inputs).nonzero().tolist()}
     assert chosen <= inside
     assert len(chosen) == min(len(inside), int(0.3 * len(covariances)))
     assert torch.equal(select_clip_cov(inputs), select_clip_cov(inputs))
     others = [select_clip_cov(replace(inputs, seed=other)) for other in range(10, 20)]
-    assert any(not torch.equal(each, select_clip_cov(inputs)) for each in others)
+    assert any(not torch.equal(other, select_clip_cov(inputs)) for other in others)
 
 
 @pytest.mark.parametrize("select", [select_clip_cov, select_kl_cov])
@@ -99,7 +99,7 @@ def engine_of(path: Path, loss: Any, algo: AlgoConfig, micro_batch_tokens: int =
 def gradients_of(engine: TrainEngine, batch: Batch) -> tuple[list[torch.Tensor], Metrics]:
     seen: list[torch.Tensor] = []
     engine._optimizer.step = lambda lr: seen.extend(  # type: ignore[method-assign]
-        each.grad.clone() for each in engine._optimizer.parameters if each.grad is not None
+        parameter.grad.clone() for parameter in engine._optimizer.parameters if parameter.grad is not None
     )
     metrics = engine.update(batch)
     return seen, {name: value for name, value in metrics.items() if not name.startswith("perf/")}
@@ -116,7 +116,7 @@ LOSSES: dict[Callable[..., PolicyLossOutput], Callable[..., torch.Tensor] | None
 }
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda function: function.__name__)
 def test_any_split_into_micro_batches_gives_the_same_gradient_and_metrics(
     llama: Path, loss: Callable[..., PolicyLossOutput]
 ) -> None:

@@ -26,27 +26,27 @@ def plain(
 ) -> list[float]:
     """The loss of each token of one row, all of whose tokens count, from the formula of the paper."""
     logs = [new - old for new, old in zip(logps, olds, strict=True)]
-    ratios = [math.exp(each) for each in logs]
+    ratios = [math.exp(log) for log in logs]
     if name == "gspo":
         return [clipped(math.exp(math.fsum(logs) / len(logs)), advantage, config)] * len(logs)
     if name == "cispo":
-        weights = [min(max(each, 1 - config.clip_low), 1 + config.clip_high) for each in ratios]
+        weights = [min(max(ratio, 1 - config.clip_low), 1 + config.clip_high) for ratio in ratios]
         return [-weight * advantage * logp for weight, logp in zip(weights, logps, strict=True)]
     if name == "sapo":
         tau = config.sapo_tau_positive if advantage > 0 else config.sapo_tau_negative
-        return [-advantage * 4 / tau / (1 + math.exp(-tau * (each - 1))) for each in ratios]
+        return [-advantage * 4 / tau / (1 + math.exp(-tau * (ratio - 1))) for ratio in ratios]
     if name == "gpg":
-        return [-advantage * each for each in logps]
+        return [-advantage * logp for logp in logps]
     if name == "gmpo":
         sign = 1.0 if advantage > 0 else -1.0
         low, high = math.exp(-config.clip_low), math.exp(config.clip_high)
-        worse = [sign * min(sign * each, sign * min(max(each, low), high)) for each in ratios]
+        worse = [sign * min(sign * ratio, sign * min(max(ratio, low), high)) for ratio in ratios]
         return [-advantage * math.prod(worse) ** (1 / len(worse))] * len(logs)
     if name == "kl_cov":
         terms = zip(ratios, logs, picked, strict=True)
         return [-ratio * advantage + pick * config.kl_cov_coef * abs(log) for ratio, log, pick in terms]
-    losses = [clipped(each, advantage, config) for each in ratios]
-    return [0.0 if pick and name == "clip_cov" else each for each, pick in zip(losses, picked, strict=True)]
+    losses = [clipped(ratio, advantage, config) for ratio in ratios]
+    return [0.0 if pick and name == "clip_cov" else loss for loss, pick in zip(losses, picked, strict=True)]
 
 
 def random_inputs(seed: int, config: AlgoConfig = CONFIG) -> PolicyLossInputs:
@@ -66,12 +66,12 @@ def row_of(inputs: PolicyLossInputs, row: int) -> tuple[list[float], list[float]
     mask_T = inputs.mask_BT[row]
     assert inputs.selected_BT is not None
     picked: list[bool] = inputs.selected_BT[row][mask_T].tolist()
-    logps, olds = (each[row][mask_T].detach().tolist() for each in (inputs.logprobs_BT, inputs.old_logprobs_BT))
+    logps, olds = (tensor[row][mask_T].detach().tolist() for tensor in (inputs.logprobs_BT, inputs.old_logprobs_BT))
     return logps, olds, float(inputs.advantages_BT[row, 0]), picked
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda function: function.__name__)
 def test_a_loss_agrees_with_its_paper_in_a_plain_loop(loss: Callable[..., PolicyLossOutput], seed: int) -> None:
     inputs = random_inputs(seed)
     loss_BT = loss(inputs).loss_BT
@@ -82,7 +82,7 @@ def test_a_loss_agrees_with_its_paper_in_a_plain_loop(loss: Callable[..., Policy
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda function: function.__name__)
 def test_the_gradient_of_a_row_is_that_of_the_papers_objective(
     loss: Callable[..., PolicyLossOutput], seed: int
 ) -> None:
@@ -101,13 +101,13 @@ def test_the_gradient_of_a_row_is_that_of_the_papers_objective(
             else:
                 above, below = ([*logps[:t], logp + sign * step, *logps[t + 1 :]] for sign in (1, -1))
                 sums = [
-                    math.fsum(plain(loss.__name__, each, olds, advantage, picked, CONFIG)) for each in (above, below)
+                    math.fsum(plain(loss.__name__, item, olds, advantage, picked, CONFIG)) for item in (above, below)
                 ]
                 expected = (sums[0] - sums[1]) / (2 * step)
             assert seen[t] == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda function: function.__name__)
 def test_on_policy_every_loss_has_the_gradient_of_reinforce(loss: Callable[..., PolicyLossOutput]) -> None:
     """What raises a token of a good response, and only that, lowers the loss."""
     logprobs_BT = torch.tensor([[-0.5, -2.0, -1.0], [-0.3, -0.2, -4.0]], dtype=torch.float64, requires_grad=True)
@@ -126,7 +126,7 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(loss: Callable[..., 
     assert output.metrics["approx_kl"].tolist() == [[0.0] * 3] * 2
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda function: function.__name__)
 def test_nothing_outside_the_mask_reaches_loss_or_gradient(loss: Callable[..., PolicyLossOutput]) -> None:
     logprobs_BT = torch.tensor([[-1.0, 500.0, float("-inf"), -2.0]], requires_grad=True)
     inputs = PolicyLossInputs(
@@ -174,7 +174,7 @@ def test_cispo_by_hand_bounds_the_weight_and_keeps_the_gradient() -> None:
 def test_sapo_by_hand_closes_its_gate_faster_for_negative_advantages() -> None:
     output = of_row(sapo, [2.0, 2.0, 1.0], [1.0, -1.0, 3.0])
     gates = [4 / 1.5 / (1 + math.exp(-1.5)), -4 / 2 / (1 + math.exp(-2.0)), 3 * 4 / 1.5 / 2]
-    assert output.loss_BT[0].tolist() == pytest.approx([-each for each in gates])
+    assert output.loss_BT[0].tolist() == pytest.approx([-gate for gate in gates])
     left = output.metrics["gate"][0].tolist()
     assert left[1] < left[0] < left[2] == 1.0
 

@@ -270,7 +270,7 @@ def test_a_loss_and_its_selection_that_do_what_they_say_pass(site: Path) -> None
 
 
 def test_the_settings_of_the_run_hold_in_the_probe() -> None:
-    [clip] = [each for each in OFFERS if (each.kind, each.name) == (AlgorithmKind.POLICY_LOSS, "clip")]
+    [clip] = [offer for offer in OFFERS if (offer.kind, offer.name) == (AlgorithmKind.POLICY_LOSS, "clip")]
     with pytest.raises(ConfigError, match=r"algo\.dual_clip=0\.5"):
         probe(clip, "the core", replace(AlgoConfig(), dual_clip=0.5))
 

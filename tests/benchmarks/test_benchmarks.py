@@ -73,7 +73,7 @@ def test_a_trend_is_the_line_of_least_squares_with_an_interval_for_values_that_r
     assert found.slope == pytest.approx(slope) == pytest.approx(statistics.linear_regression(xs, values).slope)
     residuals = [y - 6.0 - slope * (x - 2.5) for x, y in zip(xs, values, strict=True)]
     assert sum(a * b for a, b in pairwise(residuals)) < 0  # no resemblance: six values count as six
-    error = (sum(each**2 for each in residuals) / 4 / 17.5) ** 0.5
+    error = (sum(residual**2 for residual in residuals) / 4 / 17.5) ** 0.5
     assert (found.low, found.high) == pytest.approx((slope - 2.776 * error, slope + 2.776 * error))
     lumps = [float(index // 8 % 2) for index in range(64)]  # eight and eight alike
     apart = [float(index % 2) for index in range(64)]
@@ -162,7 +162,7 @@ def test_a_tied_embedding_is_counted_once(bench: Modules, tmp_path: Path) -> Non
 
 def test_ratios_are_of_medians_and_above_one_where_ours_is_faster(bench: Modules) -> None:
     def rows(*seconds: float) -> list[dict[str, float]]:
-        return [{"step_s": each, "generate_s": each / 2, "update_s": each / 4} for each in seconds]
+        return [{"step_s": duration, "generate_s": duration / 2, "update_s": duration / 4} for duration in seconds]
 
     found = bench.vs_trl.ratios({"ours": rows(1, 2, 9), "trl": rows(5, 6, 7)})
     assert found == {"step": 3.0, "generate": 3.0, "update": 3.0}

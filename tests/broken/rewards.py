@@ -30,8 +30,8 @@ def counts(solution_str, ground_truth):
 
 
 def centres(completions, **columns):
-    lengths = [len(each) for each in completions]
-    return [each - sum(lengths) / len(lengths) for each in lengths]
+    lengths = [len(completion) for completion in completions]
+    return [length - sum(lengths) / len(lengths) for length in lengths]
 
 
 def by_place(completions, **columns):
@@ -54,4 +54,4 @@ def swallows(solution_str, ground_truth):
 
 
 def text_only(completions, answer, **columns):
-    return [float(each.endswith(truth)) for each, truth in zip(completions, answer, strict=True)]
+    return [float(completion.endswith(truth)) for completion, truth in zip(completions, answer, strict=True)]

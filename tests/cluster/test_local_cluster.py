@@ -129,8 +129,8 @@ async def started(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> AsyncIt
     """The probes of the plan, closed at the end."""
     cluster = LocalCluster(cluster_context(plan, run_dir, deadlines))
     try:
-        ours = [each for each in plan.workers if each.asked_by != "core"]
-        yield {each.request.role.name: await cluster.start(each) for each in ours}
+        ours = [worker for worker in plan.workers if worker.asked_by != "core"]
+        yield {worker.request.role.name: await cluster.start(worker) for worker in ours}
     finally:
         await cluster.close()
 
@@ -252,7 +252,7 @@ def test_closing_ends_pending_calls_and_refuses_later_ones(probed: RunPlan, tmp_
             await probe.call(Probe.slow)
         with pytest.raises(WorkerError, match=r"probe\[0\] is closed"):
             await anext(probe.stream(Probe.count, 3))
-        assert [each.worker.closed for group in groups.values() for each in group.replicas] == [1, 1, 1, 1]
+        assert [replica.worker.closed for group in groups.values() for replica in group.replicas] == [1, 1, 1, 1]
 
     asyncio.run(story())
 

@@ -140,8 +140,8 @@ async def started(
     plan = planned(*overrides)
     cluster = LocalCluster(cluster_context(plan, run_dir, deadlines))
     try:
-        ours = [each for each in plan.workers if each.asked_by != "core"]
-        yield {each.request.role.name: await cluster.start(each) for each in ours}
+        ours = [worker for worker in plan.workers if worker.asked_by != "core"]
+        yield {worker.request.role.name: await cluster.start(worker) for worker in ours}
     finally:
         await cluster.close()
 
@@ -169,7 +169,7 @@ class Events:
             while len(self.seen) < num:
                 self._changed.clear()
                 await self._changed.wait()
-        return [(each.kind, each.index) for each in self.seen]
+        return [(event.kind, event.index) for event in self.seen]
 
 
 def test_isolated_workers_serve_calls_and_streams_in_processes_of_their_own(plugin: ModuleType, tmp_path: Path) -> None:
@@ -179,10 +179,10 @@ def test_isolated_workers_serve_calls_and_streams_in_processes_of_their_own(plug
         async with started(tmp_path) as groups:
             places = await groups["probe"].each(Probe.where)
             inner = await groups["inner"].each(plugin.Inner.where)
-            assert [each[1:] for each in places] == [("probe[0.0]", "3", [], False), ("probe[1.0]", "3", [], False)]
-            assert [each[0] for each in inner] == [each[0] for each in places]
-            assert [each[4] for each in inner] == [True, True]
-            assert len({each[0] for each in places} | {os.getpid()}) == 3
+            assert [place[1:] for place in places] == [("probe[0.0]", "3", [], False), ("probe[1.0]", "3", [], False)]
+            assert [process[0] for process in inner] == [place[0] for place in places]
+            assert [process[4] for process in inner] == [True, True]
+            assert len({place[0] for place in places} | {os.getpid()}) == 3
             probe = groups["probe"].replicas[0]
             assert await asyncio.gather(*[probe.call(Probe.together, 4) for _ in range(4)]) == [4] * 4
             assert await groups["probe"].each(Probe.counted_in_a_child) == [2, 2]
@@ -202,7 +202,7 @@ def test_isolated_workers_serve_calls_and_streams_in_processes_of_their_own(plug
             assert await probe.call(Probe.num_ended) == 3
 
     asyncio.run(story())
-    assert sorted(each.name for each in tmp_path.glob("closed-*")) == [
+    assert sorted(path.name for path in tmp_path.glob("closed-*")) == [
         f"closed-{role}[{index}.0]" for role in ("inner", "probe") for index in (0, 1)
     ]
 
@@ -248,9 +248,9 @@ def test_a_replica_that_is_killed_is_named_started_anew_and_prepared_before_it_s
             streaming = asyncio.ensure_future(taken(probe.stream(Probe.count, 10**9)))
             await asyncio.sleep(0.05)
             os.kill(before, signal.SIGKILL)
-            for each in (waiting, streaming):
+            for item in (waiting, streaming):
                 with pytest.raises(WorkerError, match=r"^probe\[0\]\.\w+\(\): .*probe\[0\].*killed by signal 9"):
-                    await each
+                    await item
             assert await events.until(1) == [("lost", 0)]
             assert not probe.alive
             with pytest.raises(WorkerError, match=r"^probe\[0\]: lost .*being restarted"):

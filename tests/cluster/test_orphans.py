@@ -1,4 +1,4 @@
-"""What a child process started, where nobody else reaps it: rlcore is the first process of a container."""
+"""Processes that a child started are reaped: rlcore is the first process of a container."""
 
 import subprocess
 import sys

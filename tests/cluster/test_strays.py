@@ -1,4 +1,4 @@
-"""What a child leaves behind, in a session that is not its own, holds up nothing and ends with it."""
+"""Processes that a child leaves in another session hold up nothing and end with it."""
 
 import asyncio
 import os

@@ -60,7 +60,7 @@ def test_the_result_is_frozen_typed_and_pickles() -> None:
 def test_every_key_of_the_result_has_an_origin_and_a_value() -> None:
     loaded = load()
     assert set(loaded.origins) == set(loaded.values)
-    leaves = {each.key for each in walk(loaded.config) if not isinstance(each.value, dict)}
+    leaves = {node.key for node in walk(loaded.config) if not isinstance(node.value, dict)}
     sections = {key for key in leaves if any(other.startswith(f"{key}.") for other in leaves)}
     assert leaves - sections <= set(loaded.origins)
 
@@ -179,7 +179,7 @@ def test_a_configuration_without_model_sources_or_rewards_says_what_is_missing()
     missing = ("model.path: required", "data.sources: empty", "reward.functions: empty")
     for left_out, part in zip(NEEDED, missing, strict=True):
         with pytest.raises(ConfigError, match=part):
-            load_config([], [each for each in NEEDED if each != left_out], [])
+            load_config([], [key for key in NEEDED if key != left_out], [])
 
 
 def test_an_error_names_the_file_that_the_value_stands_in(tmp_path: Path) -> None:
@@ -247,14 +247,14 @@ def test_a_setting_has_an_effect_when_another_setting_gives_it_one() -> None:
 
 def test_every_condition_names_a_key_that_exists() -> None:
     config = load("data.sources.b.task=chain_sum", "eval.sources.h.path=h.jsonl", "cluster.pools.p.nodes=1").config
-    fields = {each.key: each for each in walk(config)}
+    fields = {entry.key: entry for entry in walk(config)}
     conditions = [
-        condition_of(each.metadata["used_when"], each.section)
-        for each in fields.values()
-        if each.metadata.get("used_when")
+        condition_of(field.metadata["used_when"], field.section)
+        for field in fields.values()
+        if field.metadata.get("used_when")
     ]
     assert len(conditions) > 30
-    assert [str(each) for each in conditions if each.key not in fields] == []
+    assert [str(condition) for condition in conditions if condition.key not in fields] == []
 
 
 @pytest.mark.parametrize(

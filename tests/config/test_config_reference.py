@@ -44,10 +44,10 @@ def test_the_file_under_examples_is_what_the_code_renders() -> None:
 
 def test_every_field_is_documented() -> None:
     missing = [
-        f"{name}.{each.name}"
+        f"{name}.{spec.name}"
         for name, section in sections().items()
-        for each in fields(section)
-        if not docs_of(section).get(each.name)
+        for spec in fields(section)
+        if not docs_of(section).get(spec.name)
     ]
     assert len(sections()) > 15
     assert missing == []

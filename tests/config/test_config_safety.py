@@ -1,4 +1,4 @@
-"""What a configuration must not do: run code, leave its directory, or give away a secret."""
+"""A configuration runs no code, stays in its directory and gives away no secret."""
 
 import json
 import logging

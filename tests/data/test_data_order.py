@@ -81,7 +81,7 @@ def test_restoring_at_any_point_continues_identically(
     resumed = order_of(mixture, seed, shuffle)
     resumed.next_prompts(chunk)
     resumed.restore(state)
-    in_chunks = [each for _ in range(0, after, chunk) for each in ids(resumed.next_prompts(chunk))][:after]
+    in_chunks = [id_ for _ in range(0, after, chunk) for id_ in ids(resumed.next_prompts(chunk))][:after]
     assert in_chunks == ids(order.next_prompts(after))
 
 

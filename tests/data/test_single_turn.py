@@ -53,7 +53,9 @@ def task(name: str, n: int = 2, epoch: int = 0) -> RolloutTask:
 
 def rolled_out(generator: Echo, tasks: Sequence[RolloutTask]) -> list[Trajectory]:
     async def run() -> list[Trajectory]:
-        return [each async for each in SingleTurn(generator, ByteTokens()).rollout(tasks, Sampling(), Lane.EVAL)]
+        return [
+            trajectory async for trajectory in SingleTurn(generator, ByteTokens()).rollout(tasks, Sampling(), Lane.EVAL)
+        ]
 
     return asyncio.run(run())
 
@@ -61,12 +63,14 @@ def rolled_out(generator: Echo, tasks: Sequence[RolloutTask]) -> list[Trajectory
 def test_every_sample_of_every_task_comes_back_with_its_own_prompt() -> None:
     trajectories = rolled_out(Echo(), [task("x", 1), task("yy", 2), task("x", 2, epoch=1)])
     expected = {("s/x", 0, 0), ("s/yy", 0, 0), ("s/yy", 0, 1), ("s/x", 1, 0), ("s/x", 1, 1)}
-    assert {(each.id.prompt, each.id.epoch, each.id.sample) for each in trajectories} == expected
-    for each in trajectories:
-        prompt_ids = ByteTokens().encode_prompt(each.prompt.messages)
-        assert tuple(each.token_ids[: len(prompt_ids)]) == prompt_ids
-        assert each.prompt.id == each.id.prompt
-        assert each.completion == "abc"[each.id.sample]
+    assert {
+        (trajectory.id.prompt, trajectory.id.epoch, trajectory.id.sample) for trajectory in trajectories
+    } == expected
+    for trajectory in trajectories:
+        prompt_ids = ByteTokens().encode_prompt(trajectory.prompt.messages)
+        assert tuple(trajectory.token_ids[: len(prompt_ids)]) == prompt_ids
+        assert trajectory.prompt.id == trajectory.id.prompt
+        assert trajectory.completion == "abc"[trajectory.id.sample]
 
 
 def test_a_trajectory_holds_the_sampled_ids_their_logprobs_and_where_they_are() -> None:
@@ -86,7 +90,7 @@ def test_all_tasks_go_to_the_generator_in_one_call() -> None:
     rolled_out(generator, [task("x", 1), task("yy", 3)])
     ((requests, lane),) = generator.calls
     assert lane is Lane.EVAL
-    assert [(each.id, each.n, each.seed) for each in requests] == [("s/x/0", 1, 1), ("s/yy/0", 3, 2)]
+    assert [(request.id, request.n, request.seed) for request in requests] == [("s/x/0", 1, 1), ("s/yy/0", 3, 2)]
 
 
 def test_each_trajectory_is_yielded_before_the_next_completion_is_asked_for() -> None:

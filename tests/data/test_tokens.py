@@ -35,10 +35,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     path = write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={each: i for i, each in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in SPECIALS])
+    tokenizer.add_special_tokens([AddedToken(special, special=True, normalized=False) for special in SPECIALS])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
     fast.chat_template = TEMPLATE
     fast.save_pretrained(path)
@@ -61,7 +61,7 @@ def raw(directory: Path, ids: tuple[int, ...]) -> str:
 def test_a_prompt_is_the_templated_conversation_with_the_next_turn_opened(directory: Path) -> None:
     ids = tokens_of(directory).encode_prompt(frozen_messages([{"role": "user", "content": "1+1?"}]))
     assert raw(directory, ids) == "<|user|>1+1?<|end|>\n<|assistant|>"
-    assert all(type(each) is int for each in ids)
+    assert all(type(id_) is int for id_ in ids)
 
 
 def test_several_messages_are_continued(directory: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_system_prompt_is_put_first_unless_the_conversation_has_one(director
 def test_a_response_ends_with_the_tokenizers_the_models_and_the_templates_end_token(directory: Path) -> None:
     tokens = tokens_of(directory)
     names = ["<eos>", "<other>", "<|end|>"]
-    assert {raw(directory, (each,)) for each in tokens.eos_ids} == set(names)
+    assert {raw(directory, (id_,)) for id_ in tokens.eos_ids} == set(names)
     assert raw(directory, (tokens.pad_id,)) == "<pad>"
     assert tokens.context_length == 256
 
@@ -126,7 +126,7 @@ def test_a_stop_string_of_a_turn_comes_through_the_same_door(directory: Path) ->
 
     async def generate(*stop: str) -> int:
         request = GenerateRequest("p/1", (5, 6), Sampling(max_tokens=2, stop=stop), 1, 0)
-        return len([each async for each in sampler.generate([request])])
+        return len([completion async for completion in sampler.generate([request])])
 
     assert asyncio.run(generate("x", "|>")) == 1
     with pytest.raises(ConfigError, match=r"stop strings of request 'p/1': the string '<\|user\|>' holds"):

@@ -40,7 +40,7 @@ class Formats(TorchDispatchMode):
         if name.removesuffix("_backward_data") in SENSITIVE:
             self.seen.add(name)
             results = out if isinstance(out, (tuple, list)) else [out]
-            if any(isinstance(each, torch.Tensor) and each.dtype in HALF for each in results):
+            if any(isinstance(result, torch.Tensor) and result.dtype in HALF for result in results):
                 self.half.add(name)
         return out
 
@@ -75,15 +75,15 @@ def test_log_probs_softmax_losses_and_sums_of_an_update_are_float32(
     engine, formats = engine_of(llama, dtype, loss, attention, shared), Formats()
     masters = engine._optimizer.masters
     step, gradients = engine._optimizer.step, []
-    engine._optimizer.step = lambda lr: (gradients.extend(each.grad for each in masters), step(lr))  # type: ignore
+    engine._optimizer.step = lambda lr: (gradients.extend(master.grad for master in masters), step(lr))  # type: ignore
     with formats:
         engine.logprobs(random_batch())
         assert engine.update(random_batch())["actor/skipped"] == 0.0
     assert {"exp", "log", "rsqrt"} <= formats.seen
     assert formats.half == set()
-    assert {each.dtype for each in found} == {torch.float32}
-    assert {each.dtype for each in gradients if each is not None} == {torch.float32}
-    assert {each.dtype for each in masters} == {torch.float32}
+    assert {item.dtype for item in found} == {torch.float32}
+    assert {gradient.dtype for gradient in gradients if gradient is not None} == {torch.float32}
+    assert {master.dtype for master in masters} == {torch.float32}
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

@@ -41,14 +41,14 @@ def engine_of(
 
 
 def weights_of(engine: TrainEngine) -> list[Tensor]:
-    return [each.detach().clone() for each in engine.model.parameters()]
+    return [parameter.detach().clone() for parameter in engine.model.parameters()]
 
 
 def gradients_of(engine: TrainEngine, batch: Batch) -> tuple[list[Tensor], Metrics]:
     """The gradients an update would use, seen from plain gradient descent: lr 1, no momentum, no clipping."""
     seen: list[Tensor] = []
     engine._optimizer.step = lambda lr: seen.extend(  # type: ignore[method-assign]
-        each.grad.clone() for each in engine._optimizer.parameters if each.grad is not None
+        parameter.grad.clone() for parameter in engine._optimizer.parameters if parameter.grad is not None
     )
     metrics = engine.update(batch)
     return seen, metrics
@@ -142,11 +142,11 @@ def test_an_update_is_one_step_of_adamw_that_spares_vectors_from_weight_decay(ll
     batch = policy_batch(engine)
     named = list(other.model.transformer.named_parameters())
     plain_loss(other, batch, AlgoConfig(kl=KlConfig(coef=0.0))).backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_([each for _, each in named], 0.5)
+    torch.nn.utils.clip_grad_norm_([pair for _, pair in named], 0.5)
     plain = torch.optim.AdamW(
         [
-            {"params": [each for name, each in named if "norm" not in name], "weight_decay": 0.1},
-            {"params": [each for name, each in named if "norm" in name], "weight_decay": 0.0},
+            {"params": [pair for name, pair in named if "norm" not in name], "weight_decay": 0.1},
+            {"params": [pair for name, pair in named if "norm" in name], "weight_decay": 0.0},
         ],
         lr=0.01,
     )
@@ -211,7 +211,7 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_optimizer_bitwise_unto
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     metrics = engine.update(batch)
     assert metrics["actor/skipped"] == 1.0
-    assert all(np.isfinite(each) for each in metrics.values())
+    assert all(np.isfinite(metric) for metric in metrics.values())
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights_of(engine), weights, strict=True))
     after, values_after = engine._optimizer.state()
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
@@ -223,7 +223,7 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_optimizer_bitwise_unto
 def test_a_minibatch_without_weight_leaves_weights_and_optimizer_bitwise_untouched(llama: Path) -> None:
     engine, batch = engine_of(llama, dtype="float32", weight_decay=0.1), random_batch()
     engine.update(batch)  # from here on there is momentum, which would move the weights
-    weights, before = weights_of(engine), {name: each.clone() for name, each in engine._optimizer.state()[0].items()}
+    weights, before = weights_of(engine), {name: item.clone() for name, item in engine._optimizer.state()[0].items()}
     assert engine.update(replace(batch, weights_B=np.zeros(len(batch), dtype=np.float32))) == {"actor/skipped": 1.0}
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights_of(engine), weights, strict=True))
     assert all(torch.equal(engine._optimizer.state()[0][name], tensor) for name, tensor in before.items())
@@ -280,7 +280,7 @@ def test_bfloat16_weights_learn_by_updates_that_are_smaller_than_their_precision
     for _ in range(3):
         assert engine.update(batch)["actor/skipped"] == 0.0
     moved = [(now - then).abs().max().item() for now, then in zip(engine._optimizer.masters, start, strict=True)]
-    assert all(2.5e-6 < each < 3.5e-6 for each in moved)
+    assert all(2.5e-6 < tensor < 3.5e-6 for tensor in moved)
     assert engine.model.transformer.dtype == torch.bfloat16
 
 

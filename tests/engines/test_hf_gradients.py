@@ -49,7 +49,9 @@ def summed_gradients(model: nn.Module, passes: int, context: Callable[[], Any]) 
         token_ids[0, 0] = PADDING
         with context():
             model(token_ids).square().sum().backward()
-    return {name: None if each.grad is None else each.grad.clone() for name, each in model.named_parameters()}
+    return {
+        name: None if parameter.grad is None else parameter.grad.clone() for name, parameter in model.named_parameters()
+    }
 
 
 @pytest.mark.parametrize("passes", [1, 3])
@@ -59,7 +61,7 @@ def test_sums_over_several_passes_are_those_of_torch(passes: int) -> None:
     ours = summed_gradients(model, passes, lambda: adding_gradients(model))
     assert ours["frozen.weight"] is None
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
-    assert not any("forward" in vars(each) for each in model.modules())
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_the_gradient_of_a_linear_layer_computed_by_hand() -> None:
@@ -89,5 +91,5 @@ def test_a_policys_gradients_are_those_of_torch(tmp_path: Path, tied: bool) -> N
                 micro = MicroBatch(random_batch(seed=seed), torch.device("cpu"))
                 logprobs_N, entropy_N = model(micro, 0.7, True)
                 (logprobs_N.sum() + 0.3 * entropy_N.square().sum()).backward()
-        found.append({name: each.grad for name, each in model.named_parameters()})
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-12)

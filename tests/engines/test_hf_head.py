@@ -87,7 +87,7 @@ def test_tokens_that_the_model_rules_out_leave_finite_entropy_and_gradients() ->
     gradients = torch.autograd.grad((logprobs_N + entropy_N).sum(), [hidden_NH, linear.weight])
     assert entropy_N.isfinite().all()
     assert (entropy_N > 0).all()
-    assert all(each.isfinite().all() for each in gradients)
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 def test_nothing_selected_gives_zero_gradients() -> None:

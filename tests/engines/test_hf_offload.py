@@ -1,4 +1,4 @@
-"""What `offload` moves, when, and that no result depends on it.
+"""`offload` moves state at the right moments and changes no result.
 
 The device is cpu:0 and host memory is cpu, so torch computes with both; a move is seen by its target.
 """
@@ -50,7 +50,7 @@ class HostMemory:
     def order(self) -> list[str]:
         """The moves since the last call; those in a row to one place are one."""
         moves, self.moves = self.moves, []
-        return [each for each, _ in groupby(moves)]
+        return [move for move, _ in groupby(moves)]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_no_result_depends_on_offload(llama: Path, host: HostMemory, settings: d
         for step in range(2):
             before_BT = engine.logprobs(BATCHES[step])
             engine.begin_updates()
-            rows = [engine.update(replace(each, old_logprobs=Ref(engine.logprobs(each)))) for each in BATCHES[2:]]
+            rows = [engine.update(replace(batch, old_logprobs=Ref(engine.logprobs(batch)))) for batch in BATCHES[2:]]
             engine.end_updates()
             timeless = [{name: row[name] for name in row if not name.startswith("perf/")} for row in rows]
             seen.append((before_BT.tolist(), timeless))
@@ -147,7 +147,7 @@ def test_weights_that_are_sampled_from_stay_and_the_optimizers_state_does_not(ll
     assert host.order() == []
     engine.end_updates()
     assert len(host.moves) == 2 * len(engine._optimizer.parameters)
-    assert all(each.isfinite().all() for each in engine.model.parameters())
+    assert all(parameter.isfinite().all() for parameter in engine.model.parameters())
 
 
 def test_a_checkpoint_goes_on_at_rest_as_it_would_on_the_device(llama: Path, tmp_path: Path) -> None:
@@ -159,10 +159,10 @@ def test_a_checkpoint_goes_on_at_rest_as_it_would_on_the_device(llama: Path, tmp
         engine.update(BATCHES[1])
         engine.restore(tmp_path / str(offload))
         engine.update(BATCHES[2])
-        ends.append([each.detach().clone() for each in engine.model.parameters()])
+        ends.append([parameter.detach().clone() for parameter in engine.model.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
-    files = [sorted((tmp_path / str(each)).rglob("*.safetensors")) for each in (False, True)]
-    assert [each.read_bytes() for each in files[0]] == [each.read_bytes() for each in files[1]]
+    files = [sorted((tmp_path / str(flag)).rglob("*.safetensors")) for flag in (False, True)]
+    assert [item.read_bytes() for item in files[0]] == [item.read_bytes() for item in files[1]]
 
 
 def test_a_restored_engine_rests(llama: Path, tmp_path: Path, host: HostMemory) -> None:
@@ -183,7 +183,7 @@ def test_merged_weights_are_made_one_by_one(llama: Path, monkeypatch: pytest.Mon
 
     def moved(tensor: Tensor, device: torch.device) -> Tensor:
         assert device.type == "cpu"
-        assert not [each for each in made if each() is not None], "an earlier merged weight is still there"
+        assert not [worker for worker in made if worker() is not None], "an earlier merged weight is still there"
         made.append(ref(tensor))
         return tensor.clone()
 

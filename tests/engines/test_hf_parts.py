@@ -17,7 +17,7 @@ def written(directory: Path, num_parts: int) -> list[Path]:
     paths = [directory / tensors_file(part, num_parts) for part in range(num_parts)]
     for part, path in enumerate(paths):
         tensors = {f"x.{num}": torch.arange(2 * num).view(num, 2)[rows_of(num, part, num_parts)] for num in NUM_ROWS}
-        save_file({"x.step": torch.tensor(5.0), **{name: each.clone() for name, each in tensors.items()}}, path)
+        save_file({"x.step": torch.tensor(5.0), **{name: tensor.clone() for name, tensor in tensors.items()}}, path)
     return paths
 
 
@@ -25,7 +25,7 @@ def test_parts_follow_one_another_and_are_those_of_torch_chunk() -> None:
     for num_rows in range(12):
         for num_parts in (1, 2, 3, 5):
             lengths = [len(range(num_rows)[rows_of(num_rows, part, num_parts)]) for part in range(num_parts)]
-            chunks = [len(each) for each in torch.arange(num_rows).chunk(num_parts)]
+            chunks = [len(part) for part in torch.arange(num_rows).chunk(num_parts)]
             assert lengths == [*chunks, *[0] * (num_parts - len(chunks))] or num_rows == 0
             assert sum(lengths) == num_rows
 
@@ -38,7 +38,7 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path: Path, wrote: 
         for num in NUM_ROWS:
             parts = [saved.rows(f"x.{num}", part, reads) for part in range(reads)]
             assert torch.equal(torch.cat(parts), torch.arange(2 * num).view(num, 2))
-            assert [len(each) for each in parts] == [
+            assert [len(part) for part in parts] == [
                 len(range(num)[rows_of(num, part, reads)]) for part in range(reads)
             ]
         assert all(float(saved.rows("x.step", part, reads)) == 5.0 for part in range(reads))

@@ -68,16 +68,16 @@ def requests_of(sampling: Sampling, num: int = 4, n: int = 2) -> list[GenerateRe
 
 def generated(sampler: EmbeddedSampler, requests: Sequence[GenerateRequest]) -> dict[tuple[str, int], Completion]:
     async def run() -> list[Completion]:
-        return [each async for each in sampler.generate(requests)]
+        return [completion async for completion in sampler.generate(requests)]
 
     completions = asyncio.run(run())
-    found = {(each.request_id, each.sample): each for each in completions}
+    found = {(completion.request_id, completion.sample): completion for completion in completions}
     assert len(found) == len(completions)
     return found
 
 
 def ids_of(completions: dict[tuple[str, int], Completion]) -> dict[tuple[str, int], list[int]]:
-    return {key: each.token_ids.tolist() for key, each in completions.items()}
+    return {key: completion.token_ids.tolist() for key, completion in completions.items()}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -132,8 +132,8 @@ def test_the_order_of_submission_changes_nothing(policy: PolicyModel) -> None:
     expected = generated(sampler, requests)
     shuffled = generated(sampler, [requests[i] for i in (3, 0, 2, 1)])
     assert ids_of(shuffled) == ids_of(expected)
-    assert all(np.array_equal(shuffled[key].logprobs, each.logprobs) for key, each in expected.items())
-    assert len({tuple(each) for each in ids_of(expected).values()}) == 12
+    assert all(np.array_equal(shuffled[key].logprobs, row.logprobs) for key, row in expected.items())
+    assert len({tuple(ids) for ids in ids_of(expected).values()}) == 12
 
 
 def test_a_seed_decides_what_a_sample_draws(policy: PolicyModel) -> None:
@@ -150,7 +150,7 @@ def test_rows_of_different_budgets_end_on_their_own_and_others_go_on_unharmed(po
     long = requests_of(Sampling(max_tokens=24), num=6, n=2)
     expected = ids_of(generated(sampler_of(policy), long))
     budgets = [3, 24, 1, 17, 2, 24]
-    mixed = [replace(each, sampling=Sampling(max_tokens=budget)) for each, budget in zip(long, budgets, strict=True)]
+    mixed = [replace(row, sampling=Sampling(max_tokens=budget)) for row, budget in zip(long, budgets, strict=True)]
     completions = generated(sampler_of(policy), mixed)
     for request, budget in zip(mixed, budgets, strict=True):
         for sample in range(2):
@@ -173,9 +173,9 @@ def test_the_end_token_is_kept_and_nothing_follows_it(llama: Path) -> None:
     model = model_of(llama)
     make_end_likely(model)
     completions = generated(sampler_of(model), requests_of(Sampling(max_tokens=40, temperature=2.0), num=2, n=8))
-    ended = [each for each in completions.values() if each.finish is FinishReason.STOP]
+    ended = [completion for completion in completions.values() if completion.finish is FinishReason.STOP]
     assert ended
-    assert all(each.token_ids[-1] == END and END not in each.token_ids[:-1] for each in ended)
+    assert all(completion.token_ids[-1] == END and END not in completion.token_ids[:-1] for completion in ended)
 
 
 def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(policy: PolicyModel) -> None:
@@ -184,9 +184,9 @@ def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(policy: P
     tokens = ByteTokens()
     key, start, target = next(
         (key, start, text)
-        for key, each in free.items()
-        for start in range(3, len(each.token_ids) - 3)
-        if len(text := tokens.decode(each.token_ids.tolist()[start : start + 3])) == 3 and text.isascii()
+        for key, completion in free.items()
+        for start in range(3, len(completion.token_ids) - 3)
+        if len(text := tokens.decode(completion.token_ids.tolist()[start : start + 3])) == 3 and text.isascii()
     )
     stopped = generated(
         sampler_of(policy), [replace(r, sampling=replace(r.sampling, stop=("never!", target))) for r in requests]
@@ -195,8 +195,8 @@ def test_a_stop_string_ends_a_row_and_the_tokens_that_complete_it_stay(policy: P
     assert found.finish is FinishReason.STOP
     assert tokens.decode(found.token_ids.tolist()).endswith(target)
     assert len(found.token_ids) <= start + 3
-    for other, each in stopped.items():
-        ids = each.token_ids.tolist()
+    for other, completion in stopped.items():
+        ids = completion.token_ids.tolist()
         assert ids == free[other].token_ids.tolist()[: len(ids)]
 
 
@@ -215,7 +215,9 @@ def test_each_prompt_is_computed_once_for_all_its_samples(policy: PolicyModel) -
 def test_rows_that_ended_leave_the_batch(policy: PolicyModel) -> None:
     sampler = sampler_of(policy)
     rows: list[int] = []
-    requests = [replace(each, sampling=Sampling(max_tokens=4 * i + 2)) for i, each in enumerate(requests_of(GREEDY))]
+    requests = [
+        replace(request, sampling=Sampling(max_tokens=4 * i + 2)) for i, request in enumerate(requests_of(GREEDY))
+    ]
     handle = policy.transformer.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
     )
@@ -228,7 +230,9 @@ def test_rows_that_ended_leave_the_batch(policy: PolicyModel) -> None:
 
 def test_each_completion_is_yielded_when_it_ends_and_other_tasks_run_meanwhile(policy: PolicyModel) -> None:
     sampler = sampler_of(policy)
-    requests = [replace(each, sampling=Sampling(max_tokens=10 * i + 1)) for i, each in enumerate(requests_of(GREEDY))]
+    requests = [
+        replace(request, sampling=Sampling(max_tokens=10 * i + 1)) for i, request in enumerate(requests_of(GREEDY))
+    ]
     turns = 0
 
     async def count() -> None:
@@ -249,13 +253,13 @@ def test_each_completion_is_yielded_when_it_ends_and_other_tasks_run_meanwhile(p
 
 
 def test_generation_leaves_the_model_as_it_was(policy: PolicyModel) -> None:
-    before = [each.detach().clone() for each in policy.parameters()]
+    before = [parameter.detach().clone() for parameter in policy.parameters()]
     state = torch.get_rng_state()
     generated(sampler_of(policy), requests_of(Sampling(max_tokens=5)))
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(policy.parameters(), before, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.is_grad_enabled()
-    assert all(each.grad is None for each in policy.parameters())
+    assert all(parameter.grad is None for parameter in policy.parameters())
 
 
 def test_keys_and_values_are_freed_at_the_end_also_while_no_garbage_is_collected(policy: PolicyModel) -> None:
@@ -263,10 +267,10 @@ def test_keys_and_values_are_freed_at_the_end_also_while_no_garbage_is_collected
     gc.disable()
     try:
         generated(sampler_of(policy), requests_of(Sampling(max_tokens=5)))
-        layers = [each for each in gc.get_objects() if type(each) is SlotLayer]
+        layers = [object_ for object_ in gc.get_objects() if type(object_) is SlotLayer]
     finally:
         gc.enable()
-    assert [each for each in layers if each.prompts is not None or each.rows is not None] == []
+    assert [layer for layer in layers if layer.prompts is not None or layer.rows is not None] == []
 
 
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(250, 7), (300, 1)])

@@ -58,6 +58,8 @@ def test_greedy_tokens_are_those_of_transformers(
 
 def decoded(sampler: EmbeddedSampler, requests: list[GenerateRequest]) -> dict[tuple[str, int], list[int]]:
     async def run() -> list[Completion]:
-        return [each async for each in sampler.generate(requests)]
+        return [completion async for completion in sampler.generate(requests)]
 
-    return {(each.request_id, each.sample): each.token_ids.tolist() for each in asyncio.run(run())}
+    return {
+        (completion.request_id, completion.sample): completion.token_ids.tolist() for completion in asyncio.run(run())
+    }

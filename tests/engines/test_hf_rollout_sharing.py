@@ -64,11 +64,11 @@ async def turns(num: int) -> None:
 
 
 async def all_of(sampler: EmbeddedSampler, requests: Sequence[GenerateRequest]) -> list[Completion]:
-    return [each async for each in sampler.generate(requests)]
+    return [completion async for completion in sampler.generate(requests)]
 
 
 def ids_of(completions: Sequence[Completion]) -> Found:
-    return {(each.request_id, each.sample): each.token_ids.tolist() for each in completions}
+    return {(completion.request_id, completion.sample): completion.token_ids.tolist() for completion in completions}
 
 
 def test_calls_that_overlap_are_decoded_together_and_get_what_they_would_alone(model: PolicyModel) -> None:
@@ -105,7 +105,8 @@ def test_whoever_stops_early_frees_the_rows_and_disturbs_nobody(model: PolicyMod
     async def story() -> Found:
         other = asyncio.create_task(all_of(sampler, requests_of(2)))
         mixed = [
-            replace(each, sampling=Sampling(max_tokens=1 + 60 * i)) for i, each in enumerate(requests_of(2, name="a"))
+            replace(request, sampling=Sampling(max_tokens=1 + 60 * i))
+            for i, request in enumerate(requests_of(2, name="a"))
         ]
         async with aclosing(sampler.generate(mixed)) as completions:  # type: ignore[type-var]
             async for _ in completions:
@@ -135,7 +136,7 @@ def test_a_row_goes_on_with_new_weights_and_says_where(path: Path) -> None:
     model = model_of(path)
     version = 5
     sampler = sampler_of(model, version=lambda: version)
-    requests = [replace(each, sampling=Sampling(max_tokens=40)) for each in requests_of(2, n=3)]
+    requests = [replace(request, sampling=Sampling(max_tokens=40)) for request in requests_of(2, n=3)]
 
     async def story() -> list[Completion]:
         nonlocal version
@@ -143,33 +144,35 @@ def test_a_row_goes_on_with_new_weights_and_says_where(path: Path) -> None:
         await turns(10)
         sampler.weights_changed()
         with torch.no_grad():
-            for each in model.parameters():
-                each.mul_(1.1)
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
         version = 6
         return await task
 
-    def logprobs(request: GenerateRequest, each: Completion) -> np.ndarray[Any, Any]:
-        whole_1T = torch.tensor([[*request.token_ids, *each.token_ids.tolist()]])
+    def logprobs(request: GenerateRequest, completion: Completion) -> np.ndarray[Any, Any]:
+        whole_1T = torch.tensor([[*request.token_ids, *completion.token_ids.tolist()]])
         with torch.no_grad():
             logits_TV = model.transformer(whole_1T).logits[0, len(request.token_ids) - 1 : -1]
         scores_T = torch.log_softmax(logits_TV, dim=-1).gather(1, whole_1T[0, len(request.token_ids) :, None])
         return scores_T[:, 0].numpy()
 
     completions = asyncio.run(story())
-    changed = [each for each in completions if len(each.versions) == 2]
+    changed = [completion for completion in completions if len(completion.versions) == 2]
     assert changed
     by_id = {request.id: request for request in requests}
-    after = {(each.request_id, each.sample): logprobs(by_id[each.request_id], each) for each in changed}
+    after = {(tensor.request_id, tensor.sample): logprobs(by_id[tensor.request_id], tensor) for tensor in changed}
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.div_(1.1)
-    for each in changed:
-        (first, old), (offset, new) = each.versions
-        assert (first, old, new, each.version) == (0, 5, 6, 5)
-        before = logprobs(by_id[each.request_id], each)
-        np.testing.assert_allclose(each.logprobs[:offset], before[:offset], atol=1e-5)
-        np.testing.assert_allclose(each.logprobs[offset:], after[each.request_id, each.sample][offset:], atol=1e-5)
-        assert np.abs(before[offset:] - each.logprobs[offset:]).max() > 1e-3
+    for tensor in changed:
+        (first, old), (offset, new) = tensor.versions
+        assert (first, old, new, tensor.version) == (0, 5, 6, 5)
+        before = logprobs(by_id[tensor.request_id], tensor)
+        np.testing.assert_allclose(tensor.logprobs[:offset], before[:offset], atol=1e-5)
+        np.testing.assert_allclose(
+            tensor.logprobs[offset:], after[tensor.request_id, tensor.sample][offset:], atol=1e-5
+        )
+        assert np.abs(before[offset:] - tensor.logprobs[offset:]).max() > 1e-3
 
 
 def test_tokens_between_an_update_and_its_publication_are_a_run_of_the_old_version(model: PolicyModel) -> None:
@@ -186,7 +189,7 @@ def test_tokens_between_an_update_and_its_publication_are_a_run_of_the_old_versi
         return await task
 
     completions = asyncio.run(story())
-    longest = max(completions, key=lambda each: len(each.token_ids))
+    longest = max(completions, key=lambda completion: len(completion.token_ids))
     assert [number for _, number in longest.versions] == [5, 5, 6]
     starts = [start for start, _ in longest.versions]
     assert starts[0] == 0
@@ -239,8 +242,8 @@ def test_no_prompts_give_no_completions_and_an_end_at_once_is_a_response(path: P
     tokens = ByteTokens()
     tokens.eos_ids = frozenset(range(264))
     ending = EmbeddedSampler(model, tokens, max_rows=3, device=CPU)
-    for each in asyncio.run(all_of(ending, requests_of(2, n=3))):
-        assert (len(each.token_ids), each.finish) == (1, FinishReason.STOP)
+    for completion in asyncio.run(all_of(ending, requests_of(2, n=3))):
+        assert (len(completion.token_ids), completion.finish) == (1, FinishReason.STOP)
 
 
 def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:
@@ -248,13 +251,13 @@ def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:
     model = model_of(write_tiny_model(tmp_path / "wide", hidden_size=256, num_hidden_layers=1), "float32")
     short, sampler = requests_of(2, max_tokens=PACK_TOKENS - 1), sampler_of(model)
     long = asyncio.run(all_of(sampler, requests_of(2, max_tokens=2 * PACK_TOKENS)))
-    later, fresh = (asyncio.run(all_of(each, short)) for each in (sampler, sampler_of(model)))
+    later, fresh = (asyncio.run(all_of(item, short)) for item in (sampler, sampler_of(model)))
     assert ids_of(later) == ids_of(fresh)
     for mine, theirs in zip(sorted_by_id(later), sorted_by_id(fresh), strict=True):
         np.testing.assert_array_equal(mine.logprobs, theirs.logprobs)
     # Packed weights round otherwise, or the test shows nothing.
     pairs = zip(sorted_by_id(long), sorted_by_id(fresh), strict=True)
-    assert any((mine.logprobs[: len(each.logprobs)] != each.logprobs).any() for mine, each in pairs)
+    assert any((mine.logprobs[: len(pair.logprobs)] != pair.logprobs).any() for mine, pair in pairs)
 
 
 @pytest.mark.parametrize(("prompts", "min_p"), [((5, 5), 0.0), ((3, 7), 0.9)])
@@ -265,9 +268,9 @@ def test_few_operations_give_what_the_modules_give(tmp_path: Path, prompts: tupl
         "float32",
     )
     with torch.no_grad():
-        for name, each in model.named_parameters():
+        for name, parameter in model.named_parameters():
             if "norm" in name:
-                each.add_(torch.rand(each.shape, generator=torch.Generator().manual_seed(1)))
+                parameter.add_(torch.rand(parameter.shape, generator=torch.Generator().manual_seed(1)))
     requests = [
         GenerateRequest(f"r{i}", tuple(range(40, 40 + num)), Sampling(max_tokens=12 + 9 * i, min_p=min_p), 2 + i, i)
         for i, num in enumerate(prompts)
@@ -300,7 +303,7 @@ def test_the_plan_reckons_with_the_sizes_that_are_computed_with() -> None:
 
 
 def sorted_by_id(completions: Sequence[Completion]) -> list[Completion]:
-    return sorted(completions, key=lambda each: (each.request_id, each.sample))
+    return sorted(completions, key=lambda completion: (completion.request_id, completion.sample))
 
 
 def test_packed_weights_multiply_as_the_layers_do_and_are_put_away(path: Path) -> None:
@@ -309,13 +312,13 @@ def test_packed_weights_multiply_as_the_layers_do_and_are_put_away(path: Path) -
     with torch.no_grad(), watching(model.transformer) as calls:
         expected = model.transformer(token_ids_BT).logits
     siblings = siblings_of(calls)
-    assert [len(each) for each in siblings] == [3, 2] * 2  # queries, keys and values; gate and up
+    assert [len(sibling) for sibling in siblings] == [3, 2] * 2  # queries, keys and values; gate and up
     for sets, num in ((siblings, 2 * 4 + 1), ([], 2 * 7 + 1)):
         packed = PackedLinears(model.transformer, num_rows=4, siblings=sets, smallest=1)
         with torch.no_grad(), packed.used():
             found = [model.transformer(ids_BT).logits for ids_BT in (token_ids_BT, token_ids_BT + 1, token_ids_BT)]
         assert packed.num_products == num
-        assert not any("forward" in vars(each) for each in model.modules())
+        assert not any("forward" in vars(module) for module in model.modules())
         torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(found[2], found[0], atol=0.0, rtol=0.0)
         assert (found[1] - found[0]).abs().max() > 1e-2

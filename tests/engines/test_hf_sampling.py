@@ -53,10 +53,10 @@ def test_tokens_are_drawn_as_often_as_transformers_filters_say(sampling: Samplin
 
 def test_rows_with_different_settings_do_not_disturb_each_other() -> None:
     logits_RV = torch.randn((4, 30), generator=torch.Generator().manual_seed(2))
-    each = [Sampling(temperature=0.0), Sampling(top_k=2), Sampling(top_p=0.4, temperature=2.0), Sampling()]
+    settings = [Sampling(temperature=0.0), Sampling(top_k=2), Sampling(top_p=0.4, temperature=2.0), Sampling()]
     uniforms = np.array([0.9, 0.8, 0.7, 0.999999])
-    token_R, logprob_R = draw(logits_RV, RowSampling.of(each, 30, CPU), uniforms)
-    for row, sampling in enumerate(each):
+    token_R, logprob_R = draw(logits_RV, RowSampling.of(settings, 30, CPU), uniforms)
+    for row, sampling in enumerate(settings):
         alone = draw(logits_RV[row : row + 1], settings_of(sampling, 1, 30), uniforms[row : row + 1])
         assert token_R[row] == alone[0][0]
         assert logprob_R[row] == pytest.approx(float(alone[1][0]), abs=1e-6)
@@ -76,7 +76,7 @@ def whole_kept(logprobs_V: torch.Tensor, sampling: Sampling) -> set[int]:
     order = sorted(range(len(logprobs_V)), key=lambda i: -float(logprobs_V[i]))
     probs = [float(logprobs_V[i].double().exp()) for i in order]
     if sampling.top_k:
-        num = sum(each >= probs[min(sampling.top_k, len(probs)) - 1] for each in probs)
+        num = sum(prob >= probs[min(sampling.top_k, len(probs)) - 1] for prob in probs)
         order, probs = order[:num], probs[:num]
     total, before, kept = sum(probs) if sampling.top_k else 1.0, 0.0, set()
     for token, prob in zip(order, probs, strict=True):

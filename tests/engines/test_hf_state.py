@@ -55,12 +55,12 @@ def engine_of(path: Path, **settings: Any) -> TrainEngine:
 
 
 def weights_of(engine: TrainEngine) -> dict[str, torch.Tensor]:
-    return {name: each.detach().clone() for name, each in engine.model.named_parameters()}
+    return {name: parameter.detach().clone() for name, parameter in engine.model.named_parameters()}
 
 
 def assert_same(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
     assert mine.keys() == theirs.keys()
-    assert [name for name, each in mine.items() if not torch.equal(each, theirs[name])] == []
+    assert [name for name, tensor in mine.items() if not torch.equal(tensor, theirs[name])] == []
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
@@ -80,7 +80,7 @@ def test_three_updates_equal_two_a_restart_and_one_bit_for_bit(
     metrics.append(untimed(second.update(batches[2])))
     assert metrics == expected
     assert_same(weights_of(second), weights_of(unbroken))
-    assert any(not torch.equal(each, start[name]) for name, each in weights_of(second).items())
+    assert any(not torch.equal(tensor, start[name]) for name, tensor in weights_of(second).items())
 
 
 def test_the_random_states_come_back(llama: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_saved_model_directory_opens_with_from_pretrained_and_gives_the_same_l
     token_ids_BT = torch.tensor([[1, 2, 3, 4]])
     with torch.no_grad():
         assert torch.equal(opened(token_ids_BT).logits, engine.model.transformer(token_ids_BT).logits)
-    before, after = (json.loads((each / "config.json").read_text()) for each in (llama, tmp_path / "model"))
+    before, after = (json.loads((item / "config.json").read_text()) for item in (llama, tmp_path / "model"))
     assert after == before
 
 
@@ -125,7 +125,7 @@ def test_saving_twice_writes_the_same_bytes(llama: Path, tmp_path: Path) -> None
         engine.save(tmp_path / name)
     files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
     assert files
-    assert all((tmp_path / "a" / each).read_bytes() == (tmp_path / "b" / each).read_bytes() for each in files)
+    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
 
 
 def test_a_missing_or_foreign_checkpoint_is_refused(llama: Path, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_missing_or_foreign_checkpoint_is_refused(llama: Path, tmp_path: Path)
 
 
 def test_an_adapter_of_other_layers_is_refused_also_when_it_has_fewer(llama: Path, tmp_path: Path) -> None:
-    both, one = ({"lora": replace(LORA, target_modules=each)} for each in (("q_proj", "v_proj"), ("q_proj",)))
+    both, one = ({"lora": replace(LORA, target_modules=item)} for item in (("q_proj", "v_proj"), ("q_proj",)))
     for number, (written, read) in enumerate(((one, both), (both, one))):
         engine_of(llama, **written).save(tmp_path / str(number))
         engine = engine_of(llama, seed=1, **read)
@@ -193,7 +193,7 @@ def test_lora_trains_the_adapter_only_and_is_off_for_the_reference(llama: Path) 
     engine, full = engine_of(llama, lora=LORA, warmup_steps=0), engine_of(llama)
     start = weights_of(engine)
     engine.update(batch)
-    changed = [name for name, each in weights_of(engine).items() if not torch.equal(each, start[name])]
+    changed = [name for name, tensor in weights_of(engine).items() if not torch.equal(tensor, start[name])]
     assert changed
     assert all("lora_" in name for name in changed)
     assert engine.facts()["num_trainable"] == sum(start[name].numel() for name in start if "lora_" in name)

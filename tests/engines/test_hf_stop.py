@@ -18,7 +18,7 @@ def ended_at(token_ids: Sequence[int], stop: Sequence[str]) -> int | None:
 
 def ended_by_decoding_everything(token_ids: Sequence[int], stop: Sequence[str]) -> int | None:
     decode = ByteTokens().decode
-    return next((i for i in range(1, len(token_ids) + 1) if any(each in decode(token_ids[:i]) for each in stop)), None)
+    return next((i for i in range(1, len(token_ids) + 1) if any(text in decode(token_ids[:i]) for text in stop)), None)
 
 
 @settings(max_examples=60, deadline=None)

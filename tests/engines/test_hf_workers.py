@@ -79,8 +79,8 @@ def test_the_checkpoint_of_a_lora_run_is_exported_as_a_model(config: dict[str, A
     assert result.checkpoint is not None
     merged = export_model(result.checkpoint, tmp_path / "merged", "merged")
     weights, start = (
-        dict(AutoModelForCausalLM.from_pretrained(each).named_parameters())
-        for each in (merged, config["model"]["path"])
+        dict(AutoModelForCausalLM.from_pretrained(item).named_parameters())
+        for item in (merged, config["model"]["path"])
     )
     assert weights.keys() == start.keys()
     assert any(not torch.equal(weights[name], start[name]) for name in start)
@@ -111,7 +111,7 @@ def test_completions_carry_the_published_version(config: dict[str, Any], tmp_pat
         async with launch(plan_run([config], []), tmp_path / "run") as run:
             await run.actor.replicas[0].call(ActorWorker.publish, 5)
             request = GenerateRequest("r", (65, 66), Sampling(max_tokens=4), 2, 0)
-            return [each.version async for each in run.generator.generate([request], Lane.TRAIN)]
+            return [completion.version async for completion in run.generator.generate([request], Lane.TRAIN)]
 
     assert asyncio.run(story()) == [5, 5]
 
@@ -124,9 +124,9 @@ def test_rows_that_outlive_an_update_go_on_with_the_new_weights(config: dict[str
                 for name, tokens in (("a", 1), ("b", 200))
             ]
             found = {}
-            async for each in run.generator.generate(requests, Lane.TRAIN):
-                found[each.request_id] = each
-                if each.request_id == "a":
+            async for completion in run.generator.generate(requests, Lane.TRAIN):
+                found[completion.request_id] = completion
+                if completion.request_id == "a":
                     await run.actor.replicas[0].call(ActorWorker.update, random_batch())
                     await run.actor.replicas[0].call(ActorWorker.publish, 1)
             return found

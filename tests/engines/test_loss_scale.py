@@ -43,14 +43,14 @@ def louder(factor: float) -> Batch:
 def gradients_of(engine: TrainEngine, batch: Batch) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
     engine._optimizer.step = lambda lr: seen.extend(  # type: ignore[method-assign]
-        torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in engine._optimizer.masters
+        torch.zeros_like(master) if master.grad is None else master.grad.clone() for master in engine._optimizer.masters
     )
     engine.update(batch)
     return seen
 
 
 def state_of(engine: TrainEngine) -> list[torch.Tensor]:
-    return [each.detach().clone() for each in (*engine._optimizer.parameters, *engine._optimizer.masters)]
+    return [parameter.detach().clone() for parameter in (*engine._optimizer.parameters, *engine._optimizer.masters)]
 
 
 def unchanged(engine: TrainEngine, before: list[torch.Tensor]) -> bool:
@@ -62,7 +62,7 @@ def test_gradients_are_those_of_float32_also_where_float16_would_lose_them(llama
     exact = gradients_of(engine_of(llama, dtype="float32", max_grad_norm=1e9), louder(factor))
     found = gradients_of(engine_of(llama, max_grad_norm=1e9), louder(factor))
     error = sum(float((a - b).square().sum()) for a, b in zip(found, exact, strict=True)) ** 0.5
-    assert error < 0.02 * sum(float(each.square().sum()) for each in exact) ** 0.5
+    assert error < 0.02 * sum(float(item.square().sum()) for item in exact) ** 0.5
 
 
 def test_an_overflow_in_the_first_step_lowers_the_scale_and_the_update_is_made(llama: Path) -> None:

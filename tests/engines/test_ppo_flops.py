@@ -1,4 +1,4 @@
-"""What perf/ says of an update: operations counted by hand."""
+"""Metrics perf/ of an update: operations counted by hand."""
 
 from dataclasses import replace
 from pathlib import Path

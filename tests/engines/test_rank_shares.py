@@ -1,4 +1,4 @@
-"""How the rows of a mini-batch are dealt out to the ranks."""
+"""Rows of a mini-batch are shared out to the ranks."""
 
 import numpy as np
 
@@ -15,7 +15,8 @@ def test_no_rank_has_more_tokens_than_the_one_with_the_fewest_plus_the_largest_g
         groups_B = rng.integers(0, rng.integers(1, num_rows + 1), num_rows)
         ranks_B = balanced(lengths_B, groups_B, num_ranks)
         loads = [
-            sum(int(n) for n, rank in zip(lengths_B, ranks_B, strict=True) if rank == each) for each in range(num_ranks)
+            sum(int(n) for n, rank in zip(lengths_B, ranks_B, strict=True) if rank == index)
+            for index in range(num_ranks)
         ]
         sizes = [int(lengths_B[groups_B == group].sum()) for group in set(groups_B.tolist())]
         assert max(loads) - min(loads) <= max(sizes)

@@ -39,7 +39,7 @@ def neighbours(value: float, dtype: torch.dtype) -> list[float]:
     """The numbers of the format below and above, of the rounded value and what follows it on the other side."""
     near = torch.tensor(value, dtype=torch.float64).to(dtype)
     others = [torch.nextafter(near, torch.tensor(to, dtype=dtype)) for to in (-math.inf, math.inf)]
-    below, above = (float(each.double()) for each in others)
+    below, above = (float(other.double()) for other in others)
     middle = float(near.double())
     exact = float(torch.tensor(value))
     return [below, middle] if middle > exact else [middle, above]
@@ -139,7 +139,7 @@ def test_rounding_needs_no_more_than_chunks_beside_the_tensors(monkeypatch: pyte
 
     monkeypatch.setitem(rounding.CHUNK, "cpu", 1000)
     values, weight = torch.rand(100, 1000), torch.zeros(100, 1000, dtype=torch.bfloat16)
-    given = {each.untyped_storage().data_ptr() for each in (values, weight)}
+    given = {item.untyped_storage().data_ptr() for item in (values, weight)}
     with torch.no_grad(), Largest() as largest:
         publish(weight, values, "stochastic", KEY)
     assert 0 < largest.elements <= 1000

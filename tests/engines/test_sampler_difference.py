@@ -1,4 +1,4 @@
-"""How far sampler and trainer differ, of the tokens that both computed with the same weights."""
+"""The difference between sampler and trainer, over tokens that both computed with the same weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,7 +22,7 @@ NAME = "policy/rollout_logprob_diff"
 
 def trajectory(versions: tuple[tuple[int, int], ...], mask: str) -> Trajectory:
     """A trajectory with a loss at each '1' of the mask."""
-    loss_mask = np.array([each == "1" for each in mask])
+    loss_mask = np.array([value == "1" for value in mask])
     token_ids, logprobs = np.arange(len(mask), dtype=np.int32), np.zeros(len(mask), dtype=np.float32)
     like = random_groups(1, 1, 0)[0][0].trajectory
     return replace(like, token_ids=token_ids, loss_mask=loss_mask, logprobs=logprobs, versions=versions)
@@ -70,7 +70,7 @@ def test_the_difference_is_that_of_tokens_of_the_same_weights_and_is_not_said_wi
 
     def parts(of: Batch) -> list[tuple[Batch, torch.Tensor]]:
         chosen = [(rows, select(of, rows)) for rows in halves]
-        return [(each, logprobs_BT[rows, : int(each.lengths_B.max())]) for rows, each in chosen]
+        return [(row, logprobs_BT[rows, : int(row.lengths_B.max())]) for rows, row in chosen]
 
     all_the_same = summed(parts(batch))
     num_same, num = int(same_BT.sum()), int(mask_BT.sum())

@@ -63,14 +63,15 @@ def gradients_of(engine: TrainEngine, batch: Batch) -> list[Tensor]:
     """The gradients an update would use."""
     seen: list[Tensor] = []
     engine._optimizer.step = lambda lr: seen.extend(  # type: ignore[method-assign]
-        torch.zeros_like(each) if each.grad is None else each.grad.clone() for each in engine._optimizer.parameters
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for parameter in engine._optimizer.parameters
     )
     engine.update(batch)
     return seen
 
 
 def relative_difference(ones: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    ones_flat, others_flat = (torch.cat([each.flatten() for each in some]) for some in (ones, others))
+    ones_flat, others_flat = (torch.cat([row.flatten() for row in some]) for some in (ones, others))
     return float((ones_flat - others_flat).norm() / others_flat.norm())
 
 
@@ -230,8 +231,8 @@ def test_the_plan_shares_prompts_of_models_whose_config_json_has_other_names_and
     assert (workers[0].shared_prefix, notes) == (way, ())
     batch = random_batch(num_groups=2, samples=3)
     plain, sharing = (
-        gradients_of(engine_of(path, each, attention=attention, dtype="float32"), batch)
-        for each in (SharedPrefix.NONE, way)
+        gradients_of(engine_of(path, item, attention=attention, dtype="float32"), batch)
+        for item in (SharedPrefix.NONE, way)
     )
     assert relative_difference(sharing, plain) < 1e-6
 
@@ -246,7 +247,7 @@ def ended_at_once() -> Batch:
         ends = {"completion": "", "finish": FinishReason.STOP, "versions": ((length, 0),)}
         ids = [TrajectoryId(prompt.id, 0, sample) for sample in range(2)]
         groups.append(
-            [ScoredTrajectory(Trajectory(id=each, prompt=prompt, **given, **ends), Reward(0.0)) for each in ids]
+            [ScoredTrajectory(Trajectory(id=id_, prompt=prompt, **given, **ends), Reward(0.0)) for id_ in ids]
         )  # type: ignore[arg-type]
     batch = collate(groups, pad_id=END)
     return replace(
@@ -260,8 +261,8 @@ def ended_at_once() -> Batch:
 def test_responses_of_the_end_token_alone_are_trained(llama: Path, shared: SharedPrefix) -> None:
     batch = ended_at_once()
     assert batch.num_sampled_B.tolist() == [1] * 4
-    plain, sharing = (gradients_of(engine_of(llama, each), batch) for each in (SharedPrefix.NONE, shared))
-    assert float(torch.cat([each.flatten() for each in plain]).norm()) > 1e-3
+    plain, sharing = (gradients_of(engine_of(llama, item), batch) for item in (SharedPrefix.NONE, shared))
+    assert float(torch.cat([text.flatten() for text in plain]).norm()) > 1e-3
     assert relative_difference(sharing, plain) < 1e-6
 
 

@@ -26,7 +26,7 @@ def engine_of(path: Path, **settings: Any) -> TrainEngine:
 def stored_as(path: Path, dtype: torch.dtype, name: str = "") -> Path:
     """The model with every tensor, or the one of that name, in another format."""
     file = path / "model.safetensors"
-    tensors = {key: each.to(dtype) if name in ("", key) else each for key, each in load_file(file).items()}
+    tensors = {key: item.to(dtype) if name in ("", key) else item for key, item in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
     return path
 

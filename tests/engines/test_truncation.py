@@ -97,7 +97,7 @@ def test_truncation_that_would_leave_the_ratio_biased_is_refused(
     overrides: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     said = refused(*overrides)
-    assert all(each in said for each in words), said
+    assert all(word in said for word in words), said
 
 
 @pytest.mark.parametrize("setting", ["rollout.top_p=0.8", "rollout.top_k=5", "rollout.min_p=0.1"])

@@ -33,7 +33,7 @@ def some_tensors() -> dict[str, Any]:
 def equal(found: Mapping[str, Any], tensors: Mapping[str, Any]) -> bool:
     """The same names in the same order, types and numbers."""
     return list(found) == list(tensors) and all(
-        found[name].dtype == each.dtype and torch.equal(found[name], each) for name, each in tensors.items()
+        found[name].dtype == tensor.dtype and torch.equal(found[name], tensor) for name, tensor in tensors.items()
     )
 
 
@@ -42,19 +42,19 @@ def server() -> Iterator[Any]:
     opened = link.WeightsServer("127.0.0.1")
     yield opened
     opened.close()
-    assert not [each for each in threading.enumerate() if each.name == "weights"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "weights"]
 
 
 def test_whoever_has_the_address_gets_every_tensor_as_it_was_offered_at_any_time(server: Any) -> None:
     tensors = some_tensors()
-    before = {name: each.detach().clone() for name, each in tensors.items()}
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     address = server.offer(link.host_copies(tensors))
     assert address.startswith("127.0.0.1:")
-    for each in tensors.values():
-        each.detach().zero_()  # as an update does
+    for tensor in tensors.values():
+        tensor.detach().zero_()  # as an update does
     with ThreadPoolExecutor() as threads:
         taken = [threads.submit(lambda: dict(weights.received(address))) for _ in range(3)]
-        assert all(equal(each.result(), before) for each in taken)
+        assert all(equal(task.result(), before) for task in taken)
     later = server.offer(link.host_copies(tensors))
     assert equal(dict(weights.received(later)), tensors)
 

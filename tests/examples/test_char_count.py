@@ -41,7 +41,7 @@ def test_every_answer_is_the_count_and_every_response_spells_the_word() -> None:
         lengths[len(letters)] += 1
         assert row["answer"] == str(letters.count(found[1])) == last_boxed(row["response"])
         lines = row["response"].splitlines()
-        assert lines[:-1] == [f"{each} {'=' if each == found[1] else '!='} {found[1]}" for each in letters]
+        assert lines[:-1] == [f"{letter} {'=' if letter == found[1] else '!='} {found[1]}" for letter in letters]
     assert set(lengths) == set(range(5, 21))
     assert max(lengths.values()) < 2 * min(lengths.values())
 

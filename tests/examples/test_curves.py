@@ -1,4 +1,4 @@
-"""What the scripts of the examples say of curves: areas, intervals and verdicts, by hand."""
+"""Areas, intervals and verdicts of curves, checked by hand."""
 
 import importlib.util
 import sys
@@ -30,7 +30,7 @@ def path() -> Iterator[None]:
 
 
 def run(*heights: float) -> dict[str, object]:
-    return {"curve": {4 * i: each for i, each in enumerate(heights)}, "step_s": 1.0, "explained_variance": []}
+    return {"curve": {4 * i: height for i, height in enumerate(heights)}, "step_s": 1.0, "explained_variance": []}
 
 
 def test_the_area_of_a_curve_by_hand() -> None:
@@ -76,5 +76,5 @@ def test_ppo_passes_when_it_is_within_noise_and_the_control_is_not(
 
 def test_the_constant_guess_of_char_count_is_the_share_of_the_most_frequent_answer(tmp_path: Path) -> None:
     file = tmp_path / "heldout.jsonl"
-    file.write_text("".join(f'{{"answer": "{each}"}}\n' for each in "1121"))
+    file.write_text("".join(f'{{"answer": "{letter}"}}\n' for letter in "1121"))
     assert script("char_count/run").constant_guess(file) == 0.75

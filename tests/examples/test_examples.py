@@ -55,7 +55,7 @@ def commands(document: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda item: item.name)
 def test_a_file_in_a_document_is_the_file_in_the_tree(document: Path) -> None:
     shown = shown_files(document)
     assert shown
@@ -70,10 +70,10 @@ def test_the_readme_shows_a_plugin_of_ten_lines() -> None:
     assert len(body) <= 10
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda item: item.name)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)", document.read_text())
-    assert [each for each in links if "://" not in each and not (document.parent / each).exists()] == []
+    assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def workplace(tmp_path: Path) -> Path:
 
 @pytest.mark.real
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda each: each.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda item: item.name)
 def test_every_command_of_a_document_runs(document: Path, workplace: Path) -> None:
     found = commands(document)
     assert found
@@ -101,7 +101,7 @@ def test_every_command_of_a_document_runs(document: Path, workplace: Path) -> No
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*/ci.yaml")), ids=lambda each: each.parent.name)
+@pytest.mark.parametrize("example", sorted(ROOT.glob("examples/*/ci.yaml")), ids=lambda path: path.parent.name)
 def test_the_ci_configuration_of_an_example_runs_as_its_first_lines_say(example: Path, tmp_path: Path) -> None:
     [command] = re.findall(r"^# +rlcore (train .*)$", example.read_text(), re.MULTILINE)
     output = rlcore(f"{command} train.dir={tmp_path} train.name=run", ROOT)
@@ -114,7 +114,7 @@ def test_the_plan_of_the_arithmetic_example_takes_the_reward_from_the_plugin() -
     [reward] = plan.rewards
     assert (reward.name, reward.target) == ("accuracy", "rlcore_example_arithmetic:last_number")
     assert "digit_sum" in reward.provided_by
-    assert [each.distribution for each in plan.plugins] == ["rlcore-example-arithmetic"]
+    assert [plugin.distribution for plugin in plan.plugins] == ["rlcore-example-arithmetic"]
     assert plan.batch_sizes["samples"] == 64
 
 
@@ -124,13 +124,13 @@ def test_the_arithmetic_example_holds_out_a_quarter_of_the_additions_and_nothing
     heldout = load_prompts(config.eval.sources, config.data)
     refuse_overlap(train, heldout)
     questions = {
-        which: {str(prompt.messages[-1]["content"]) for each in prompts.values() for prompt in each}
+        which: {str(prompt.messages[-1]["content"]) for item in prompts.values() for prompt in item}
         for which, prompts in (("train", train), ("heldout", heldout))
     }
     assert len(questions["train"]) + len(questions["heldout"]) == 100
     assert 20 <= len(questions["heldout"]) <= 35
     pattern = re.compile(r"State the final answer to the following arithmetic problem: \d \+ \d =")
-    assert all(pattern.fullmatch(each) for each in questions["train"] | questions["heldout"])
+    assert all(pattern.fullmatch(item) for item in questions["train"] | questions["heldout"])
 
 
 def get_model(target: Path) -> "subprocess.CompletedProcess[str]":
@@ -154,7 +154,7 @@ def test_the_model_of_the_demo_is_an_ordinary_model_directory(tmp_path: Path) ->
     model = AutoModelForCausalLM.from_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     assert not hasattr(model.config, "quantization_config")
-    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     conversation = [{"role": "user", "content": "What is the capital of France?"}]
     ids = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     with torch.no_grad():
@@ -173,7 +173,7 @@ def test_the_arithmetic_example_trains_the_real_model_for_two_steps(tmp_path: Pa
         ROOT,
     )
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoints" / "step_2" / "model")
-    assert sum(each.numel() for each in model.parameters()) > 130_000_000
+    assert sum(parameter.numel() for parameter in model.parameters()) > 130_000_000
 
 
 GSM8K = ROOT / "examples" / "gsm8k"
@@ -183,7 +183,7 @@ def test_the_problems_of_the_gsm8k_example_are_as_on_the_hub_and_their_own_answe
     shutil.copy(GSM8K / "make_problems.py", tmp_path)
     subprocess.run([sys.executable, str(tmp_path / "make_problems.py")], check=True, timeout=60)
     plan = plan_run([GSM8K / "config.yaml"], [], [])
-    assert [each.target for each in plan.rewards] == ["rlcore.reward.scorers:gsm8k"]
+    assert [reward.target for reward in plan.rewards] == ["rlcore.reward.scorers:gsm8k"]
     for name, sources in (("problems", plan.config.data.sources), ("heldout", plan.config.eval.sources)):
         assert (tmp_path / f"{name}.jsonl").read_text() == (GSM8K / f"{name}.jsonl").read_text()
         for prompts in load_prompts(sources, plan.config.data).values():
@@ -202,5 +202,5 @@ def test_the_gsm8k_example_trains_the_real_model_for_two_steps(tmp_path: Path) -
         ROOT,
     )
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [each["reward/failed"] for each in steps if "reward/failed" in each] == [0.0, 0.0]
+    assert [step["reward/failed"] for step in steps if "reward/failed" in step] == [0.0, 0.0]
     assert (tmp_path / "run" / "checkpoints" / "step_2").is_dir()

@@ -49,7 +49,7 @@ def test_its_score_is_weighed_and_summed_with_the_functions(tmp_path: Path) -> N
         samples = [make_trajectory(0, index, text) for index, text in enumerate(["a", "a", "aab", ""])]
         scored = await score_all(manager, samples)
         await manager.close()
-        return {each.trajectory.id.sample: each.reward for each in scored}
+        return {sample.trajectory.id.sample: sample.reward for sample in scored}
 
     found = asyncio.run(run())
     rarities = [found[sample].components.get("rarity") for sample in range(4)]

@@ -23,10 +23,10 @@ DEADLINE_S = 120.0
 def ranks_of(run: int) -> list[int]:
     """The processes of the actor's ranks: under `local` they alone are told to talk over the loopback."""
     found = []
-    for each in sorted(descendants(run)):
+    for pid in sorted(descendants(run)):
         try:
-            if b"GLOO_SOCKET_IFNAME=lo" in Path(f"/proc/{each}/environ").read_bytes().split(b"\0"):
-                found.append(each)
+            if b"GLOO_SOCKET_IFNAME=lo" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
         except OSError:
             continue
     return found

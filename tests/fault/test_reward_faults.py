@@ -121,7 +121,7 @@ def run(
         )
         try:
             await manager.start()
-            return [await score_all(manager, each) for each in rounds], manager.metrics()
+            return [await score_all(manager, round_) for round_ in rounds], manager.metrics()
         finally:
             await manager.close()
             await children.close()
@@ -131,16 +131,16 @@ def run(
 
 def check(scored: Sequence[ScoredTrajectory], given: Sequence[Trajectory]) -> None:
     """Each trajectory once; its own score if its function could give one, else a failure with the right cause."""
-    assert sorted(each.trajectory.id for each in scored) == sorted(each.id for each in given)
-    for each in scored:
-        what, score = each.trajectory.text().split()
+    assert sorted(item.trajectory.id for item in scored) == sorted(trajectory.id for trajectory in given)
+    for item in scored:
+        what, score = item.trajectory.text().split()
         if what in FAILING:
-            assert each.reward.status is RewardStatus.FAILED, what
-            assert FAILING[what] in each.reward.info["error"], what
-            assert each.reward.score == 0.0
+            assert item.reward.status is RewardStatus.FAILED, what
+            assert FAILING[what] in item.reward.info["error"], what
+            assert item.reward.score == 0.0
         else:
-            assert each.reward.status is RewardStatus.OK, each.reward.info
-            assert each.reward.score == float(score)
+            assert item.reward.status is RewardStatus.OK, item.reward.info
+            assert item.reward.score == float(score)
 
 
 def test_11_a_function_that_raises_for_one_of_64_changes_no_other_advantage(rewards: str) -> None:
@@ -148,7 +148,7 @@ def test_11_a_function_that_raises_for_one_of_64_changes_no_other_advantage(rewa
     functions = {"f": RewardFunctionConfig(f"{rewards}:faulty")}
     ([scored], _) = run(functions, step, budget=0.1)
     check(scored, step)
-    groups = [sorted(each, key=lambda row: row.trajectory.id) for each in by_prompt(scored)]
+    groups = [sorted(item, key=lambda row: row.trajectory.id) for item in by_prompt(scored)]
     kept, counts = apply_failures(groups, RewardConfig(functions=functions))
     without = [[row for row in group if row.reward.status is RewardStatus.OK] for group in groups]
     assert counts["reward/dropped_samples"] == 1.0
@@ -157,8 +157,8 @@ def test_11_a_function_that_raises_for_one_of_64_changes_no_other_advantage(rewa
 
 
 def by_prompt(scored: Sequence[ScoredTrajectory]) -> list[list[ScoredTrajectory]]:
-    prompts = sorted({each.trajectory.id.prompt for each in scored})
-    return [[each for each in scored if each.trajectory.id.prompt == prompt] for prompt in prompts]
+    prompts = sorted({item.trajectory.id.prompt for item in scored})
+    return [[item for item in scored if item.trajectory.id.prompt == prompt] for prompt in prompts]
 
 
 def advantages(groups: list[list[ScoredTrajectory]]) -> torch.Tensor:
@@ -189,10 +189,10 @@ def test_on_threads_a_hanging_call_fails_and_the_innocent_ones_are_made_again(re
         "f": RewardFunctionConfig(f"{rewards}:blocking", isolation="threads", threads=16, children=2, deadline_s=2.0)
     }
     ([scored], metrics) = run(functions, step)
-    assert sorted(each.trajectory.id for each in scored) == sorted(each.id for each in step)
+    assert sorted(item.trajectory.id for item in scored) == sorted(trajectory.id for trajectory in step)
     if what == "regex":
         # It keeps the interpreter lock, so the calls beside it pass their deadlines too; those of the other child not.
-        failed = [each for each in scored if each.reward.status is RewardStatus.FAILED]
+        failed = [item for item in scored if item.reward.status is RewardStatus.FAILED]
         assert 1 <= len(failed) <= 16
     else:
         check(scored, step)
@@ -214,7 +214,7 @@ def test_a_function_that_prints_without_end_neither_blocks_nor_fills_the_log(
         ([scored], _) = run({"f": RewardFunctionConfig(f"{rewards}:faulty", children=1)}, step)
     check(scored, step)
     assert len(caplog.messages) < 11_000
-    assert any("the rest is dropped" in each for each in caplog.messages)
+    assert any("the rest is dropped" in message for message in caplog.messages)
 
 
 def test_300_samples_with_random_faults_are_each_accounted_for_once(rewards: str) -> None:
@@ -265,12 +265,12 @@ def test_35_no_reward_child_survives_a_driver_that_was_killed(rewards: str, what
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, rewards, what], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     with driver.stdout:
-        pids = [int(each) for each in driver.stdout.readline().split()]
+        pids = [int(word) for word in driver.stdout.readline().split()]
     assert len(pids) == 2
     time.sleep(0.3)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     patience = time.monotonic() + 3.0
-    while (left := [each for each in pids if is_running(each)]) and time.monotonic() < patience:
+    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < patience:
         time.sleep(0.02)
     assert left == []

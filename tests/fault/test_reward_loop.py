@@ -35,7 +35,7 @@ def train_with(tmp_path: Path, urls: list[str], *settings: str, steps: int = 1, 
         },
         **sections,
     }
-    return train(config, *(f"plugins.reward_loop.services.scorer.{each}" for each in settings), plugins=["null"])
+    return train(config, *(f"plugins.reward_loop.services.scorer.{setting}" for setting in settings), plugins=["null"])
 
 
 def rows_of(result: TrainResult) -> list[dict[str, Any]]:
@@ -144,14 +144,14 @@ def test_an_address_that_dies_mid_batch_is_ejected_and_comes_back_when_it_answer
         return ServiceAnswer(cut_at=-1) if dead["since"] <= dead["until"] else good(asked)
 
     with serving(dying) as one, serving(good) as two, serving(good) as three:
-        urls = [each.url for each in (one, two, three)]
+        urls = [item.url for item in (one, two, three)]
         result = train_with(tmp_path, urls, "eject_after=2", "eject_s=0.05", "concurrency=8", steps=6)
     assert all(row["status"] == "ok" for step in range(1, 7) for row in metrics.read_trajectories(result.run_dir, step))
     steps = [row for row in metrics.read(result.run_dir) if "reward/num_ejections" in row]
     assert sum(row["reward/num_ejections"] for row in steps) >= 1
-    scored = sum(each.num_answered for each in (one, two, three))
+    scored = sum(item.num_answered for item in (one, two, three))
     assert scored == 6 * NUM_SAMPLES
-    assert {each.num_open for each in (one, two, three)} == {0}
+    assert {item.num_open for item in (one, two, three)} == {0}
 
 
 def test_a_slow_replica_gets_so_few_calls_that_the_99th_percentile_does_not_see_it(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_slow_replica_gets_so_few_calls_that_the_99th_percentile_does_not_see_
         serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.02)) as two,
         serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.4)) as slow,
     ):
-        urls = [each.url for each in (one, two, slow)]
+        urls = [item.url for item in (one, two, slow)]
         train_with(
             tmp_path,
             urls,

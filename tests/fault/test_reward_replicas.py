@@ -59,7 +59,7 @@ def config_of(tmp_path: Path, plugin: dict[str, Any]) -> dict[str, Any]:
 
 
 def pids(scored: list[ScoredTrajectory]) -> set[int]:
-    return {int(each.reward.components["liked"]) for each in scored}
+    return {int(sample.reward.components["liked"]) for sample in scored}
 
 
 def test_a_replica_that_is_killed_mid_batch_costs_no_sample_and_serves_again(tmp_path: Path) -> None:
@@ -86,8 +86,8 @@ def test_a_replica_that_is_killed_mid_batch_costs_no_sample_and_serves_again(tmp
             await asyncio.sleep(0.02)
             os.kill(victim, signal.SIGKILL)
             second = await pending
-            assert [each.reward.status for each in second] == [RewardStatus.OK] * 60
-            assert len({each.trajectory.id for each in second}) == 60
+            assert [sample.reward.status for sample in second] == [RewardStatus.OK] * 60
+            assert len({sample.trajectory.id for sample in second}) == 60
             assert victim not in pids(second)
             numbers = live.reward.metrics()
             assert numbers["reward/num_ejections"] >= 1

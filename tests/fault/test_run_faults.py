@@ -141,7 +141,7 @@ def test_a_signal_ends_the_run_within_ten_seconds_in_every_phase(
     run = config.parent / "runs" / name
     rewards = config.parent / "rewards.py"
     rewards.write_text(SLOW_REWARD)
-    settings = tuple(each.replace("{rewards}", str(rewards)) for each in settings)
+    settings = tuple(setting.replace("{rewards}", str(rewards)) for setting in settings)
     process = start(config, name, "reward.functions.letters.children=2", *settings)
     wait_for(run / file, process, text)
     children = descendants(process)

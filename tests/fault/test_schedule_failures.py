@@ -1,4 +1,4 @@
-"""What failed rewards do to a step, whichever schedule it has, and what is kept of prompts that a stopped run left."""
+"""Failed rewards under every schedule, and prompts that a stopped run left."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_what_is_dropped_is_not_trained_on_and_the_rest_is(
 ) -> None:
     script = Script(score=failing(1, on_failure={"judge": policy}))
     events = played(tmp_path, script, 1, schedule, {"reward.error_budget_frac": 1})
-    assert sum(len(each) for each in events.minibatches) == len(trained(tmp_path)) == left
+    assert sum(len(minibatch) for minibatch in events.minibatches) == len(trained(tmp_path)) == left
     assert len(metrics.read_trajectories(tmp_path, 1)) == NUM
     [row] = events.trainer.history
     assert row["reward/dropped_samples"] == NUM - left

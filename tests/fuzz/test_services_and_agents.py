@@ -90,9 +90,9 @@ def scored(answer: bytes, reward: RewardSettings, path: str) -> None:
             await manager.start()
             samples = [make_trajectory(0, sample) for sample in range(3)]
             found = await score_all(manager, samples, Lane.EVAL)
-            assert sorted(each.trajectory.id.sample for each in found) == [0, 1, 2]
-            assert all(each.reward.status in (RewardStatus.OK, RewardStatus.FAILED) for each in found)
-            for line in trajectory_lines(((each, None) for each in found), Lane.EVAL).splitlines():
+            assert sorted(sample.trajectory.id.sample for sample in found) == [0, 1, 2]
+            assert all(sample.reward.status in (RewardStatus.OK, RewardStatus.FAILED) for sample in found)
+            for line in trajectory_lines(((item, None) for item in found), Lane.EVAL).splitlines():
                 json.loads(line)
             manager.metrics()
         finally:

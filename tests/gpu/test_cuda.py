@@ -1,4 +1,4 @@
-"""What only a CUDA device shows: the same runs on it, and what they agree with on the CPU."""
+"""Tests that need a CUDA device: the same runs on it, and what they agree with on the CPU."""
 
 from pathlib import Path
 from typing import Any

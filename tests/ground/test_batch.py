@@ -112,7 +112,7 @@ def test_reward_i_lands_on_the_last_sampled_token_of_sample_i_in_1000_orders_of_
     in_order = None
     for _ in range(1000):
         draw.shuffle(arrivals)
-        groups = [[each for each in arrivals if each.trajectory.id.prompt == f"p{g}"] for g in range(3)]
+        groups = [[arrival for arrival in arrivals if arrival.trajectory.id.prompt == f"p{g}"] for g in range(3)]
         batch = collate(groups, PAD)
         tokens = batch.tokens.get()
         rewards_BT = token_rewards(
@@ -307,7 +307,8 @@ def test_dropping_a_failed_sample_leaves_its_siblings_as_in_a_batch_without_it(f
     draw = random.Random(failed)
     groups = [[row(f"p{g}", s, [s] * (1 + s), draw.gauss(0, 1)) for s in range(8)] for g in range(8)]
     dropped = [
-        [each for each in group if (g, each.trajectory.id.sample) != (3, failed)] for g, group in enumerate(groups)
+        [sample for sample in group if (g, sample.trajectory.id.sample) != (3, failed)]
+        for g, group in enumerate(groups)
     ]
 
     def advantages(of: list[list[ScoredTrajectory]]) -> dict[TrajectoryId, float]:
@@ -318,7 +319,7 @@ def test_dropping_a_failed_sample_leaves_its_siblings_as_in_a_batch_without_it(f
             torch.tensor(batch.sample_B),
             torch.tensor(batch.num_sampled_B),
         )
-        ids = [each.trajectory.id for group in of for each in group]
+        ids = [sample.trajectory.id for group in of for sample in group]
         return dict(zip(ids, dr_grpo(inputs).tolist(), strict=True))
 
     left, full = advantages(dropped), advantages(groups)

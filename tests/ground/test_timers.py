@@ -18,7 +18,7 @@ def soon(seconds: float = SOON_S) -> float:
 
 def num_set() -> int:
     """Timers that the running loop has set."""
-    return sum(not each.cancelled() for each in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
+    return sum(not handle.cancelled() for handle in asyncio.get_running_loop()._scheduled)  # type: ignore[attr-defined]
 
 
 def test_what_is_not_taken_back_comes_due_once() -> None:
@@ -142,7 +142,7 @@ def test_a_block_ends_at_its_own_time_and_no_other_cancellation_is_taken_for_tha
 
     async def use() -> list[str]:
         timers = Timers()
-        blocks = [asyncio.create_task(block(timers, each)) for each in (60.0, 0.03, 0.0, 0.01, 60.0)]
+        blocks = [asyncio.create_task(block(timers, number)) for number in (60.0, 0.03, 0.0, 0.01, 60.0)]
         await asyncio.wait(blocks[1:4], timeout=DEADLINE_S)
         blocks[0].cancel()
         [cancelled] = await asyncio.gather(blocks[0], return_exceptions=True)
@@ -152,7 +152,7 @@ def test_a_block_ends_at_its_own_time_and_no_other_cancellation_is_taken_for_tha
         still_waits = not blocks[4].done()
         blocks[4].cancel()
         await asyncio.gather(blocks[4], return_exceptions=True)
-        return [*(each.result() for each in blocks[1:4]), type(cancelled).__name__, str(still_waits)]
+        return [*(block.result() for block in blocks[1:4]), type(cancelled).__name__, str(still_waits)]
 
     assert asyncio.run(use()) == ["late", "late", "late", "CancelledError", "True"]
 

@@ -103,7 +103,7 @@ def check_installed(bin_directory: Path, place: Path) -> None:
     where = run([bin_directory / "python", "-c", "import rlcore; print(rlcore.__file__)"], place).strip()
     need(Path(where).is_relative_to(place), f"rlcore was imported from {where}")
     listed = json.loads(run([bin_directory / "rlcore", "plugins", "--json"], place))
-    found = {each["name"] for each in listed}
+    found = {name["name"] for name in listed}
     need(found == PLUGINS, f"plugins: {sorted(found)}")
     print(run([bin_directory / "rlcore", "plugins", "--check"], place))
 
@@ -126,10 +126,10 @@ def check_example(bin_directory: Path, place: Path) -> None:
 
 def check_critic(bin_directory: Path, place: Path) -> None:
     """With two wheels left, the core's and the critic's: PPO is planned without anything heavy, and trained without."""
-    others = [each.replace("_", "-") for each in SOURCES if each not in ("rlcore", "rlcore_critic_engine")]
+    others = [source.replace("_", "-") for source in SOURCES if source not in ("rlcore", "rlcore_critic_engine")]
     run([bin_directory / "python", "-m", "pip", "uninstall", "--quiet", "--yes", *others], place)
     listed = json.loads(run([bin_directory / "rlcore", "plugins", "--json"], place))
-    need({each["name"] for each in listed} == {"critic_engine", "null"}, f"plugins of two wheels: {listed}")
+    need({name["name"] for name in listed} == {"critic_engine", "null"}, f"plugins of two wheels: {listed}")
     shutil.copytree(ROOT / "examples" / "ppo_critic", place / "ppo")
     plan = ["plan", "ppo/config.yaml", "--plugin", "critic_engine", "algo.preset=ppo"]
     run([bin_directory / "python", "-c", MODULES_AFTER.format(arguments=plan, heavy=HEAVY)], place)

@@ -154,7 +154,7 @@ def test_a_stranger_s_class_that_conforms_is_planned(site: Path, role: str) -> N
     *names, settings, plugins = ROLES[role]
     write_wrong(site, names_of(*names), "", WORKER_HOOK)
     plan = planned(*settings, plugins=plugins)
-    assert [each.provided_by for each in plan.workers if each.cls.__qualname__ == "Mine"] == [
+    assert [worker.provided_by for worker in plan.workers if worker.cls.__qualname__ == "Mine"] == [
         "plugin 'wrong_one' (wrong-one 1.0)"
     ]
 

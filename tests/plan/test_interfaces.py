@@ -40,7 +40,7 @@ def conforming(interface: type[Any], **members: Any) -> type[Any]:
     return type("Mine", (interface,), {"__module__": __name__, **methods_of(interface), **members})
 
 
-METHODS = [(each, name) for each in INTERFACES for name in methods_of(each)]
+METHODS = [(interface, name) for interface in INTERFACES for name in methods_of(interface)]
 
 
 @pytest.mark.parametrize("interface", INTERFACES)
@@ -144,7 +144,7 @@ def test_a_property_is_due_where_the_interface_has_one() -> None:
         conforming(RewardManager, scope=plain), RewardManager
     )
     fine = breaches(conforming(RewardManager, scope="sample"), RewardManager)
-    assert not any("scope" in each for each in fine)
+    assert not any("scope" in case for case in fine)
 
 
 def test_decorated_methods_are_seen_through() -> None:
@@ -178,7 +178,7 @@ def test_static_and_class_methods_bind_as_they_will_be_called() -> None:
 
 
 def test_an_async_iterator_may_be_returned_by_a_plain_function() -> None:
-    assert not any("rollout" in each for each in breaches(conforming(AgentLoop, rollout=plain), AgentLoop))
+    assert not any("rollout" in breach for breach in breaches(conforming(AgentLoop, rollout=plain), AgentLoop))
 
 
 PROVIDER = Provider("mine", "mine", "1.0")
@@ -217,8 +217,8 @@ def test_what_a_component_builds_is_known_where_it_is_said() -> None:
 
     def unknown(context: Any) -> "NoSuchName": ...  # type: ignore[name-defined]  # noqa: F821
 
-    assert [product(each) for each in (Provider, annotated, functools.partial(annotated, 1))] == [Provider] * 3
-    assert [product(each) for each in (silent, unknown, lambda context: None)] == [None] * 3
+    assert [product(item) for item in (Provider, annotated, functools.partial(annotated, 1))] == [Provider] * 3
+    assert [product(item) for item in (silent, unknown, lambda context: None)] == [None] * 3
 
 
 def test_a_function_without_a_signature_is_not_judged() -> None:

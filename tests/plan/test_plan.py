@@ -40,12 +40,12 @@ def refused(kind: type[RlcoreError], *overrides: str) -> str:
 
 def test_the_null_run_is_planned_with_what_was_named() -> None:
     made = plan()
-    assert {slot: each.component.name for slot, each in made.components.items()} == {
+    assert {slot: component.component.name for slot, component in made.components.items()} == {
         "agent": "single_turn",
         "reward": "functions",
         "critic": "none",
     }
-    assert [(each.request.role.name, each.cls, each.asked_by) for each in made.workers] == [
+    assert [(worker.request.role.name, worker.cls, worker.asked_by) for worker in made.workers] == [
         ("actor", NullActor, "core"),
         ("rollout", NullRollout, "core"),
     ]
@@ -59,14 +59,14 @@ def test_the_null_run_is_planned_with_what_was_named() -> None:
 
 def test_an_embedded_rollout_is_served_inside_the_actor_because_its_class_says_so() -> None:
     made = plan()
-    rollout = next(each for each in made.workers if each.request.role.name == "rollout")
+    rollout = next(worker for worker in made.workers if worker.request.role.name == "rollout")
     assert rollout.request.embedded_in is not None
     assert rollout.request.embedded_in.name == "actor"
 
 
 def test_a_kl_term_asks_for_a_reference() -> None:
     made = plan("algo.kl.placement=loss", "reference.backend=null")
-    assert [each.cls for each in made.workers] == [NullActor, NullReference, NullRollout]
+    assert [worker.cls for worker in made.workers] == [NullActor, NullReference, NullRollout]
 
 
 def test_the_arithmetic_of_a_step() -> None:
@@ -125,7 +125,7 @@ def test_a_reward_in_a_file_is_found_beside_its_config_or_here(tmp_path: Path, m
     config = tmp_path / "sub" / "run.yaml"
     config.write_text("reward: {functions: {mine: {fn: 'mine.py:score', weight: 0.5}}}\n")
     monkeypatch.chdir(tmp_path)
-    hooks, loaded = configure([config], [each for each in SETTINGS if "reward" not in each], ["null"])
+    hooks, loaded = configure([config], [setting for setting in SETTINGS if "reward" not in setting], ["null"])
     found = make_plan(loaded, hooks, Facts()).rewards[0]
     assert (found.target, found.weight) == (f"{tmp_path / 'sub' / 'mine.py'}:score", 0.5)
     assert "no file 'mine.py'" in refused(ConfigError, "reward.functions.letters.fn=mine.py:score")
@@ -195,4 +195,4 @@ def test_the_plan_as_json_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_interfaces_are_matched_by_identity() -> None:
     made = plan()
-    assert [each.request.role.interface for each in made.workers] == [ActorWorker, RolloutWorker]
+    assert [worker.request.role.interface for worker in made.workers] == [ActorWorker, RolloutWorker]

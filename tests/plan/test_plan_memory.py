@@ -1,4 +1,4 @@
-"""What the planner makes of a model's architecture: how prompts are shared, and how much memory a run takes."""
+"""The plan of a model's architecture: shared prompts and memory."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_the_way_prompts_are_shared_follows_from_the_architecture_unless_it_is_n
 ) -> None:
     shape = ModelShape(model_type, 2, 8, 16, 4, 100, full_attention=True)
     made = plan(*KL, *overrides, facts=Facts(shape=shape))
-    ways = {each.request.role.name: each.shared_prefix for each in made.workers}
+    ways = {worker.request.role.name: worker.shared_prefix for worker in made.workers}
     assert ways["actor"] == way
     assert ways["rollout"] == SharedPrefix.NONE
     if "actor.gradient_checkpointing=true" not in overrides:  # the reference only computes forward

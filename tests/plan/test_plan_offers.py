@@ -116,7 +116,7 @@ def test_a_component_gets_the_workers_it_asks_for_in_the_pool_it_names(site: Pat
     """
     write_package(site, "plan_judge", manager(', pool="judges", replicas=2') + pools)
     made = plan("reward.manager=judged", plugins=("plan_judge",))
-    judge = next(each for each in made.workers if each.request.role.name == "judge")
+    judge = next(worker for worker in made.workers if worker.request.role.name == "judge")
     assert judge.asked_by == "reward 'judged' of plugin 'plan_judge' (plan-judge 1.0)"
     assert [(pool.name, pool.provided_by) for pool in made.pools] == [
         ("judges", "plugin 'plan_judge' (plan-judge 1.0)"),
@@ -234,8 +234,8 @@ def test_plugins_that_clash_or_break_are_refused_by_name(
     source = "\n".join(line[4:] for line in HEAD.splitlines()) + "\n" + body
     write_package(site, "plan_clash", source)
     line = refused(kind, *overrides, plugins=("plan_clash",))
-    for each in said:
-        assert each in line
+    for item in said:
+        assert item in line
 
 
 def test_an_embedded_rollout_refuses_a_sharded_actor_and_names_what_can_serve_it(site: Path) -> None:
@@ -319,7 +319,7 @@ def test_the_order_of_plugins_has_no_meaning(site: Path) -> None:
         json.dumps(plan_to_json(plan(*overrides, plugins=order)), default=str)
         for order in permutations(("plan_one", "plan_two", "null"))
     }
-    saved = {json.dumps(json.loads(each) | {"config": None}, sort_keys=True) for each in shown}
+    saved = {json.dumps(json.loads(line) | {"config": None}, sort_keys=True) for line in shown}
     assert len(saved) == 1
     lines = {
         refused(PlanError, "reward.manager=judged", "actor.backend=x", plugins=order)

@@ -21,7 +21,7 @@ def planned(*overrides: str, facts: Facts = FACTS) -> tuple[RunPlan, WorkerPlan]
     """The plan, and the reference in it."""
     hooks, loaded = configure([], [*SETTINGS, *HF, *overrides], ["null"])
     plan = make_plan(loaded, hooks, facts)
-    return plan, next(each for each in plan.workers if each.request.role.name == "reference")
+    return plan, next(worker for worker in plan.workers if worker.request.role.name == "reference")
 
 
 def test_with_lora_the_reference_is_the_actor_and_no_second_model_is_counted() -> None:
@@ -29,13 +29,13 @@ def test_with_lora_the_reference_is_the_actor_and_no_second_model_is_counted() -
     assert reference.request.embedded_in == ACTOR
     assert plan.memory_bytes.keys() == {"actor"}
     [note] = [
-        each for each in plan.notes if each.startswith("reference: the actor's weights with the LoRA adapter off")
+        note for note in plan.notes if note.startswith("reference: the actor's weights with the LoRA adapter off")
     ]
     assert note.endswith("no second model is loaded")
     assert plan_to_json(plan)["workers"]["reference"]["embedded_in"] == "actor"
     without = planned()[0].memory_bytes
     assert without["reference"] == PROCESS + 4 * 10**6
-    assert not [each for each in planned()[0].notes if each.startswith("reference: the actor's")]
+    assert not [note for note in planned()[0].notes if note.startswith("reference: the actor's")]
 
 
 def test_with_lora_and_several_ranks_the_reference_is_in_each_of_them() -> None:
@@ -85,7 +85,7 @@ def test_ranks_of_actor_and_reference_share_devices_pairwise() -> None:
     plan, reference = planned(
         "actor.data_parallel=2", "cluster.device=cuda", facts=Facts(cpus=2, gpus=2, parameters=10**6)
     )
-    actor = next(each for each in plan.workers if each.request.role == ACTOR)
+    actor = next(worker for worker in plan.workers if worker.request.role == ACTOR)
     assert [devices_of(actor, plan.pools, 0, rank) for rank in range(2)] == [(0,), (1,)]
     assert [devices_of(reference, plan.pools, 0, rank) for rank in range(2)] == [(0,), (1,)]
 
@@ -93,6 +93,6 @@ def test_ranks_of_actor_and_reference_share_devices_pairwise() -> None:
 def test_the_reference_of_another_backend_says_itself_what_it_is() -> None:
     hooks, loaded = configure([], [*SETTINGS, "algo.kl.placement=loss", "reference.backend=null", LORA], ["null"])
     plan = make_plan(loaded, hooks, FACTS)
-    reference = next(each for each in plan.workers if each.request.role.name == "reference")
+    reference = next(worker for worker in plan.workers if worker.request.role.name == "reference")
     assert reference.request.embedded_in is None
     assert reference.request.ranks == 1

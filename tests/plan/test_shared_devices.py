@@ -1,4 +1,4 @@
-"""What the plan decides of shared devices and of weights that travel, and who is told of it."""
+"""The plan of shared devices and of weights that travel."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,7 +135,7 @@ def test_the_actor_hands_over_what_the_plan_decided(kind: str, called: str, tmp_
     }[kind]
     hooks, loaded = configure([], [*SETTINGS, "actor.backend=hf", *decided], ["null"])
     plan = make_plan(loaded, hooks, Facts(cpus=2))
-    worker = next(each for each in plan.workers if each.request.role.name == "actor")
+    worker = next(worker for worker in plan.workers if worker.request.role.name == "actor")
     context = context_of(cluster_context(plan, tmp_path, Deadlines()), worker, 0, device="cpu")
     calls: list[str] = []
     actor = HfActor(context)

@@ -171,16 +171,16 @@ def happened(overrides: list[str], error: type[BaseException] | None = None, *fa
     else:
         with pytest.raises(error):
             run_training(plan)
-    return [each for each, _ in groupby(module.EVENTS)]
+    return [event for event, _ in groupby(module.EVENTS)]
 
 
 def test_servers_sleep_while_the_actor_trains_and_wake_before_they_get_its_weights(overrides: list[str]) -> None:
     events = happened(overrides)
     assert events[-1] == "weights"
-    steps = [list(words) for is_end, words in groupby(events, lambda each: each == "weights") if not is_end]
+    steps = [list(words) for is_end, words in groupby(events, lambda item: item == "weights") if not is_end]
     assert len(steps) == 2
     for words in steps:
-        begin = min(words.index(each) for each in SLEEP)
+        begin = min(words.index(event) for event in SLEEP)
         assert set(words[:begin]) == {"sample", "score"}
         assert set(words[begin : begin + 2]) == SLEEP
         assert words[begin + 2 : begin + 4] == ["update", "publish"]
@@ -204,10 +204,10 @@ def test_servers_sleep_while_the_actor_trains_and_wake_before_they_get_its_weigh
 )
 def test_servers_wake_however_a_step_ends(overrides: list[str], error: type[BaseException], fault: str) -> None:
     events = happened(overrides, error, fault)
-    asleep = [each for each in ("rollout", "judge") if f"{each} sleeps" in events]
+    asleep = [text for text in ("rollout", "judge") if f"{text} sleeps" in events]
     assert "judge" in asleep
-    for each in asleep:
-        assert f"{each} wakes" in events[events.index(f"{each} sleeps") :], "whoever fell asleep is woken"
+    for role in asleep:
+        assert f"{role} wakes" in events[events.index(f"{role} sleeps") :], "whoever fell asleep is woken"
     if fault == "judge sleeps":
         assert "update" not in events, "nobody trains on a device that is not free"
 
@@ -251,7 +251,7 @@ def test_an_offloaded_actor_holds_nothing_while_servers_serve_and_everything_whi
     def on_devices(*more: str) -> dict[str, dict[str, int]]:
         settings = [*overrides, "cluster.device=cuda", "actor.data_parallel=2", *more]
         hooks, loaded = configure([], settings, plugins)
-        return {name: dict(each) for name, each in make_plan(loaded, hooks, facts).device_bytes.items()}
+        return {name: dict(amount) for name, amount in make_plan(loaded, hooks, facts).device_bytes.items()}
 
     training = 16 * facts.parameters
     assert on_devices("actor.offload=true")["rollout"] == {"serving": 0, "training": training}

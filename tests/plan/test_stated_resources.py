@@ -1,4 +1,4 @@
-"""Who offers a worker class states its resources: a stranger's engine is planned, shown and refused like ours."""
+"""An offer of a worker class states its resources: a stranger's engine is planned, shown and refused like ours."""
 
 import io
 from collections.abc import Iterator
@@ -158,7 +158,7 @@ def shown(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def request_of(plan: RunPlan, role: str) -> Any:
-    return next(each.request for each in plan.workers if each.request.role.name == role)
+    return next(worker.request for worker in plan.workers if worker.request.role.name == role)
 
 
 def test_a_tensor_parallel_engine_states_devices_memory_pool_cpus_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_an_actor_of_four_devices_per_rank_and_a_reference_state_theirs() -> Non
     more = ("actor.backend=sprint", "algo.kl.placement=loss", "reference.backend=sprint", "rollout.replicas=1")
     facts = Facts(cpus=8, gpus=8, parameters=10**9, gpu_memory_bytes=80 * GIB)
     plan = planned(*more, "plugins.sprint.devices=1", facts=facts)
-    assert {each.request.role.name: (each.request.pool, each.request.gpus) for each in plan.workers} == {
+    assert {worker.request.role.name: (worker.request.pool, worker.request.gpus) for worker in plan.workers} == {
         "actor": ("main", 4.0),
         "reference": ("frozen", 1.0),
         "rollout": ("engines", 1.0),

@@ -232,7 +232,7 @@ def rlcore_config_sections(): return [ConfigSection("check_section", Settings, {
 
 @pytest.mark.parametrize(
     ("field", "defaults", "said"),
-    [*((field, "{}", said) for field, said in SECTIONS.items()), *(("pass", *each) for each in DEFAULTS.items())],
+    [*((field, "{}", said) for field, said in SECTIONS.items()), *(("pass", *default) for default in DEFAULTS.items())],
 )
 def test_a_section_that_no_run_could_read_is_a_problem(site: Path, field: str, defaults: str, said: str) -> None:
     write_package(site, "check_section", HEAD + SECTION.format(field=field, defaults=defaults))

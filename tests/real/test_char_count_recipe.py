@@ -33,7 +33,7 @@ def test_warm_up_grpo_and_ppo_follow_each_other_and_their_curves_are_written(tmp
     assert "update 1/2" not in done.stderr
     record = json.loads((tmp_path / "result.json").read_text())
     assert len(record["sft"]["losses"]) == 2
-    assert {name: [sorted(map(int, each["curve"])) for each in runs] for name, runs in record["runs"].items()} == {
+    assert {name: [sorted(map(int, run["curve"])) for run in runs] for name, runs in record["runs"].items()} == {
         "grpo": [[0, 2]],
         "ppo": [[0, 2]],
     }

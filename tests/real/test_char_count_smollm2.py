@@ -28,7 +28,7 @@ def test_the_warm_up_writes_a_model_that_grpo_goes_on_with(tmp_path: Path) -> No
         pytest.skip(f"no model at {MODEL}: python examples/arithmetic/get_model.py {MODEL}")
     sft = ("--batch", "8", "--lr", "1e-4", "--max-updates", "3")
     output = printed(str(EXAMPLE / "sft.py"), str(MODEL), str(EXAMPLE / "sample"), str(tmp_path / "sft"), *sft)
-    losses = [float(each) for each in re.findall(r"loss (\S+)", output)]
+    losses = [float(text) for text in re.findall(r"loss (\S+)", output)]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
     output = printed(

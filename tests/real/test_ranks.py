@@ -135,8 +135,8 @@ def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings
     async def story() -> None:
         cluster = LocalCluster(cluster_context(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5)))
         try:
-            ours = [each for each in plan.workers if each.asked_by != "core"]
-            one, two = [(await cluster.start(each)).replicas[0] for each in ours]
+            ours = [worker for worker in plan.workers if worker.asked_by != "core"]
+            one, two = [(await cluster.start(worker)).replicas[0] for worker in ours]
             for name, batch in batches().items():
                 expected: Any = await one.call(Open.gradients, batch)
                 found: Any = await two.call(Open.gradients, batch)
@@ -144,13 +144,11 @@ def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings
                     np.testing.assert_allclose(right, left, rtol=1e-5, atol=1e-5 * np.abs(left).max(), err_msg=name)
                 assert found[0] == pytest.approx(expected[0], rel=1e-5)
                 assert found[1] == pytest.approx(expected[1], rel=1e-4)
-                logprobs = [(await each.call(Open.logprobs, batch)).get() for each in (one, two)]
+                logprobs = [(await run.call(Open.logprobs, batch)).get() for run in (one, two)]
                 np.testing.assert_allclose(logprobs[1], logprobs[0], atol=1e-5)
-            norms = [
-                (await each.call(Open.update, replace(batches()["five"])))["actor/grad_norm"] for each in (one, two)
-            ]
+            norms = [(await run.call(Open.update, replace(batches()["five"])))["actor/grad_norm"] for run in (one, two)]
             assert norms[1] == pytest.approx(norms[0], rel=1e-5)
-            weights = [await each.call(Open.parameters) for each in (one, two)]
+            weights = [await run.call(Open.parameters) for run in (one, two)]
             assert max(float(np.abs(a - b).max()) for a, b in zip(*weights, strict=True)) < 1e-6
             with pytest.raises(WorkerError, match=r"two\[0\]\.fail_alone\(\): ValueError: only here"):
                 await two.call(Open.fail_alone, 1)
@@ -179,8 +177,8 @@ def test_ranks_round_the_masters_of_half_precision_as_one_process_would(
     async def story() -> None:
         cluster = LocalCluster(cluster_context(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5)))
         try:
-            ours = [each for each in plan.workers if each.asked_by != "core"]
-            for replica in [(await cluster.start(each)).replicas[0] for each in ours]:
+            ours = [worker for worker in plan.workers if worker.asked_by != "core"]
+            for replica in [(await cluster.start(worker)).replicas[0] for worker in ours]:
                 found: Any = await replica.call(Open.rounded)
                 for master, exact in zip(found[1], stored.parameters(), strict=True):
                     assert np.array_equal(master, exact.detach().numpy())
@@ -210,31 +208,31 @@ def test_what_two_ranks_saved_in_parts_goes_on_as_one_process_and_as_two(
     async def story() -> None:
         cluster = LocalCluster(cluster_context(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5)))
         try:
-            ours = [each for each in plan.workers if each.asked_by != "core"]
-            one, two = [(await cluster.start(each)).replicas[0] for each in ours]
-            for each in (one, two):
-                await each.call(Open.expect, 100)
+            ours = [worker for worker in plan.workers if worker.asked_by != "core"]
+            one, two = [(await cluster.start(worker)).replicas[0] for worker in ours]
+            for run in (one, two):
+                await run.call(Open.expect, 100)
             await two.call(Open.update, first)
             await two.call(Open.save, tmp_path / "two")
             await one.call(Open.restore, tmp_path / "two")
             ends = {}
-            for name, each in (("uninterrupted", two), ("as one", one)):
-                await each.call(Open.update, then)
-                ends[name] = await each.call(Open.parameters)
+            for name, item in (("uninterrupted", two), ("as one", one)):
+                await item.call(Open.update, then)
+                ends[name] = await item.call(Open.parameters)
             await one.call(Open.save, tmp_path / "one")
             await two.call(Open.restore, tmp_path / "two")
             await two.call(Open.update, then)
             ends["as two"] = await two.call(Open.parameters)
             await two.call(Open.restore, tmp_path / "one")
             ends["one as two"] = await two.call(Open.parameters)
-            for name, each in (("from one", one), ("from two", two)):
-                await each.call(Open.weights, 2, tmp_path / name)
+            for name, item in (("from one", one), ("from two", two)):
+                await item.call(Open.weights, 2, tmp_path / name)
         finally:
             await cluster.close()
-        assert [np.array_equal(*each) for each in zip(ends["uninterrupted"], ends["as two"], strict=True)].count(
+        assert [np.array_equal(*item) for item in zip(ends["uninterrupted"], ends["as two"], strict=True)].count(
             False
         ) == 0
-        assert [np.array_equal(*each) for each in zip(ends["as one"], ends["one as two"], strict=True)].count(
+        assert [np.array_equal(*item) for item in zip(ends["as one"], ends["one as two"], strict=True)].count(
             False
         ) == 0
         # Without the moments that were saved, Adam's step would be another by about lr = 1e-3.

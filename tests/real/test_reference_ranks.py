@@ -56,7 +56,7 @@ def said(plan: RunPlan, directory: Path, trains: bool = False) -> tuple[list[Flo
 
     async def story() -> tuple[list[Float32s], list[Float32s]]:
         cluster = LocalCluster(cluster_context(plan, directory, Deadlines(setup_s=120, call_s=60, close_s=5)))
-        workers = {each.request.role.name: each for each in plan.workers}
+        workers = {worker.request.role.name: worker for worker in plan.workers}
         try:
             await cluster.open()
             actor: Any = (await cluster.start(workers["actor"])).replicas[0]
@@ -66,8 +66,8 @@ def said(plan: RunPlan, directory: Path, trains: bool = False) -> tuple[list[Flo
                 frozen = await reference.call(ReferenceWorker.logprobs, batches()[0])
                 await actor.call(ActorWorker.update, replace(batches()[0], reference_logprobs=frozen))
             return (
-                [(await reference.call(ReferenceWorker.logprobs, each)).get() for each in batches()],
-                [(await actor.call(ActorWorker.logprobs, each)).get() for each in batches()],
+                [(await reference.call(ReferenceWorker.logprobs, batch)).get() for batch in batches()],
+                [(await actor.call(ActorWorker.logprobs, batch)).get() for batch in batches()],
             )
         finally:
             await cluster.close()
@@ -96,7 +96,8 @@ def test_a_lora_actor_with_its_adapter_off_says_what_a_second_model_says(
     ranks = () if sharding == "one process" else ("actor.data_parallel=2", f"actor.sharding={sharding}")
     inside = planned(model, *LORA, *ranks)
     assert (
-        next(each for each in inside.workers if each.request.role.name == "reference").request.embedded_in is not None
+        next(worker for worker in inside.workers if worker.request.role.name == "reference").request.embedded_in
+        is not None
     )
     found, actor = said(inside, tmp_path, trains=True)
     second, _ = said(planned(model, *LORA, f"reference.path={model}"), tmp_path)

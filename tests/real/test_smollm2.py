@@ -56,15 +56,15 @@ def engine_of(micro_batch_tokens: int) -> TrainEngine:
 def generated(engine: TrainEngine, tokens: Tokens, sampling: Sampling, n: int) -> list[list[Completion]]:
     """The samples of each question."""
     requests = [
-        GenerateRequest(str(i), tokens.encode_prompt([{"role": "user", "content": each}]), sampling, n, seed=i)
-        for i, each in enumerate(QUESTIONS)
+        GenerateRequest(str(i), tokens.encode_prompt([{"role": "user", "content": question}]), sampling, n, seed=i)
+        for i, question in enumerate(QUESTIONS)
     ]
     sampler = EmbeddedSampler(engine.policy, tokens, max_rows=64, device=torch.device("cpu"))
 
     async def run() -> list[Completion]:
-        return [each async for each in sampler.generate(requests)]
+        return [completion async for completion in sampler.generate(requests)]
 
-    completions = sorted(asyncio.run(run()), key=lambda each: (each.request_id, each.sample))
+    completions = sorted(asyncio.run(run()), key=lambda completion: (completion.request_id, completion.sample))
     return [completions[start : start + n] for start in range(0, len(completions), n)]
 
 
@@ -76,16 +76,16 @@ def batch(engine: TrainEngine, tokens: Tokens) -> Batch:
         prompt = Prompt(question, ({"role": "user", "content": question},), None, "q")
         prompt_ids = np.array(tokens.encode_prompt(prompt.messages), dtype=np.int32)
         rows = []
-        for each in samples:
-            token_ids = np.concatenate([prompt_ids, each.token_ids])
+        for sample in samples:
+            token_ids = np.concatenate([prompt_ids, sample.token_ids])
             trajectory = Trajectory(
-                id=TrajectoryId(question, 0, each.sample),
+                id=TrajectoryId(question, 0, sample.sample),
                 prompt=prompt,
                 token_ids=token_ids,
                 loss_mask=np.arange(len(token_ids)) >= len(prompt_ids),
-                logprobs=np.concatenate([np.zeros(len(prompt_ids), dtype=np.float32), each.logprobs]),
+                logprobs=np.concatenate([np.zeros(len(prompt_ids), dtype=np.float32), sample.logprobs]),
                 completion="",
-                finish=each.finish,
+                finish=sample.finish,
                 versions=((len(prompt_ids), 0),),
             )
             rows.append(ScoredTrajectory(trajectory, Reward(0.0)))
@@ -100,7 +100,7 @@ def gradient_of(engine: TrainEngine, batch: Batch) -> torch.Tensor:
     """All gradients of an update as one vector; the weights stay as they are."""
     seen: list[torch.Tensor] = []
     engine._optimizer.step = lambda lr: seen.extend(  # type: ignore[method-assign]
-        each.grad.flatten().clone() for each in engine._optimizer.parameters if each.grad is not None
+        parameter.grad.flatten().clone() for parameter in engine._optimizer.parameters if parameter.grad is not None
     )
     engine.update(batch)
     return torch.cat(seen)

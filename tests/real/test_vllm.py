@@ -71,7 +71,7 @@ def test_on_ray_three_steps_are_judged_by_another_vllm_and_sampled_with_the_weig
     check(tmp_path, steps, 3)
     assert len(seen) > 4, "a replica has an engine and its worker below it"
     ends_at = time.monotonic() + 10.0  # a killed process gives back its gigabytes first
-    while (left := [each for each in seen if is_running(each)]) and time.monotonic() < ends_at:
+    while (left := [event for event in seen if is_running(event)]) and time.monotonic() < ends_at:
         time.sleep(0.1)
     assert not left, "the engines' processes end with the run"
 
@@ -108,7 +108,7 @@ class KillAnEngine:
         self.has_seen_files |= self._files.exists()
         if self._done or not self._metrics.exists() or not self._metrics.read_text():
             return
-        engines = {each: started_at(each) for each in processes if b"EngineCore" in title(each)}
+        engines = {process: started_at(process) for process in processes if b"EngineCore" in title(process)}
         os.kill(max(engines, key=engines.__getitem__), signal.SIGKILL)
         self._done = True
 
@@ -222,10 +222,10 @@ async def sampled_with_other_weights(directory: Path) -> None:
         model.save_pretrained(directory / "start")  # as a run does that is resumed before its first step
         assert await sampler.load_weights(WeightsHandle(0, "directory", str(directory / "start"))) == 0
         requests = [GenerateRequest("r", prompt, Sampling(temperature=0.7, max_tokens=8), 2, 5)]
-        first = {each.sample: each async for each in sampler.generate(requests)}
-        again = {each.sample: each async for each in sampler.generate(requests)}
-        assert all(first[each].token_ids.tolist() == again[each].token_ids.tolist() for each in (0, 1))
-        assert max(difference(each, 0, None) for each in first.values()) < 1e-4
+        first = {completion.sample: completion async for completion in sampler.generate(requests)}
+        again = {completion.sample: completion async for completion in sampler.generate(requests)}
+        assert all(first[number].token_ids.tolist() == again[number].token_ids.tolist() for number in (0, 1))
+        assert max(difference(sample, 0, None) for sample in first.values()) < 1e-4
 
         await more_than_fits_in_a_batch(sampler, prompt)
 
@@ -236,9 +236,9 @@ async def sampled_with_other_weights(directory: Path) -> None:
             parameter.data.mul_(1.02)
         model.save_pretrained(directory / "weights")
         assert await sampler.load_weights(WeightsHandle(1, "directory", str(directory / "weights"))) == 1
-        for each in await stream:
-            assert each.versions[-1][1] == 1
-            assert difference(each, each.versions[-1][0], None) < 1e-4, "the new weights, all of them"
+        for item in await stream:
+            assert item.versions[-1][1] == 1
+            assert difference(item, item.versions[-1][0], None) < 1e-4, "the new weights, all of them"
         await engine.update_weight_version("7")
         with pytest.raises(WorkerError, match="sampled with the weights 7 where it should with 1"):
             await collected(sampler.generate(requests))
@@ -252,11 +252,15 @@ async def sampled_with_other_weights(directory: Path) -> None:
 async def more_than_fits_in_a_batch(sampler: "VllmSampler", prompt: Sequence[int]) -> None:
     """Ask for more tokens of prompts than vLLM computes at a time: nobody gets other tokens than alone."""
     prompts = [(number, *(list(prompt) * 8)[:199]) for number in range(16)]
-    asked = [GenerateRequest(str(each[0]), each, Sampling(temperature=0.7, max_tokens=2), 1, 5) for each in prompts]
-    alone = [(await collected(sampler.generate([each])))[0] for each in asked[-4:]]
-    together = {each.request_id: each async for each in sampler.generate(asked)}
+    asked = [
+        GenerateRequest(str(prompt[0]), prompt, Sampling(temperature=0.7, max_tokens=2), 1, 5) for prompt in prompts
+    ]
+    alone = [(await collected(sampler.generate([request])))[0] for request in asked[-4:]]
+    together = {completion.request_id: completion async for completion in sampler.generate(asked)}
     assert len(together) == len(asked)
-    assert all(together[each.request_id].token_ids.tolist() == each.token_ids.tolist() for each in alone)
+    assert all(
+        together[completion.request_id].token_ids.tolist() == completion.token_ids.tolist() for completion in alone
+    )
 
 
 def unknown_models_are_refused(config: RunConfig, directory: Path) -> None:
@@ -299,7 +303,7 @@ async def refused(sampler: "VllmSampler", directory: Path) -> None:
 
 async def collected(completions: AsyncIterator[Completion]) -> list[Completion]:
     """All of them."""
-    return [each async for each in completions]
+    return [completion async for completion in completions]
 
 
 if __name__ == "__main__":

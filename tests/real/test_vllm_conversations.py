@@ -39,7 +39,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def ended(free: dict[str, Any], texts: list[str], eos: list[int], most: int, stop: list[str]) -> dict[str, Any]:
     """What is left of a free response: up to the token that ends it, or that completes a stop string."""
     for num, (token, text) in enumerate(zip(free["ids"], texts[1:], strict=True), start=1):
-        if token in eos or any(each in text for each in stop):
+        if token in eos or any(item in text for item in stop):
             return {"ids": free["ids"][:num], "finish": "stop"}
         if num == most:
             return {"ids": free["ids"][:num], "finish": "length"}
@@ -55,10 +55,10 @@ def test_a_response_is_kept_to_the_token_that_completes_its_stop_string_or_is_on
     for name, (prompt, most, stop) in found["cases"].items():
         free, texts = found["free"][str(prompt)], found["texts"][str(prompt)]
         assert found["found"][name] == ended(free, texts, found["eos"], most, stop), name
-    by_case = {name: each["finish"] for name, each in found["found"].items()}
+    by_case = {name: item["finish"] for name, item in found["found"].items()}
     assert {by_case[f"{prompt}: at the last token"] for prompt in range(4)} == {"stop"}
     assert {by_case[f"{prompt}: one token too late"] for prompt in range(4)} == {"length"}
-    last = {each["ids"][-1] for each in found["free"].values() if each["finish"] == "stop"}
+    last = {completion["ids"][-1] for completion in found["free"].values() if completion["finish"] == "stop"}
     assert last == set(found["eos"]), "a free response of the four ended in each of the tokens that end one"
 
 
@@ -74,12 +74,12 @@ def test_conversations_on_vllm_are_those_on_the_embedded_engine(told: dict[str, 
     embedded, replicas = told["hf"]["conversations"], told["vllm"]["conversations"]
     assert len(replicas) == 4
     assert replicas == embedded
-    assert any(len(each["turns"]) == 3 for each in replicas)
+    assert any(len(replica["turns"]) == 3 for replica in replicas)
 
 
 def check_tokens(row: dict[str, Any]) -> None:
     """Exactly the turns are trained on; what lies between begins with the end of a turn that has none."""
-    sampled = [each for turn in row["turns"] for each in range(turn["start"], turn["start"] + turn["num_tokens"])]
+    sampled = [index for turn in row["turns"] for index in range(turn["start"], turn["start"] + turn["num_tokens"])]
     assert [place for place, mask in enumerate(row["mask"]) if mask] == sampled
     for turn, following in zip(row["turns"], row["turns"][1:], strict=False):
         end = turn["start"] + turn["num_tokens"]
@@ -96,23 +96,23 @@ def test_conversations_of_several_turns_stream_from_one_replica_and_only_its_tok
     rows = group["trajectories"]
     [comma] = set(told["vllm"]["eos"]) - {END_OF_TURN}
     assert len(rows) == 6
-    assert sum(len(each["turns"]) == 3 for each in rows) >= 4
+    assert sum(len(row["turns"]) == 3 for row in rows) >= 4
     for row, texts in zip(rows, group["texts"], strict=True):
         check_tokens({**row, "comma": comma})
         turns, between = texts[: len(row["turns"])], texts[len(row["turns"]) :]
-        assert turns == [each["content"] for each in row["said"] if each["role"] == "assistant"]
-        assert all("words; go on" in each for each in between)
+        assert turns == [line["content"] for line in row["said"] if line["role"] == "assistant"]
+        assert all("words; go on" in number for number in between)
     assert any(owed > 0 for owed in group["owed"]), "the first was there while others went on"
     owed = group["outstanding"]
     assert [0, 0] in owed
-    assert sum(max(each) > 0 for each in owed) > 1
-    assert {place for each in owed for place, num in enumerate(each) if num} == {0}, "all turns on one replica"
+    assert sum(max(call) > 0 for call in owed) > 1
+    assert {place for call in owed for place, num in enumerate(call) if num} == {0}, "all turns on one replica"
 
 
 def test_log_probs_of_every_sampled_token_are_those_that_the_actor_computes(told: dict[str, Any]) -> None:
     for phase in ("group", "between"):
         apart = told[phase]["difference"]
-        assert apart["num"] == sum(sum(each["mask"]) for each in told[phase]["trajectories"]) > 100
+        assert apart["num"] == sum(sum(trajectory["mask"]) for trajectory in told[phase]["trajectories"]) > 100
         assert apart["mean"] < 1e-4
         assert apart["max"] < 1e-2
 
@@ -133,9 +133,9 @@ def test_every_turn_says_which_weights_sampled_it_also_when_they_changed_between
     for row in rows:
         first, *others = row["turns"]
         assert first["versions"] == [1]
-        assert all(each["versions"] == [2] for each in others)
+        assert all(other["versions"] == [2] for other in others)
         expected = [[first["start"], 1], *([[others[0]["start"], 2]] if others else [])]
         assert row["versions"] == expected
         later += len(others)
     assert later > 6
-    assert {place for each in told["between"]["outstanding"] for place, num in enumerate(each) if num} == {0, 1}
+    assert {place for number in told["between"]["outstanding"] for place, num in enumerate(number) if num} == {0, 1}

@@ -38,7 +38,7 @@ def trained(directory: Path, sharding: str, weights: str) -> Path:
     (directory / "spread.py").write_text(REWARD)
     for name, added in (("train", 1), ("heldout", 2)):
         prompts = [{"prompt": f"What is {n} + {added}?", "answer": f"{n + added}"} for n in range(8)]
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in prompts))
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     values: dict[str, Any] = {
         "model.path": directory / "tiny",
         "model.tokenizer": "bytes",

@@ -113,7 +113,9 @@ def write_inputs() -> None:
     ends = {**known, "eos_token_id": [known["eos_token_id"], comma]}
     (HERE / "model" / "generation_config.json").write_text(json.dumps(ends))
     (HERE / "agent.py").write_text(AGENT)
-    (HERE / "prompts.jsonl").write_text("".join(json.dumps({"prompt": each, "answer": ""}) + "\n" for each in PROMPTS))
+    (HERE / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": prompt, "answer": ""}) + "\n" for prompt in PROMPTS)
+    )
 
 
 def prompts_of(run: Runtime) -> list[Prompt]:
@@ -126,10 +128,10 @@ def plain(trajectory: Trajectory) -> dict[str, Any]:
         "id": str(trajectory.id),
         "ids": trajectory.token_ids.tolist(),
         "mask": trajectory.loss_mask.astype(int).tolist(),
-        "said": [dict(each) for each in trajectory.completion if not isinstance(each, str)],
+        "said": [dict(message) for message in trajectory.completion if not isinstance(message, str)],
         "finish": trajectory.finish.value,
         "versions": trajectory.versions,
-        "turns": [dict(each) for each in trajectory.info["turns"]],
+        "turns": [dict(turn) for turn in trajectory.info["turns"]],
         "ended_by": trajectory.info["ended_by"],
     }
 
@@ -138,8 +140,8 @@ async def rolled(run: Runtime, tasks: Sequence[RolloutTask], sampling: Sampling)
     """Each trajectory, with the samples that the engines owed when it came."""
     found = []
     async with aclosing(run.agent.rollout(tasks, sampling, Lane.TRAIN)) as trajectories:  # type: ignore[type-var]
-        async for each in trajectories:
-            found.append((each, sum(outstanding(run))))
+        async for trajectory in trajectories:
+            found.append((trajectory, sum(outstanding(run))))
     return found
 
 
@@ -168,8 +170,8 @@ def watched(run: Runtime) -> Iterator[set[tuple[int, ...]]]:
 async def difference(run: Runtime, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """How far recorded log-probs are from those that the actor computes, over the sampled tokens."""
     groups: dict[str, list[ScoredTrajectory]] = {}
-    for each in trajectories:
-        groups.setdefault(each.id.prompt, []).append(ScoredTrajectory(each, Reward(0.0)))
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.id.prompt, []).append(ScoredTrajectory(trajectory, Reward(0.0)))
     batch = collate(list(groups.values()), run.tokens.pad_id)
     computed = await run.actor.replicas[0].call(ActorWorker.logprobs, batch)
     tokens = batch.tokens.get()
@@ -179,7 +181,7 @@ async def difference(run: Runtime, trajectories: Sequence[Trajectory]) -> dict[s
 
 async def greedy(run: Runtime) -> dict[str, Any]:
     """What an engine makes of stop conditions: of free responses first, whose text then says where to stop."""
-    asked = [run.tokens.encode_prompt(each.messages) for each in prompts_of(run)]
+    asked = [run.tokens.encode_prompt(prompt.messages) for prompt in prompts_of(run)]
 
     async def ask(cases: dict[str, tuple[int, int, list[str]]]) -> dict[str, Any]:
         requests = [
@@ -188,8 +190,8 @@ async def greedy(run: Runtime) -> dict[str, Any]:
         ]
         async with aclosing(run.generator.generate(requests, Lane.TRAIN)) as completions:  # type: ignore[type-var]
             return {
-                each.request_id: {"ids": each.token_ids.tolist(), "finish": each.finish.value}
-                async for each in completions
+                completion.request_id: {"ids": completion.token_ids.tolist(), "finish": completion.finish.value}
+                async for completion in completions
             }
 
     free = await ask({f"{prompt}": (prompt, FREE, []) for prompt in range(len(PROMPTS))})
@@ -205,15 +207,15 @@ async def greedy(run: Runtime) -> dict[str, Any]:
             f"{prompt}: one token too late": (prompt, 6, [across]),
             f"{prompt}: never": (prompt, 8, ["\N{SNOWMAN}"]),
         }
-    tasks = [RolloutTask(each, 0, 1, 0) for each in prompts_of(run)]
-    conversations = [plain(each) for each, _ in await rolled(run, tasks, GREEDY)]
+    tasks = [RolloutTask(prompt, 0, 1, 0) for prompt in prompts_of(run)]
+    conversations = [plain(trajectory) for trajectory, _ in await rolled(run, tasks, GREEDY)]
     return {
         "free": free,
         "cases": cases,
         "found": await ask(cases),
-        "texts": {name: beginnings(run, each["ids"]) for name, each in free.items()},
+        "texts": {name: beginnings(run, completion["ids"]) for name, completion in free.items()},
         "eos": sorted(run.tokens.eos_ids),
-        "conversations": sorted(conversations, key=lambda each: each["id"]),
+        "conversations": sorted(conversations, key=lambda conversation: conversation["id"]),
     }
 
 
@@ -226,10 +228,13 @@ async def one_group(run: Runtime) -> dict[str, Any]:
     """Six conversations of one prompt, alone."""
     with watched(run) as seen:
         found = await rolled(run, [RolloutTask(prompts_of(run)[0], 0, 6, 3)], SAMPLING)
-    trajectories = [each for each, _ in found]
+    trajectories = [item for item, _ in found]
     return {
-        "trajectories": [plain(each) for each in trajectories],
-        "texts": [[run.tokens.decode(each.token_ids[a:b].tolist()) for a, b in spans(each)] for each in trajectories],
+        "trajectories": [plain(trajectory) for trajectory in trajectories],
+        "texts": [
+            [run.tokens.decode(trajectory.token_ids[a:b].tolist()) for a, b in spans(trajectory)]
+            for trajectory in trajectories
+        ],
         "owed": [owed for _, owed in found],
         "outstanding": sorted(seen),
         "difference": await difference(run, trajectories),
@@ -238,7 +243,7 @@ async def one_group(run: Runtime) -> dict[str, Any]:
 
 def spans(trajectory: Trajectory) -> list[tuple[int, int]]:
     """From where to where each turn was sampled, and what was said between."""
-    turns = [(each["start"], each["start"] + each["num_tokens"]) for each in trajectory.info["turns"]]
+    turns = [(turn["start"], turn["start"] + turn["num_tokens"]) for turn in trajectory.info["turns"]]
     between = [(before[1], after[0]) for before, after in pairwise(turns)]
     return [*turns, *between]
 
@@ -260,18 +265,18 @@ async def one_step(run: Runtime) -> dict[str, Any]:
 async def weights_between_turns(run: Runtime) -> dict[str, Any]:
     """Two groups whose first turns are sampled before new weights are handed over, and the others after it."""
     GO.unlink()
-    tasks = [RolloutTask(each, 0, 3, 5) for each in prompts_of(run)[1:3]]
+    tasks = [RolloutTask(prompt, 0, 3, 5) for prompt in prompts_of(run)[1:3]]
     with watched(run) as seen:
         rolling = asyncio.create_task(rolled(run, tasks, SAMPLING))
         async with asyncio.timeout(60):
-            while not any(sum(each) for each in seen) or sum(outstanding(run)):
+            while not any(sum(event) for event in seen) or sum(outstanding(run)):
                 await asyncio.sleep(0.01)
         await run.actor.replicas[0].call(ActorWorker.publish, 2)
         await run.sync_weights(2)
         GO.touch()
-        found = [each for each, _ in await rolling]
+        found = [item for item, _ in await rolling]
     return {
-        "trajectories": [plain(each) for each in found],
+        "trajectories": [plain(item) for item in found],
         "outstanding": sorted(seen),
         "difference": await difference(run, found),
     }

@@ -1,4 +1,4 @@
-"""What others wrote reaches terminal and log without secrets, escape sequences or markup, and outlives neither."""
+"""Foreign text reaches terminal and log without secrets, escape sequences or markup."""
 
 import ast
 import base64
@@ -40,7 +40,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def assert_harmless(text: str, secret: str) -> None:
-    assert not any(each in text for each in ("\x1b", "\x07", "\u202e", "\u2066", "\ud800"))
+    assert not any(letter in text for letter in ("\x1b", "\x07", "\u202e", "\u2066", "\ud800"))
     assert secret not in text
     assert "[/bold] [link=x]" in text
 

@@ -149,7 +149,7 @@ def test_no_class_of_a_function_crosses_to_the_controller(value: Any) -> None:
         Reward(1.0, info=FrozenDict({key: value, "list": [value]}), components=FrozenDict({key: 1.0})),
         Reward(0.0, status=RewardStatus.FAILED, info=FrozenDict({"error": value})),
     ]
-    found = [outcome_of_one(each, 3, may_skip=False) for each in returned]
+    found = [outcome_of_one(item, 3, may_skip=False) for item in returned]
     found += [outcome_of_score((1.0, value, {key: value}), 3), *notes.on([Outcome(RewardStatus.OK, 1.0)])]
     pickled = pickle.dumps(found)
     assert b"putenv" not in pickled

@@ -1,4 +1,4 @@
-"""What reward functions are allowed, and what is kept of their calls: post-processing, the log, limits, settings."""
+"""Rights of reward functions, and records of their calls: post-processing, the log, limits, settings."""
 
 import asyncio
 import json
@@ -33,8 +33,8 @@ def group(**settings: Any) -> list[Reward]:
 
 def test_a_function_turns_the_scores_of_a_group_into_others() -> None:
     rewards = group(post_process=f"{FORMS}:centred")
-    assert [each.score for each in rewards] == [-0.75, -1.75, 0.25, 2.25]
-    assert [each.info["raw_score"] for each in rewards] == [2.0, 1.0, 3.0, 5.0]
+    assert [reward.score for reward in rewards] == [-0.75, -1.75, 0.25, 2.25]
+    assert [reward.info["raw_score"] for reward in rewards] == [2.0, 1.0, 3.0, 5.0]
 
 
 def test_a_function_that_returns_too_few_scores_fails_its_group() -> None:
@@ -70,13 +70,13 @@ async def logged(tmp_path: Path, name: str, **settings: Any) -> list[dict[str, A
 def test_calls_are_kept_with_query_response_score_and_latency(tmp_path: Path) -> None:
     for name, scores in (("only_completions", [2.0, 1.0, 3.0, 5.0]), ("async_plain", [1.0] * 4)):
         directory = tmp_path / name
-        lines = sorted(asyncio.run(logged(directory, name)), key=lambda each: each["id"])
-        assert [each["score"] for each in lines] == scores
-        assert [each["response"] for each in lines] == TEXTS
-        assert {(each["reward"], each["query"], each["status"], each["lane"]) for each in lines} == {
+        lines = sorted(asyncio.run(logged(directory, name)), key=lambda item: item["id"])
+        assert [line["score"] for line in lines] == scores
+        assert [line["response"] for line in lines] == TEXTS
+        assert {(line["reward"], line["query"], line["status"], line["lane"]) for line in lines} == {
             ("f", "question 0", "ok", "eval")
         }
-        assert all(0.0 <= each["latency_s"] < 30.0 for each in lines)
+        assert all(0.0 <= line["latency_s"] < 30.0 for line in lines)
 
 
 def test_a_failed_call_is_kept_with_its_error_and_no_score(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_two_logs_that_write_to_one_file_leave_whole_lines(tmp_path: Path) -> No
     for log in logs:
         log.close()
     lines = [json.loads(line) for line in (tmp_path / "reward_calls.jsonl").read_text().splitlines()]
-    assert sorted(int(each["reward"]) for each in lines) == list(range(400))
+    assert sorted(int(line["reward"]) for line in lines) == list(range(400))
 
 
 @pytest.mark.parametrize("isolation", ["main", "threads"])
@@ -116,8 +116,8 @@ def test_a_function_that_eats_memory_is_one_failed_sample_in_a_new_child(isolati
         return [*scored, *again], manager.metrics()
 
     scored, metrics = use_rewards(functions, use, config=GROUP)
-    failures = [each for each in scored if each.reward.status is not RewardStatus.OK]
-    assert [each.trajectory.id.sample for each in failures] == [1]
+    failures = [sample for sample in scored if sample.reward.status is not RewardStatus.OK]
+    assert [failure.trajectory.id.sample for failure in failures] == [1]
     assert failures[0].reward.info["error"] == "f: MemoryError; it may hold reward.functions.f.memory_gib=1"
     assert metrics["reward/num_restarts"] == 1.0
 

@@ -1,4 +1,4 @@
-"""What reward functions on the run's loop are given: nothing of it that they can write to is anybody else's."""
+"""Reward functions on the run's loop get private copies of everything writable."""
 
 import pickle
 from collections import OrderedDict

@@ -146,10 +146,10 @@ def test_a_tuple_is_no_score_where_none_is_due() -> None:
 def test_an_agent_of_verl_judges_looks_at_its_group_and_logs(name: str, scores: list[float], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     rewards = group(name, ["ab", "a", "abc", "abcde"], kwargs={"path": str(path)})
-    assert [each.score for each in rewards] == scores
-    assert [each.info["raw_score"] for each in rewards] == [2.0, 1.0, 3.0, 5.0]
-    lines = sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda each: len(each["response"]))
-    assert [each["score"] for each in lines] == [1.0, 2.0, 3.0, 5.0], "as it was, before the group"
+    assert [reward.score for reward in rewards] == scores
+    assert [reward.info["raw_score"] for reward in rewards] == [2.0, 1.0, 3.0, 5.0]
+    lines = sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda item: len(item["response"]))
+    assert [line["score"] for line in lines] == [1.0, 2.0, 3.0, 5.0], "as it was, before the group"
     assert lines[0].keys() == {"query", "response", "score", "latency", "details"}
     assert (lines[0]["query"], lines[0]["response"], lines[0]["details"]) == ("question 0", "a", ["a", "by length"])
     assert 0.0 <= lines[0]["latency"] < 10.0
@@ -157,8 +157,8 @@ def test_an_agent_of_verl_judges_looks_at_its_group_and_logs(name: str, scores: 
 
 def test_a_sample_that_failed_is_left_out_of_what_the_agent_does_to_its_group() -> None:
     rewards = group("RewardAgent", ["ab", "bad", "abc", "abcde"])
-    assert [each.status.value for each in rewards] == ["ok", "failed", "ok", "ok"]
-    assert [each.score for each in rewards] == [0.0, 0.0, 1.0, 3.0]
+    assert [reward.status.value for reward in rewards] == ["ok", "failed", "ok", "ok"]
+    assert [reward.score for reward in rewards] == [0.0, 0.0, 1.0, 3.0]
     assert rewards[1].info["error"] == "f: ValueError: judge is down"
 
 
@@ -177,7 +177,7 @@ def test_post_processing_that_goes_wrong_fails_the_group(wrong: str, error: str)
 
 def test_a_log_that_raises_takes_no_score_away() -> None:
     rewards = group("RewardAgent", ["ab", "a", "abc", "abcde"], kwargs={"wrong": "log"})
-    assert [each.score for each in rewards] == [1.0, 0.0, 2.0, 4.0]
+    assert [reward.score for reward in rewards] == [1.0, 0.0, 2.0, 4.0]
     assert rewards[0].info["log_error"] == "log: OSError: disk full"
 
 

@@ -109,12 +109,12 @@ def test_group_scope_sees_whole_groups_and_batch_scope_everything(rewards: str) 
         "size": function(f"{rewards}:batch_size", scope="batch"),
     }
     texts = {0: ["a", "ab", "abc", "abcd"], 1: ["abcdefgh", "ab"]}
-    trajectories = [make_trajectory(p, s, text) for p, each in texts.items() for s, text in enumerate(each)]
+    trajectories = [make_trajectory(p, s, text) for p, item in texts.items() for s, text in enumerate(item)]
     random.Random(0).shuffle(trajectories)
     found = score_rewards(functions, trajectories)
     assert [found["test/0", sample, 0].components["rank"] for sample in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert [found["test/1", sample, 0].components["rank"] for sample in range(2)] == [1.0, 0.25]
-    assert {each.components["size"] for each in found.values()} == {6.0}
+    assert {outcome.components["size"] for outcome in found.values()} == {6.0}
 
 
 @pytest.mark.fault
@@ -127,7 +127,7 @@ def test_all_parts_of_a_sample_get_the_reward_of_its_last_part(rewards: str) -> 
     ]
     found = score_rewards({"f": function(f"{rewards}:length")}, [parts[2], parts[0], parts[1]])
     assert [found["test/0", 0, part].score for part in range(3)] == [9.0, 9.0, 9.0]
-    unknown = [replace(each, num_segments=0) for each in parts]
+    unknown = [replace(part, num_segments=0) for part in parts]
     found = score_rewards({"f": function(f"{rewards}:length")}, [unknown[2], unknown[0], unknown[1]])
     assert [found["test/0", 0, part].score for part in range(3)] == [9.0, 9.0, 9.0]
     with pytest.raises(PluginError, match="every part must come once"):
@@ -230,9 +230,9 @@ def test_a_skipping_function_leaves_the_sum_and_all_skipping_is_a_failure(reward
 def test_what_a_function_does_to_its_inputs_reaches_nobody(rewards: str, name: str) -> None:
     tags: list[str] = []
     prompt = make_prompt(0, tags=tags)
-    functions = {each: RewardFunctionConfig(f"{rewards}:{name}") for each in "ab"}
+    functions = {letter: RewardFunctionConfig(f"{rewards}:{name}") for letter in "ab"}
     found = score_rewards(functions, [make_trajectory(prompt, sample) for sample in range(4)])
-    assert [dict(each.components) for each in found.values()] == [{"a": 1.0, "b": 1.0}] * 4
+    assert [dict(outcome.components) for outcome in found.values()] == [{"a": 1.0, "b": 1.0}] * 4
     assert tags == []
 
 
@@ -248,7 +248,7 @@ def test_abort_stops_at_the_first_failure_and_a_spent_budget_names_functions_and
     with pytest.raises(RewardError, match=r"2 of 16 samples failed, more than .* \(x2\)"):
         score_rewards(functions, trajectories, config=config)
     found = score_rewards(functions, trajectories, Lane.EVAL, config=config)
-    assert sum(each.status is RewardStatus.FAILED for each in found.values()) == 3, "evaluation spends no budget"
+    assert sum(item.status is RewardStatus.FAILED for item in found.values()) == 3, "evaluation spends no budget"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a reward function may return, and what becomes of everything else."""
+"""Results that a reward function may return, and failures for all others."""
 
 import math
 from decimal import Decimal
@@ -58,7 +58,7 @@ async def coroutine() -> float:
         (torch.ones(2), "returned an array of shape (2,); a number is needed"),
         ({"reward": 1.0}, "returned a dict without 'score'; it has ['reward']"),
         ({"score": None}, "'score': returned None"),
-        ((each for each in [1.0]), "returned a generator; a number is needed"),
+        ((number for number in [1.0]), "returned a generator; a number is needed"),
         (object(), "returned a object; a number is needed"),
         (Reward(math.nan), "returned nan"),
         (Reward(1.0, components=FrozenDict({"x": math.inf})), "part 'x': returned inf"),
@@ -80,9 +80,9 @@ def test_a_coroutine_of_a_plain_function_is_a_failure_and_is_closed() -> None:
 
 def test_a_list_gives_each_sample_its_own_outcome() -> None:
     outcomes = outcomes_of_many([1.0, None, math.nan, "x"], [3, 3, 3, 3])
-    assert [each.status.value for each in outcomes] == ["ok", "skipped", "failed", "failed"]
+    assert [outcome.status.value for outcome in outcomes] == ["ok", "skipped", "failed", "failed"]
     for vector in (np.array([1.0, 2.0]), torch.tensor([1.0, 2.0]), (1, 2)):
-        assert [each.score for each in outcomes_of_many(vector, [3, 3])] == [1.0, 2.0]
+        assert [item.score for item in outcomes_of_many(vector, [3, 3])] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,15 @@ def test_a_list_gives_each_sample_its_own_outcome() -> None:
         (1.0, "returned float 1.0; a list of 3 numbers is needed"),
         (None, "returned None; a list of 3 numbers is needed"),
         ("abc", "returned str 'abc'; a list of 3 numbers is needed"),
-        ((each for each in [1.0, 1.0, 1.0]), "returned a generator; a list of 3 numbers is needed"),
+        ((number for number in [1.0, 1.0, 1.0]), "returned a generator; a list of 3 numbers is needed"),
         ({0: 1.0, 1: 1.0, 2: 1.0}, "a list of 3 numbers is needed"),
         (np.ones((3, 1)), "a list of 3 numbers is needed"),
     ],
 )
 def test_a_wrong_list_fails_every_sample_and_is_never_broadcast(value: Any, error: str) -> None:
     outcomes = outcomes_of_many(value, [3, 3, 3])
-    assert [each.status for each in outcomes] == [RewardStatus.FAILED] * 3
-    assert all(error in each.error for each in outcomes)
+    assert [outcome.status for outcome in outcomes] == [RewardStatus.FAILED] * 3
+    assert all(error in outcome.error for outcome in outcomes)
 
 
 def test_info_holds_plain_values_only() -> None:

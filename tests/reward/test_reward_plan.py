@@ -1,4 +1,4 @@
-"""What the plan says of reward functions, and which it refuses before any process starts."""
+"""The plan of reward functions, and refusals before any process starts."""
 
 import asyncio
 import sys
@@ -82,7 +82,7 @@ def judged(made: RunPlan, directory: Path) -> Reward:
         children = ChildProcesses()
         context = reward_context({}, directory, children)
         config = replace(context.config, reward=replace(context.config.reward, functions=made.config.reward.functions))
-        functions = {each.name: each for each in made.rewards}
+        functions = {reward.name: reward for reward in made.rewards}
         manager = FunctionRewards(replace(context, config=config, reward_functions=functions))
         try:
             await manager.start()

@@ -1,4 +1,4 @@
-"""What follows from failed rewards."""
+"""Consequences of failed rewards."""
 
 from typing import Any
 
@@ -31,13 +31,13 @@ def fails(*names: str, **parts: float) -> Reward:
 def group(prompt: int, *rewards: Reward | float) -> list[ScoredTrajectory]:
     """A group with these rewards."""
     return [
-        ScoredTrajectory(make_trajectory(prompt, sample), each if isinstance(each, Reward) else Reward(each))
-        for sample, each in enumerate(rewards)
+        ScoredTrajectory(make_trajectory(prompt, sample), reward if isinstance(reward, Reward) else Reward(reward))
+        for sample, reward in enumerate(rewards)
     ]
 
 
 def scores(groups: list[list[ScoredTrajectory]]) -> list[list[float]]:
-    return [[each.reward.score for each in group] for group in groups]
+    return [[sample.reward.score for sample in group] for group in groups]
 
 
 @pytest.mark.parametrize("policy", ["drop_sample", "retry"])

@@ -1,4 +1,4 @@
-"""Where and when the core's reward manager runs functions: children, deadlines, the loop, threads, and its contract."""
+"""The core's reward manager runs functions: children, deadlines, the loop, threads, and its contract."""
 
 import asyncio
 import random
@@ -57,9 +57,9 @@ def test_in_any_order_of_completion_each_sample_gets_its_own_reward(rewards: str
     }
     found = score_rewards(functions, trajectories)
     assert len(found) == 1000
-    for each in trajectories:
-        wanted = int(each.token_ids[-1]) + 1000 * each.id.sample
-        reward = found[each.id.prompt, each.id.sample, 0]
+    for trajectory in trajectories:
+        wanted = int(trajectory.token_ids[-1]) + 1000 * trajectory.id.sample
+        reward = found[trajectory.id.prompt, trajectory.id.sample, 0]
         assert dict(reward.components) == {"slow": wanted, "fast": wanted}
 
 
@@ -77,10 +77,12 @@ def test_a_sync_function_past_its_deadline_fails_alone_and_the_pool_is_whole_aga
         return await score_all(manager, trajectories), manager.metrics(), await score_all(manager, trajectories[1:])
 
     first, metrics, second = use_rewards(functions, use)
-    failures = {each.trajectory.id.sample: each.reward.info["error"] for each in first if each.reward.score != 1.0}
+    failures = {
+        sample.trajectory.id.sample: sample.reward.info["error"] for sample in first if sample.reward.score != 1.0
+    }
     assert failures == {0: "f: no result within 1 s"}
     assert metrics["reward/num_restarts"] == 1.0
-    assert [each.reward.score for each in second] == [1.0] * 7
+    assert [sample.reward.score for sample in second] == [1.0] * 7
 
 
 @pytest.mark.fault
@@ -88,7 +90,7 @@ def test_the_deadline_of_a_sample_does_not_run_while_it_waits_for_a_child(reward
     trajectories = [make_trajectory(0, sample) for sample in range(8)]
     functions = {"f": function(f"{rewards}:slow", deadline_s=0.9, children=1, kwargs={"seconds": 0.2})}
     found = score_rewards(functions, trajectories)
-    assert {each.status for each in found.values()} == {RewardStatus.OK}
+    assert {item.status for item in found.values()} == {RewardStatus.OK}
 
 
 def test_a_reward_child_imports_nothing_heavy_of_ours(rewards: str) -> None:
@@ -152,7 +154,7 @@ def test_an_async_function_that_blocks_the_loop_is_warned_of_by_name_and_others_
 
     [scored], metrics = use_rewards(functions, use)
     assert scored.reward.status is RewardStatus.OK
-    warnings = [each for each in caplog.messages if "event loop" in each]
+    warnings = [message for message in caplog.messages if "event loop" in message]
     assert len(warnings) == 1
     assert "async reward function 'stopper'" in warnings[0]
     assert "scorers.py:" in warnings[0], "says where it is"
@@ -219,7 +221,7 @@ def test_blocking_calls_run_at_the_same_time_on_threads(rewards: str) -> None:
         scored = await score_all(
             manager, [make_trajectory(prompt, sample) for prompt in range(64) for sample in range(8)]
         )
-        assert {each.reward.status for each in scored} == {RewardStatus.OK}
+        assert {sample.reward.status for sample in scored} == {RewardStatus.OK}
         assert len(scored) == 512
         return time.monotonic() - began
 

@@ -47,7 +47,7 @@ def rewards(directory: Path, *scorers: Scorer, functions: Sequence[str] = ()) ->
         manager = FunctionRewards(reward_context(configs, directory, HereChildren()), scorers)
         await manager.start()
         try:
-            return [each.reward for each in await score_all(manager, [make_trajectory(0, 0, "a")])]
+            return [sample.reward for sample in await score_all(manager, [make_trajectory(0, 0, "a")])]
         finally:
             await manager.close()
 

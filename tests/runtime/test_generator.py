@@ -1,4 +1,4 @@
-"""Which replica gets a request, and what becomes of requests that nobody wants any more."""
+"""Routing of requests to replicas, and cancelled requests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -64,13 +64,13 @@ def request(name: str, n: int = 1, conversation: str = "") -> GenerateRequest:
 
 
 async def all_of(stream: AsyncIterator[Completion]) -> list[str]:
-    return [each.request_id async for each in stream]
+    return [completion.request_id async for completion in stream]
 
 
 def test_the_requests_of_one_call_are_dealt_out_in_canonical_order() -> None:
     first, second = Replica("first"), Replica("second")
     service = service_of(first, second)
-    found = asyncio.run(all_of(service.generate([request(each) for each in "dbca"], Lane.TRAIN)))
+    found = asyncio.run(all_of(service.generate([request(letter) for letter in "dbca"], Lane.TRAIN)))
     assert sorted(found) == ["a", "b", "c", "d"]
     assert (first.asked, second.asked) == (["a", "c"], ["b", "d"])
     assert service.outstanding == (0, 0)
@@ -81,7 +81,7 @@ def test_single_requests_that_overlap_go_to_the_least_loaded() -> None:
     service = service_of(first, second)
 
     async def run() -> None:
-        calls = [asyncio.create_task(all_of(service.generate([request(each, n=2)], Lane.TRAIN))) for each in "abcd"]
+        calls = [asyncio.create_task(all_of(service.generate([request(letter, n=2)], Lane.TRAIN))) for letter in "abcd"]
         await asyncio.sleep(0.005)
         assert service.outstanding == (4, 4)
         await asyncio.gather(*calls)

@@ -88,7 +88,7 @@ def test_a_null_run_is_launched_and_generates(tmp_path: Path) -> None:
             request = GenerateRequest(
                 "a", run.tokens.encode_prompt([{"role": "user", "content": "x"}]), Sampling(), 3, 5
             )
-            completions = [each async for each in run.generator.generate([request], Lane.TRAIN)]
+            completions = [completion async for completion in run.generator.generate([request], Lane.TRAIN)]
             assert run.reference is None
             assert run.advantage.__name__ == "grpo"
             assert run.advantage_algorithm.name == "grpo"
@@ -97,8 +97,11 @@ def test_a_null_run_is_launched_and_generates(tmp_path: Path) -> None:
             return completions
 
     completions = asyncio.run(story())
-    assert sorted(each.sample for each in completions) == [0, 1, 2]
-    assert all(each.finish in FinishReason and len(each.token_ids) == len(each.logprobs) for each in completions)
+    assert sorted(completion.sample for completion in completions) == [0, 1, 2]
+    assert all(
+        completion.finish in FinishReason and len(completion.token_ids) == len(completion.logprobs)
+        for completion in completions
+    )
     assert not [thread for thread in threading.enumerate() if "[" in thread.name]
 
 
@@ -107,8 +110,8 @@ def test_the_same_requests_give_the_same_tokens_in_any_order(tmp_path: Path) -> 
 
     async def generate(order: list[GenerateRequest]) -> dict[tuple[str, int], list[int]]:
         async with launch(plan_run([], SETTINGS, ["null"]), tmp_path) as run:
-            found = [each async for each in run.generator.generate(order, Lane.EVAL)]
-            return {(each.request_id, each.sample): each.token_ids.tolist() for each in found}
+            found = [completion async for completion in run.generator.generate(order, Lane.EVAL)]
+            return {(completion.request_id, completion.sample): completion.token_ids.tolist() for completion in found}
 
     assert asyncio.run(generate(requests)) == asyncio.run(generate(requests[::-1]))
 

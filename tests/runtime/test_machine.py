@@ -1,4 +1,4 @@
-"""What a machine says of itself and of the models that lie on it, without torch, a network or a GPU."""
+"""Facts about a machine and its models, read without torch, a network or a GPU."""
 
 import json
 from dataclasses import replace

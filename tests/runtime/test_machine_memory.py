@@ -24,7 +24,7 @@ print(full - start, kept - start, resident() - start)
 
 def test_memory_is_kept_until_it_is_given_back() -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60)
-    full, kept, given_back = (int(each) / 2**20 for each in run.stdout.split())
+    full, kept, given_back = (int(word) / 2**20 for word in run.stdout.split())
     assert full > 190
     assert kept > 190, "glibc would have given arrays of 8 MiB back at once"
     assert given_back < 50

@@ -86,10 +86,10 @@ def usual(prompts, completions, ground_truth, **kwargs):
 
 
 def notes(completions, log_extra, log_metric):
-    log_extra("length", [len(each) for each in completions])
+    log_extra("length", [len(completion) for completion in completions])
     log_metric("share", 0.25)
     log_metric("share", 0.75)
-    return [1.0 if "a" in each else None for each in completions]
+    return [1.0 if "a" in completion else None for completion in completions]
 
 
 def notes_too_few(completions, log_extra):
@@ -187,7 +187,7 @@ class NoScores(RewardAgent):
 
 
 def centred(completions, score):
-    return [each - sum(score) / len(score) for each in score]
+    return [outcome - sum(score) / len(score) for outcome in score]
 
 
 def too_few(completions, score):

@@ -67,7 +67,7 @@ def raises_on_bad(trajectory):
 
 
 def skips(completions, **columns):
-    return [None if "skip" in each else 1.0 for each in completions]
+    return [None if "skip" in completion else 1.0 for completion in completions]
 
 
 def mutates(completions, tags, **columns):

@@ -33,8 +33,8 @@ def changed(change):
 
     class Changed(SingleTurn):
         async def rollout(self, tasks, sampling, lane):
-            async for each in super().rollout(tasks, sampling, lane):
-                for found in change(each):
+            async for trajectory in super().rollout(tasks, sampling, lane):
+                for found in change(trajectory):
                     yield found
 
     return Changed
@@ -42,28 +42,32 @@ def changed(change):
 
 class Retokenises(SingleTurn):
     async def rollout(self, tasks, sampling, lane):
-        async for each in super().rollout(tasks, sampling, lane):
-            ids_T = np.where(each.loss_mask, np.roll(each.token_ids, 1), each.token_ids).astype(np.int32)
-            yield replace(each, token_ids=ids_T)
+        async for trajectory in super().rollout(tasks, sampling, lane):
+            ids_T = np.where(trajectory.loss_mask, np.roll(trajectory.token_ids, 1), trajectory.token_ids).astype(
+                np.int32
+            )
+            yield replace(trajectory, token_ids=ids_T)
 
 
 class PairsOthersLogprobs(SingleTurn):
     async def rollout(self, tasks, sampling, lane):
-        async for each in super().rollout(tasks, sampling, lane):
-            yield replace(each, logprobs=np.where(each.loss_mask, each.logprobs[::-1] - 1, 0).astype(np.float32))
+        async for trajectory in super().rollout(tasks, sampling, lane):
+            yield replace(
+                trajectory, logprobs=np.where(trajectory.loss_mask, trajectory.logprobs[::-1] - 1, 0).astype(np.float32)
+            )
 
 
 class SeedsByPlace(SingleTurn):
     async def rollout(self, tasks, sampling, lane):
-        moved = [replace(each, seed=each.seed + 10 * index) for index, each in enumerate(tasks)]
-        async for each in super().rollout(moved, sampling, lane):
-            yield each
+        moved = [replace(task, seed=task.seed + 10 * index) for index, task in enumerate(tasks)]
+        async for trajectory in super().rollout(moved, sampling, lane):
+            yield trajectory
 
 
 class OneSeed(SingleTurn):
     async def rollout(self, tasks, sampling, lane):
-        async for each in super().rollout([replace(one, seed=0) for one in tasks], sampling, lane):
-            yield each
+        async for trajectory in super().rollout([replace(one, seed=0) for one in tasks], sampling, lane):
+            yield trajectory
 
 
 class OneAtATime(SingleTurn):
@@ -73,8 +77,8 @@ class OneAtATime(SingleTurn):
         if self.busy:
             return
         self.busy = True
-        async for each in super().rollout(tasks, sampling, lane):
-            yield each
+        async for trajectory in super().rollout(tasks, sampling, lane):
+            yield trajectory
         self.busy = False
 
 
@@ -92,16 +96,16 @@ COMPLETE = "test_every_task_gets_its_samples"
 WHOLE = "test_arrays_speak_of_the_same_tokens"
 SAMPLED = "test_tokens_are_trained_as_they_were_sampled"
 AGENTS = [
-    (changed(lambda each: [each] if each.id.sample else []), COMPLETE),
-    (changed(lambda each: [each, each]), COMPLETE),
-    (changed(lambda each: [None]), COMPLETE),
-    (changed(lambda each: [replace(each, id=TrajectoryId("another", 0, each.id.sample))]), COMPLETE),
-    (changed(lambda each: [replace(each, num_segments=2)]), COMPLETE),
-    (changed(lambda each: [replace(each, token_ids=each.token_ids.astype(np.int64))]), WHOLE),
-    (changed(lambda each: [replace(each, loss_mask=each.loss_mask[1:])]), WHOLE),
-    (changed(lambda each: [replace(each, logprobs=each.logprobs - 1)]), WHOLE),
-    (changed(lambda each: [replace(each, loss_mask=np.ones_like(each.loss_mask))]), WHOLE),
-    (changed(lambda each: [replace(each, versions=())]), WHOLE),
+    (changed(lambda trajectory: [trajectory] if trajectory.id.sample else []), COMPLETE),
+    (changed(lambda item: [item, item]), COMPLETE),
+    (changed(lambda item: [None]), COMPLETE),
+    (changed(lambda trajectory: [replace(trajectory, id=TrajectoryId("another", 0, trajectory.id.sample))]), COMPLETE),
+    (changed(lambda item: [replace(item, num_segments=2)]), COMPLETE),
+    (changed(lambda completion: [replace(completion, token_ids=completion.token_ids.astype(np.int64))]), WHOLE),
+    (changed(lambda trajectory: [replace(trajectory, loss_mask=trajectory.loss_mask[1:])]), WHOLE),
+    (changed(lambda trajectory: [replace(trajectory, logprobs=trajectory.logprobs - 1)]), WHOLE),
+    (changed(lambda trajectory: [replace(trajectory, loss_mask=np.ones_like(trajectory.loss_mask))]), WHOLE),
+    (changed(lambda item: [replace(item, versions=())]), WHOLE),
     (Retokenises, SAMPLED),
     (PairsOthersLogprobs, SAMPLED),
     (SeedsByPlace, "test_seeds_decide_what_is_sampled"),

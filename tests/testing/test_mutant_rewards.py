@@ -65,7 +65,7 @@ class Scorer:
     name, scope, weight, on_failure, post_processes = "tested", "sample", 1.0, "", False
 
     async def score(self, trajectories: Sequence[Any], lane: Lane) -> list[Outcome]:
-        return [self.one(each) for each in trajectories]
+        return [self.one(trajectory) for trajectory in trajectories]
 
     def one(self, trajectory: Any) -> Outcome:
         if trajectory.text() == "unreadable":
@@ -106,7 +106,7 @@ class Clock(Scorer):
 
 class Forgives(Scorer):
     async def post_process(self, trajectories, outcomes, lane):
-        return [Outcome(RewardStatus.OK, each.score) for each in outcomes]
+        return [Outcome(RewardStatus.OK, outcome.score) for outcome in outcomes]
 
 
 class LikesWrong(Scorer):
@@ -155,8 +155,8 @@ def changed(change):
 
     class Changed(FunctionRewards):
         async def score(self, stream, lane):
-            async for each in super().score(stream, lane):
-                for found in change(each):
+            async for sample in super().score(stream, lane):
+                for found in change(sample):
                     yield found
 
     return Changed
@@ -168,15 +168,17 @@ class Unscoped(FunctionRewards):
 
 class Positional(FunctionRewards):
     async def score(self, stream, lane):
-        given = [each async for each in stream]
-        for index, each in enumerate(given):
-            yield ScoredTrajectory(each, Reward(float(index)))
+        given = [completion async for completion in stream]
+        for index, sample in enumerate(given):
+            yield ScoredTrajectory(sample, Reward(float(index)))
 
 
 class PartsApart(FunctionRewards):
     async def score(self, stream, lane):
-        async for each in super().score(stream, lane):
-            yield replace(each, reward=replace(each.reward, score=each.reward.score + each.trajectory.id.segment))
+        async for sample in super().score(stream, lane):
+            yield replace(
+                sample, reward=replace(sample.reward, score=sample.reward.score + sample.trajectory.id.segment)
+            )
 
 
 class OneAtATime(FunctionRewards):
@@ -186,8 +188,8 @@ class OneAtATime(FunctionRewards):
         if self.busy:
             return
         self.busy = True
-        async for each in super().score(stream, lane):
-            yield each
+        async for sample in super().score(stream, lane):
+            yield sample
         self.busy = False
 
 
@@ -195,20 +197,20 @@ class Swallows(FunctionRewards):
     async def score(self, stream, lane):
         async def quiet():
             try:
-                async for each in stream:
-                    yield each
+                async for completion in stream:
+                    yield completion
             except Exception:  # noqa: BLE001
                 return
 
-        async for each in super().score(quiet(), lane):
-            yield each
+        async for sample in super().score(quiet(), lane):
+            yield sample
 
 
 class Passes(FunctionRewards):
     async def score(self, stream, lane):
-        async for each in super().score(stream, lane):
-            failed = each.reward.status is RewardStatus.FAILED
-            yield replace(each, reward=Reward(0.0)) if failed else each
+        async for sample in super().score(stream, lane):
+            failed = sample.reward.status is RewardStatus.FAILED
+            yield replace(sample, reward=Reward(0.0)) if failed else sample
 
 
 class WrongKind(FunctionRewards):
@@ -255,9 +257,9 @@ MANAGERS = [
     (ClockState, "test_its_state_survives_json"),
     (SetState, "test_its_state_survives_json"),
     (Unscoped, "test_its_scope_is_one"),
-    (changed(lambda each: [each] if each.trajectory.id.sample else []), ONCE),
-    (changed(lambda each: [each, each]), ONCE),
-    (changed(lambda each: [replace(each, reward=Reward(float("nan")))]), ONCE),
+    (changed(lambda sample: [sample] if sample.trajectory.id.sample else []), ONCE),
+    (changed(lambda item: [item, item]), ONCE),
+    (changed(lambda item: [replace(item, reward=Reward(float("nan")))]), ONCE),
     (Positional, "test_each_trajectory_gets_its_own_score"),
     (Positional, "test_scores_do_not_depend_on_the_order_of_arrival"),
     (OneAtATime, "test_streams_side_by_side_do_not_mix"),
@@ -271,7 +273,7 @@ MANAGERS = [
 @pytest.mark.parametrize(("mutant", "check"), MANAGERS)
 def test_a_broken_manager_is_red(mutant: type, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "PATIENCE_S", 0.1)
-    claims = {"failing": (make_trajectory(9, 0, "unreadable"),), "expected": lambda each: 0.0}
+    claims = {"failing": (make_trajectory(9, 0, "unreadable"),), "expected": lambda item: 0.0}
     settings = {"reward.functions.letters.fn": f"{HERE}/rewards.py:right"}
     tested = type("Tested", (RewardManagerSuite,), {"target": mutant, "settings": settings, **claims})
     assert check in failures(tested, [check])
@@ -286,10 +288,10 @@ class Replica(RewardReplica):
 
     async def score(self, requests: Sequence[Any]) -> list[RawScore]:
         await self.awake.wait()
-        return [self.one(each, index) for index, each in enumerate(requests)]
+        return [self.one(request, index) for index, request in enumerate(requests)]
 
     def one(self, request: Any, index: int) -> RawScore:
-        length = sum(len(each["content"]) for each in request.messages)
+        length = sum(len(message["content"]) for message in request.messages)
         return RawScore(request.id, error="too long") if length > 900 else RawScore(request.id, float(length))
 
     async def health(self) -> str:
@@ -325,7 +327,7 @@ class ByPlace(Replica):
 class FailsAll(Replica):
     async def score(self, requests):
         found = await super().score(requests)
-        return [replace(each, score=None, error="bad") for each in found] if any(one.error for one in found) else found
+        return [replace(item, score=None, error="bad") for item in found] if any(one.error for one in found) else found
 
 
 class Unwell(Replica):

@@ -165,8 +165,8 @@ def rollout(change, base=NullRollout):
 
     class Changed(base):
         async def generate(self, requests):
-            async for each in super().generate(requests):
-                if (found := change(each)) is not None:
+            async for completion in super().generate(requests):
+                if (found := change(completion)) is not None:
                     yield found
 
     return Changed
@@ -174,22 +174,22 @@ def rollout(change, base=NullRollout):
 
 class SeedsByPlace(NullRollout):
     async def generate(self, requests):
-        moved = [replace(each, seed=each.seed + 10 * index) for index, each in enumerate(requests)]
-        async for each in super().generate(moved):
-            yield each
+        moved = [replace(request, seed=request.seed + 10 * index) for index, request in enumerate(requests)]
+        async for completion in super().generate(moved):
+            yield completion
 
 
 class OneSeed(NullRollout):
     async def generate(self, requests):
-        async for each in super().generate([replace(one, seed=0) for one in requests]):
-            yield each
+        async for completion in super().generate([replace(one, seed=0) for one in requests]):
+            yield completion
 
 
 class NeverGreedy(NullRollout):
     async def generate(self, requests):
-        warm = [replace(each, sampling=replace(each.sampling, temperature=1.0)) for each in requests]
-        async for each in super().generate(warm):
-            yield each
+        warm = [replace(request, sampling=replace(request.sampling, temperature=1.0)) for request in requests]
+        async for completion in super().generate(warm):
+            yield completion
 
 
 class BreaksWhenClosed(NullRollout):
@@ -199,9 +199,9 @@ class BreaksWhenClosed(NullRollout):
         if self.broken:
             return
         self.broken = True
-        async for each in super().generate(requests):
+        async for completion in super().generate(requests):
             await asyncio.sleep(0.001)
-            yield each
+            yield completion
         self.broken = False
 
 
@@ -262,17 +262,20 @@ CRITIC = [
     (RestoresNothing, SAVED),
 ]
 ROLLOUT = [
-    (rollout(lambda each: each if each.sample else None), "test_every_sample_of_every_request_comes_once"),
-    (rollout(lambda each: replace(each, logprobs=-each.logprobs)), WHOLE),
-    (rollout(lambda each: replace(each, token_ids=each.token_ids + np.int32(9000))), WHOLE),
-    (rollout(lambda each: replace(each, logprobs=each.logprobs[1:])), WHOLE),
-    (rollout(lambda each: replace(each, finish="length")), WHOLE),
+    (
+        rollout(lambda completion: completion if completion.sample else None),
+        "test_every_sample_of_every_request_comes_once",
+    ),
+    (rollout(lambda trajectory: replace(trajectory, logprobs=-trajectory.logprobs)), WHOLE),
+    (rollout(lambda completion: replace(completion, token_ids=completion.token_ids + np.int32(9000))), WHOLE),
+    (rollout(lambda trajectory: replace(trajectory, logprobs=trajectory.logprobs[1:])), WHOLE),
+    (rollout(lambda item: replace(item, finish="length")), WHOLE),
     (SeedsByPlace, "test_the_order_of_requests_changes_nothing"),
     (OneSeed, "test_seeds_decide_what_is_sampled"),
     (NeverGreedy, "test_greedy_samples_are_equal"),
     (BreaksWhenClosed, "test_a_stream_that_is_closed_early_disturbs_no_other"),
     (NoWords, "test_it_says_what_it_serves"),
-    (rollout(lambda each: replace(each, version=0)), "test_it_samples_with_the_version_that_its_host_published"),
+    (rollout(lambda item: replace(item, version=0)), "test_it_samples_with_the_version_that_its_host_published"),
 ]
 REPLICA = [
     (IgnoresWeights, "test_it_samples_with_the_weights_it_was_handed"),
@@ -310,4 +313,4 @@ def test_a_broken_worker_is_red(suite: Any, claims: dict[str, Any], mutant: type
 @pytest.mark.parametrize("suite", CLAIMS)
 def test_every_check_has_a_mutant(suite: Any) -> None:
     shared = {"test_it_is_what_its_role_calls_for", *(check for _, check in ACTOR[1:3])}
-    assert set(all_checks(suite)) - shared == {check for each, _, _, check in MUTANTS if each is suite} - shared
+    assert set(all_checks(suite)) - shared == {check for mutant, _, _, check in MUTANTS if mutant is suite} - shared

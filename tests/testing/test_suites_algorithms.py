@@ -29,7 +29,7 @@ LOSSES: dict[str, dict[str, Any]] = {"cispo": {"is_its_own_gradient": False}}
 
 
 def offers(kind: str) -> list[Any]:
-    return [pytest.param(each, id=each.name) for each in OFFERS if each.kind == kind]
+    return [pytest.param(offer, id=offer.name) for offer in OFFERS if offer.kind == kind]
 
 
 @pytest.mark.parametrize("offer", offers("advantage"))
@@ -48,7 +48,7 @@ def test_a_loss_of_the_core_is_green(offer: Algorithm) -> None:
 
 @pytest.mark.parametrize("advantage", ["kl_cov", "clip_cov"])
 def test_a_loss_with_a_selection_is_held_against_finite_differences_where_tokens_are_selected(advantage: str) -> None:
-    [offer] = [each for each in OFFERS if each.name == advantage]
+    [offer] = [offer for offer in OFFERS if offer.name == advantage]
     algo = {"kl_cov_frac": 0.3, "clip_cov_frac": 0.3, "clip_cov_low": -5.0}
     tested = type("Tested", (PolicyLossSuite,), {"target": offer, "algo": algo})
     assert failures(tested) == {}

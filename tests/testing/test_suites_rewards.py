@@ -81,8 +81,8 @@ class TestFunctions(RewardManagerSuite):
     target = build_function_rewards
 
     @staticmethod
-    def expected(each: Trajectory) -> float:
-        return sum(letter.islower() for letter in each.text()) / len(each.text())
+    def expected(trajectory: Trajectory) -> float:
+        return sum(letter.islower() for letter in trajectory.text()) / len(trajectory.text())
 
 
 class TestFunctionsThatFail(RewardManagerSuite):
@@ -99,9 +99,9 @@ class TestFunctionsOfGroups(RewardManagerSuite):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("length", lambda each: len(each.text())),
-        ("async_slow", lambda each: each.id.sample),
-        ("trl", lambda each: float(each.prompt.answer in each.text())),
+        ("length", lambda item: len(item.text())),
+        ("async_slow", lambda trajectory: trajectory.id.sample),
+        ("trl", lambda trajectory: float(trajectory.prompt.answer in trajectory.text())),
     ],
 )
 def test_the_manager_is_green_on_functions_in_children(name: str, expected: Callable[[Trajectory], float]) -> None:
@@ -115,8 +115,8 @@ def test_the_manager_is_green_on_functions_in_children(name: str, expected: Call
 
 
 async def function_calls(context: BuildContext) -> AsyncIterator[FunctionCalls]:
-    [(name, each)] = context.reward_functions.items()
-    spec = function_spec(context, name, each.target, each.scope.value, each.kwargs)
+    [(name, function)] = context.reward_functions.items()
+    spec = function_spec(context, name, function.target, function.scope.value, function.kwargs)
     calls, watch = FunctionCalls(spec, context.config.reward.functions[name], 1.0, 10.0), LoopWatch()
     try:
         await calls.start(context.children, watch, Stopwatch())

@@ -1,4 +1,4 @@
-"""What plugins hand over while a run goes on is checked when it arrives, and refused in one line that names them."""
+"""Data from plugins is checked on arrival and refused in one line that names them."""
 
 import asyncio
 import math
@@ -89,7 +89,7 @@ class Agent:
 async def _rolled(agent: Any) -> list[Trajectory]:
     checked = CheckedAgent(agent, "agent 'a' of plugin 'x'")
     async with aclosing(checked.rollout(TASKS, Sampling(), Lane.TRAIN)) as rows:
-        return [each async for each in rows]
+        return [item async for item in rows]
 
 
 def test_trajectories_of_every_task_pass_in_any_order_with_parts_of_samples() -> None:
@@ -146,7 +146,7 @@ AGENTS: dict[str, tuple[Any, str]] = {
     ),
     "a loss at position 0": (Agent(row("p", loss_mask=np.ones(3, bool))), "loss_mask is True at position 0"),
     "an exception": (Agent(KeyError("which")), "KeyError: 'which'"),
-    **{f"its own {type(each).__name__}": (Agent(each), type(each).__name__) for each in ENDS},
+    **{f"its own {type(end).__name__}": (Agent(end), type(end).__name__) for end in ENDS},
     "a coroutine": (_coroutine_agent(), "returned coroutine; needs an async generator"),
     "a list": (_list_agent(), "returned list; needs an async generator"),
 }
@@ -167,8 +167,8 @@ class Manager:
 
     async def score(self, stream: Any, lane: Lane) -> Any:
         rows = []
-        async for each in stream:
-            rows.append(each)
+        async for completion in stream:
+            rows.append(completion)
             if len(rows) == self.read:
                 break
         for scored in self.judge(rows):
@@ -177,28 +177,28 @@ class Manager:
 
 async def _judged(manager: Any) -> list[ScoredTrajectory]:
     async def given() -> Any:
-        for each in ALL:
-            yield each
+        for field in ALL:
+            yield field
 
     checked = CheckedRewards(manager, "reward 'r' of plugin 'x'")
     async with aclosing(checked.score(given(), Lane.TRAIN)) as rows:
-        return [each async for each in rows]
+        return [item async for item in rows]
 
 
-def scored(each: Trajectory, score: Any = 1.0, **more: Any) -> ScoredTrajectory:
-    made = ScoredTrajectory(each, Reward(1.0))
+def scored(trajectory: Trajectory, score: Any = 1.0, **more: Any) -> ScoredTrajectory:
+    made = ScoredTrajectory(trajectory, Reward(1.0))
     made.reward.__dict__.update({"score": score} | more)
     return made
 
 
 def test_scored_trajectories_pass_in_any_order_and_failures_may_have_any_score() -> None:
-    assert len(asyncio.run(_judged(Manager(lambda rows: [scored(each) for each in reversed(rows)])))) == 3
-    failed = Manager(lambda rows: [scored(each, NAN, status=RewardStatus.FAILED) for each in rows])
+    assert len(asyncio.run(_judged(Manager(lambda rows: [scored(item) for item in reversed(rows)])))) == 3
+    failed = Manager(lambda rows: [scored(item, NAN, status=RewardStatus.FAILED) for item in rows])
     assert len(asyncio.run(_judged(failed))) == 3
-    numpy = Manager(lambda rows: [scored(each, np.float32(0.5)) for each in rows])
+    numpy = Manager(lambda rows: [scored(item, np.float32(0.5)) for item in rows])
     assert len(asyncio.run(_judged(numpy))) == 3
     sent = Manager(
-        lambda rows: [scored(pickle.loads(pickle.dumps(each)), token_scores=floats(0, 1, 2)) for each in rows]
+        lambda rows: [scored(pickle.loads(pickle.dumps(item)), token_scores=floats(0, 1, 2)) for item in rows]
     )
     assert len(asyncio.run(_judged(sent))) == 3
 
@@ -230,8 +230,8 @@ MANAGERS: dict[str, tuple[Any, str]] = {
     ),
     "one that it was not given": (Manager(lambda rows: [scored(row("z"))]), "'z'.*which it was not given"),
     "one twice": (Manager(lambda rows: [scored(rows[0]), scored(rows[0])]), "twice.*must come exactly once"),
-    "one left out": (Manager(lambda rows: [scored(each) for each in rows[1:]]), "ended without 1 of the 3 .*'q'"),
-    "the rest not read": (Manager(lambda rows: [scored(each) for each in rows], 1), "ended before the stream"),
+    "one left out": (Manager(lambda rows: [scored(item) for item in rows[1:]]), "ended without 1 of the 3 .*'q'"),
+    "the rest not read": (Manager(lambda rows: [scored(item) for item in rows], 1), "ended before the stream"),
     "NaN": (Manager(lambda rows: [scored(rows[0], NAN)]), "score is nan with status OK; needs a finite number"),
     "infinity": (Manager(lambda rows: [scored(rows[0], -INF)]), "score is -inf with status OK"),
     "beyond float32": (Manager(lambda rows: [scored(rows[0], 1e39)]), r"score is 1e\+39 with status OK"),
@@ -260,7 +260,7 @@ MANAGERS: dict[str, tuple[Any, str]] = {
         "with other tokens, loss mask or log-probs",
     ),
     "an exception": (Manager(lambda rows: [1 / 0]), "ZeroDivisionError: division by zero"),
-    **{f"its own {type(each).__name__}": (Manager(lambda _, e=each: throw(e)), type(each).__name__) for each in ENDS},
+    **{f"its own {type(end).__name__}": (Manager(lambda _, e=end: throw(e)), type(end).__name__) for end in ENDS},
     "a coroutine": (_late_manager(), "returned coroutine; needs an async generator"),
 }
 
@@ -344,7 +344,7 @@ def test_values_stay_what_they_were_when_they_arrived() -> None:
 def test_a_number_of_updates_that_cannot_be_is_named(num: Any) -> None:
     with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': expect\(\) returned {num}; needs .*, 0 to 3"):
         asyncio.run(critic(num).expect(3))
-    assert [asyncio.run(critic(each).expect(3)) for each in (0, 3)] == [0, 3]
+    assert [asyncio.run(critic(number).expect(3)) for number in (0, 3)] == [0, 3]
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_metrics_that_are_no_numbers_name_who_sent_them(found: Any, said: str) -
 def test_metrics_may_be_nan_and_of_numpy_and_are_averaged() -> None:
     found = asyncio.run(critic({"critic/loss": NAN, "critic/x": np.float32(2), "n": 3}).update(BATCH))
     assert math.isnan(found["critic/loss"])
-    assert {type(each) for each in found.values()} == {float}
+    assert {type(item) for item in found.values()} == {float}
     assert math.isnan(average([{"x": INF}, {"x": -INF}])["x"])
 
 

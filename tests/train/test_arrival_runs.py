@@ -209,7 +209,7 @@ def test_a_run_ends_in_its_first_step_by_the_name_of_who_hands_over_what_it_must
     "chosen", [PPO, AGENT, WORKERS, {"reward.manager": "odd"}], ids=["critic", "agent", "workers", "rewards"]
 )
 def test_the_same_run_with_nothing_wrong_takes_every_step(tmp_path: Path, chosen: dict[str, Any]) -> None:
-    assert [each["step"] for each in metrics.read(odd_run(tmp_path, "", chosen))] == [1, 2, 3, 4, 5]
+    assert [duration["step"] for duration in metrics.read(odd_run(tmp_path, "", chosen))] == [1, 2, 3, 4, 5]
 
 
 def test_a_critic_has_a_directory_of_its_own_in_the_checkpoint(

@@ -209,8 +209,8 @@ def test_results_of_the_wrong_type_name_worker_and_method(plugin: ModuleType, tm
     async def story() -> dict[str, list[str]]:
         cluster = LocalCluster(cluster_context(plan, tmp_path, Deadlines(setup_s=60.0, call_s=30.0, close_s=5.0)))
         try:
-            ours = [each for each in plan.workers if each.request.role.name.startswith("odd")]
-            groups = {each.request.role.name: await cluster.start(each) for each in ours}
+            ours = [worker for worker in plan.workers if worker.request.role.name.startswith("odd")]
+            groups = {worker.request.role.name: await cluster.start(worker) for worker in ours}
             return {name: await refused(group.replicas[0], plugin) for name, group in groups.items()}
         finally:
             await cluster.close()

@@ -181,8 +181,8 @@ class ScriptedReward(RewardManager):
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         self.lanes.append(lane)
-        async for each in stream:
-            yield ScoredTrajectory(each, self._score(each))
+        async for completion in stream:
+            yield ScoredTrajectory(completion, self._score(completion))
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,8 @@ def fake_run(score: Callable[[Trajectory], Reward], **settings: Any) -> FakeRun:
     )
 
 
-def is_even(each: Trajectory) -> Reward:
-    return ok(float((each.prompt.answer + each.id.sample) % 2 == 0), answer=each.id.sample % 2)
+def is_even(trajectory: Trajectory) -> Reward:
+    return ok(float((trajectory.prompt.answer + trajectory.id.sample) % 2 == 0), answer=trajectory.id.sample % 2)
 
 
 HELDOUT: Mapping[str, Sequence[Prompt]] = {
@@ -280,7 +280,7 @@ def test_evaluation_touches_no_global_random_state() -> None:
 
 
 def test_a_source_whose_rewards_all_failed_reports_that() -> None:
-    metrics, rows = run_once(fake_run(lambda each: FAILED if each.prompt.source == "math" else is_even(each)))
+    metrics, rows = run_once(fake_run(lambda item: FAILED if item.prompt.source == "math" else is_even(item)))
     assert metrics["eval/math/failed"] == 3.0
     assert "eval/math/mean" not in metrics
     assert metrics["eval/code/failed"] == 0.0

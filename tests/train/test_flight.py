@@ -59,7 +59,7 @@ def test_rows_of_a_checkpoint_are_as_old_as_they_were_when_the_rest_of_their_gro
         await asyncio.wait_for(ledger.sampled(), DEADLINE_S)
         await asyncio.sleep(0.01)
         ledger.published(4, [])
-        left = [each["version"] for each in ledger.state()]
+        left = [entry["version"] for entry in ledger.state()]
         await ledger.close()
         return ledger.num_given_up, left
 
@@ -110,7 +110,7 @@ def test_a_prompt_of_a_checkpoint_that_is_sampled_again_as_a_whole_is_as_old_as_
         await asyncio.wait_for(ledger.sampled(), DEADLINE_S)
         await asyncio.sleep(0.01)
         ledger.published(4, [])
-        left = [each["version"] for each in ledger.state()]
+        left = [entry["version"] for entry in ledger.state()]
         await ledger.close()
         return ledger.num_given_up, left
 

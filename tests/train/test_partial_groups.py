@@ -51,11 +51,9 @@ def test_the_advantages_of_partial_groups_are_those_that_are_documented(policy: 
         torch.tensor(batch.sample_B),
         torch.tensor(batch.num_sampled_B),
     )
-    places = [
-        (int(each.trajectory.id.prompt.split("/")[1]), each.trajectory.id.sample) for rows in kept for each in rows
-    ]
+    places = [(int(row.trajectory.id.prompt.split("/")[1]), row.trajectory.id.sample) for rows in kept for row in rows]
     expected = EXPECTED[policy]
     assert dict(zip(places, dr_grpo(inputs).tolist(), strict=True)) == pytest.approx(expected)
     sizes = {prompt: sum(place[0] == prompt for place in places) for prompt, _ in places}
-    scaled = {place: each * max(sizes[place[0]], 1) / max(sizes[place[0]] - 1, 1) for place, each in expected.items()}
+    scaled = {place: row * max(sizes[place[0]], 1) / max(sizes[place[0]] - 1, 1) for place, row in expected.items()}
     assert dict(zip(places, rloo(inputs).tolist(), strict=True)) == pytest.approx(scaled)

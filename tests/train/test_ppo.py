@@ -118,7 +118,7 @@ def test_advantages_and_returns_are_those_of_a_loop_over_tokens(seed: int) -> No
     rng = np.random.default_rng(seed)
 
     def token() -> Token:
-        logprob, reference, value, score = (float(np.float32(each)) for each in rng.standard_normal(4))
+        logprob, reference, value, score = (float(np.float32(number)) for number in rng.standard_normal(4))
         sampled = bool(rng.random() < 0.7)
         return Token(logprob, reference, value, score if sampled else 0.0, sampled)
 
@@ -164,7 +164,7 @@ def test_whitened_advantages_have_mean_0_and_deviation_1_over_sampled_tokens_and
     places = [(b, t + 1) for b, row in enumerate(rows) for t, token in enumerate(row) if token.sampled]
     chosen = [float(plain_BT[place]) for place in places]
     mean = sum(chosen) / len(chosen)
-    deviation = math.sqrt(sum((each - mean) ** 2 for each in chosen) / len(chosen))
+    deviation = math.sqrt(sum((row - mean) ** 2 for row in chosen) / len(chosen))
     for place, value in zip(places, chosen, strict=True):
         assert white_BT[place] == pytest.approx((value - mean) / (deviation + 1e-6), abs=1e-6)
     assert np.count_nonzero(white_BT) <= len(places)
@@ -253,7 +253,7 @@ def test_bad_settings_are_refused_before_anything_starts(
     error: type[Exception], override: str, words: tuple[str, ...]
 ) -> None:
     said = refused(error, "algo.preset=ppo", override, plugins=("critic_engine",))
-    assert all(each in said for each in words), said
+    assert all(word in said for word in words), said
 
 
 def test_settings_without_effect_on_the_actors_trunk_are_refused() -> None:
@@ -284,8 +284,8 @@ def test_the_plan_of_a_critic_inside_the_actor_and_of_one_in_a_pool_of_its_own()
         return plan_run([], [*NEEDED, "algo.preset=ppo", f"plugins.critic_engine.{setting}"], ["null", "critic_engine"])
 
     inside, own = planned("trunk=actor"), planned("own_pool=true")
-    [critic] = [each for each in inside.workers if each.request.role.name == "critic"]
+    [critic] = [worker for worker in inside.workers if worker.request.role.name == "critic"]
     assert critic.request.embedded_in is not None
-    assert [each.name for each in inside.pools] == ["main"]
-    assert {each.name: each.roles for each in own.pools}["critic"] == ("critic",)
+    assert [pool.name for pool in inside.pools] == ["main"]
+    assert {pool.name: pool.roles for pool in own.pools}["critic"] == ("critic",)
     assert inside.config.algo.whiten_advantages

@@ -97,7 +97,7 @@ def test_a_run_trains_both_models_and_tells_of_the_critic(real: dict[str, Any]) 
         assert row["critic/grad_norm"] > 0
         assert row["actor/grad_norm"] > 0
     critic = run / "checkpoints" / "step_2" / "critic" / "model"
-    assert {"config.json", "model.safetensors", "value_head.safetensors"} <= {each.name for each in critic.iterdir()}
+    assert {"config.json", "model.safetensors", "value_head.safetensors"} <= {path.name for path in critic.iterdir()}
 
 
 def test_a_critic_that_diverges_ends_the_run_by_name_before_the_policy_is_updated_on_it(real: dict[str, Any]) -> None:
@@ -201,15 +201,15 @@ def test_one_step_off_policy_every_update_of_a_step_sees_the_values_of_its_start
     config["train"]["max_steps"], config["checkpoint"]["every_steps"] = 3, 0
     run = train(config, plugins=[str(tmp_path / "watch.py")]).run_dir
     noted = [json.loads(line) for line in (run / "watched.jsonl").read_text().splitlines()]
-    updates = [each for each in noted if each["event"] == "update"]
+    updates = [note for note in noted if note["event"] == "update"]
     assert len(updates) == 3 * 2
     for first, second in zip(updates[::2], updates[1::2], strict=True):
         start = np.array(first["table"])
         assert second["table"] != first["table"]  # the step's first update moved the critic
-        for each in (first, second):
-            assert each["values"] == pytest.approx(start[each["places"]].tolist(), abs=1e-6)
+        for item in (first, second):
+            assert item["values"] == pytest.approx(start[item["places"]].tolist(), abs=1e-6)
     assert updates[0]["table"] != updates[2]["table"]
-    events = "".join(each["event"][0] for each in noted)
+    events = "".join(note["event"][0] for note in noted)
     assert re.fullmatch(r"(v+uu){3}", events), events  # no pass of a step after its first update, none before its turn
 
 

@@ -91,17 +91,21 @@ def minibatches(directory: Path, *overrides: str) -> list[Batch]:
 
 def spread(minibatches: list[Batch]) -> tuple[float, float]:
     """Mean and standard deviation of all their token advantages."""
-    pairs = [(each.advantages.get(), each.tokens.get().loss_mask_BT) for each in minibatches if each.advantages]
+    pairs = [
+        (minibatch.advantages.get(), minibatch.tokens.get().loss_mask_BT)
+        for minibatch in minibatches
+        if minibatch.advantages
+    ]
     chosen_N = np.concatenate([advantages_BT[mask_BT] for advantages_BT, mask_BT in pairs])
     return float(chosen_N.mean()), float(chosen_N.std())
 
 
 def test_streamed_advantages_are_whitened_over_each_minibatch_and_else_over_the_step(tmp_path: Path) -> None:
-    for each in minibatches(tmp_path, *STREAM):
-        assert spread([each]) == pytest.approx((0.0, 1.0), abs=1e-4)
+    for minibatch in minibatches(tmp_path, *STREAM):
+        assert spread([minibatch]) == pytest.approx((0.0, 1.0), abs=1e-4)
     whole = minibatches(tmp_path)
     assert spread(whole) == pytest.approx((0.0, 1.0), abs=1e-4)
-    assert all(spread([each]) != pytest.approx((0.0, 1.0), abs=1e-2) for each in whole)
+    assert all(spread([sample]) != pytest.approx((0.0, 1.0), abs=1e-2) for sample in whole)
 
 
 def test_the_plan_says_what_streamed_advantages_are_whitened_over(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `--resume` does with checkpoints that are damaged or gone."""
+"""`--resume` with checkpoints that are damaged or gone."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ def run(config: dict[str, Any], *overrides: str, **more: Any) -> TrainResult:
 
 def damaged(checkpoint_dir: Path) -> None:
     """Change one byte of the checkpoint's model."""
-    path = next(each for each in sorted((checkpoint_dir / "model").iterdir()) if each.stat().st_size)
+    path = next(path for path in sorted((checkpoint_dir / "model").iterdir()) if path.stat().st_size)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))
@@ -59,8 +59,8 @@ def test_resume_names_a_damaged_checkpoint_and_takes_the_one_before(
 
 def test_resume_without_a_checkpoint_that_verifies_changes_nothing(config: dict[str, Any]) -> None:
     run_dir = run(config, "checkpoint.every_steps=1", "train.max_steps=2").run_dir
-    for each in (run_dir / "checkpoints").glob("step_*"):
-        damaged(each)
+    for directory in (run_dir / "checkpoints").glob("step_*"):
+        damaged(directory)
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != "log.txt"}
     with pytest.raises(CheckpointError) as caught:
         run(config, resume=True)

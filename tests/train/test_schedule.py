@@ -188,7 +188,9 @@ def test_after_a_signal_each_prompt_is_trained_once_and_no_judgement_is_bought_t
     assert result.steps == 6
     assert sorted(trained(result.run_dir, 6)) == sorted(in_order)
     after = Counter(calls.read_text().splitlines()) - before
-    kept = {f"{each.trajectory.id.prompt}/{each.trajectory.id.epoch}/{each.trajectory.id.sample}" for each in bought}
+    kept = {
+        f"{sample.trajectory.id.prompt}/{sample.trajectory.id.epoch}/{sample.trajectory.id.sample}" for sample in bought
+    }
     assert kept
     assert not kept & after.keys()
 

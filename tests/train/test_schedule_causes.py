@@ -225,9 +225,9 @@ def test_old_logprobs_take_a_pass_only_where_they_are_not_at_hand(settings: Any,
 def old_logprobs_by_token(minibatches: list[Batch]) -> dict[int, set[float]]:
     """What pi_old says of each token that was sampled; the null policy says the same at every position."""
     found: dict[int, set[float]] = {}
-    for each in minibatches:
-        assert each.old_logprobs is not None
-        tokens, old_BT = each.tokens.get(), each.old_logprobs.get()
+    for minibatch in minibatches:
+        assert minibatch.old_logprobs is not None
+        tokens, old_BT = minibatch.tokens.get(), minibatch.old_logprobs.get()
         for token, logprob in zip(tokens.token_ids_BT[tokens.loss_mask_BT], old_BT[tokens.loss_mask_BT], strict=True):
             found.setdefault(int(token), set()).add(float(logprob))
     return found
@@ -241,11 +241,11 @@ def test_every_update_of_a_step_is_compared_with_the_policy_at_its_start(
     schedule: dict[str, Any], tmp_path: Path
 ) -> None:
     minibatches = played(tmp_path, Script(), 2, FAST, schedule).minibatches[PROMPTS:]
-    assert all(len(each) == 1 for each in old_logprobs_by_token(minibatches).values())
+    assert all(len(name) == 1 for name in old_logprobs_by_token(minibatches).values())
     recorded = [
-        bool(np.array_equal(each.old_logprobs.get(), each.tokens.get().rollout_logprobs_BT))
-        for each in minibatches
-        if each.old_logprobs is not None
+        bool(np.array_equal(minibatch.old_logprobs.get(), minibatch.tokens.get().rollout_logprobs_BT))
+        for minibatch in minibatches
+        if minibatch.old_logprobs is not None
     ]
     assert recorded == [schedule in ({}, STREAM)] * PROMPTS, "one step off another policy sampled"
 
@@ -254,27 +254,29 @@ def test_with_one_update_per_step_the_policy_is_compared_with_itself_and_behavio
     tmp_path: Path,
 ) -> None:
     single = {"actor.minibatch_prompts": 0}
-    for each in played(tmp_path / "a", Script(), 2, FAST, ONE_OFF, single).minibatches:
-        assert each.old_logprobs is None
-    for each in played(tmp_path / "b", Script(), 2, FAST, ONE_OFF, {"schedule.old_logprobs": "behaviour"}).minibatches:
-        assert each.old_logprobs is not None
-        assert np.array_equal(each.old_logprobs.get(), each.tokens.get().rollout_logprobs_BT)
+    for minibatch in played(tmp_path / "a", Script(), 2, FAST, ONE_OFF, single).minibatches:
+        assert minibatch.old_logprobs is None
+    for minibatch in played(
+        tmp_path / "b", Script(), 2, FAST, ONE_OFF, {"schedule.old_logprobs": "behaviour"}
+    ).minibatches:
+        assert minibatch.old_logprobs is not None
+        assert np.array_equal(minibatch.old_logprobs.get(), minibatch.tokens.get().rollout_logprobs_BT)
 
 
 def test_one_step_off_tokens_that_the_weights_at_the_start_of_the_step_sampled_are_known(tmp_path: Path) -> None:
     minibatches = played(tmp_path, Script(), 2, FAST, ONE_OFF).minibatches
-    for number, each in enumerate(minibatches):
-        assert each.same_weights is not None
-        mask_BT = each.tokens.get().loss_mask_BT
-        assert np.array_equal(each.same_weights.get(), mask_BT & (number < PROMPTS))
+    for number, minibatch in enumerate(minibatches):
+        assert minibatch.same_weights is not None
+        mask_BT = minibatch.tokens.get().loss_mask_BT
+        assert np.array_equal(minibatch.same_weights.get(), mask_BT & (number < PROMPTS))
 
 
 def test_under_dynamic_sampling_equal_groups_fill_what_is_missing_with_advantage_0(tmp_path: Path) -> None:
     script = Script(score=lambda row: Reward(0.5))
     settings = {"algo.dynamic_sampling": "true", "algo.max_resample_rounds": 1}
     minibatches = played(tmp_path, script, 1, settings).minibatches
-    assert sum(len(each) for each in minibatches) == NUM
-    assert all(each.advantages_B is not None and not each.advantages_B.any() for each in minibatches)
+    assert sum(len(minibatch) for minibatch in minibatches) == NUM
+    assert all(minibatch.advantages_B is not None and not minibatch.advantages_B.any() for minibatch in minibatches)
 
 
 def test_under_dynamic_sampling_forward_passes_are_made_of_what_is_trained_on_alone(tmp_path: Path) -> None:
@@ -334,14 +336,14 @@ def test_the_order_of_minibatches_is_a_function_of_seed_step_and_epoch() -> None
         run: Any = SimpleNamespace(plan=SimpleNamespace(config=config), selection=None)
         parts = epoch_minibatches(run, batch, step, epoch)
         again = later_epoch([batch] * 3 + parts, seed, step, epoch)
-        return [int(each.lengths_B.sum()) for each in parts], [len(each) for each in again]
+        return [int(part.lengths_B.sum()) for part in parts], [len(order) for order in again]
 
     names = [(seed, step, epoch) for seed in (0, 1) for step in (0, 1) for epoch in (0, 1)]
-    orders = [order(*each) for each in names]
-    assert orders == [order(*each) for each in names]
+    orders = [order(*name) for name in names]
+    assert orders == [order(*name) for name in names]
     for which in (0, 1):
-        assert len({tuple(each[which]) for each in orders}) == len(names), "none is that of another"
-        assert len({tuple(sorted(each[which])) for each in orders}) == 1, "each has every mini-batch"
+        assert len({tuple(order[which]) for order in orders}) == len(names), "none is that of another"
+        assert len({tuple(sorted(order[which])) for order in orders}) == 1, "each has every mini-batch"
 
 
 def test_the_next_minibatch_is_made_while_one_is_trained_on() -> None:

@@ -52,12 +52,12 @@ def test_no_schedule_that_keeps_the_rules_is_faster_than_the_replay(
     draw = random.Random(seed)
     steps = [random_step(draw) for _ in range(4)]
     ideal = replay(steps, max_staleness=max_staleness, stream=stream, slots=slots)
-    lazy = replay([delayed(each, draw) for each in steps], max_staleness=max_staleness, stream=stream, slots=slots)
+    lazy = replay([delayed(step, draw) for step in steps], max_staleness=max_staleness, stream=stream, slots=slots)
     assert all(late >= early - 1e-9 for late, early in zip(lazy.published_s, ideal.published_s, strict=True))
-    compute = sum(max(each.finished_s) + each.prepare_s + sum(each.update_s) for each in steps)
+    compute = sum(max(step.finished_s) + step.prepare_s + sum(step.update_s) for step in steps)
     assert ideal.published_s[-1] >= compute - 1e-9
     if slots is not None:
-        work = sum(sum(each.reward_s) for each in steps)
+        work = sum(sum(step.reward_s) for step in steps)
         assert ideal.published_s[-1] >= work / slots - 1e-9
     on_policy = replay(steps, max_staleness=0, stream=stream, slots=slots)
     assert on_policy.published_s[-1] >= ideal.published_s[-1] - 1e-9
@@ -76,7 +76,7 @@ def delayed(step: Draws, draw: random.Random) -> Draws:
         step.reward_s,
         step.group,
         step.prepare_s + draw.uniform(0, 1),
-        [each + draw.uniform(0, 1) for each in step.update_s],
+        [item + draw.uniform(0, 1) for item in step.update_s],
         step.minibatch_groups,
     )
 

@@ -164,14 +164,14 @@ def test_each_is_told_once_around_all_updates_of_a_step(overrides: list[str], sc
 
 def test_every_epoch_is_inside(overrides: list[str]) -> None:
     events, _ = happened(["actor.epochs=2", *overrides])
-    assert [each for each in events if "begins" in each or "ends" in each] == [
+    assert [event for event in events if "begins" in event or "ends" in event] == [
         *("critic begins", "actor begins", "critic ends", "actor ends"),
     ] * 2
     assert events.count("actor updates") == 2 * 4
 
 
 def test_an_actor_that_waits_for_its_critic_is_not_told_before_it_updates(overrides: list[str]) -> None:
-    events, _ = happened([each if each != "train.seed=0" else "train.seed=3" for each in overrides])
+    events, _ = happened([override if override != "train.seed=0" else "train.seed=3" for override in overrides])
     warming = ["critic begins", "critic updates", "critic updates", "critic ends", "publish"]
     half = ["critic begins", "critic updates", "critic updates", "actor begins", "actor updates", *ENDS]
     assert events == warming + half
@@ -181,7 +181,7 @@ def test_an_actor_that_waits_for_its_critic_is_not_told_before_it_updates(overri
 def test_what_has_begun_ends_after_an_error_too(overrides: list[str], fault: str) -> None:
     events, said = happened(overrides, fault, error=WorkerError)
     assert f"{fault} fails" in said
-    begun = [each.split()[0] for each in events if each.endswith("begins")]
+    begun = [event.split()[0] for event in events if event.endswith("begins")]
     assert events[-len(begun) :] == [f"{who} ends" for who in begun]
     assert "publish" not in events
 
@@ -199,4 +199,4 @@ def test_the_error_of_an_update_stands_before_that_of_its_end(overrides: list[st
 
 def test_a_signal_waits_for_no_end(overrides: list[str]) -> None:
     events, _ = happened(overrides, "signal at critic updates", error=Stopped)
-    assert not [each for each, _ in groupby(events) if each.endswith("ends")]
+    assert not [event for event, _ in groupby(events) if event.endswith("ends")]

@@ -286,7 +286,7 @@ def test_the_soft_length_penalty_lowers_the_advantage_of_long_responses(config: 
 # An estimator sees no KL but the one in the reward.
 @pytest.mark.parametrize(
     ("estimator", "placement"),
-    [("grpo", "none"), ("grpo", "loss"), *((each, "reward") for each in ("grpo", "dr_grpo", "rloo", "reinforce_pp"))],
+    [("grpo", "none"), ("grpo", "loss"), *((text, "reward") for text in ("grpo", "dr_grpo", "rloo", "reinforce_pp"))],
 )
 def test_every_estimator_trains_with_kl_in_any_place(config: dict[str, Any], estimator: str, placement: str) -> None:
     kl = () if placement == "none" else (f"algo.kl.placement={placement}", "reference.backend='null'")

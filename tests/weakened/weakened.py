@@ -50,7 +50,7 @@ class Weakener(ast.NodeTransformer):
         return ast.Call(ast.Name("_holds", ast.Load()), [ast.Constant(name)], [])
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        empty = any(isinstance(each, ast.Return) and _is_empty(each.value) for each in ast.walk(node))
+        empty = any(isinstance(child, ast.Return) and _is_empty(child.value) for child in ast.walk(node))
         self.texts.append(empty)
         self.generic_visit(node)
         self.texts.pop()
@@ -60,7 +60,7 @@ class Weakener(ast.NodeTransformer):
         last = node.body[-1]
         refuses = isinstance(last, ast.Raise) or (isinstance(last, ast.Return) and self.is_clause(last))
         if refuses and isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.Or):
-            node.test.values = [self.alternative(each) for each in node.test.values]
+            node.test.values = [self.alternative(value) for value in node.test.values]
         self.generic_visit(node)
         return node
 
@@ -82,7 +82,7 @@ class Weakener(ast.NodeTransformer):
         return node
 
     def is_clause(self, node: ast.Return) -> bool:
-        """Whether it returns a text that is not empty, where texts are returned."""
+        """True if it returns a text that is not empty, where texts are returned."""
         text = isinstance(node.value, ast.JoinedStr) or (isinstance(node.value, ast.Constant) and node.value.value)
         return self.texts[-1] and bool(text)
 
@@ -127,7 +127,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    paths = [Path(each).absolute() for each in early_config.known_args_namespace.weaken]
+    paths = [Path(name).absolute() for name in early_config.known_args_namespace.weaken]
     loaded = [name for name, module in sys.modules.items() if getattr(module, "__file__", None) in {*map(str, paths)}]
     if loaded:
         raise pytest.UsageError(f"imported before they could be weakened: {', '.join(loaded)}")
@@ -140,7 +140,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     hit.clear()
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     passed = not any(report.failed for report in runtestprotocol(item, nextitem=nextitem))
-    for name in sorted(each for each in hit if not CHECKS[each]) if passed else ():
+    for name in sorted(line for line in hit if not CHECKS[line]) if passed else ():
         off = name
         try:
             item._initrequest()  # type: ignore[attr-defined]

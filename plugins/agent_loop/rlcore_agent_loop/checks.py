@@ -1,4 +1,4 @@
-"""What can be wrong with the settings, said when the plan is made."""
+"""Checks the settings when the plan is made."""
 
 from dataclasses import replace
 from pathlib import Path

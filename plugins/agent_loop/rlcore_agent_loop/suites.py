@@ -104,7 +104,7 @@ class ToolSuite(ReferenceSuite):
             for arguments, _ in self.calls:
                 unknown = sorted(set(arguments) - set(known))
                 self.need(not unknown, f"its schema has no argument {', '.join(unknown)}; it has {', '.join(known)}")
-            bare = sorted(name for name, each in known.items() if not each.get("description"))
+            bare = sorted(name for name, item in known.items() if not item.get("description"))
             self.need(not bare, f"its arguments {', '.join(bare)} have no description; add them to Args:")
 
         self.use(main, describe=True)
@@ -155,11 +155,11 @@ class ToolSuite(ReferenceSuite):
             await alone.close()
             two = [self.sample(tools, index) for index in (1, 2)]
             for (arguments, _), text in zip(self.calls, wanted, strict=True):
-                for each in two:
-                    found = await self.ask(each, arguments)
+                for item in two:
+                    found = await self.ask(item, arguments)
                     self.need(found == text, f"{dict(arguments)} gives {found!r} beside another sample, {text!r} alone")
-            for each in two:
-                await each.close()
+            for item in two:
+                await item.close()
 
         self.use(main)
 
@@ -215,7 +215,7 @@ class EnvironmentSuite(ReferenceSuite):
             if steps[-1].done:
                 break
         await environment.close()
-        return steps, sum(each.reward for each in steps)
+        return steps, sum(step.reward for step in steps)
 
     def test_it_opens_answers_and_closes(self) -> None:
         """Messages, steps, finite rewards; nothing fails at the end."""
@@ -262,13 +262,13 @@ class EnvironmentSuite(ReferenceSuite):
         async def main(environments: Environments) -> None:
             wanted, _ = await self.play(environments, "alone", self.turns)
             two = [environments.open(name) for name in ("left", "right")]
-            talks = [await self.begin(each) for each in two]
+            talks = [await self.begin(item) for item in two]
             for turn, step in zip(self.turns, wanted, strict=False):
-                for each, messages in zip(two, talks, strict=True):
-                    found = await self.say(each, messages, turn)
+                for item, messages in zip(two, talks, strict=True):
+                    found = await self.say(item, messages, turn)
                     self.need(found == step, f"answers {turn!r:.40} with {found} beside another sample, {step} alone")
-            for each in two:
-                await each.close()
+            for item in two:
+                await item.close()
 
         self.use(main)
 

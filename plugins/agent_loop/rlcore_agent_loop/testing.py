@@ -172,8 +172,10 @@ def talk(
             try:
                 await loop.start()
                 await loop.check(prompts or [make_prompt(0)])
-                tasks = [RolloutTask(each, 0, num_samples, 7) for each in prompts or [make_prompt(0)]]
-                found = [each async for each in loop.rollout(tasks, Sampling(max_tokens=max_tokens), Lane.TRAIN)]
+                tasks = [RolloutTask(prompt, 0, num_samples, 7) for prompt in prompts or [make_prompt(0)]]
+                found = [
+                    trajectory async for trajectory in loop.rollout(tasks, Sampling(max_tokens=max_tokens), Lane.TRAIN)
+                ]
                 return Talk(found, loop.metrics())
             finally:
                 await loop.close()
@@ -236,4 +238,6 @@ def served(policy: ScriptedPolicy, work: Callable[[Ask], Awaitable[None]], **set
 def contents(trajectory: Trajectory) -> list[tuple[str, str]]:
     """(role, content) of the messages after the prompt."""
     messages = trajectory.completion
-    return [] if isinstance(messages, str) else [(str(each["role"]), str(each["content"])) for each in messages]
+    return (
+        [] if isinstance(messages, str) else [(str(message["role"]), str(message["content"])) for message in messages]
+    )

@@ -27,7 +27,7 @@ class Forgets(Environment):
 
 
 def batch_of(trajectories: list[Trajectory], reward: float) -> Batch:
-    return collate([[ScoredTrajectory(each, Reward(reward)) for each in trajectories]], pad_id=END)
+    return collate([[ScoredTrajectory(trajectory, Reward(reward)) for trajectory in trajectories]], pad_id=END)
 
 
 def gae_of(batch: Batch, values_BT: torch.Tensor) -> torch.Tensor:

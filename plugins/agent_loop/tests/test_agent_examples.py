@@ -108,6 +108,6 @@ def test_an_agent_with_the_openai_client_is_trained_through_the_endpoint(tmp_pat
 @pytest.mark.timeout(400)
 def test_the_real_model_has_calls_of_the_calculator_answered(tmp_path: Path) -> None:
     rows = trained("tool_agent", tmp_path)
-    answered = [row for row in rows if any(each["role"] == "tool" for each in row["completion"])]
+    answered = [row for row in rows if any(message["role"] == "tool" for message in row["completion"])]
     assert answered
     assert all(len(row["agent"]["turns"]) == 2 for row in answered)

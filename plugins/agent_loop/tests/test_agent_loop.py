@@ -73,7 +73,9 @@ def test_a_result_stands_between_two_turns_and_only_sampled_tokens_are_trained(s
 
 def test_a_response_without_a_call_is_one_turn(settings: AgentLoopSettings) -> None:
     talked = talk(says("It is 5."), settings, num_samples=3)
-    assert [(each.id.sample, each.turns, each.num_segments) for each in talked.trajectories] == [
+    assert [
+        (trajectory.id.sample, trajectory.turns, trajectory.num_segments) for trajectory in talked.trajectories
+    ] == [
         (0, 1, 1),
         (1, 1, 1),
         (2, 1, 1),
@@ -153,7 +155,7 @@ def test_a_finished_sample_does_not_wait_for_the_tools_of_others(settings: Agent
         return [*(call("slow", a=0.2) if sample == 0 and turn == 1 else "Done.").encode(), END]
 
     found = talk(ScriptedPolicy(script), settings, num_samples=3).trajectories
-    assert [each.id.sample for each in found] == [1, 2, 0]
+    assert [trajectory.id.sample for trajectory in found] == [1, 2, 0]
 
 
 def test_the_set_of_requests_does_not_depend_on_how_long_tools_take(settings: AgentLoopSettings) -> None:
@@ -165,8 +167,10 @@ def test_the_set_of_requests_does_not_depend_on_how_long_tools_take(settings: Ag
     one, other = script((0.0, 0.1, 0.2)), script((0.2, 0.1, 0.0))
     for policy in (one, other):
         talk(policy, settings, num_samples=3)
-    assert {(each.id, each.seed) for each in one.requests} == {(each.id, each.seed) for each in other.requests}
-    assert len({each.seed for each in one.requests}) == 4
+    assert {(request.id, request.seed) for request in one.requests} == {
+        (request.id, request.seed) for request in other.requests
+    }
+    assert len({request.seed for request in one.requests}) == 4
 
 
 def test_each_run_of_tokens_names_the_version_that_sampled_it(settings: AgentLoopSettings) -> None:

@@ -85,7 +85,7 @@ def test_an_agent_that_does_not_care_for_401_gets_no_further_turn(tmp_path: Path
     settings = replace(settings_of(tmp_path, "ignores_401", max_turns=1000), time_s=0.4)
     policy = ScriptedPolicy(one, seconds=0.01)
     parts = talk(policy, settings, processes=True).trajectories
-    assert {each.info["ended_by"] for each in parts} == {"time_s"}
+    assert {part.info["ended_by"] for part in parts} == {"time_s"}
     assert 0 < len(parts) <= len(policy.requests) <= len(parts) + 1, "nothing is generated for a token that has ended"
     assert parts[-1].info["num_requests"] == len(policy.requests)
 

@@ -83,8 +83,8 @@ def config(directory: Path, workers: int, dies: str = "", **more: Any) -> dict[s
 
 async def rolled(run: Runtime) -> list[Trajectory]:
     prompts = load_prompts(run.plan.config.data.sources, run.plan.config.data)["rows"]
-    tasks = [RolloutTask(each, 0, 3, seed) for seed, each in enumerate(prompts)]
-    return [each async for each in run.agent.rollout(tasks, SAMPLING, Lane.TRAIN)]
+    tasks = [RolloutTask(prompt, 0, 3, seed) for seed, prompt in enumerate(prompts)]
+    return [trajectory async for trajectory in run.agent.rollout(tasks, SAMPLING, Lane.TRAIN)]
 
 
 def samples(config: dict[str, Any], directory: Path, leaving: bool = False) -> list[Trajectory]:
@@ -102,23 +102,23 @@ def told(trajectories: list[Trajectory]) -> list[tuple[Any, ...]]:
     """What each says, but for its times."""
     return [
         (
-            str(each.id),
-            each.token_ids.tolist(),
-            each.loss_mask.tolist(),
-            each.logprobs.tolist(),
-            each.completion,
-            each.versions,
-            {key: value for key, value in each.info.items() if key != "timing"},
+            str(trajectory.id),
+            trajectory.token_ids.tolist(),
+            trajectory.loss_mask.tolist(),
+            trajectory.logprobs.tolist(),
+            trajectory.completion,
+            trajectory.versions,
+            {key: value for key, value in trajectory.info.items() if key != "timing"},
         )
-        for each in sorted(trajectories, key=lambda each: each.id)
+        for trajectory in sorted(trajectories, key=lambda trajectory: trajectory.id)
     ]
 
 
 def test_workers_are_a_role_of_the_plan_and_none_by_default(tmp_path: Path) -> None:
-    roles = {each.request.role.name: each for each in plan_run([config(tmp_path, 3)], [], ["null"]).workers}
+    roles = {worker.request.role.name: worker for worker in plan_run([config(tmp_path, 3)], [], ["null"]).workers}
     request = roles["agent"].request
     assert (request.replicas, request.gpus, request.threads, request.isolated) == (3, 0.0, 1, True)
-    assert "agent" not in {each.request.role.name for each in plan_run([config(tmp_path, 0)], [], ["null"]).workers}
+    assert "agent" not in {worker.request.role.name for worker in plan_run([config(tmp_path, 0)], [], ["null"]).workers}
 
 
 SETTINGS = AgentLoopSettings(
@@ -139,7 +139,7 @@ def test_conversations_in_workers_are_those_on_the_loop_of_the_run() -> None:
     prompts = [make_prompt(index) for index in range(4)]
     here = talk(ScriptedPolicy(counting), SETTINGS, num_samples=3, prompts=prompts)
     there = talk(ScriptedPolicy(counting), replace(SETTINGS, workers=3), num_samples=3, prompts=prompts)
-    assert sorted(each.turns for each in here.trajectories) == [1] * 4 + [2] * 4 + [3] * 4
+    assert sorted(trajectory.turns for trajectory in here.trajectories) == [1] * 4 + [2] * 4 + [3] * 4
     assert told(there.trajectories) == told(here.trajectories)
     assert there.metrics == here.metrics
 
@@ -148,7 +148,7 @@ def test_a_rollout_that_is_given_up_withdraws_what_its_workers_asked() -> None:
     policy = ScriptedPolicy(counting, seconds=60.0)
     settings = replace(SETTINGS, workers=2, time_s=0.05)
     found = talk(policy, settings, num_samples=2, prompts=[make_prompt(0), make_prompt(1)])
-    assert [each.info["ended_by"] for each in found.trajectories] == ["time_s"] * 4
+    assert [trajectory.info["ended_by"] for trajectory in found.trajectories] == ["time_s"] * 4
     assert len(policy.cancelled) == 2
 
 

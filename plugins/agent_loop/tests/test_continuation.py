@@ -63,11 +63,11 @@ def tokens_of(template: str, end: str, merges: bool = True) -> TemplateTokens:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [("Ċ", "Ċ"), ("t", "o"), ("to", "o"), ("o", "l"), ("Ġ", "a"), ("e", "r"), ("Ċ", "<"), (">", "Ċ")]
     merged = [left + right for left, right in pairs]
-    vocabulary = {each: place for place, each in enumerate([*alphabet, *merged])}
+    vocabulary = {letter: place for place, letter in enumerate([*alphabet, *merged])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs if merges else []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in SPECIALS])
+    tokenizer.add_special_tokens([AddedToken(special, special=True, normalized=False) for special in SPECIALS])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end)
     fast.chat_template = template
     return TemplateTokens(fast)
@@ -100,7 +100,7 @@ def check_round_trips(tokens: TemplateTokens, num: int, seed: int = 0) -> None:
             end = tokens.encode_prompt([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
             ids += sampled
             if ended:
-                ids += (next(each for each in end[::-1] if each in tokens.eos_ids),)
+                ids += (next(token for token in end[::-1] if token in tokens.eos_ids),)
             role = numbers.choice(["tool", "user"])
             new: list[Message] = [
                 {"role": role, "content": texts(numbers)}
@@ -140,7 +140,7 @@ def check_loop(tokens: TemplateTokens, num_samples: int, tool: str) -> None:
     def script(sample: int, turn: int, ids: tuple[int, ...]) -> list[int]:
         noise = [numbers.randrange(vocabulary) for _ in range(numbers.randrange(30))]
         asked = [] if turn == 4 else list(tokens._encode_text(call("echo", text=str(turn))))
-        said[sample, turn] = [each for each in noise if each not in tokens.eos_ids] + asked + [end]
+        said[sample, turn] = [token for token in noise if token not in tokens.eos_ids] + asked + [end]
         return said[sample, turn]
 
     settings = AgentLoopSettings(tools={"echo": ToolSettings(tool)}, describe_tools="never", max_conversations=5000)
@@ -148,11 +148,11 @@ def check_loop(tokens: TemplateTokens, num_samples: int, tool: str) -> None:
     found = talk(policy, settings, num_samples=num_samples, tokens=tokens).trajectories
     requested = {request.id: request for request in policy.requests}
     assert len(said) == 4 * num_samples
-    for each in found:
-        sampled = [number for turn in range(1, 5) for number in said[each.id.sample, turn]]
-        assert each.token_ids[each.loss_mask].tolist() == sampled
-        last = requested[f"test/0/0/{each.id.sample}/3"].token_ids
-        assert each.token_ids[: len(last)].tolist() == list(last)
+    for completion in found:
+        sampled = [number for turn in range(1, 5) for number in said[completion.id.sample, turn]]
+        assert completion.token_ids[completion.loss_mask].tolist() == sampled
+        last = requested[f"test/0/0/{completion.id.sample}/3"].token_ids
+        assert completion.token_ids[: len(last)].tolist() == list(last)
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_messages_that_do_not_extend_the_recorded_ones_begin_a_part(changed: lis
         await ask({"messages": [*changed, {"role": "user", "content": "more"}]})
 
     parts = served(says("one", "one", "two"), work).episode.trajectories()
-    assert [(each.id.segment, each.num_segments, each.num_sampled) for each in parts] == [(0, 2, 4), (1, 2, 4)]
+    assert [(part.id.segment, part.num_segments, part.num_sampled) for part in parts] == [(0, 2, 4), (1, 2, 4)]
 
 
 def test_a_call_is_answered_as_the_protocol_has_it_and_its_result_extends_the_tokens() -> None:
@@ -180,16 +180,16 @@ def with_agent(file: Path, name: str, threads: int = 4, **kwargs: Any) -> AgentL
 
 
 def two_turns(sample: int, turn: int, ids: tuple[int, ...]) -> list[int]:
-    return [*(b"two" if b"again" in bytes(each for each in ids if each < END) else b"one"), END]
+    return [*(b"two" if b"again" in bytes(id_ for id_ in ids if id_ < END) else b"one"), END]
 
 
 def test_an_agent_makes_samples_and_its_reward_is_the_environments(file: Path) -> None:
     settings = with_agent(file, "twice", bonus=0.5)
     talked = talk(ScriptedPolicy(two_turns), settings, num_samples=6)
     assert len(talked.trajectories) == 6
-    for each in talked.trajectories:
-        assert (each.turns, each.num_segments, environment(each)) == (2, 1, 1.5)
-        assert each.token_ids[each.loss_mask].tolist() == [*b"one", END, *b"two", END]
+    for trajectory in talked.trajectories:
+        assert (trajectory.turns, trajectory.num_segments, environment(trajectory)) == (2, 1, 1.5)
+        assert trajectory.token_ids[trajectory.loss_mask].tolist() == [*b"one", END, *b"two", END]
     assert talked.metrics["agent/ended/agent_frac"] == 1.0
     assert talked.metrics["agent/num_new_parts"] == 0.0
 
@@ -219,9 +219,9 @@ def test_an_agent_that_raises_leaves_what_was_recorded(file: Path) -> None:
 def test_an_agent_that_never_ends_is_ended_and_its_token_is_worth_nothing(file: Path) -> None:
     settings = replace(with_agent(file, "never_ends"), time_s=0.4)
     parts = talk(ScriptedPolicy(two_turns, seconds=0.05), settings, processes=True).trajectories
-    assert {each.info["ended_by"] for each in parts} == {"time_s"}
+    assert {part.info["ended_by"] for part in parts} == {"time_s"}
     assert parts[-1].finish is FinishReason.LENGTH
-    assert [each.num_sampled for each in parts] == [4] * len(parts)
+    assert [part.num_sampled for part in parts] == [4] * len(parts)
 
 
 def test_what_an_agent_cannot_be_given_is_an_error(file: Path) -> None:
@@ -241,12 +241,12 @@ def test_endpoints_at_the_same_time_have_ports_of_their_own() -> None:
     async def both() -> list[str]:
         endpoints = [Endpoint(), Endpoint()]
         try:
-            for each in endpoints:
-                await each.start()
-            return [each.url for each in endpoints]
+            for endpoint in endpoints:
+                await endpoint.start()
+            return [endpoint.url for endpoint in endpoints]
         finally:
-            for each in endpoints:
-                await each.close()
+            for endpoint in endpoints:
+                await endpoint.close()
 
     first, second = asyncio.run(both())
     assert first != second

@@ -107,7 +107,10 @@ def test_user_turns_are_never_trained_on(file: Path) -> None:
 def test_each_sample_has_an_environment_of_its_own(file: Path) -> None:
     policy = ScriptedPolicy(lambda sample, turn, ids: [*str(7 + sample if turn == 2 else 0).encode(), END])
     found = talk(policy, settings_of(file, "Guess"), num_samples=2).trajectories
-    assert {each.id.sample: (each.turns, environment(each)) for each in found} == {0: (2, 0.875), 1: (2, 0.875)}
+    assert {trajectory.id.sample: (trajectory.turns, environment(trajectory)) for trajectory in found} == {
+        0: (2, 0.875),
+        1: (2, 0.875),
+    }
 
 
 def test_tools_and_environment_serve_one_conversation(file: Path, tmp_path: Path) -> None:
@@ -122,7 +125,10 @@ def test_tools_and_environment_serve_one_conversation(file: Path, tmp_path: Path
 def test_an_environment_that_starts_anew_makes_a_part_of_its_own(file: Path) -> None:
     policy = says("one", "two")
     first, second = talk(policy, settings_of(file, "Forgets")).trajectories
-    assert [(each.id.segment, each.num_segments, each.turns) for each in (first, second)] == [(0, 2, 1), (1, 2, 1)]
+    assert [(trajectory.id.segment, trajectory.num_segments, trajectory.turns) for trajectory in (first, second)] == [
+        (0, 2, 1),
+        (1, 2, 1),
+    ]
     assert bytes(policy.requests[1].token_ids).decode() == "user: again\nassistant: "
     assert first.id.unit() == second.id.unit()
     assert environment(first) == environment(second) == 2.0

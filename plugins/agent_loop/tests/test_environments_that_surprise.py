@@ -85,7 +85,7 @@ class OnlyUsers(ByteTokens):
 
     def _render(self, messages, tools, *, opening):  # type: ignore[no-untyped-def]
         text = super()._render(messages, tools, opening=opening)
-        return f"system!\n{text}" if any(each["role"] == "system" for each in messages) else text
+        return f"system!\n{text}" if any(message["role"] == "system" for message in messages) else text
 
 
 def settings_of(directory: Path, name: str) -> AgentLoopSettings:

@@ -21,16 +21,16 @@ class Engine:
 
     async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
         """See `rlcore.contracts.rollout.Generator`."""
-        names = [each.id for each in requests]
+        names = [trajectory.id for trajectory in requests]
         self.calls.append(names)
         try:
-            for each in requests:
+            for trajectory in requests:
                 await asyncio.sleep(self._seconds)
                 if self._error is not None:
                     raise self._error
                 if not self._silent:
-                    ids = np.array([each.seed], dtype=np.int32)
-                    yield Completion(each.id, 0, ids, np.zeros(1, dtype=np.float32), FinishReason.STOP, 0)
+                    ids = np.array([trajectory.seed], dtype=np.int32)
+                    yield Completion(trajectory.id, 0, ids, np.zeros(1, dtype=np.float32), FinishReason.STOP, 0)
         except asyncio.CancelledError:
             self.stopped.append(names)
             raise
@@ -52,8 +52,8 @@ def test_turns_asked_for_at_the_same_moment_are_one_call_and_later_ones_another(
 
     async def run() -> list[int]:
         turns = LaterTurns(engine, Lane.TRAIN)
-        found = [await each for names in ("abc", "d") for each in await asked(turns, names)]
-        return [int(each.token_ids[0]) for each in found]
+        found = [await item for names in ("abc", "d") for item in await asked(turns, names)]
+        return [int(completion.token_ids[0]) for completion in found]
 
     assert asyncio.run(run()) == [ord(name) for name in "abcd"]
     assert engine.calls == [["a", "b", "c"], ["d"]]
@@ -66,12 +66,12 @@ def test_a_turn_that_is_given_up_ends_its_call_only_when_the_call_owes_nobody_el
         turns = LaterTurns(engine, Lane.TRAIN)
         first, second, third, fourth = await asked(turns, "abcd")
         await first
-        for each in (second, fourth):
-            each.cancel()
+        for item in (second, fourth):
+            item.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await each
+                await item
         assert engine.stopped == []
-        return [int(each.token_ids[0]) for each in (await first, await third)]
+        return [int(completion.token_ids[0]) for completion in (await first, await third)]
 
     assert asyncio.run(run()) == [ord("a"), ord("c")]
     assert engine.calls == [["a", "b", "c", "d"]]
@@ -112,7 +112,7 @@ def test_what_ends_a_call_is_told_to_everybody_it_owes(engine: Engine, why: str)
     async def run() -> list[BaseException | Completion]:
         return await asyncio.gather(*await asked(LaterTurns(engine, Lane.TRAIN), "ab"), return_exceptions=True)
 
-    assert [isinstance(each, WorkerError) and why in str(each) for each in asyncio.run(run())] == [True, True]
+    assert [isinstance(item, WorkerError) and why in str(item) for item in asyncio.run(run())] == [True, True]
 
 
 def test_when_everybody_gives_up_at_once_nothing_goes_on() -> None:
@@ -120,8 +120,8 @@ def test_when_everybody_gives_up_at_once_nothing_goes_on() -> None:
 
     async def run() -> int:
         tasks = await asked(LaterTurns(engine, Lane.TRAIN), "abc")
-        for each in tasks:
-            each.cancel()
+        for task in tasks:
+            task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         return len(asyncio.all_tasks())
 

@@ -1,4 +1,4 @@
-"""How calls are written."""
+"""Parsers of tool calls."""
 
 import pytest
 from rlcore_agent_loop.tools.calls import ToolCall

@@ -1,4 +1,4 @@
-"""What prompts, templates and settings cannot be served with is said before the first request."""
+"""Prompts, templates and settings that cannot be served are refused before the first request."""
 
 import json
 from dataclasses import replace
@@ -100,9 +100,12 @@ class LastUser(ByteTokens):
     """A template that puts tools before the last message of a user."""
 
     def _render(self, messages, tools, *, opening):  # type: ignore[no-untyped-def]
-        last = max(index for index, each in enumerate(messages) if each["role"] == "user")
-        lines = [f"{'tools ' + json.dumps(tools) if index == last and tools else ''}{each['role']}: {each['content']}\n"
-                 for index, each in enumerate(messages)]  # fmt: skip
+        last = max(index for index, message in enumerate(messages) if message["role"] == "user")
+        shown = "tools " + json.dumps(tools) if tools else ""
+        lines = [
+            f"{shown if index == last else ''}{message['role']}: {message['content']}\n"
+            for index, message in enumerate(messages)
+        ]
         return "".join([*lines, "assistant: " if opening else ""])
 
 

@@ -125,7 +125,9 @@ def test_a_stateful_tool_has_an_object_for_each_sample_which_is_released(
     )
     prompt = make_prompt(0, start=10)
     found = talk(policy, settings, num_samples=2, prompts=[prompt]).trajectories
-    told = {each.id.sample: [text for role, text in contents(each) if role == "tool"] for each in found}
+    told = {
+        trajectory.id.sample: [text for role, text in contents(trajectory) if role == "tool"] for trajectory in found
+    }
     assert told == {0: ["11", "12", "13"], 1: ["12", "14", "16"]}
     assert sorted(path.name for path in tmp_path.glob("released_*")) == ["released_13", "released_16"]
 
@@ -145,7 +147,7 @@ def test_a_column_says_which_tools_a_sample_may_call(settings: AgentLoopSettings
     chosen = replace(settings, tools_column="uses")
     prompts = [make_prompt(0, uses=["add"]), make_prompt(1, uses=["nothing"]), make_prompt(2)]
     found = talk(says(call("add", a=1, b=2), "Done."), chosen, prompts=prompts).trajectories
-    told = {each.id.prompt: contents(each)[1][1] for each in found}
+    told = {trajectory.id.prompt: contents(trajectory)[1][1] for trajectory in found}
     assert told == {
         "test/0": "3",
         "test/1": "error: there is no tool 'add'; choose from: nothing",

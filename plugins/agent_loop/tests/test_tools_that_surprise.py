@@ -143,10 +143,10 @@ def test_a_task_that_several_calls_share_fails_them_all_when_the_first_runs_out_
 
     settings = settings_of(tmp_path, "remembers", "cancelled", deadline_s=0.1)
     found = talk(ScriptedPolicy(script), settings, num_samples=3).trajectories
-    results = sorted(contents(each)[1][1] for each in found)
+    results = sorted(contents(item)[1][1] for item in found)
     assert len(found) == 3
     assert results[0].startswith("error: cancelled: CancelledError")
-    assert all("took longer" in each or "CancelledError" in each for each in results[1:])
+    assert all("took longer" in result or "CancelledError" in result for result in results[1:])
 
 
 def test_a_sync_tool_in_a_process_that_raises_a_cancellation_is_answered_and_the_process_stays(tmp_path: Path) -> None:
@@ -160,14 +160,18 @@ def test_a_sync_tool_in_a_process_that_raises_a_cancellation_is_answered_and_the
 def test_an_object_that_was_never_made_was_not_lost_with_the_process_that_died(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "Ends", "Counter", deadline_s=20.0)
     said = (call("Ends"), call("Counter", by=1), call("Counter", by=2))
-    assert [each[:30] for each in told(said, settings, processes=True)] == ["error: Ends ended the process ", "1", "3"]
+    assert [message[:30] for message in told(said, settings, processes=True)] == [
+        "error: Ends ended the process ",
+        "1",
+        "3",
+    ]
 
 
 @pytest.mark.fault
 def test_a_function_that_hangs_or_dies_takes_no_state_with_it(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "hangs", "ends", "Counter", deadline_s=0.5, max_turns=6)
     said = (call("Counter", by=1), call("hangs"), call("ends"), call("Counter", by=1))
-    assert [each[:30] for each in told(said, settings, processes=True)] == [
+    assert [message[:30] for message in told(said, settings, processes=True)] == [
         "1", "error: hangs took longer than ", "error: ends ended the process ", "2",
     ]  # fmt: skip
 

@@ -124,29 +124,29 @@ def rolled(directory: Path, environment: str, arguments: dict[str, Any]) -> list
 @pytest.mark.real
 def test_an_environment_of_several_turns_is_one_part_with_its_rubrics_reward(tmp_path: Path) -> None:
     found = rolled(tmp_path, "guess_number", {"num": 4})
-    assert [(each["turns"], each["id"]["segment"], each["num_sampled"] <= 48) for each in found] == [(3, 0, True)] * 8
-    for each in found:
-        said = [(message["role"], message["content"]) for message in each["completion"]]
+    assert [(item["turns"], item["id"]["segment"], item["num_sampled"] <= 48) for item in found] == [(3, 0, True)] * 8
+    for item in found:
+        said = [(message["role"], message["content"]) for message in item["completion"]]
         assert [role for role, _ in said] == ["assistant", "user", "assistant", "user", "assistant"]
         assert [said[1], said[3]] == [("user", "No. That was try 1."), ("user", "No. That was try 2.")]
-        assert each["prompt"][0] == {"role": "system", "content": "Play."}
-        assert each["score"] == pytest.approx(0.5 + 0.001 * int(each["answer"]))
+        assert item["prompt"][0] == {"role": "system", "content": "Play."}
+        assert item["score"] == pytest.approx(0.5 + 0.001 * int(item["answer"]))
 
 
 @pytest.mark.real
 def test_an_environment_that_verifiers_brings_along_runs_unchanged(tmp_path: Path) -> None:
     found = rolled(tmp_path, "verifiers:ReasoningGymEnv", GYM)
     assert len(found) == 8
-    assert {each["agent"]["ended_by"] for each in found} == {"agent"}
-    assert {each["score"] for each in found} == {0.0}, "noise is no answer"
-    assert all("legs" in each["prompt"][-1]["content"] for each in found)
+    assert {item["agent"]["ended_by"] for item in found} == {"agent"}
+    assert {item["score"] for item in found} == {0.0}, "noise is no answer"
+    assert all("legs" in item["prompt"][-1]["content"] for item in found)
 
 
 @pytest.mark.real
 def test_a_rubric_that_judges_the_samples_of_a_prompt_together_is_refused_before_the_first_step(tmp_path: Path) -> None:
     done = trained(tmp_path, "guess_number", {"num": 4, "group": True})
     assert done.returncode == 2
-    [line] = [each for each in done.stderr.splitlines() if "judges the samples of a prompt together" in each]
+    [line] = [line for line in done.stderr.splitlines() if "judges the samples of a prompt together" in line]
     assert "environment 'guess_number': its rubric" in line
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs/run/trajectories").exists()

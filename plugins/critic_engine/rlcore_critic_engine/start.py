@@ -1,4 +1,4 @@
-"""What a critic starts from: a model, a saved critic, or the trunk of the actor."""
+"""Loads the start of a critic: a model, a saved critic, or the trunk of the actor."""
 
 import json
 from dataclasses import replace
@@ -152,13 +152,13 @@ def _check_model(start: ModelConfig, policy: ModelConfig, settings: CriticSettin
         )
     if start.path == policy.path:
         return
-    sizes = [_vocabulary_size(each) for each in (start, policy)]
+    sizes = [_vocabulary_size(tensors) for tensors in (start, policy)]
     if sizes[0] < sizes[1]:
         raise ConfigError(
             f"{SECTION}.path='{start.path}': its vocabulary has {sizes[0]} tokens, that of model.path={policy.path} "
             f"{sizes[1]}; a critic reads the policy's tokens, so it needs a model with the same tokenizer"
         )
-    tokens = [_tokens(Path(each.path)) for each in (start, policy)]
+    tokens = [_tokens(Path(tensors.path)) for tensors in (start, policy)]
     if all(tokens) and tokens[0] != tokens[1]:
         raise ConfigError(
             f"{SECTION}.path='{start.path}': its tokenizer is another than that of model.path={policy.path}; a critic "

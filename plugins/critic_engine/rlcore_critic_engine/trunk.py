@@ -83,7 +83,7 @@ class TrunkValueModel(ValueModel):
             return
         with ExitStack() as stack:
             stack.enter_context(self._policy[0].without_adapter())
-            trained = [each for each in self.transformer.parameters() if each.requires_grad]
+            trained = [parameter for parameter in self.transformer.parameters() if parameter.requires_grad]
             stack.callback(_require_grad, trained, True)
             _require_grad(trained, False)
             for name, layer in self._layers.items():
@@ -124,5 +124,5 @@ def linear_layers(transformer: Any, targets: tuple[str, ...]) -> dict[str, nn.Li
 
 
 def _require_grad(parameters: list[nn.Parameter], wanted: bool) -> None:
-    for each in parameters:
-        each.requires_grad_(wanted)
+    for parameter in parameters:
+        parameter.requires_grad_(wanted)

@@ -1,4 +1,4 @@
-"""What the tests of this plugin share."""
+"""Fixtures of this plugin's tests."""
 
 from typing import Any
 

@@ -55,7 +55,7 @@ def test_the_loss_of_each_token_is_that_of_a_plain_loop() -> None:
     terms = loss_of(batch, values_BT, clip=0.2)
     mask_BT = batch.tokens.get().loss_mask_BT
     for row, position in zip(*np.nonzero(mask_BT), strict=True):
-        numbers = (float(each[row, position]) for each in (values_BT, old_BT, returns_BT))
+        numbers = (float(tensor[row, position]) for tensor in (values_BT, old_BT, returns_BT))
         assert float(terms.loss_BT[row, position]) == pytest.approx(plain_value_loss(*numbers, clip=0.2), abs=1e-6)
     assert 0 < float(terms.metrics["critic/clip_frac"].mean()) < 1
 

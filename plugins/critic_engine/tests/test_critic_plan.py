@@ -1,4 +1,4 @@
-"""What the planner makes of a critic: how it shares prompts, what it weighs, and what it refuses."""
+"""The plan of a critic: shared prompts, memory, and refusals."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def planned(models: Path, *overrides: str, policy: str = "llama") -> tuple[RunPl
         *overrides,
     ]
     plan = plan_run([], settings, ["null", "critic_engine"])
-    [critic] = [each for each in plan.workers if each.request.role.name == "critic"]
+    [critic] = [worker for worker in plan.workers if worker.request.role.name == "critic"]
     return plan, critic
 
 

@@ -111,7 +111,7 @@ def _opened(path: Path, **more: Any) -> Any:
 def ready(seed: int = 0) -> Batch:
     batch = random_batch(seed=seed)
     mask_BT = batch.tokens.get().loss_mask_BT
-    values_BT, returns_BT = (np.where(mask_BT, each, 0).astype(np.float32) for each in (0.0, 0.7))
+    values_BT, returns_BT = (np.where(mask_BT, temperature, 0).astype(np.float32) for temperature in (0.0, 0.7))
     return replace(batch, values=Ref(values_BT), returns=Ref(returns_BT))
 
 
@@ -160,7 +160,7 @@ def test_a_value_head_of_trl_beside_a_causal_model_is_found(models: Path, tmp_pa
 def test_a_head_in_one_of_several_files_is_found(models: Path, tmp_path: Path) -> None:
     _opened(models / "Token").save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    values = [critic(models, each).values(ready()).get() for each in (tmp_path, models / "Token")]
+    values = [critic(models, item).values(ready()).get() for item in (tmp_path, models / "Token")]
     assert np.array_equal(*values)
 
 
@@ -184,7 +184,7 @@ def test_the_plan_says_which_head_and_the_log_which_was_loaded(models: Path, cap
 
     def note(path: Path, *overrides: str) -> str:
         [found] = [
-            each for each in planned(models, path, *overrides).notes if each.startswith("critic: the value head")
+            note for note in planned(models, path, *overrides).notes if note.startswith("critic: the value head")
         ]
         return found
 
@@ -306,6 +306,6 @@ def changed(models: Path, tmp_path: Path, tensors: dict[str, torch.Tensor], with
     path = tmp_path / "changed"
     shutil.copytree(models / "Token", path)
     every = load_file(path / "model.safetensors") | tensors
-    kept = {name: each for name, each in every.items() if name != without}
+    kept = {name: tensor for name, tensor in every.items() if name != without}
     save_file(kept, path / "model.safetensors", metadata={"format": "pt"})
     return path

@@ -49,7 +49,7 @@ def model(tmp_path: Path) -> Path:
     directory = write_tiny_model(tmp_path / "tiny")
     rng = np.random.default_rng(0)
     head = {"weight": 0.3 * rng.standard_normal((1, 32)), "bias": np.zeros(1)}
-    save_file({name: each.astype(np.float32) for name, each in head.items()}, directory / VALUE_HEAD_FILE)
+    save_file({name: tensor.astype(np.float32) for name, tensor in head.items()}, directory / VALUE_HEAD_FILE)
     return directory
 
 
@@ -94,7 +94,7 @@ async def asked(plan: RunPlan, directory: Path) -> Found:
     found = Found([], [], [])
     try:
         await cluster.open()
-        by_role = {each.request.role.name: each for each in plan.workers}
+        by_role = {worker.request.role.name: worker for worker in plan.workers}
         if by_role["critic"].request.embedded_in is not None:
             await cluster.start(by_role["actor"])
         critic = (await cluster.start(by_role["critic"])).replicas[0]
@@ -106,7 +106,7 @@ async def asked(plan: RunPlan, directory: Path) -> Found:
             await critic.call(CriticWorker.save, saved)
             if (saved / "trainer_state.safetensors").exists():  # not in parts
                 tensors = load_file(saved / "trainer_state.safetensors")
-                found.gradients.append({name: each for name, each in tensors.items() if "exp_avg" in name})
+                found.gradients.append({name: tensor for name, tensor in tensors.items() if "exp_avg" in name})
         await critic.call(CriticWorker.restore, directory / "0")
         found.values.append((await critic.call(CriticWorker.values, batches()[0])).get())
     finally:
@@ -165,7 +165,7 @@ def check_same(one: Found, two: Found, in_parts: bool = False) -> None:
     assert len(two.gradients) == (0 if in_parts else len(batches()))
     for left, right in zip(one.gradients, two.gradients or one.gradients, strict=True):
         assert left.keys() == right.keys()
-        largest = max(float(np.abs(each).max()) for each in left.values())
+        largest = max(float(np.abs(value).max()) for value in left.values())
         assert largest > 1e-4
         for name, expected in left.items():
             np.testing.assert_allclose(right[name], expected, rtol=1e-5, atol=1e-5 * largest, err_msg=name)
@@ -177,11 +177,15 @@ def check_same(one: Found, two: Found, in_parts: bool = False) -> None:
 def _with_ranks(settings: Sequence[str], ranks: int) -> list[str]:
     """The settings for that many; one alone has nothing to share out."""
     sharding = "fsdp2" if ranks > 1 else "none"
-    return [each.format(ranks=ranks, sharding=sharding) for each in settings if ranks > 1 or "{sharding}" not in each]
+    return [
+        setting.format(ranks=ranks, sharding=sharding)
+        for setting in settings
+        if ranks > 1 or "{sharding}" not in setting
+    ]
 
 
 def request_of(plan: RunPlan) -> tuple[int, str, bool]:
-    [request] = [each.request for each in plan.workers if each.request.role.name == "critic"]
+    [request] = [worker.request for worker in plan.workers if worker.request.role.name == "critic"]
     return request.ranks, request.pool, request.embedded_in is not None
 
 

@@ -1,4 +1,4 @@
-"""What a critic starts from, and every way in which that can be wrong: named before the first step, nothing updated."""
+"""The start of a critic, and every way it can be wrong: named before the first step, nothing updated."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,7 @@ def critic(models: Path, **settings: Any) -> HfCritic:
 def ready() -> Batch:
     batch = random_batch()
     mask_BT = batch.tokens.get().loss_mask_BT
-    values_BT, returns_BT = (np.where(mask_BT, each, 0).astype(np.float32) for each in (0.0, 0.7))
+    values_BT, returns_BT = (np.where(mask_BT, temperature, 0).astype(np.float32) for temperature in (0.0, 0.7))
     return replace(batch, values=Ref(values_BT), returns=Ref(returns_BT))
 
 
@@ -236,7 +236,7 @@ def state_of(worker: HfCritic, directory: Path) -> bytes:
     """Weights and optimizer, as a checkpoint holds them."""
     worker.save(directory)
     files = ("model/model.safetensors", "model/value_head.safetensors", "trainer_state.safetensors")
-    return b"".join((directory / each).read_bytes() for each in files)
+    return b"".join((directory / file).read_bytes() for file in files)
 
 
 def test_values_that_are_not_numbers_stop_the_run_before_any_update(models: Path, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_targets_that_are_not_numbers_skip_the_update_and_end_the_run_when_they_
 def _weights(_: bytes, directory: Path) -> list[bytes]:
     """Everything but the counter of skipped updates, which is no tensor."""
     names = ("model/model.safetensors", "model/value_head.safetensors", "trainer_state.safetensors")
-    return [(directory / each).read_bytes() for each in names]
+    return [(directory / name).read_bytes() for name in names]
 
 
 def test_a_minibatch_without_a_sampled_token_is_an_error_and_nothing_moves(models: Path, tmp_path: Path) -> None:

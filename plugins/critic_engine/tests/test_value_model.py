@@ -89,7 +89,7 @@ def with_targets(batch: Batch, seed: int = 0) -> Batch:
 
 
 def trained(worker: HfCritic) -> list[torch.Tensor]:
-    return [each for each in worker.engine.model.parameters() if each.requires_grad]
+    return [parameter for parameter in worker.engine.model.parameters() if parameter.requires_grad]
 
 
 def gradient_of(worker: HfCritic, batch: Batch) -> list[npt.NDArray[np.float64]]:
@@ -100,11 +100,11 @@ def gradient_of(worker: HfCritic, batch: Batch) -> list[npt.NDArray[np.float64]]
         if parameter.grad is not None:
             sums[id(parameter)] = parameter.grad.clone()
 
-    hooks = [each.register_post_accumulate_grad_hook(keep) for each in trained(worker)]
+    hooks = [tensor.register_post_accumulate_grad_hook(keep) for tensor in trained(worker)]
     worker.update(batch)
     for hook in hooks:
         hook.remove()
-    return [sums[id(each)].double().numpy() for each in trained(worker)]
+    return [sums[id(tensor)].double().numpy() for tensor in trained(worker)]
 
 
 def plain_values(path: Path, head: torch.nn.Linear, batch: Batch, attention: str) -> npt.NDArray[np.float64]:
@@ -158,8 +158,8 @@ def exact_values(worker: HfCritic, batch: Batch) -> npt.NDArray[np.float64]:
 def test_the_gradient_is_that_of_finite_differences(model_directory: Path, kind: str) -> None:
     worker = shaken(critic(model_directory, **KINDS[kind], dtype="float64", lr=0.0))
     batch, step = with_targets(random_batch(num_groups=2)), 1e-4
-    gradients = [torch.tensor(each) for each in gradient_of(worker, batch)]
-    norm = float(torch.sqrt(sum((each**2).sum() for each in gradients)))  # type: ignore[arg-type]
+    gradients = [torch.tensor(gradient) for gradient in gradient_of(worker, batch)]
+    norm = float(torch.sqrt(sum((gradient**2).sum() for gradient in gradients)))  # type: ignore[arg-type]
     losses = []
     for distance in (step, -2 * step):  # along the gradient, where the slope is its norm
         with torch.no_grad():
@@ -197,7 +197,7 @@ def test_the_gradient_is_that_of_a_plain_model(model_directory: Path, kind: str)
         for layer, (a, b) in adapters.items():
             weights[f"{layer}.weight"].add_(b @ a)
     head: Any = worker.engine.model.value_head
-    vector, bias = (each.detach().clone().requires_grad_() for each in (head.weight, head.bias))
+    vector, bias = (tensor.detach().clone().requires_grad_() for tensor in (head.weight, head.bias))
     tokens = batch.tokens.get()
     assert batch.weights_B is not None
     assert batch.returns is not None
@@ -207,7 +207,7 @@ def test_the_gradient_is_that_of_a_plain_model(model_directory: Path, kind: str)
             value = vector[0] @ hidden_TH[t - 1] + bias[0]
             loss = float(batch.weights_B[row]) * 0.5 * (value - float(batch.returns.get()[row, t])) ** 2
             loss.backward(retain_graph=True)
-    names = [name for name, each in worker.engine.model.named_parameters() if each.requires_grad]
+    names = [name for name, parameter in worker.engine.model.named_parameters() if parameter.requires_grad]
     found = dict(zip(names, gradient_of(worker, batch), strict=True))
     assert found.pop("value_head.weight") == pytest.approx(vector.grad.numpy(), rel=1e-4, abs=1e-7)
     assert found.pop("value_head.bias") == pytest.approx(bias.grad.numpy(), rel=1e-4, abs=1e-7)
@@ -305,7 +305,7 @@ def test_metrics_of_an_update(model_directory: Path) -> None:
     assert batch.returns is not None
     metrics = critic(model_directory, value_clip=0.2, lr=1e-3).update(batch)
     mask_BT = batch.tokens.get().loss_mask_BT
-    values, returns = (each.get()[mask_BT].tolist() for each in (batch.values, batch.returns))
+    values, returns = (item.get()[mask_BT].tolist() for item in (batch.values, batch.returns))
     mean = sum(returns) / len(returns)
     errors = [r - v for r, v in zip(returns, values, strict=True)]
     bias = sum(errors) / len(errors)
@@ -320,7 +320,7 @@ def test_metrics_of_an_update(model_directory: Path) -> None:
 
 
 def state_of(tensors: Sequence[torch.Tensor]) -> list[bytes]:
-    return [each.detach().numpy().tobytes() for each in tensors]
+    return [tensor.detach().numpy().tobytes() for tensor in tensors]
 
 
 @pytest.mark.parametrize("actor", [{}, {"lora": LORA}], ids=["whole", "adapters"])
@@ -331,16 +331,16 @@ def test_a_critic_on_the_actors_trunk_leaves_the_actor_as_it_was(
     worker, batch = shaken(critic(model_directory, actor=actor, **KINDS[kind])), with_targets(random_batch())
     host: Any = worker.context.host
     before = state_of(list(host.engine.model.parameters()))
-    flags = [each.requires_grad for each in host.engine.model.parameters()]
+    flags = [parameter.requires_grad for parameter in host.engine.model.parameters()]
     logprobs_BT = host.logprobs(batch).get()
     worker.values(batch)
     worker.update(batch)
     assert state_of(list(host.engine.model.parameters())) == before
-    assert [each.requires_grad for each in host.engine.model.parameters()] == flags
-    assert all(each.grad is None for each in host.engine.model.parameters())
+    assert [parameter.requires_grad for parameter in host.engine.model.parameters()] == flags
+    assert all(parameter.grad is None for parameter in host.engine.model.parameters())
     assert np.array_equal(host.logprobs(batch).get(), logprobs_BT)
-    own = sum(each.numel() for each in worker.engine.model.parameters())
-    assert own < 0.3 * sum(each.numel() for each in host.engine.model.parameters())
+    own = sum(parameter.numel() for parameter in worker.engine.model.parameters())
+    assert own < 0.3 * sum(parameter.numel() for parameter in host.engine.model.parameters())
 
 
 def test_on_a_whole_actor_the_critic_sees_the_weights_of_the_moment_and_on_adapters_the_frozen_base(
@@ -362,8 +362,8 @@ def test_a_restored_critic_goes_on_bit_for_bit(model_directory: Path, tmp_path: 
     worker.update(batch)
     worker.save(tmp_path / "saved")
     other.restore(tmp_path / "saved")
-    for each in (worker, other):
-        assert each.update(batch)["critic/lr"] == pytest.approx(1e-2)
+    for item in (worker, other):
+        assert item.update(batch)["critic/lr"] == pytest.approx(1e-2)
     assert np.array_equal(worker.values(batch).get(), other.values(batch).get())
     assert (tmp_path / "saved" / "model" / "config.json").exists() is (kind == "whole")
 

@@ -1,4 +1,4 @@
-"""What runs in an actor: the workers of one rank."""
+"""Runs the workers of one rank in an actor."""
 
 import asyncio
 import os

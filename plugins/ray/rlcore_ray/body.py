@@ -64,7 +64,7 @@ class ActorBody:
         if len(self._actors) > 1:
             host, port, _ = addresses[0]
             self.rendezvous = f"tcp://{host}:{port}"
-            if {each for each, _, _ in addresses} == {LOOPBACK}:  # torch would listen on all interfaces
+            if {address for address, _, _ in addresses} == {LOOPBACK}:  # torch would listen on all interfaces
                 self._scratch = tempfile.mkdtemp(prefix="rlcore-ranks-")
                 self.rendezvous = f"file://{self._scratch}/meeting"
 
@@ -178,7 +178,7 @@ class ActorBody:
         several, place = len(self._actors) > 1, self._places[rank]
         whose = f"its rank {rank}, {self._rank_name(rank)}, ended" if several else "its actor ended"
         # Who is served inside another worker has that one's actor.
-        where = ", ".join(each for each in ("" if several else self.name, str(place or "")) if each)
+        where = ", ".join(word for word in ("" if several else self.name, str(place or "")) if word)
         reason = f"{whose}: {describe(error).rstrip('.')}" + (where and f" ({where})")
         self._reasons.setdefault(rank, reason)
         said = await self._output.last_words(place)

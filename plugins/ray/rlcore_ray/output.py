@@ -1,4 +1,4 @@
-"""What actors print, on its way into the log of the run: Ray's log monitor on each node sends it to whoever listens."""
+"""Forwards the output of actors into the log of the run: Ray's log monitor on each node sends it to whoever listens."""
 
 import asyncio
 import logging
@@ -93,7 +93,7 @@ class ActorOutput:
             for where, line, is_error in self._early:
                 if where == place:
                     self._take(self._heard[place], line, is_error)
-            self._early = deque((each for each in self._early if each[0] != place), MAX_EARLY)
+            self._early = deque((line for line in self._early if line[0] != place), MAX_EARLY)
 
     async def last_words(self, place: ProcessPlace | None) -> str:
         """What a process said before it ended, as `WorkerOutput.last_words`, once no more is to be expected."""
@@ -112,7 +112,7 @@ class ActorOutput:
         with self._lock:
             waiting = [self._heard[place] for place in places if place in self._heard]
         while self._listening and time.monotonic() < ends_at:
-            if all(each.streams_ended >= 2 for each in waiting):
+            if all(waiter.streams_ended >= 2 for waiter in waiting):
                 return
             await asyncio.sleep(POLL_S)
 

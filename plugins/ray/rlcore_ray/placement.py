@@ -55,12 +55,12 @@ def slots_of(run: ClusterContext) -> dict[str, list[BundleSlot]]:
 
 def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: ClusterContext) -> float:
     """The CPUs that a rank reserves at a spot where these meet."""
-    pool = next(each.request.pool for each in run.workers if each.request.role == ACTOR)
-    servers = [each.request.cpus for each in present if each.request.role.name in run.colocated_roles]
+    pool = next(worker.request.pool for worker in run.workers if worker.request.role == ACTOR)
+    servers = [worker.request.cpus for worker in present if worker.request.role.name in run.colocated_roles]
     trainers = [
-        each.request.cpus
-        for each in present
-        if each.request.pool == pool and each.request.role.name not in run.colocated_roles
+        worker.request.cpus
+        for worker in present
+        if worker.request.pool == pool and worker.request.role.name not in run.colocated_roles
     ]
     training, serving = sum(trainers), sum(servers)
     takes_turns = plan.request.pool == pool or plan.request.role.name in run.colocated_roles
@@ -72,7 +72,7 @@ def _cpus(plan: WorkerPlan, present: Sequence[WorkerPlan], run: ClusterContext) 
 def _gpus(plan: WorkerPlan, present: Sequence[WorkerPlan]) -> float:
     """Ray knows fractions of one device only; several devices are given whole, to one role."""
     gpus = plan.request.gpus
-    sharing = sum(1 for each in present if each.request.gpus)
+    sharing = sum(1 for worker in present if worker.request.gpus)
     return gpus if gpus > 1 else floor(gpus / max(sharing, 1) * 1000) / 1000
 
 
@@ -162,8 +162,10 @@ class Placement:
     def _too_small(self, pool: str, deadline_s: float) -> str:
         wanted = self._wanted[pool]
         has, free = ray.cluster_resources(), ray.available_resources()
-        kinds = sorted({kind for each in wanted for kind in each}, key=lambda kind: (kind not in ("CPU", "GPU"), kind))
-        total = {kind: sum(each.get(kind, 0.0) for each in wanted) for kind in kinds}
+        kinds = sorted(
+            {kind for bundle in wanted for kind in bundle}, key=lambda kind: (kind not in ("CPU", "GPU"), kind)
+        )
+        total = {kind: sum(bundle.get(kind, 0.0) for bundle in wanted) for kind in kinds}
         parts = [f"{kind} {has.get(kind, 0.0):g}, free {free.get(kind, 0.0):g}" for kind in kinds if total[kind]]
         needs = " and ".join(f"{amount:g} {kind}" for kind, amount in total.items() if amount)
         holders = _holders(self._groups.values())
@@ -207,7 +209,7 @@ def _holders(ours: Any) -> list[str]:
     mine = {group.id.hex() for group in ours}
     table = placement_group_table()
     return sorted(
-        each["name"] or "a group without a name"
-        for key, each in table.items()
-        if each["state"] == "CREATED" and key not in mine
+        share["name"] or "a group without a name"
+        for key, share in table.items()
+        if share["state"] == "CREATED" and key not in mine
     )

@@ -263,7 +263,7 @@ def _why(error: BaseException) -> str:
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)
-    if any("AuthToken" in str(each) or "Unauthenticated" in str(each) for each in chain):
+    if any("AuthToken" in str(error) or "Unauthenticated" in str(error) for error in chain):
         return (
             "the cluster refuses the token, or there is none; needs the token of its head, as RAY_AUTH_TOKEN or in "
             "~/.ray/auth_token"

@@ -184,13 +184,13 @@ def models(backend: str) -> dict[str, Any]:
 
 def replicas(name: str, backend: str) -> Any:
     """The plan of a run with three replicas of a reward model on Ray."""
-    overrides = [each for each in values(name, **models(backend)) if not each.startswith("reward.functions")]
+    overrides = [value for value in values(name, **models(backend)) if not value.startswith("reward.functions")]
     return plan_run([], overrides, ["null", str(HERE / "cases.py")])
 
 
 def processes(scored: list[ScoredTrajectory]) -> list[int]:
     """Who scored each."""
-    return [int(each.reward.components["liked"]) for each in scored]
+    return [int(sample.reward.components["liked"]) for sample in scored]
 
 
 async def replica_killed() -> dict[str, Any]:
@@ -210,8 +210,8 @@ async def replica_killed() -> dict[str, Any]:
         after = live.reward.metrics()
     return {
         "first": len(set(first)),
-        "good": sum(each.reward.status is RewardStatus.OK for each in second),
-        "ids": len({each.trajectory.id for each in second}),
+        "good": sum(sample.reward.status is RewardStatus.OK for sample in second),
+        "ids": len({sample.trajectory.id for sample in second}),
         "victim": processes(second).count(victim),
         "ejections": numbers["reward/num_ejections"],
         "ejected": after["reward/ejected"],
@@ -237,7 +237,7 @@ async def probed() -> dict[str, Any]:
     told: dict[str, Any] = {"events": []}
     try:
         await cluster.open()
-        [group] = [await cluster.start(each) for each in plan.workers if each.asked_by != "core"]
+        [group] = [await cluster.start(worker) for worker in plan.workers if worker.asked_by != "core"]
         restored = asyncio.Event()
 
         def seen(event: Any) -> None:

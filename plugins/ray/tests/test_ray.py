@@ -86,8 +86,8 @@ def test_local_and_ray_give_the_same_run_bit_for_bit_and_ray_leaves_nothing(tmp_
     done = rlcore("there", values, *RAY)
     assert done.returncode == 0, done.stderr
     assert differing(tmp_path / "runs" / "here", tmp_path / "runs" / "there") == []
-    ours = [each for each in descendants(1) - before if is_running(each) and b"ray" in _command_of(each)]
-    assert [each for each in ours if str(tmp_path).encode() in _command_of(each)] == []
+    ours = [pid for pid in descendants(1) - before if is_running(pid) and b"ray" in _command_of(pid)]
+    assert [worker for worker in ours if str(tmp_path).encode() in _command_of(worker)] == []
 
 
 def _command_of(process: int) -> bytes:

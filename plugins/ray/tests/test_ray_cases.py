@@ -169,7 +169,7 @@ def test_a_signal_in_each_phase_ends_the_run_and_its_actors_and_it_can_be_resume
     """Case 34."""
     joined = {"plugins.ray.address": head, "cluster.threads": 1}
     settings = {name: values(tmp_path, name, **joined | more) for name, (more, _, _) in PHASES.items()}
-    runs = {name: started(tmp_path, each) for name, each in settings.items()}
+    runs = {name: started(tmp_path, setting) for name, setting in settings.items()}
     try:
         for name, (_, file, text) in PHASES.items():
             path, run = tmp_path / "runs" / name / file, runs[name]

@@ -74,10 +74,10 @@ def ended(process: subprocess.Popen[str]) -> bool:
 def actors_of(process: int) -> list[int]:
     """The processes of our actors under a driver."""
     found = []
-    for each in descendants(process):
+    for pid in descendants(process):
         try:
-            if b"ActorHost" in Path(f"/proc/{each}/cmdline").read_bytes():
-                found.append(each)
+            if b"ActorHost" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
         except OSError:
             continue
     return found
@@ -116,12 +116,12 @@ def answer_to(who: str, address: str) -> str:
 
 def listening(processes: set[int]) -> Iterator[tuple[str, str, int]]:
     """Name of the program, address and port of every socket on which one of these waits for connections."""
-    for process in processes:
+    for pid in processes:
         try:
-            each = psutil.Process(process)
-            for socket in each.net_connections("tcp"):
+            process = psutil.Process(pid)
+            for socket in process.net_connections("tcp"):
                 if socket.status == psutil.CONN_LISTEN:
-                    yield each.name(), socket.laddr.ip, socket.laddr.port
+                    yield process.name(), socket.laddr.ip, socket.laddr.port
         except psutil.Error:
             continue
 

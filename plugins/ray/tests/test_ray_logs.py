@@ -1,4 +1,4 @@
-"""What workers print lands in the run's log.txt, on Ray as on `local`, a crash's last lines too, and no secret."""
+"""Output of workers lands in the run's log.txt, on Ray as on `local`, with a crash's last lines and without secrets."""
 
 import subprocess
 import sys

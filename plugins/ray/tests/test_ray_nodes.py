@@ -118,7 +118,7 @@ def wait_for(what: str, holds: Callable[[], bool], deadline_s: float = DEADLINE_
 def training(directory: Path, name: str, **more: Any) -> Iterator["subprocess.Popen[str]"]:
     """`rlcore train` as a process."""
     settings = {"train.name": name, "train.max_steps": 400, "checkpoint.every_steps": 1, **more}
-    plugins = [part for each in ("null", *directory.glob("*.py")) for part in ("--plugin", str(each))]
+    plugins = [part for path in ("null", *directory.glob("*.py")) for part in ("--plugin", str(path))]
     command = [sys.executable, "-m", "rlcore", "train", *plugins]
     command += [f"{key}={value}" for key, value in run_settings(directory, 400, **settings).items()]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as driver:
@@ -134,7 +134,7 @@ def checkpoints(directory: Path, name: str) -> list[Path]:
 
 
 def has(driver: "subprocess.Popen[str]", holds: Callable[[], bool]) -> Callable[[], bool]:
-    """Whether it holds; fails when the driver has ended before."""
+    """True if it holds; fails when the driver has ended before."""
 
     def check() -> bool:
         assert driver.poll() is None, driver.communicate()[1]
@@ -148,7 +148,7 @@ def test_a_node_that_leaves_with_the_actor_ends_the_run_with_the_last_checkpoint
         joined = {"plugins.ray.address": nodes.head}
         with training(tmp_path, "run", **joined, **{"plugins.null.update_s": 0.2}) as driver:
             wait_for("two checkpoints", has(driver, lambda: len(checkpoints(tmp_path, "run")) >= 2))
-            workers = [each for each in descendants(nodes.process.pid) if b"ActorHost" in command_of(each)]
+            workers = [pid for pid in descendants(nodes.process.pid) if b"ActorHost" in command_of(pid)]
             everything = descendants(driver.pid)
             nodes.tell("leave", workers[0])
             _, errors = driver.communicate(timeout=DEADLINE_S)

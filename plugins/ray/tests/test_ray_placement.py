@@ -136,7 +136,7 @@ def placed(directory: Path, address: str, names: dict[str, str], *cases: dict[st
     lines = [line for line in done.stdout.splitlines() if line.startswith("placed: ")]
     assert len(lines) == len(cases), done.stderr
     found = [json.loads(line.removeprefix("placed: ")) for line in lines]
-    return [each if isinstance(each, str) else ([names[node] for node in each[0]], each[1]) for each in found]
+    return [item if isinstance(item, str) else ([names[node] for node in item[0]], item[1]) for item in found]
 
 
 def test_pools_are_placed_as_they_say(tmp_path: Path, cluster: tuple[str, dict[str, str]]) -> None:

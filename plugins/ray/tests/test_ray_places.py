@@ -19,11 +19,11 @@ def layout(*overrides: str) -> dict[str, list[tuple[str, int, int]]]:
     """(pool, spot, bundle) of each rank, by role."""
     plan = planned(*ENGINES, *RAY, *overrides)
     places = places_of(plan.pools, plan.workers)
-    return {role: [(each.pool, each.spot, each.bundle) for each in ranks] for role, ranks in places.items()}
+    return {role: [(rank.pool, rank.spot, rank.bundle) for rank in ranks] for role, ranks in places.items()}
 
 
 def test_ranks_are_laid_out_evenly_over_the_nodes_of_their_pool_in_order() -> None:
-    assert layout("rollout.replicas=3")["rollout"] == [("engines", each, each) for each in range(3)]
+    assert layout("rollout.replicas=3")["rollout"] == [("engines", index, index) for index in range(3)]
     two = layout("rollout.replicas=4", "cluster.pools.engines.nodes=2")["rollout"]
     assert [bundle for _, _, bundle in two] == [0, 0, 1, 1]
     uneven = layout("rollout.replicas=5", "cluster.pools.engines.nodes=2")["rollout"]

@@ -226,14 +226,14 @@ def test_of_a_device_each_takes_a_part_and_a_process_with_several_is_refused(tmp
         return found
 
     shared = slots()
-    assert {role: [(each.pool, each.bundle, each.gpus, each.cpus) for each in shared[role]] for role in shared} == {
+    assert {role: [(item.pool, item.bundle, item.gpus, item.cpus) for item in shared[role]] for role in shared} == {
         "actor": [("rollout", 0, 0.5, 0.5), ("reward", 0, 0.5, 0.5)],
         "judge": [("reward", 0, 0.5, 0.5)],
         "rollout": [("rollout", 0, 0.5, 0.5)],
     }
     assert placement.bundles_of(shared) == {pool: [{"CPU": 1.0, "GPU": 1.0}] for pool in ("rollout", "reward")}
     spare = slots("cluster.pools.rollout.gpus_per_node=2", "actor.data_parallel=3", "train.prompts_per_step=3")
-    assert [(each.pool, each.bundle, each.gpus, each.cpus) for each in spare["actor"]] == [
+    assert [(item.pool, item.bundle, item.gpus, item.cpus) for item in spare["actor"]] == [
         ("rollout", 0, 0.5, 0.5),
         ("rollout", 1, 1.0, 1.0),
         ("reward", 0, 0.5, 0.5),
@@ -244,10 +244,10 @@ def test_of_a_device_each_takes_a_part_and_a_process_with_several_is_refused(tmp
 
 def check_turns(events: Sequence[str]) -> None:
     """Both sleep before an update and wake after it, also after the one that fails; then they get the weights."""
-    steps = [list(words) for is_end, words in groupby(events, lambda each: each == "weights") if not is_end]
+    steps = [list(words) for is_end, words in groupby(events, lambda item: item == "weights") if not is_end]
     assert len(steps) == 3
     for words in steps:
-        begin = min(words.index(each) for each in SLEEP)
+        begin = min(words.index(event) for event in SLEEP)
         assert set(words[:begin]) == {"sample", "score"}
         assert set(words[begin : begin + 2]) == SLEEP
         assert words[begin + 2 : begin + 4] == ["update", "update"], "each rank"

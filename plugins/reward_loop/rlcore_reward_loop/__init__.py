@@ -64,12 +64,12 @@ def reward_model(section: RewardLoopSettings, name: str) -> RewardModel:
 def parts(config: RunConfig, section: RewardLoopSettings) -> Sequence[RewardComponent]:
     """Every reward of `plugins.reward_loop.rewards`."""
     found = []
-    for name, each in section.rewards.items():
-        service = section.services.get(each.served_by)
-        deadline_s = service.deadline_s if service else section.models[each.served_by].deadline_s
-        where = ", ".join(service.urls) if service else each.served_by
-        scope = Scope(each.scope)
-        found.append(RewardComponent(name, each.weight, scope, deadline_s, each.kind, where, each.on_failure))
+    for name, reward in section.rewards.items():
+        service = section.services.get(reward.served_by)
+        deadline_s = service.deadline_s if service else section.models[reward.served_by].deadline_s
+        where = ", ".join(service.urls) if service else reward.served_by
+        scope = Scope(reward.scope)
+        found.append(RewardComponent(name, reward.weight, scope, deadline_s, reward.kind, where, reward.on_failure))
     return found
 
 
@@ -93,7 +93,7 @@ def rlcore_reward_managers() -> Sequence[Component[RewardManager]]:
 @hookimpl
 def rlcore_resource_pools(config: RunConfig, requests: tuple[WorkerRequest, ...]) -> Sequence[PoolSpec]:
     """The pools of reward models; sizes are what the replicas need, unless `cluster.pools` says."""
-    pools = {each.pool for each in requests if each.role.interface is RewardReplica}
+    pools = {request.pool for request in requests if request.role.interface is RewardReplica}
     return [PoolSpec(pool) for pool in sorted(pools - {MAIN_POOL})]
 
 

@@ -1,4 +1,4 @@
-"""What must hold of the plugin's settings, said before anything starts."""
+"""Checks the plugin's settings before anything starts."""
 
 import re
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def _check_service(name: str, settings: RewardLoopSettings) -> None:
             raise ConfigError(f"{key}.urls: found '{url}'; needs an address such as http://127.0.0.1:8000/score")
         if parts.username or parts.password:
             raise ConfigError(f"{key}.urls: an address holds a password; needs {key}.token=${{oc.env:NAME}} instead")
-    if any(each.isspace() or not each.isprintable() for each in service.token):
+    if any(name.isspace() or not name.isprintable() for name in service.token):
         raise ConfigError(
             f"{key}.token: holds white space or a control character, such as a newline at its end, and no header may; "
             "needs the token alone"
@@ -79,8 +79,8 @@ def _check_reward(name: str, reward: RewardSettings, config: RunConfig, settings
     if reward.post_process and ":" not in reward.post_process:
         raise ConfigError(f"{key}.post_process: found '{reward.post_process}'; needs module:name or file.py:name")
     waits = [
-        each
-        for each, on in (
+        item
+        for item, on in (
             ("schedule.stream_minibatches=true", config.schedule.stream_minibatches),
             ("schedule.on_stale=drop", config.schedule.on_stale == "drop" and config.schedule.max_staleness > 0),
         )

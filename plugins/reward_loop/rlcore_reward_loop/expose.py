@@ -142,7 +142,7 @@ def _lane(request: web.Request) -> Lane:
 
 
 def _request(body: Mapping[str, Any], options: FrozenDict[str, Any]) -> ScoreRequest:
-    return ScoreRequest("", tuple(FrozenDict[str, Any](each) for each in body["messages"]), options)
+    return ScoreRequest("", tuple(FrozenDict[str, Any](message) for message in body["messages"]), options)
 
 
 def _error(status: int, message: str) -> web.Response:

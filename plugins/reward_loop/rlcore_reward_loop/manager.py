@@ -40,15 +40,15 @@ class RewardLoop(RewardManager):
         self._asked = Stopwatch()
         self._audit = CallLog(context.run_dir, settings.audit, settings.audit_characters)
         self._services = {
-            name: Service(name, each, self._audit, self._asked) for name, each in settings.services.items()
+            name: Service(name, service, self._audit, self._asked) for name, service in settings.services.items()
         }
         self._models = {
-            name: Replicas(name, each, context.workers(Role(name, RewardReplica)), self._audit, self._asked)
-            for name, each in settings.models.items()
+            name: Replicas(name, model, context.workers(Role(name, RewardReplica)), self._audit, self._asked)
+            for name, model in settings.models.items()
         }
         self._rewards = [
-            RemoteReward(name, each, self._source(name, each), _post_processing(context, name, each))
-            for name, each in settings.rewards.items()
+            RemoteReward(name, reward, self._source(name, reward), _post_processing(context, name, reward))
+            for name, reward in settings.rewards.items()
         ]
         self._functions = FunctionRewards(context, self._rewards)
         self._exposure = Exposure(self._services, self._models) if settings.expose else None
@@ -68,29 +68,29 @@ class RewardLoop(RewardManager):
 
     @property
     def _post_processing(self) -> list[GroupFunction]:
-        return [each.post_processing for each in self._rewards if each.post_processing is not None]
+        return [reward.post_processing for reward in self._rewards if reward.post_processing is not None]
 
     @property
     def scope(self) -> Scope:
         """The widest of any part of the reward; see `RewardManager.scope`."""
-        found = {self._functions.scope, *(each.needs for each in self._rewards)}
-        return next(each for each in (Scope.BATCH, Scope.GROUP, Scope.SAMPLE) if each in found)
+        found = {self._functions.scope, *(reward.needs for reward in self._rewards)}
+        return next(scope for scope in (Scope.BATCH, Scope.GROUP, Scope.SAMPLE) if scope in found)
 
     async def start(self) -> None:
         """Connect, and start what runs in children; exposed first, so that reward functions find it."""
-        limits = [each.settings for each in self._services.values()]
-        allow_connections(sum(each.concurrency + each.eval_slots for each in limits))
+        limits = [service.settings for service in self._services.values()]
+        allow_connections(sum(limit.concurrency + limit.eval_slots for limit in limits))
         for service in self._services.values():
             await service.start()
         if self._exposure is not None:
             await self._exposure.start()
         await self._functions.start()
-        await all_or_none([each.start() for each in self._post_processing])
+        await all_or_none([function.start() for function in self._post_processing])
 
     async def close(self) -> None:
         try:
             await self._functions.close()
-            await asyncio.gather(*(each.close() for each in self._post_processing))
+            await asyncio.gather(*(function.close() for function in self._post_processing))
         finally:
             if self._exposure is not None:
                 await self._exposure.close()
@@ -115,12 +115,12 @@ class RewardLoop(RewardManager):
 
     @property
     def _normalising(self) -> list[RunningStatistics]:
-        return [each.statistics for each in self._rewards if each.statistics is not None]
+        return [reward.statistics for reward in self._rewards if reward.statistics is not None]
 
     async def _scaled(self, stream: AsyncIterator[Trajectory], groups: set[str]) -> AsyncIterator[Trajectory]:
         """The stream, whose groups are noted in `groups`: all of them are normalised by what is known now."""
         num_samples = self._context.config.rollout.samples_per_prompt
-        scales = [(each, each.scale()) for each in self._normalising]
+        scales = [(function, function.scale()) for function in self._normalising]
         async for trajectory in stream:
             if (group := group_of(trajectory)) not in groups:
                 groups.add(group)
@@ -131,12 +131,12 @@ class RewardLoop(RewardManager):
     def metrics(self) -> Metrics:
         """See docs/rewards.md. A step is over: statistics take in what was seen in it."""
         served: dict[str, Service | Replicas] = {**self._services, **self._models}
-        waits = {setting: seconds for each in served.values() for setting, seconds in each.take_waits().items()}
+        waits = {setting: seconds for replica in served.values() for setting, seconds in replica.take_waits().items()}
         found, metrics = bound_by(waits, self._asked.take()), self._functions.metrics()
         bound = max(metrics["reward/service_bound"], found["reward/service_bound"])
         metrics |= found | {"reward/service_bound": bound}
-        for name, each in served.items():
-            for count, value in each.take_counts().items():
+        for name, replica in served.items():
+            for count, value in replica.take_counts().items():
                 metrics[f"reward/{name}/{count}"] = value
         for count in ("num_retries", "num_cache_hits", "num_ejections", "ejected", "in_flight_max"):
             metrics[f"reward/{count}"] = sum(metrics.get(f"reward/{name}/{count}", 0.0) for name in served)
@@ -151,12 +151,12 @@ class RewardLoop(RewardManager):
 
     def state(self) -> dict[str, Any]:
         """The running statistics of the rewards that have some."""
-        return {each.name: each.statistics.state() for each in self._rewards if each.statistics is not None}
+        return {reward.name: reward.statistics.state() for reward in self._rewards if reward.statistics is not None}
 
     def restore(self, state: dict[str, Any]) -> None:
-        for each in self._rewards:
-            if each.statistics is not None and each.name in state:
-                each.statistics.restore(state[each.name])
+        for reward in self._rewards:
+            if reward.statistics is not None and reward.name in state:
+                reward.statistics.restore(state[reward.name])
 
 
 def _post_processing(context: BuildContext, name: str, settings: RewardSettings) -> GroupFunction | None:

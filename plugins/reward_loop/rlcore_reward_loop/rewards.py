@@ -36,7 +36,7 @@ class ServiceSource(ScoreSource):
         self._service, self._scope = service, scope
 
     async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
-        questions = [question(each) for each in trajectories]
+        questions = [question(trajectory) for trajectory in trajectories]
         first = questions[0]
         if self._scope == "sample":
             answer = await self._service.ask(Call(reward, first["id"], first, with_ids=True), lane)
@@ -46,7 +46,7 @@ class ServiceSource(ScoreSource):
         if not isinstance(answers, list) or len(answers) != len(questions):
             found = f"{len(answers)} of them" if isinstance(answers, list) else clipped(repr(answer), 80)
             raise NoAnswer(f"answered with {found}; 'scores' with {len(questions)} objects is needed")
-        return [_judged(each, asked["id"]) for each, asked in zip(answers, questions, strict=True)]
+        return [_judged(answer, asked["id"]) for answer, asked in zip(answers, questions, strict=True)]
 
 
 class JudgeSource(ScoreSource):
@@ -63,7 +63,7 @@ class JudgeSource(ScoreSource):
             call = Call(reward, identity(trajectory), body, CHAT_PATH, answer_tokens(judge))
             text = said(await self._served_by.ask(call, lane))
         else:
-            asked = tuple(FrozenDict[str, Any](each) for each in messages(trajectory, self._template, judge))
+            asked = tuple(FrozenDict[str, Any](message) for message in messages(trajectory, self._template, judge))
             request = ScoreRequest(identity(trajectory), asked, FrozenDict(engine_options(judge)))
             text = (await self._served_by.ask(reward, request, lane)).text
         return [Outcome(RewardStatus.OK, score_of(text, judge), info={"said": clipped(text, 500)})]
@@ -120,7 +120,7 @@ class RemoteReward(Scorer):
 
     @property
     def post_processes(self) -> bool:
-        """Whether there is a function that looks at each group's scores."""
+        """True if there is a function that looks at each group's scores."""
         return self.post_processing is not None
 
     @property
@@ -143,7 +143,7 @@ class RemoteReward(Scorer):
         if self.statistics is None or lane is Lane.EVAL:
             return outcomes
         pairs = zip(trajectories, outcomes, strict=True)
-        return [_normalised(self.statistics, each, outcome) for each, outcome in pairs]
+        return [_normalised(self.statistics, pair, outcome) for pair, outcome in pairs]
 
     async def post_process(
         self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
@@ -177,7 +177,7 @@ def question(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "id": identity(trajectory),
         "source": prompt.source,
-        "messages": [dict(each.items()) for each in prompt.messages],
+        "messages": [dict(message.items()) for message in prompt.messages],
         "completion": trajectory.completion,
         "answer": prompt.answer,
         "columns": dict(prompt.columns.items()),

@@ -1,4 +1,4 @@
-"""What the tests of this plugin share."""
+"""Fixtures of this plugin's tests."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence

@@ -22,7 +22,7 @@ NO_SYSTEM = """{% for each in messages %}{% if each['role'] == 'system' %}
 
 
 def request(*messages: dict[str, Any]) -> ScoreRequest:
-    return ScoreRequest("p/0/0", tuple(FrozenDict[str, Any](each) for each in messages))
+    return ScoreRequest("p/0/0", tuple(FrozenDict[str, Any](message) for message in messages))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a user's own reward code may ask of the judges and services, and who may not (case 40)."""
+"""Reward code of users may call judges and services; other code may not."""
 
 import asyncio
 import json
@@ -157,8 +157,8 @@ def test_models_that_the_run_serves_are_asked_for_scores_and_for_text(tmp_path: 
         assert (await post("/score", {"model": "grader"}))[0] == 400
 
     with exposed(tmp_path, use) as replica:
-        assert [dict(each.options) for each in replica.asked] == [{}, {"max_tokens": 9}, {"temperature": -1}, {}]
-        assert [dict(each) for each in replica.asked[0].messages] == messages
+        assert [dict(request.options) for request in replica.asked] == [{}, {"max_tokens": 9}, {"temperature": -1}, {}]
+        assert [dict(message) for message in replica.asked[0].messages] == messages
     rows = [json.loads(line) for line in (tmp_path / "reward_calls.jsonl").read_text().splitlines()]
     assert {(row["reward"], row["target"]) for row in rows} == {("exposed", "grader")}
 
@@ -189,12 +189,12 @@ def test_two_exposures_have_ports_of_their_own() -> None:
     async def both() -> list[str]:
         exposures = [Exposure({}, {}), Exposure({}, {})]
         try:
-            for each in exposures:
-                await each.start()
-            return [each.url for each in exposures]
+            for exposure in exposures:
+                await exposure.start()
+            return [exposure.url for exposure in exposures]
         finally:
-            for each in reversed(exposures):
-                await each.close()
+            for exposure in reversed(exposures):
+                await exposure.close()
 
     first, second = asyncio.run(both())
     assert first != second

@@ -1,4 +1,4 @@
-"""What is made of scores once a group or a step is complete: post-processing and running statistics."""
+"""Scores once a group or a step is complete: post-processing and running statistics."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,7 +56,7 @@ def test_a_function_sees_the_scores_of_a_group_and_gives_others(
     with serving(numbers) as service:
         results, _ = score(settings(service.url, "ranks"), samples, lane=Lane.TRAIN)
     assert len(service.asked) == 8
-    found = {(each.trajectory.prompt.id, each.trajectory.text()): each.reward for each in results}
+    found = {(result.trajectory.prompt.id, result.trajectory.text()): result.reward for result in results}
     assert {key: reward.score for key, reward in found.items() if reward.status is RewardStatus.OK} == {
         ("test/0", "5"): 0.0, ("test/0", "7"): 1.0, ("test/0", "8"): 2.0, ("test/0", "9"): 3.0,
         ("test/1", "1"): 0.0, ("test/1", "2"): 1.0, ("test/1", "3"): 2.0,
@@ -70,7 +70,7 @@ def test_a_group_that_stays_incomplete_is_post_processed_at_the_end_of_the_strea
 ) -> None:
     with serving(numbers) as service:
         results, _ = score(settings(service.url, "ranks"), [make_trajectory(0, 0, text="5")], lane=Lane.TRAIN)
-    assert [each.reward.score for each in results] == [0.0]
+    assert [result.reward.score for result in results] == [0.0]
 
 
 @pytest.mark.parametrize(("function", "said"), [("breaks", "no such luck"), ("short", "a list of 1 for 2 samples")])
@@ -80,9 +80,9 @@ def test_post_processing_that_fails_fails_its_group(
     samples = [make_trajectory(0, sample, text=str(sample)) for sample in range(2)]
     with serving(numbers) as service:
         results, _ = score(settings(service.url, function), samples, lane=Lane.TRAIN)
-    assert [each.reward.status for each in results] == [RewardStatus.FAILED] * 2
-    assert all("post_process: " in each.reward.info["error"] for each in results)
-    assert all(said in each.reward.info["error"] for each in results)
+    assert [result.reward.status for result in results] == [RewardStatus.FAILED] * 2
+    assert all("post_process: " in result.reward.info["error"] for result in results)
+    assert all(said in result.reward.info["error"] for result in results)
 
 
 def test_a_function_that_does_not_exist_stops_the_start(
@@ -110,7 +110,7 @@ def test_scores_are_normalised_by_the_samples_of_earlier_steps(tmp_path: Path) -
     first, second = (list(metrics.read_trajectories(result.run_dir, step)) for step in (1, 2))
     seen = [row["score"] for row in first]
     mean = sum(seen) / len(seen)
-    deviation = (sum((each - mean) ** 2 for each in seen) / len(seen)) ** 0.5
+    deviation = (sum((event - mean) ** 2 for event in seen) / len(seen)) ** 0.5
     assert deviation > 0
     for row in second:
         assert row["score"] == pytest.approx((row["info"]["raw_score"] - mean) / deviation)
@@ -121,5 +121,5 @@ def test_an_evaluation_gets_raw_scores(score: Score, settings: Callable[..., Rew
         base = settings(service.url, "ranks")
         reward = replace(base.rewards["liked"], post_process="", normalise=True)
         results, found = score(replace(base, rewards={"liked": reward}), [make_trajectory(0, text="5")])
-    assert [each.reward.score for each in results] == [5.0]
+    assert [result.reward.score for result in results] == [5.0]
     assert (found["reward/liked/running_mean"], found["reward/liked/running_std"]) == (0.0, 1.0)

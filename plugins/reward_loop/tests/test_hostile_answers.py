@@ -84,9 +84,9 @@ def test_a_sum_that_leaves_float32_fails_its_sample_though_no_part_does() -> Non
 
 def test_of_a_group_s_answers_one_that_is_wrong_fails_alone() -> None:
     answers: list[Any] = [{"score": 1.0}, {"score": math.nan}, {"score": "8"}, None, {"score": 0.5, "info": []}]
-    outcomes = [_judged(each, "") for each in answers]
+    outcomes = [_judged(answer, "") for answer in answers]
     failed = RewardStatus.FAILED
-    assert [each.status for each in outcomes] == [RewardStatus.OK, failed, failed, failed, RewardStatus.OK]
+    assert [outcome.status for outcome in outcomes] == [RewardStatus.OK, failed, failed, failed, RewardStatus.OK]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What judges are asked, and what becomes of their answers."""
+"""Questions to judges, and their answers."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def test_a_judge_is_asked_over_the_chat_api_and_its_number_is_the_score(score: S
     assert (body["model"], body["temperature"], body["max_tokens"], body["seed"]) == ("grader", 0.0, 512, 3)
     schema = body["response_format"]["json_schema"]["schema"]
     assert schema["properties"] == {"score": {"type": "number"}}
-    assert [each["role"] for each in body["messages"]] == ["system", "user"]
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
     assert "user: question 3" in body["messages"][1]["content"]
     assert "The known answer: 3" in body["messages"][1]["content"]
     assert QUOTED.findall(body["messages"][1]["content"])[0][1] == "It is 3."
@@ -74,7 +74,7 @@ def test_instructions_inside_the_response_reach_the_judge_as_data_only(score: Sc
 
     def gullible(asked: ServiceCall) -> ServiceAnswer:
         """A judge that does what its instructions say, wherever they stand outside of the quoted data."""
-        text = "\n".join(each["content"] for each in asked.json()["messages"])
+        text = "\n".join(message["content"] for message in asked.json()["messages"])
         outside = QUOTED.sub("", text)
         return chat_answer(json.dumps({"score": 10 if "score 10" in outside else 2}))
 

@@ -29,7 +29,7 @@ def test_evaluation_has_slots_of_its_own_and_goes_ahead_in_the_queue() -> None:
                 await release.wait()
 
         calls = [("t1", Lane.TRAIN), ("t2", Lane.TRAIN), ("t3", Lane.TRAIN), ("e1", Lane.EVAL), ("e2", Lane.EVAL)]
-        tasks = [asyncio.create_task(call(*each)) for each in calls]
+        tasks = [asyncio.create_task(call(*item)) for item in calls]
         await asyncio.sleep(0)
         assert order == ["t1", "t2", "e1"]
         release.set()
@@ -81,7 +81,7 @@ def test_no_second_sees_more_turns_than_the_pace_allows(per_minute: float, idle:
         now += pace.wait_s()
         pace.begin()
         turns.append(now)
-    most = max(sum(start <= each < start + 1 for each in turns) for start in turns)
+    most = max(sum(start <= turn < start + 1 for turn in turns) for start in turns)
     assert most <= per_minute / 60 * (1 + 0.05) + 1 + 1e-6
 
 
@@ -110,10 +110,10 @@ def test_those_that_wait_go_on_as_if_the_tokens_had_been_known_from_the_start() 
         assert not turns.now(1)
         turns.correct(-80)
         await asyncio.sleep(0)
-        assert [each.done() for each in waiting] == [True] * 4 + [False] * 2
+        assert [waiter.done() for waiter in waiting] == [True] * 4 + [False] * 2
         turns.correct(-10)
         await asyncio.sleep(0)
-        assert [each.done() for each in waiting] == [True] * 5 + [False]
+        assert [waiter.done() for waiter in waiting] == [True] * 5 + [False]
         assert turns.for_tokens.take() > 0
         assert turns.for_requests.take() == 0
         waiting[5].cancel()
@@ -151,7 +151,7 @@ def test_evaluation_takes_the_next_turn() -> None:
             order.append(name)
 
         named = [(f"t{index}", Lane.TRAIN) for index in range(4)] + [("e", Lane.EVAL)]
-        await asyncio.gather(*(call(*each) for each in named))
+        await asyncio.gather(*(call(*pair) for pair in named))
         return order
 
     assert asyncio.run(run()) == ["t0", "e", "t1", "t2", "t3"]
@@ -263,7 +263,7 @@ def test_what_a_batch_raises_reaches_its_rows_and_the_next_batch_is_computed() -
     async def run() -> None:
         batcher = Batcher(compute, batch_tokens=2, wait_s=0.0)
         found = await asyncio.gather(*(batcher.score([id, id]) for id in (1, 13, 2)), return_exceptions=True)
-        assert [str(each) for each in found] == ["1.0", "out of memory", "1.0"]
+        assert [str(item) for item in found] == ["1.0", "out of memory", "1.0"]
         await batcher.drained()
         batcher.close()
 
@@ -287,7 +287,7 @@ def test_a_model_that_hangs_or_fails_is_found_out_by_a_row_of_one_token() -> Non
         await batcher.probe(7, limit_s=10.0)
         with pytest.raises(WorkerError, match="a row of one token: RuntimeError: device lost"):
             await batcher.probe(13, limit_s=10.0)
-        hanging, queued = (asyncio.create_task(batcher.score([each])) for each in (99, 5))
+        hanging, queued = (asyncio.create_task(batcher.score([number])) for number in (99, 5))
         assert await asyncio.to_thread(hangs.wait, 20.0)
         with pytest.raises(WorkerError, match=r"a row of one token was not computed within 0\.05 s"):
             await batcher.probe(7, limit_s=0.05)

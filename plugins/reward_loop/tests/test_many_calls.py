@@ -88,6 +88,6 @@ def test_a_thousand_calls_are_in_flight_by_default_without_a_thread_more(
             server.close()
             await server.wait_closed()
         assert house.most_open == 1024
-        assert [each.reward.status for each in scored] == [RewardStatus.OK] * 1100
+        assert [sample.reward.status for sample in scored] == [RewardStatus.OK] * 1100
 
     asyncio.run(run())

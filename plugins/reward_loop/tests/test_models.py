@@ -37,7 +37,7 @@ def liked_by(path: Path | str, **model: Any) -> dict[str, Any]:
 
 def test_replicas_are_a_role_of_this_plugin_in_a_pool_of_their_own(config_of: Callable[..., dict[str, Any]]) -> None:
     plan = plan_run([config_of(**liked_by("some-model", replicas=2))], [])
-    [reward] = [each for each in plan.workers if each.request.role.name == "reward"]
+    [reward] = [worker for worker in plan.workers if worker.request.role.name == "reward"]
     assert reward.request.role.interface is RewardReplica
     assert (reward.request.replicas, reward.request.pool, reward.request.isolated) == (2, "reward", True)
     assert reward.asked_by.startswith("reward 'reward_loop' of plugin 'reward_loop'")
@@ -65,13 +65,13 @@ def test_the_plan_shows_each_reward_with_where_it_is_scored(config_of: Callable[
     shown = plan_to_json(plan)["rewards"]
     assert set(shown) == {"letters", "liked", "helpful", "best"}
     fields = ("kind", "served_by", "weight", "scope", "deadline_s", "on_failure")
-    assert [tuple(shown[name][each] for each in fields) for name in ("liked", "helpful", "best")] == [
+    assert [tuple(shown[name][field] for field in fields) for name in ("liked", "helpful", "best")] == [
         ("model", "role 'reward', 2 replicas in pool 'reward'", 0.5, "sample", 7.0, "drop_sample"),
         ("judge", "http://a/v1, http://b/v1", 1.0, "sample", 9.0, "abort"),
         ("service", "http://a/v1, http://b/v1", 1.0, "group", 9.0, "drop_sample"),
     ]
     assert shown["liked"]["provided_by"] == plan.components["reward"].provided_by
-    assert [each.name for each in plan.reward_components] == ["liked", "helpful", "best"]
+    assert [component.name for component in plan.reward_components] == ["liked", "helpful", "best"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ class Group:
             if method is RewardReplica.health:
                 return "fine"
             self.asked.append(name)
-            return [RawScore(each.id, float(each.id)) for each in args[0]]
+            return [RawScore(trajectory.id, float(trajectory.id)) for trajectory in args[0]]
 
         return SimpleNamespace(name=name, call=call)
 
@@ -175,7 +175,7 @@ def test_a_replica_that_dies_mid_batch_costs_no_sample_and_returns_when_healthy(
         assert 0 < lost < 30
         group.broken.add("reward[1]")
         group.answering.set()
-        assert [each.score for each in await first] == list(range(30))
+        assert [sample.score for sample in await first] == list(range(30))
         assert replicas.num_in_flight == 0
         assert all(not target.calls for target in replicas.router.targets)
         counts = replicas.take_counts()
@@ -195,7 +195,7 @@ def test_a_replica_that_dies_mid_batch_costs_no_sample_and_returns_when_healthy(
 
 def test_without_a_healthy_replica_a_sample_fails_by_its_deadline(tmp_path: Path) -> None:
     group = Group()
-    group.broken = {each.name for each in group.replicas}
+    group.broken = {replica.name for replica in group.replicas}
 
     async def run(replicas: Replicas) -> None:
         with pytest.raises(

@@ -43,17 +43,17 @@ def test_all_samples_of_a_group_are_normalised_alike_in_whatever_order_rewards_a
         return (statistics.mean(counted), statistics.pstdev(counted) or 1.0) if counted else (0.0, 1.0)
 
     for now, (group, sample) in enumerate(order):
-        for each in range(len(scores)):
-            if each not in scales and (starts[each] <= now or each == group):
-                scales[each] = plain()
-                found.begin(f"p/{each}", 3, found.scale())
+        for item in range(len(scores)):
+            if item not in scales and (starts[item] <= now or item == group):
+                scales[item] = plain()
+                found.begin(f"p/{item}", 3, found.scale())
         seen[group, sample] = scores[group][sample]
         mean, deviation = scales[group]
         expected = (scores[group][sample] - mean) / deviation
         assert found.answered(f"p/{group}", sample, scores[group][sample]) == pytest.approx(expected, abs=1e-9)
         if now in steps_after:
-            whole = [each for each in range(len(scores)) if sum(key[0] == each for key in seen) == 3]
-            counted += [seen.pop((each, index)) for each in whole for index in range(3)]  # type: ignore[misc]
+            whole = [index for index in range(len(scores)) if sum(key[0] == index for key in seen) == 3]
+            counted += [seen.pop((sample, index)) for sample in whole for index in range(3)]  # type: ignore[misc]
             assert found.state()["count"] == len(counted)
             found.step()
             assert (found.mean, found.deviation) == pytest.approx(plain(), abs=1e-9)
@@ -126,8 +126,8 @@ def test_a_step_that_ends_while_a_group_of_the_next_is_pending_does_not_split_th
         async def scored(group: int, until: int = GROUP_SIZE) -> list[ScoredTrajectory]:
             found: list[ScoredTrajectory] = []
             async with aclosing(manager.score(stream(group), Lane.TRAIN)) as results:  # type: ignore[type-var]
-                async for each in results:
-                    found.append(each)
+                async for result in results:
+                    found.append(result)
                     if len(found) == GROUP_SIZE // 2 and group == 1:
                         assert manager.metrics()["reward/liked/running_mean"] == 2.5, "the step of group 0 ends"
                         halfway.set()
@@ -141,7 +141,7 @@ def test_a_step_that_ends_while_a_group_of_the_next_is_pending_does_not_split_th
             assert manager.metrics()["reward/liked/running_mean"] == (1 + 2 + 3 + 4 + 5 * 4) / 8
         finally:
             await manager.close()
-        return [each.reward.score for each in late]
+        return [sample.reward.score for sample in late]
 
     with serving(lambda asked: ServiceAnswer({"score": float(asked.json()["completion"])})) as service:
         assert asyncio.run(run(service.url)) == [5.0] * GROUP_SIZE

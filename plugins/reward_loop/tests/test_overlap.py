@@ -87,14 +87,16 @@ def test_a_run_one_step_off_goes_on_with_half_of_its_groups_scored(
     newest = checkpoint.latest(tmp_path / "run")
     assert newest is not None
     assert len(checkpoint.load(newest).state["in_flight"]) == 2 * PROMPTS
-    kept = [each.trajectory.id for each in read_scored(newest / "in_flight", lambda id: Prompt(id, (), None, "train"))]
+    kept = [
+        sample.trajectory.id for sample in read_scored(newest / "in_flight", lambda id: Prompt(id, (), None, "train"))
+    ]
     assert len(kept) == 2 * PROMPTS * (SAMPLES - 1)
 
     script.asked.clear()
     result = run(tmp_path, service.url, {"normalise": normalise}, resume=True)
     again = set(script.asked)
     assert len(again) == len(script.asked)
-    bought = {f"{each.prompt}/{each.epoch}/{each.sample}" for each in kept}
+    bought = {f"{trajectory.prompt}/{trajectory.epoch}/{trajectory.sample}" for trajectory in kept}
     assert bought & again == (bought if normalise else set())
     assert len(again) == 2 * PROMPTS * (SAMPLES if normalise else 1)
 
@@ -114,6 +116,6 @@ def test_a_run_one_step_off_goes_on_with_half_of_its_groups_scored(
         statistics = checkpoint.load(result.checkpoint).state["reward"]["liked"] if result.checkpoint else {}
         assert statistics["count"] == STEPS * STEP_SAMPLES, "each sample counts once"
 
-    files = [each for each in result.run_dir.rglob("*") if each.is_file()]
-    assert {"config.yaml", "plan.json", "reward_calls.jsonl"} <= {each.name for each in files}
-    assert [each.name for each in files if SECRET.encode() in each.read_bytes()] == []
+    files = [path for path in result.run_dir.rglob("*") if path.is_file()]
+    assert {"config.yaml", "plan.json", "reward_calls.jsonl"} <= {file.name for file in files}
+    assert [file.name for file in files if SECRET.encode() in file.read_bytes()] == []

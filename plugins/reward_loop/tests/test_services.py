@@ -70,15 +70,15 @@ def test_rewards_of_services_and_functions_are_weighed_and_summed(
         own = RewardFunctionConfig(fn=f"{tmp_path / 'own.py'}:half", weight=4.0, children=1)
         results, _ = score(settings, samples(8), {"half": own})
     assert len(results) == 8
-    for each in results:
-        number = float(each.trajectory.text().split()[-1])
-        assert dict(each.reward.components) == {"half": 0.5, "helpful": number, "safe": 1.0}
-        assert each.reward.score == pytest.approx(4 * 0.5 + 2 * number - 3)
+    for result in results:
+        number = float(result.trajectory.text().split()[-1])
+        assert dict(result.reward.components) == {"half": 0.5, "helpful": number, "safe": 1.0}
+        assert result.reward.score == pytest.approx(4 * 0.5 + 2 * number - 3)
 
 
 def test_a_group_is_one_request_and_answers_belong_to_their_samples(score: Score, samples: Samples) -> None:
     def script(asked: ServiceCall) -> ServiceAnswer:
-        texts = [each["completion"] for each in asked.json()["samples"]]
+        texts = [sample["completion"] for sample in asked.json()["samples"]]
         return ServiceAnswer({"scores": [{"score": float(text.split()[-1])} for text in texts]})
 
     with serving(script) as service:
@@ -88,7 +88,7 @@ def test_a_group_is_one_request_and_answers_belong_to_their_samples(score: Score
         )
         results, _ = score(settings, samples(8)[::-1], lane=Lane.TRAIN)
     assert sorted(len(asked.json()["samples"]) for asked in service.asked) == [4, 4]
-    assert all(each.reward.score == float(each.trajectory.text().split()[-1]) for each in results)
+    assert all(result.reward.score == float(result.trajectory.text().split()[-1]) for result in results)
 
 
 def test_a_list_of_the_wrong_length_fails_the_whole_group(score: Score, samples: Samples) -> None:
@@ -98,7 +98,7 @@ def test_a_list_of_the_wrong_length_fails_the_whole_group(score: Score, samples:
             services={"scorer": ServiceSettings(urls=(service.url,))},
         )
         results, _ = score(settings, samples(4))
-    assert [each.reward.status for each in results] == [RewardStatus.FAILED] * 4
+    assert [result.reward.status for result in results] == [RewardStatus.FAILED] * 4
     assert "'scores' with 4 objects is needed" in results[0].reward.info["error"]
 
 
@@ -107,7 +107,7 @@ def test_identical_requests_are_asked_once_when_answers_are_kept(score: Score, o
     with serving(lambda asked: ServiceAnswer({"score": 5})) as service:
         results, numbers = score(one_service(service.url, cache=10), [*twice, make_trajectory(1)])
     assert len(service.asked) == 2
-    assert [each.reward.score for each in results] == [5.0] * 5
+    assert [result.reward.score for result in results] == [5.0] * 5
     assert numbers["reward/num_cache_hits"] == 3.0
 
 
@@ -201,7 +201,7 @@ def test_no_more_calls_are_open_than_slots_and_waiting_for_one_fails_nobody(
         results, numbers = score(one_service(service.url, concurrency=1, eval_slots=1, deadline_s=0.85), samples(12))
     assert service.most_open == 2
     assert numbers["reward/in_flight_max"] == 2.0
-    assert all(each.reward.status is RewardStatus.OK for each in results)
+    assert all(result.reward.status is RewardStatus.OK for result in results)
 
 
 def test_a_call_that_is_never_answered_fails_at_its_deadline_and_the_others_are_scored(
@@ -212,8 +212,8 @@ def test_a_call_that_is_never_answered_fails_at_its_deadline_and_the_others_are_
 
     with serving(script) as service:
         results, _ = score(one_service(service.url, deadline_s=1), samples(8))
-    failed = [each for each in results if each.reward.status is RewardStatus.FAILED]
-    assert [each.trajectory.text() for each in failed] == ["response 1"]
+    failed = [result for result in results if result.reward.status is RewardStatus.FAILED]
+    assert [sample.trajectory.text() for sample in failed] == ["response 1"]
     assert failed[0].reward.info["error"].endswith("no answer within deadline_s=1")
 
 

@@ -62,8 +62,8 @@ class TestManager(OnService, RewardManagerSuite):
     failing = (make_trajectory(9, text="unreadable"),)
 
     @staticmethod
-    def expected(each: Trajectory) -> float:
-        return float(len(each.text()))
+    def expected(trajectory: Trajectory) -> float:
+        return float(len(trajectory.text()))
 
 
 class TestManagerWithRunningStatistics(OnService, RewardManagerSuite):

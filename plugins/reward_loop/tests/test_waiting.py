@@ -1,4 +1,4 @@
-"""What calls of a service wait for: identical ones, the rate, slots; and how it is told."""
+"""Calls of a service wait for identical ones, the rate and slots, and metrics say so."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -68,7 +68,7 @@ def test_a_failure_is_shared_with_no_identical_call_and_an_answer_with_all(tmp_p
 def test_of_identical_calls_that_all_fail_the_last_does_not_wait_for_every_other(tmp_path: Path) -> None:
     async def use(service: Service) -> None:
         found = await asyncio.gather(*(service.ask(call(), Lane.TRAIN) for _ in range(8)), return_exceptions=True)
-        assert [type(each) for each in found] == [NoAnswer] * 8
+        assert [type(item) for item in found] == [NoAnswer] * 8
         assert service.take_counts()["num_cache_hits"] == 0
 
     with (
@@ -131,7 +131,7 @@ def test_no_second_at_the_service_sees_more_requests_than_the_rate(
     assert begun[-1] - begun[0] >= 29 / 20 - 0.05 - 0.1, "less what two turns may come late"
     # A turn may come late and not the one after it: both then lie in a window that should have had one less.
     late = 2
-    assert max(sum(start <= each < start + 1.0 for each in begun) for start in begun) <= 20 * 1.05 + 1 + late
+    assert max(sum(start <= task < start + 1.0 for task in begun) for start in begun) <= 20 * 1.05 + 1 + late
     assert bounds(found) == {f"{WHERE}.requests_per_minute"}
     assert found["reward/service_bound"] == 1.0
 

@@ -33,5 +33,5 @@ class VllmClassifier:
             engine.encode(prompt, PoolingParams(task="classify", use_activation=False), number)
         ) as outputs:
             async for output in outputs:
-                logits = [float(each) for each in output.outputs.data.flatten()]
+                logits = [float(number) for number in output.outputs.data.flatten()]
         return RawScore(request.id, self._conversations.score(logits))

@@ -151,7 +151,7 @@ def check_installed(who: str) -> None:
 
 
 def is_too_old(version: str) -> bool:
-    """Whether a version is below FLOOR; one that was built from source and says 'dev' is not."""
+    """True if a version is below FLOOR; one that was built from source and says 'dev' is not."""
     try:
         return Version(version).release < Version(FLOOR).release
     except InvalidVersion:

@@ -55,13 +55,13 @@ class VllmJudge:
         return RawScore(request.id, text=final.text)
 
     def _encode(self, messages: Sequence[Message]) -> list[int]:
-        plain = [dict(each) for each in messages]
+        plain = [dict(message) for message in messages]
         if self._tokenizer.chat_template:
             ids = templated(self._tokenizer, plain, add_generation_prompt=True)
         else:
-            text = "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in plain)
+            text = "\n".join(f"{text.get('role')}: {text.get('content') or ''}" for text in plain)
             ids = self._tokenizer.encode(text + "\nassistant: ")
-        return [int(each) for each in ids]
+        return [int(id_) for id_ in ids]
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def is_whole(text: str, options: Mapping[str, Any]) -> bool:
-    """Whether an answer that ended at its last token is all that was to be said: a guide may end just there."""
+    """True if an answer that ended at its last token is all that was to be said: a guide may end just there."""
     if "regex" in options or "choice" in options:
         return True
     if "json" not in options and "json_object" not in options:

@@ -71,7 +71,7 @@ class VllmReplica(RewardReplica):
         self._idle.clear()
         try:
             with self._ending(), boundary(f"{self.context}: its engine", WorkerError):
-                return list(await asyncio.gather(*(self._answer(each) for each in requests)))
+                return list(await asyncio.gather(*(self._answer(request) for request in requests)))
         finally:
             self._num_under_way -= 1
             if not self._num_under_way:

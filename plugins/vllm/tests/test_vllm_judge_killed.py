@@ -120,8 +120,8 @@ async def killed(directory: Path) -> dict[str, Any]:
     async with asyncio.timeout(DEADLINE_S + 40.0), launch(plan_run([config(directory)], []), directory) as live:
         [first] = engines()
         async with aclosing(live.reward.score(stream_of(samples), Lane.TRAIN)) as results:  # type: ignore[type-var]
-            async for each in results:
-                scored.append(each)
+            async for result in results:
+                scored.append(result)
                 if not before:
                     before = len(scored)
                     os.kill(first, signal.SIGKILL)
@@ -130,9 +130,9 @@ async def killed(directory: Path) -> dict[str, Any]:
     return {
         "before": before,
         "owed": NUM_SAMPLES - before,
-        "statuses": Counter(each.reward.status.value for each in scored),
-        "scores": [each.reward.components["graded"] for each in scored],
-        "samples": len({each.trajectory.id for each in scored}),
+        "statuses": Counter(sample.reward.status.value for sample in scored),
+        "scores": [sample.reward.components["graded"] for sample in scored],
+        "samples": len({sample.trajectory.id for sample in scored}),
         "retries": numbers["reward/judge/num_retries"],
         "ejections": numbers["reward/judge/num_ejections"],
         "ejected": after["reward/judge/ejected"],

@@ -1,4 +1,4 @@
-"""What is said where vLLM is not installed, or is too old: which one was found, and how to get another."""
+"""Without vLLM, or with one too old, the error says which was found and how to get another."""
 
 import sys
 from pathlib import Path

@@ -62,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "careless.py").write_text(SCHEDULER)
     (directory / "spread.py").write_text(REWARD)
     prompts = [{"prompt": f"{n} times the same. " * 6, "answer": ""} for n in range(2)]
-    (directory / "prompts.jsonl").write_text("".join(json.dumps(each) + "\n" for each in prompts))
+    (directory / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     engine = {"scheduler_cls": "careless.Careless", "block_size": 32}
     values = {
         "model.path": directory / "tiny",

@@ -86,7 +86,7 @@ def _wrong_ids(ids_N: Any, vocabulary: int | None) -> str:
     # read as unsigned, a negative id is larger than any: one look at all numbers instead of two
     if _highest(ids_N.view(_UNSIGNED[ids_N.itemsize])).item() < num_ids:
         return ""
-    bad = next(each for each in ids_N.ravel().tolist() if not 0 <= each < num_ids)
+    bad = next(number for number in ids_N.ravel().tolist() if not 0 <= number < num_ids)
     return f"token id {bad}; needs 0 to {num_ids - 1}" + (", the model's vocabulary" if vocabulary else "")
 
 
@@ -106,14 +106,19 @@ def _wrong_versions(versions: Any, begin: int | None, num: int) -> str:
     if not isinstance(versions, tuple):
         return f"versions is {kind(versions)}; {needed}"
     before: Any = -1
-    for each in versions:
-        if type(each) is not tuple or len(each) != 2 or not isinstance(each[0], _INT) or not isinstance(each[1], _INT):
-            return f"versions holds {shown(each)}; {needed}"
-        if not before < each[0] < (num or 1) or each[1] < 0:
-            return f"versions holds {shown(each)} of {num} tokens; {needed}"
-        if before < 0 and begin is not None and each[0] != begin:
-            return f"versions begins at position {each[0]}; needs {begin}, the first token"
-        before = each[0]
+    for version in versions:
+        if (
+            type(version) is not tuple
+            or len(version) != 2
+            or not isinstance(version[0], _INT)
+            or not isinstance(version[1], _INT)
+        ):
+            return f"versions holds {shown(version)}; {needed}"
+        if not before < version[0] < (num or 1) or version[1] < 0:
+            return f"versions holds {shown(version)} of {num} tokens; {needed}"
+        if before < 0 and begin is not None and version[0] != begin:
+            return f"versions begins at position {version[0]}; needs {begin}, the first token"
+        before = version[0]
     return ""
 
 
@@ -249,7 +254,7 @@ def checked_metrics(who: str, value: Any, error: type[RlcoreError]) -> Metrics:
     needed = "needs a dict of str to float"
     if not isinstance(value, Mapping):
         raise error(f"{who} returned {kind(value)}; {needed}")
-    for name, each in value.items():
-        if not isinstance(name, str) or isinstance(each, bool) or not isinstance(each, (float, Real)):
-            raise error(f"{who} returned {shown(name)}: {shown(each)}; {needed}")
-    return {name: float(each) for name, each in value.items()}
+    for name, part in value.items():
+        if not isinstance(name, str) or isinstance(part, bool) or not isinstance(part, (float, Real)):
+            raise error(f"{who} returned {shown(name)}: {shown(part)}; {needed}")
+    return {name: float(part) for name, part in value.items()}

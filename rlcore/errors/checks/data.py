@@ -117,7 +117,7 @@ def check_choice(made: object, field: str, choices: type[Enum]) -> None:
 def check_choices(made: object, field: str, choices: type[Enum]) -> None:
     """A set of members of an enumeration."""
     value = getattr(made, field)
-    if not isinstance(value, (set, frozenset)) or not all(isinstance(each, choices) for each in value):
+    if not isinstance(value, (set, frozenset)) or not all(isinstance(part, choices) for part in value):
         refuse(made, field, f"a frozenset of {_members(choices)}")
 
 
@@ -194,7 +194,7 @@ def check_call(made: object, field: str, arguments: Sequence[str]) -> None:
 
 
 def _members(choices: type[Enum]) -> str:
-    return ", ".join(f"{choices.__name__}.{each.name}" for each in choices)
+    return ", ".join(f"{choices.__name__}.{choice.name}" for choice in choices)
 
 
 def _who(made: object) -> str:

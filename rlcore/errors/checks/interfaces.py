@@ -165,10 +165,14 @@ def _wrong_parameters(found: Any, declared: Any) -> str:
     """The interface's arguments must bind, with and without those that it gives a default."""
     if isinstance(found, functools.partialmethod):
         return ""  # what it binds stands between self and the rest
-    due = [each for each in inspect.signature(_function(declared)).parameters.values() if each.kind in _POSITIONAL]
+    due = [
+        parameter
+        for parameter in inspect.signature(_function(declared)).parameters.values()
+        if parameter.kind in _POSITIONAL
+    ]
     if isinstance(found, staticmethod):
         due = due[1:]
-    for given in ([each.name for each in due if each.default is each.empty], [each.name for each in due]):
+    for given in ([check.name for check in due if check.default is check.empty], [check.name for check in due]):
         if problem := refuses(_function(found), given):
             return f"() {problem}"
     return ""

@@ -113,7 +113,7 @@ def _is_dynamic(path: Path) -> bool:
         text = path.read_text("utf-8", errors="replace")
     except OSError:
         return True
-    return any(each in text for each in _DYNAMIC)
+    return any(word in text for word in _DYNAMIC)
 
 
 def _in_module(module: ModuleType, where: str, names: Sequence[str], num_arguments: int | None) -> str | None:
@@ -122,7 +122,9 @@ def _in_module(module: ModuleType, where: str, names: Sequence[str], num_argumen
     if names[0] not in contents:
         if "__getattr__" in contents or type(module) is not ModuleType:
             return None
-        return _missing(names[0], f"module '{where}'", [each for each, value in contents.items() if callable(value)])
+        return _missing(
+            names[0], f"module '{where}'", [content for content, value in contents.items() if callable(value)]
+        )
     if len(names) > 1:
         return None
     found = contents[names[0]]
@@ -190,7 +192,9 @@ def _definitions(body: _Body) -> Iterator[tuple[str, ast.AST]]:
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name, node
-            yield from ((name, each) for each in ast.walk(node) if isinstance(each, ast.Global) for name in each.names)
+            yield from (
+                (name, child) for child in ast.walk(node) if isinstance(child, ast.Global) for name in child.names
+            )
             continue
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from (((alias.asname or alias.name).split(".")[0], alias) for alias in node.names)
@@ -218,11 +222,11 @@ def _in_statement(node: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _stored(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-            yield each.id, each
-        elif isinstance(each, (ast.MatchAs, ast.MatchStar)) and each.name:
-            yield each.name, each
+    for child in ast.walk(node):
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            yield child.id, child
+        elif isinstance(child, (ast.MatchAs, ast.MatchStar)) and child.name:
+            yield child.name, child
 
 
 def _yields(function: ast.AST) -> bool:
@@ -237,7 +241,8 @@ def _yields(function: ast.AST) -> bool:
 
 
 def _missing(name: str, where: str, functions: Sequence[str]) -> str:
-    return f"{where} defines no '{name}'; {nearest(name, [each for each in functions if not each.startswith('_')])}"
+    public = [function for function in functions if not function.startswith("_")]
+    return f"{where} defines no '{name}'; {nearest(name, public)}"
 
 
 def _not_plain(name: str, where: str, kind: str) -> str:

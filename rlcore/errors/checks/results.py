@@ -37,7 +37,7 @@ def checked_result(where: str, method: Callable[..., Any], result: Any) -> Any:
         return result
     if due == (NoneType,) and type(result).__name__ not in _NEVER_RAN:
         return result
-    needed = " or ".join(_NAMES.get(each, each.__name__) for each in due)
+    needed = " or ".join(_NAMES.get(check, check.__name__) for check in due)
     raise WorkerError(f"{where} returned {kind(result)}; needs {needed}, as {method.__qualname__}() declares")
 
 
@@ -75,9 +75,9 @@ def _declared(method: Callable[..., Any]) -> tuple[type, ...] | None:
 def _types(hint: Any) -> tuple[type, ...] | None:
     origin = get_origin(hint)
     if origin in (Union, UnionType):
-        found = [_types(each) for each in get_args(hint)]
-        known = [each for each in found if each is not None]
-        return tuple(one for each in known for one in each) if len(known) == len(found) else None
+        found = [_types(argument) for argument in get_args(hint)]
+        known = [item for item in found if item is not None]
+        return tuple(one for name in known for one in name) if len(known) == len(found) else None
     cls = origin or hint
     if not isinstance(cls, type) or cls in (object, Any) or getattr(cls, "_is_protocol", False):
         return None

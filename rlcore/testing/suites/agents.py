@@ -72,83 +72,89 @@ class AgentLoopSuite(ComponentSuite):
     def tasks(self, seed: int = 7) -> list[RolloutTask]:
         """A group of three samples for each prompt."""
         prompts = list(self.prompts) or [make_prompt(index) for index in range(3)]
-        return [RolloutTask(each, 0, NUM_SAMPLES, seed + index) for index, each in enumerate(prompts)]
+        return [RolloutTask(prompt, 0, NUM_SAMPLES, seed + index) for index, prompt in enumerate(prompts)]
 
     async def roll(self, agent: AgentLoop, tasks: Sequence[RolloutTask], lane: Lane = Lane.TRAIN) -> list[Trajectory]:
         """Every trajectory, in the order they come."""
         async with aclosing(agent.rollout(tasks, Sampling(max_tokens=MAX_TOKENS), lane)) as found:  # type: ignore[type-var]
-            return [each async for each in found]
+            return [item async for item in found]
 
     async def warm_up(self, component: Any) -> None:
         """A step."""
-        await component.check([each.prompt for each in self.tasks()])
+        await component.check([task.prompt for task in self.tasks()])
         await self.roll(component, self.tasks())
 
     def test_every_task_gets_its_samples(self) -> None:
         """Each id once, with its own prompt, and every part of a sample; in either lane."""
 
         async def main(agent: AgentLoop) -> None:
-            await agent.check([each.prompt for each in self.tasks()])
+            await agent.check([task.prompt for task in self.tasks()])
             for lane in Lane:
                 self._are_complete(await self.roll(agent, self.tasks(), lane))
 
         self.use(main)
 
     def _are_complete(self, found: Sequence[Trajectory]) -> None:
-        for each in found:
-            self.need(isinstance(each, Trajectory), f"rollout() gave {each!r:.60}; needs a Trajectory")
-        ids = [each.id for each in found]
+        for item in found:
+            self.need(isinstance(item, Trajectory), f"rollout() gave {item!r:.60}; needs a Trajectory")
+        ids = [trajectory.id for trajectory in found]
         self.need(len(set(ids)) == len(ids), f"rollout() gave a trajectory twice: {sorted(ids)}")
         wanted = {TrajectoryId(task.prompt.id, task.epoch, i) for task in self.tasks() for i in range(task.n)}
-        units = {each.unit() for each in ids}
+        units = {id_.unit() for id_ in ids}
         self.need(units == wanted, f"rollout() gave the samples {sorted(units)}; needs {sorted(wanted)}")
-        for each in found:
-            self.need(each.prompt.id == each.id.prompt, f"{each.id}: its prompt is '{each.prompt.id}'")
-            parts = sorted(one.id.segment for one in found if one.id.unit() == each.id.unit())
-            self.need(parts == list(range(len(parts))), f"{each.id}: the sample has the parts {parts}")
-            good = each.num_segments in (0, len(parts))
-            self.need(good, f"{each.id}: says num_segments={each.num_segments}, and {len(parts)} came")
+        for trajectory in found:
+            self.need(
+                trajectory.prompt.id == trajectory.id.prompt, f"{trajectory.id}: its prompt is '{trajectory.prompt.id}'"
+            )
+            parts = sorted(one.id.segment for one in found if one.id.unit() == trajectory.id.unit())
+            self.need(parts == list(range(len(parts))), f"{trajectory.id}: the sample has the parts {parts}")
+            good = trajectory.num_segments in (0, len(parts))
+            self.need(good, f"{trajectory.id}: says num_segments={trajectory.num_segments}, and {len(parts)} came")
 
     def test_arrays_speak_of_the_same_tokens(self) -> None:
         """Their dtypes and lengths; log-probs where the mask is, and 0 elsewhere; versions in order."""
 
         async def main(agent: AgentLoop) -> None:
-            for each in await self.roll(agent, self.tasks()):
-                self._is_whole(each)
+            for trajectory in await self.roll(agent, self.tasks()):
+                self._is_whole(trajectory)
 
         self.use(main)
 
-    def _is_whole(self, each: Trajectory) -> None:
-        who, arrays = f"{each.id}", (each.token_ids, each.loss_mask, each.logprobs)
+    def _is_whole(self, trajectory: Trajectory) -> None:
+        who, arrays = f"{trajectory.id}", (trajectory.token_ids, trajectory.loss_mask, trajectory.logprobs)
         kinds = tuple(str(one.dtype) for one in arrays)
         self.need(kinds == ("int32", "bool", "float32"), f"{who}: dtypes {kinds}; needs int32, bool, float32")
         shapes = {one.shape for one in arrays}
-        self.need(len(shapes) == 1 and each.token_ids.ndim == 1, f"{who}: shapes {sorted(shapes)}; needs one (T,)")
-        mask_T, logprobs_T = each.loss_mask, each.logprobs
+        self.need(
+            len(shapes) == 1 and trajectory.token_ids.ndim == 1, f"{who}: shapes {sorted(shapes)}; needs one (T,)"
+        )
+        mask_T, logprobs_T = trajectory.loss_mask, trajectory.logprobs
         self.need(bool(mask_T.any()) and not mask_T[0], f"{who}: needs a sampled token, and none at position 0")
         self.need(not logprobs_T[~mask_T].any(), f"{who}: a log-prob stands where nothing was sampled; needs 0")
         good = np.isfinite(logprobs_T).all() and float(logprobs_T.max()) <= 0
         self.need(bool(good), f"{who}: log-probs need to be finite and at most 0")
-        budget = each.num_sampled <= MAX_TOKENS
-        self.need(budget, f"{who}: {each.num_sampled} sampled tokens; needs at most max_tokens={MAX_TOKENS}")
-        self.need(isinstance(each.finish, FinishReason), f"{who}: finish is {each.finish!r}; needs a FinishReason")
-        starts = [start for start, _ in each.versions]
+        budget = trajectory.num_sampled <= MAX_TOKENS
+        self.need(budget, f"{who}: {trajectory.num_sampled} sampled tokens; needs at most max_tokens={MAX_TOKENS}")
+        self.need(
+            isinstance(trajectory.finish, FinishReason), f"{who}: finish is {trajectory.finish!r}; needs a FinishReason"
+        )
+        starts = [start for start, _ in trajectory.versions]
         ordered = starts == sorted(set(starts)) and all(0 <= start < len(mask_T) for start in starts)
-        self.need(bool(starts) and ordered, f"{who}: versions {each.versions}; needs starts in order")
+        self.need(bool(starts) and ordered, f"{who}: versions {trajectory.versions}; needs starts in order")
 
     def test_tokens_are_trained_as_they_were_sampled(self) -> None:
         """Ids and log-probs are those of the completions: nothing was tokenised again or paired with another's."""
 
         async def main(agent: AgentLoop) -> None:
-            for each in await self.roll(agent, self.tasks()):
-                places = np.flatnonzero(each.loss_mask)
+            for trajectory in await self.roll(agent, self.tasks()):
+                places = np.flatnonzero(trajectory.loss_mask)
                 at = 0
                 while at < len(places):
-                    drawn = self.policy.drawn.get(float(each.logprobs[places[at]]), ())
+                    drawn = self.policy.drawn.get(float(trajectory.logprobs[places[at]]), ())
                     here = places[at : at + max(1, len(drawn))]
-                    found = tuple(each.token_ids[here].tolist())
+                    found = tuple(trajectory.token_ids[here].tolist())
                     same = bool(drawn) and found == drawn[: len(found)] and int(here[-1] - here[0]) == len(here) - 1
-                    self.need(same, f"{each.id}: the ids {found[:12]} at {here[0]} were not sampled so")
+                    self.need(same, f"{trajectory.id}: the ids {found[:12]} at {here[0]} were not sampled so")
                     at += len(here)
 
         self.use(main)
@@ -158,7 +164,7 @@ class AgentLoopSuite(ComponentSuite):
         """The same seeds repeat whatever the order of tasks; others differ."""
 
         async def main(agent: AgentLoop) -> None:
-            one, other = [_ids(await self.roll(agent, each)) for each in (self.tasks(), self.tasks()[::-1])]
+            one, other = [_ids(await self.roll(agent, item)) for item in (self.tasks(), self.tasks()[::-1])]
             self.need(one == other, "the same seeds give other tokens where tasks come in another order")
             self.need(one != _ids(await self.roll(agent, self.tasks(seed=700))), "other seeds give the same tokens")
             samples = {ids for name, ids in one.items() if name.prompt == self.tasks()[0].prompt.id}
@@ -171,7 +177,7 @@ class AgentLoopSuite(ComponentSuite):
         """A step and an evaluation at a time."""
 
         async def main(agent: AgentLoop) -> None:
-            await agent.check([each.prompt for each in self.tasks()])
+            await agent.check([task.prompt for task in self.tasks()])
             for found in await asyncio.gather(*(self.roll(agent, self.tasks(), lane) for lane in Lane)):
                 self._are_complete(found)
 
@@ -191,4 +197,4 @@ class AgentLoopSuite(ComponentSuite):
 
 
 def _ids(found: Sequence[Trajectory]) -> dict[TrajectoryId, tuple[int, ...]]:
-    return {each.id: tuple(each.token_ids.tolist()) for each in found}
+    return {completion.id: tuple(completion.token_ids.tolist()) for completion in found}

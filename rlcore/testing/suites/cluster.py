@@ -30,7 +30,7 @@ class _OneCluster:
 
     def __init__(self, hooks: Any, offer: ClusterOffer, plugin: str) -> None:
         self._hooks = hooks
-        providers = [each for each in hooks.providers() if each.plugin == plugin]
+        providers = [provider for provider in hooks.providers() if provider.plugin == plugin]
         self._offer = Offer(offer, providers[0] if providers else Provider(CORE, "suite", "0"))
 
     def __getattr__(self, name: str) -> Any:
@@ -101,8 +101,8 @@ class ClusterSuite(Suite):
             with scratch() as run_dir:
                 async with self.built(run_dir) as (cluster, plan, context):
                     await cluster.open()
-                    groups = {each.request.role.name: await cluster.start(each) for each in plan.workers}
-                    classes = {each.request.role.name: each.cls for each in plan.workers}
+                    groups = {worker.request.role.name: await cluster.start(worker) for worker in plan.workers}
+                    classes = {worker.request.role.name: worker.cls for worker in plan.workers}
                     started = StartedCluster(cluster, context, groups, classes["probe"], classes["embedded_probe"])
                     await work(started)
 
@@ -143,7 +143,7 @@ class ClusterSuite(Suite):
                 self.need(all(replica.alive for replica in group.replicas), f"a replica of '{role}' is not alive")
                 seed, run_dir = started.context.config.train.seed, str(started.context.run_dir)
                 due = started.context.threads_of(
-                    next(each for each in started.context.workers if each.request.role.name == role)
+                    next(worker for worker in started.context.workers if worker.request.role.name == role)
                 )
                 for index, told in enumerate(await group.each(cls.told)):
                     wanted = (role, index, 0, 1, seed, due, "cpu", run_dir)
@@ -206,7 +206,7 @@ class ClusterSuite(Suite):
                 (run_dir / probing.BROKEN).touch()
                 async with self.built(run_dir) as (cluster, plan, _):
                     await cluster.open()
-                    worker = next(each for each in plan.workers if each.request.role.name == "probe")
+                    worker = next(worker for worker in plan.workers if worker.request.role.name == "probe")
                     error = await raised(cluster.start(worker))
                     good = error.startswith("probe[") and error.endswith("ValueError: a probe breaks")
                     self.need(good, f"a worker that does not start gives {error!r}; needs its name and the cause")
@@ -220,11 +220,11 @@ class ClusterSuite(Suite):
             with scratch() as run_dir:
                 async with self.built(run_dir) as (cluster, plan, _):
                     await cluster.open()
-                    groups = [await cluster.start(each) for each in plan.workers]
+                    groups = [await cluster.start(worker) for worker in plan.workers]
                 found = sorted(path.name for path in run_dir.glob("closed *"))
                 due = [f"closed {role}[{index}.0]" for role in ("embedded_probe", "probe") for index in range(2)]
                 self.need(found == due, f"close() closed {found}; needs {due}")
-                alive = [each.name for group in groups for each in group.replicas if each.alive]
+                alive = [replica.name for group in groups for replica in group.replicas if replica.alive]
                 self.need(not alive, f"{', '.join(alive)} alive after close()")
                 async with self.built(run_dir):
                     pass

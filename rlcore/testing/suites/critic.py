@@ -76,9 +76,9 @@ class CriticWorkerSuite(WorkerSuite):
             await other.call(CriticWorker.restore, directory)
             found_BT = (await other.call(CriticWorker.values, batch)).get()
             self.need(same_bits(saved_BT, found_BT), "values after restore() are not those saved")
-            for each in (critic, other):
-                await each.call(CriticWorker.update, await targets(each, batch_of(self.vocabulary, seed=1)))
-            pair = [(await each.call(CriticWorker.values, batch)).get() for each in (critic, other)]
+            for item in (critic, other):
+                await item.call(CriticWorker.update, await targets(item, batch_of(self.vocabulary, seed=1)))
+            pair = [(await item.call(CriticWorker.values, batch)).get() for item in (critic, other)]
             self.need(same_bits(*pair), "an update after restore() differs: some state of the optimizer was not saved")
 
         self.use(main)
@@ -202,7 +202,7 @@ def need_values(suite: Suite, values_BT: Any, batch: Batch) -> None:
 def need_closer(suite: Suite, first_BT: Float32s, last_BT: Float32s, batch: Batch) -> None:
     """`Breach` unless the values came closer to the returns."""
     mask_BT = batch.tokens.get().loss_mask_BT
-    before, after = (float(np.square(each[mask_BT] - RETURN).mean()) for each in (first_BT, last_BT))
+    before, after = (float(np.square(tensor[mask_BT] - RETURN).mean()) for tensor in (first_BT, last_BT))
     suite.need(
         after < before, f"updates took the mean squared error of values from {before:g} to {after:g}; needs less"
     )

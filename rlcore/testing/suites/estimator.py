@@ -110,7 +110,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         size = SAMPLES if scope is Scope.GROUP else 1
         changed_B = inputs.rewards_B.clone()
         changed_B[size:] += torch.arange(1.0, ROWS - size + 1)
-        one, other = (self.advantages(each)[:size] for each in (inputs, replace(inputs, rewards_B=changed_B)))
+        one, other = (self.advantages(item)[:size] for item in (inputs, replace(inputs, rewards_B=changed_B)))
         self.need_equal(f"rewards of another {scope.value}, with scope={scope.value}", one, other)
 
     def test_parts_of_a_sample_count_once(self) -> None:
@@ -192,14 +192,18 @@ PARTED = 5
 
 def rows_of(inputs: AdvantageInputs, order_B: Tensor) -> AdvantageInputs:
     """The rows in this order."""
-    moved: dict[str, Any] = {name: each[order_B] for name, each in vars(inputs).items() if isinstance(each, Tensor)}
+    moved: dict[str, Any] = {
+        name: tensor[order_B] for name, tensor in vars(inputs).items() if isinstance(tensor, Tensor)
+    }
     return replace(inputs, **moved)
 
 
 def scaled(inputs: AdvantageInputs, factor: float) -> AdvantageInputs:
     """Rewards, values and baselines, times the factor."""
     names: Sequence[str] = ("rewards_B", "values_BT", "baseline_B")
-    found: dict[str, Any] = {name: each * factor for name in names if isinstance(each := getattr(inputs, name), Tensor)}
+    found: dict[str, Any] = {
+        name: value * factor for name in names if isinstance(value := getattr(inputs, name), Tensor)
+    }
     return replace(inputs, **found)
 
 

@@ -78,7 +78,7 @@ class Suite:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._own_checks = {name: each for name, each in vars(cls).items() if name.startswith("test_")}
+        cls._own_checks = {name: member for name, member in vars(cls).items() if name.startswith("test_")}
         for name, check in all_checks(cls).items():
             if claim := getattr(check, "claim", ""):
                 setattr(cls, name, check if getattr(cls, claim, None) else None)  # pytest collects no None
@@ -128,7 +128,7 @@ def all_checks(suite: type[Suite]) -> dict[str, Callable[..., None]]:
     found: dict[str, Any] = {}
     for base in reversed(suite.__mro__):
         found |= vars(base).get("_own_checks", {})
-    return {name: each for name, each in found.items() if callable(each)}
+    return {name: item for name, item in found.items() if callable(item)}
 
 
 def checks(suite: type[Suite]) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ class ContextSuite(Suite):
 
                 context = reward_context(config.reward.functions, run_dir, children, config.reward, config, section)
                 yield replace(context, workers=workers, generator=self.generator())
-                left = [each.name for each in getattr(children, "started", ()) if each.alive]
+                left = [worker.name for worker in getattr(children, "started", ()) if worker.alive]
                 need(not left, f"{self.who}: left the child '{left[0] if left else ''}' behind; needs to close it")
             finally:
                 await bench.close()

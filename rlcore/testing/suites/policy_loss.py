@@ -158,9 +158,9 @@ class PolicyLossSuite(AlgorithmSuite):
 def part_of(inputs: PolicyLossInputs, rows: list[int], length: int) -> PolicyLossInputs:
     """These rows, padded to a length."""
     moved: dict[str, Any] = {
-        name: torch.nn.functional.pad(each.detach()[rows], (0, length - LENGTH))
-        for name, each in vars(inputs).items()
-        if isinstance(each, Tensor)
+        name: torch.nn.functional.pad(tensor.detach()[rows], (0, length - LENGTH))
+        for name, tensor in vars(inputs).items()
+        if isinstance(tensor, Tensor)
     }
     moved["logprobs_BT"].requires_grad_()
     return replace(inputs, **moved)

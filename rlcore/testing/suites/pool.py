@@ -21,56 +21,58 @@ class ResourcePoolSuite(Suite):
         names = self.load().__code__.co_varnames[: self.load().__code__.co_argcount]
         given: dict[str, Any] = {"config": self.config(), "requests": tuple(requests)}
         found = self.load()(**{name: given[name] for name in names})
-        good = isinstance(found, (list, tuple)) and all(isinstance(each, PoolSpec) for each in found)
+        good = isinstance(found, (list, tuple)) and all(isinstance(item, PoolSpec) for item in found)
         self.need(good, f"returned {found!r:.80}; needs a list of PoolSpec")
         return list(found)
 
     def test_each_pool_has_a_name_and_a_size(self) -> None:
         """No name twice; GPUs from 0, where 0 is derived, nodes from 1."""
         pools = self.pools(self.requests)
-        names = [each.name for each in pools]
+        names = [pool.name for pool in pools]
         self.need(bool(names), "offers no pool for `requests`; needs at least one")
-        self.need(all(isinstance(each, str) and each for each in names), f"a name is not text: {names}")
+        self.need(all(isinstance(name, str) and name for name in names), f"a name is not text: {names}")
         self.need(len(set(names)) == len(names), f"offers a name twice: {names}")
-        for each in pools:
+        for pool in pools:
             for what, least in (("gpus_per_node", 0), ("nodes", 1)):
-                value = getattr(each, what)
+                value = getattr(pool, what)
                 good = isinstance(value, int) and not isinstance(value, bool) and value >= least
-                self.need(good, f"pool '{each.name}': {what} is {value!r}; needs an int from {least}")
+                self.need(good, f"pool '{pool.name}': {what} is {value!r}; needs an int from {least}")
 
     def test_each_pool_is_used_by_a_role(self) -> None:
         """One that no role uses is an error of the plan."""
-        used = {each.pool for each in self.requests}
-        for each in self.pools(self.requests):
-            self.need(each.name in used, f"pool '{each.name}' is of no role; the roles use: {', '.join(sorted(used))}")
+        used = {request.pool for request in self.requests}
+        for pool in self.pools(self.requests):
+            self.need(pool.name in used, f"pool '{pool.name}' is of no role; the roles use: {', '.join(sorted(used))}")
 
     def test_without_its_roles_there_are_no_pools(self) -> None:
         """The plugin may be enabled for something else."""
-        found = [each.name for each in self.pools(())]
+        found = [pool.name for pool in self.pools(())]
         self.need(not found, f"offers {', '.join(found)} without any request; needs none")
 
     def test_a_pool_is_as_large_as_its_roles_need(self) -> None:
         """Its devices are at least those of its largest role, where its size is not derived."""
         for pool in self.pools(self.requests):
             devices = pool.gpus_per_node * pool.nodes
-            for each in self.requests:
-                due = each.gpus * each.ranks
-                if each.pool == pool.name and pool.gpus_per_node:
-                    who = f"pool '{pool.name}' has {devices} GPUs, a replica of role '{each.role.name}' needs {due:g}"
+            for request in self.requests:
+                due = request.gpus * request.ranks
+                if request.pool == pool.name and pool.gpus_per_node:
+                    who = (
+                        f"pool '{pool.name}' has {devices} GPUs, a replica of role '{request.role.name}' needs {due:g}"
+                    )
                     self.need(devices >= due, who)
 
     def test_a_union_is_of_pools_that_there_are(self) -> None:
         """Its own, 'main', or those of `elsewhere`."""
         pools = self.pools(self.requests)
-        known = {each.name for each in pools} | {"main", *self.elsewhere}
-        for each in pools:
-            unknown = sorted(set(each.colocates) - known)
-            self.need(not unknown, f"pool '{each.name}' is a union of {', '.join(unknown)}, which there is not")
-            self.need(each.name not in each.colocates, f"pool '{each.name}' is a union of itself")
+        known = {pool.name for pool in pools} | {"main", *self.elsewhere}
+        for pool in pools:
+            unknown = sorted(set(pool.colocates) - known)
+            self.need(not unknown, f"pool '{pool.name}' is a union of {', '.join(unknown)}, which there is not")
+            self.need(pool.name not in pool.colocates, f"pool '{pool.name}' is a union of itself")
 
     def test_it_declares_the_same_whenever_it_is_asked(self) -> None:
         """And whatever the order of the requests."""
         one, other = (
-            sorted(self.pools(each), key=lambda pool: pool.name) for each in (self.requests, self.requests[::-1])
+            sorted(self.pools(item), key=lambda pool: pool.name) for item in (self.requests, self.requests[::-1])
         )
         self.need(one == other, f"offers {one}, and then {other}; needs the same")

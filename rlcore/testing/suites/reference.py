@@ -50,7 +50,7 @@ class ReferenceWorkerSuite(WorkerSuite):
                 reference = await work.start()
                 for _ in range(2):
                     found.append((await reference.call(ReferenceWorker.logprobs, batch)).get())
-            self.need(all(same_bits(found[0], each) for each in found), "log-probs of the frozen policy differ")
+            self.need(all(same_bits(found[0], item) for item in found), "log-probs of the frozen policy differ")
 
         self.use(main)
 

@@ -84,20 +84,20 @@ class RewardFunctionSuite(Suite):
         prompt = make_prompt(0, self.answer, **self.columns)
         if isinstance(response, str):
             return make_trajectory(prompt, index, response)
-        return make_trajectory(prompt, index, completion=tuple(FrozenDict(each) for each in response))
+        return make_trajectory(prompt, index, completion=tuple(FrozenDict(token) for token in response))
 
     def outcomes(self, responses: Sequence[Any], together: bool = True) -> list[Outcome]:
         """What the function, freshly loaded, says of each response; what it raises is FAILED."""
-        trajectories = [self.sample(each, index) for index, each in enumerate(responses)]
+        trajectories = [self.sample(response, index) for index, response in enumerate(responses)]
 
         async def main() -> list[Outcome]:
             served = ServedReward(self.spec())
             many = served.signature.takes_many and together
-            calls = [trajectories] if many else [[each] for each in trajectories]
+            calls = [trajectories] if many else [[trajectory] for trajectory in trajectories]
             if served.signature.is_async:
                 await served.setup_here()
             try:
-                return [outcome for each in calls for outcome in await _called(served, each)]
+                return [outcome for call in calls for outcome in await _called(served, call)]
             finally:
                 if served.signature.is_async:
                     await served.close_here()
@@ -153,7 +153,7 @@ class RewardFunctionSuite(Suite):
     def test_a_batch_is_scored_as_one_by_one(self) -> None:
         """Company changes nothing."""
         together = self._shown(self.outcomes(self._responses()))
-        alone = [self._shown(self.outcomes([each]))[0] for each in self._responses()]
+        alone = [self._shown(self.outcomes([response]))[0] for response in self._responses()]
         self.need(together == alone, f"scores {together} in a batch and {alone} one by one; needs the same")
 
     @extra("deterministic")
@@ -176,7 +176,7 @@ class RewardFunctionSuite(Suite):
 
     def _below(self, wrong: Sequence[Any]) -> None:
         outcomes = self.outcomes([*self.known_good, *wrong])
-        scores = [each.score if each.status is RewardStatus.OK else float("-inf") for each in outcomes]
+        scores = [outcome.score if outcome.status is RewardStatus.OK else float("-inf") for outcome in outcomes]
         num = len(self.known_good)
         self.need(num > 0, "needs known_good, to compare with")
         lowest = min(scores[:num])
@@ -204,7 +204,7 @@ class RewardFunctionSuite(Suite):
         return [*own, "", "The answer is 7.", "no", "a longer response, with the number 12 in it"]
 
     def _shown(self, outcomes: Sequence[Outcome]) -> list[float | str]:
-        return [each.score if each.status is RewardStatus.OK else each.status.value for each in outcomes]
+        return [outcome.score if outcome.status is RewardStatus.OK else outcome.status.value for outcome in outcomes]
 
 
 async def _called(served: ServedReward, trajectories: Sequence[Trajectory]) -> list[Outcome]:

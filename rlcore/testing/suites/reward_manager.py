@@ -64,13 +64,13 @@ class RewardManagerSuite(ComponentSuite):
         self.use(main)
 
     def _are_whole(self, given: Sequence[Trajectory], scored: Sequence[ScoredTrajectory]) -> None:
-        for each in scored:
-            self.need(isinstance(each, ScoredTrajectory), f"score() gave {each!r:.60}; needs ScoredTrajectory")
-        found, wanted = sorted(each.trajectory.id for each in scored), sorted(each.id for each in given)
+        for sample in scored:
+            self.need(isinstance(sample, ScoredTrajectory), f"score() gave {sample!r:.60}; needs ScoredTrajectory")
+        found, wanted = sorted(sample.trajectory.id for sample in scored), sorted(sample.id for sample in given)
         self.need(found == wanted, f"of {len(wanted)} trajectories came back {len(found)}, not each once")
-        by_id = {each.id: each for each in given}
-        for each in scored:
-            self._is_whole(each.reward, each.trajectory, by_id[each.trajectory.id])
+        by_id = {sample.id: sample for sample in given}
+        for sample in scored:
+            self._is_whole(sample.reward, sample.trajectory, by_id[sample.trajectory.id])
 
     def _is_whole(self, reward: Reward, found: Trajectory, original: Trajectory) -> None:
         name = found.id
@@ -86,10 +86,10 @@ class RewardManagerSuite(ComponentSuite):
         due: Any = loaded_function(type(self).expected)
 
         async def main(manager: RewardManager) -> None:
-            for each in await score_all(manager, self.given()):
-                score, wanted = each.reward.score, due(each.trajectory)
+            for sample in await score_all(manager, self.given()):
+                score, wanted = sample.reward.score, due(sample.trajectory)
                 good = math.isclose(score, wanted, rel_tol=1e-6)
-                self.need(good, f"{each.trajectory.id}: scored {score}, not {wanted}: another one's reward?")
+                self.need(good, f"{sample.trajectory.id}: scored {score}, not {wanted}: another one's reward?")
 
         self.use(main)
 
@@ -99,7 +99,7 @@ class RewardManagerSuite(ComponentSuite):
         async def main(manager: RewardManager) -> None:
             given = self.given()
             shuffled = [given[index] for index in np.random.default_rng(0).permutation(len(given))]
-            one, other = [by_id(await score_all(manager, each, Lane.EVAL)) for each in (given, shuffled)]
+            one, other = [by_id(await score_all(manager, item, Lane.EVAL)) for item in (given, shuffled)]
             self.need(one == other, f"scores {one}, and {other} where they arrive in another order")
 
         self.use(main)
@@ -110,11 +110,11 @@ class RewardManagerSuite(ComponentSuite):
         async def main(manager: RewardManager) -> None:
             given = self.given()
             # the same prompts again, as of later epochs
-            later = [replace(each, id=replace(each.id, epoch=1)) for each in given]
+            later = [replace(sample, id=replace(sample.id, epoch=1)) for sample in given]
             asked = ((given, Lane.TRAIN), (later, Lane.TRAIN), (given, Lane.EVAL))
-            found = await asyncio.gather(*(score_all(manager, each, lane) for each, lane in asked))
-            for (each, _), scored in zip(asked, found, strict=True):
-                self._are_whole(each, scored)
+            found = await asyncio.gather(*(score_all(manager, request, lane) for request, lane in asked))
+            for (request, _), scored in zip(asked, found, strict=True):
+                self._are_whole(request, scored)
 
         self.use(main)
 
@@ -123,14 +123,16 @@ class RewardManagerSuite(ComponentSuite):
 
         async def main(manager: RewardManager) -> None:
             first = self.given()[0]
-            group = [each for each in self.given() if each.id.prompt == first.id.prompt][1:]
+            group = [sample for sample in self.given() if sample.id.prompt == first.id.prompt][1:]
             parts = [replace(first, id=replace(first.id, segment=part), num_segments=2) for part in (1, 0)]
             scored = [
-                each for each in await score_all(manager, [*parts, *group]) if each.trajectory.id.unit() == first.id
+                sample
+                for sample in await score_all(manager, [*parts, *group])
+                if sample.trajectory.id.unit() == first.id
             ]
-            found = sorted(each.trajectory.id.segment for each in scored)
+            found = sorted(sample.trajectory.id.segment for sample in scored)
             self.need(found == [0, 1], f"of a sample of two parts came back {found}; needs each part once")
-            scores = {each.reward.score for each in scored}
+            scores = {sample.reward.score for sample in scored}
             self.need(len(scores) == 1, f"two parts of a sample have the rewards {sorted(scores)}; needs one")
 
         self.use(main)
@@ -169,19 +171,19 @@ class RewardManagerSuite(ComponentSuite):
         """With score 0 and info['error']; nothing is raised."""
 
         async def main(manager: RewardManager) -> None:
-            for each in self.failing:
-                [scored] = await score_all(manager, [each], Lane.EVAL)
+            for function in self.failing:
+                [scored] = await score_all(manager, [function], Lane.EVAL)
                 reward = scored.reward
                 failed = reward.status is RewardStatus.FAILED and reward.score == 0.0
-                self.need(failed, f"{each.id}: must be FAILED with score 0, is {reward.status} with {reward.score}")
-                self.need(bool(reward.info.get("error")), f"{each.id}: FAILED without info['error']")
+                self.need(failed, f"{function.id}: must be FAILED with score 0, is {reward.status} with {reward.score}")
+                self.need(bool(reward.info.get("error")), f"{function.id}: FAILED without info['error']")
 
         self.use(main)
 
 
 def by_id(scored: Sequence[ScoredTrajectory]) -> dict[TrajectoryId, float]:
     """The scores."""
-    return {each.trajectory.id: each.reward.score for each in sorted(scored, key=lambda one: one.trajectory.id)}
+    return {sample.trajectory.id: sample.reward.score for sample in sorted(scored, key=lambda one: one.trajectory.id)}
 
 
 def loaded_function(value: Any) -> Any:

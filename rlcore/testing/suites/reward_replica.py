@@ -35,15 +35,17 @@ class RewardReplicaSuite(WorkerSuite):
 
     def requests(self) -> list[ScoreRequest]:
         """One for each conversation."""
-        return [ScoreRequest(f"r/{index}", tuple(each)) for index, each in enumerate(self.conversations)]
+        return [
+            ScoreRequest(f"r/{index}", tuple(conversation)) for index, conversation in enumerate(self.conversations)
+        ]
 
     async def ask(self, replica: Any, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """The answers, one to each request and in their order."""
         found = await replica.call(RewardReplica.score, requests)
-        good = isinstance(found, list) and all(isinstance(each, RawScore) for each in found)
+        good = isinstance(found, list) and all(isinstance(item, RawScore) for item in found)
         self.need(good, f"score() returned {found!r:.80}; needs a list of RawScore")
-        ids = [each.id for each in found]
-        self.need(ids == [each.id for each in requests], f"score() answered {ids}; needs the requests' order")
+        ids = [trajectory.id for trajectory in found]
+        self.need(ids == [request.id for request in requests], f"score() answered {ids}; needs the requests' order")
         return list(found)
 
     def test_each_request_is_answered_in_order(self) -> None:
@@ -51,18 +53,18 @@ class RewardReplicaSuite(WorkerSuite):
 
         async def main(work: Work) -> None:
             replica = await work.start()
-            for each in await self.ask(replica, self.requests()):
-                self._is_whole(each)
+            for answer in await self.ask(replica, self.requests()):
+                self._is_whole(answer)
             self.need(await self.ask(replica, []) == [], "score([]) is not []")
 
         self.use(main)
 
-    def _is_whole(self, each: RawScore) -> None:
-        self.need(each.error == "", f"'{each.id}' has the error {each.error!r}")
-        said = (each.score is not None) + bool(each.text)
-        self.need(said == 1, f"'{each.id}' has score {each.score} and text {each.text!r:.40}; needs one of them")
-        number = each.score is None or (isinstance(each.score, float) and math.isfinite(each.score))
-        self.need(number, f"'{each.id}' has the score {each.score!r}; needs a finite float")
+    def _is_whole(self, answer: RawScore) -> None:
+        self.need(answer.error == "", f"'{answer.id}' has the error {answer.error!r}")
+        said = (answer.score is not None) + bool(answer.text)
+        self.need(said == 1, f"'{answer.id}' has score {answer.score} and text {answer.text!r:.40}; needs one of them")
+        number = answer.score is None or (isinstance(answer.score, float) and math.isfinite(answer.score))
+        self.need(number, f"'{answer.id}' has the score {answer.score!r}; needs a finite float")
 
     @extra("deterministic")
     def test_a_batch_is_answered_as_one_by_one(self) -> None:
@@ -71,13 +73,13 @@ class RewardReplicaSuite(WorkerSuite):
         async def main(work: Work) -> None:
             replica = await work.start()
             together = await self.ask(replica, self.requests())
-            alone = [(await self.ask(replica, [each]))[0] for each in self.requests()]
-            calls = await asyncio.gather(*(self.ask(replica, [each]) for each in self.requests()))
-            for found, how in ((alone, "one by one"), ([each[0] for each in calls], "in calls at the same time")):
+            alone = [(await self.ask(replica, [request]))[0] for request in self.requests()]
+            calls = await asyncio.gather(*(self.ask(replica, [request]) for request in self.requests()))
+            for found, how in ((alone, "one by one"), ([call[0] for call in calls], "in calls at the same time")):
                 for one, other in zip(together, found, strict=True):
                     same = one.text == other.text and abs((one.score or 0.0) - (other.score or 0.0)) <= TOLERANCE
                     self.need(same, f"'{one.id}' is {shown(one)} in a batch and {shown(other)} {how}; needs the same")
-            self.need(len({shown(each) for each in together}) > 1, "all conversations get the same answer")
+            self.need(len({shown(answer) for answer in together}) > 1, "all conversations get the same answer")
 
         self.use(main)
 
@@ -89,11 +91,11 @@ class RewardReplicaSuite(WorkerSuite):
             replica = await work.start()
             requests = self.requests()
             requests.insert(1, ScoreRequest("bad", tuple(self.unreadable)))
-            found = {each.id: each for each in await self.ask(replica, requests)}
+            found = {answer.id: answer for answer in await self.ask(replica, requests)}
             self.need(bool(found["bad"].error), f"the unreadable request has no error: {found['bad']}")
-            for name, each in found.items():
+            for name, item in found.items():
                 if name != "bad":
-                    self._is_whole(each)
+                    self._is_whole(item)
 
         self.use(main)
 
@@ -118,8 +120,8 @@ class RewardReplicaSuite(WorkerSuite):
             await replica.call(RewardReplica.sleep)
             for _ in range(2):
                 await replica.call(RewardReplica.wake)
-            for each in await self.ask(replica, self.requests()):
-                self._is_whole(each)
+            for answer in await self.ask(replica, self.requests()):
+                self._is_whole(answer)
 
         self.use(main)
 

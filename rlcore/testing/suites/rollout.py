@@ -35,8 +35,8 @@ class RolloutWorkerSuite(WorkerSuite):
 
         async def main(work: Work) -> None:
             found = await generate(await work.start(), requests())
-            keys = sorted((each.request_id, each.sample) for each in found)
-            wanted = sorted((each.id, sample) for each in requests() for sample in range(each.n))
+            keys = sorted((completion.request_id, completion.sample) for completion in found)
+            wanted = sorted((request.id, sample) for request in requests() for sample in range(request.n))
             self.need(keys == wanted, f"{len(keys)} completions for {len(wanted)} samples: {keys}; needs each once")
 
         self.use(main)
@@ -45,13 +45,13 @@ class RolloutWorkerSuite(WorkerSuite):
         """Ids of the vocabulary with their log-probs, no longer than asked for, and it says why it ended."""
 
         async def main(work: Work) -> None:
-            for each in await generate(await work.start(), requests()):
-                self._is_whole(each)
+            for completion in await generate(await work.start(), requests()):
+                self._is_whole(completion)
 
         self.use(main)
 
-    def _is_whole(self, each: Completion) -> None:
-        ids_N, logprobs_N = each.token_ids, each.logprobs
+    def _is_whole(self, completion: Completion) -> None:
+        ids_N, logprobs_N = completion.token_ids, completion.logprobs
         kinds = (str(ids_N.dtype), str(logprobs_N.dtype))
         self.need(kinds == ("int32", "float32"), f"ids and log-probs are {kinds}; needs int32 and float32")
         self.need(ids_N.shape == logprobs_N.shape and ids_N.ndim == 1, "ids and log-probs differ in shape; needs (N,)")
@@ -61,12 +61,15 @@ class RolloutWorkerSuite(WorkerSuite):
         good = np.isfinite(logprobs_N).all() and float(logprobs_N.max()) <= TOLERANCE
         self.need(bool(good), f"log-probs {logprobs_N.tolist()}; needs finite ones of at most 0")
         self.need(
-            isinstance(each.finish, FinishReason),
-            f"finish is {each.finish!r}; needs FinishReason.STOP or FinishReason.LENGTH",
+            isinstance(completion.finish, FinishReason),
+            f"finish is {completion.finish!r}; needs FinishReason.STOP or FinishReason.LENGTH",
         )
-        cut = each.finish is FinishReason.LENGTH
+        cut = completion.finish is FinishReason.LENGTH
         self.need(not cut or len(ids_N) == MAX_TOKENS, f"it says it was cut, after {len(ids_N)} of {MAX_TOKENS} tokens")
-        self.need(isinstance(each.version, int) and each.version >= 0, f"version is {each.version!r}; needs an int")
+        self.need(
+            isinstance(completion.version, int) and completion.version >= 0,
+            f"version is {completion.version!r}; needs an int",
+        )
 
     largest_id: int = 263
     """Of the model's vocabulary."""
@@ -99,8 +102,8 @@ class RolloutWorkerSuite(WorkerSuite):
 
     def _same(self, one: dict[Key, Completion], other: dict[Key, Completion], where: str) -> None:
         self.need(texts(one) == texts(other), f"the same requests give other tokens {where}")
-        for key, each in one.items():
-            off = float(np.abs(each.logprobs - other[key].logprobs).max())
+        for key, trajectory in one.items():
+            off = float(np.abs(trajectory.logprobs - other[key].logprobs).max())
             self.need(off <= TOLERANCE, f"log-probs differ by {off:g} {where}")
 
     def test_greedy_samples_are_equal(self) -> None:
@@ -123,7 +126,7 @@ class RolloutWorkerSuite(WorkerSuite):
                 async for _ in items:
                     break
             found = await generate(rollout, requests())
-            wanted = sum(each.n for each in requests())
+            wanted = sum(request.n for request in requests())
             self.need(len(found) == wanted, f"after an early close {len(found)} of {wanted} samples came")
 
         self.use(main)
@@ -150,7 +153,7 @@ class RolloutWorkerSuite(WorkerSuite):
             need(work.actor is not None, f"{self.who}: no host")
             if work.actor is not None:
                 await work.actor.call(ActorWorker.publish, 5)
-            found = {each.version for each in await generate(rollout, requests())}
+            found = {completion.version for completion in await generate(rollout, requests())}
             self.need(found == {5}, f"after publish(5) completions say version {sorted(found)}; needs 5")
 
         self.use(main)
@@ -165,7 +168,7 @@ class RolloutWorkerSuite(WorkerSuite):
             handle = await actor.call(ActorWorker.weights, 4, work.bench.run_dir / "weights")
             version = await rollout.call(RolloutWorker.load_weights, handle)
             self.need(version == 4, f"load_weights() of version 4 returned {version!r}")
-            found = {each.version for each in await generate(rollout, requests())}
+            found = {completion.version for completion in await generate(rollout, requests())}
             self.need(found == {4}, f"after load_weights() of version 4 completions say {sorted(found)}")
 
         self.use(main)
@@ -185,7 +188,7 @@ class RolloutWorkerSuite(WorkerSuite):
                 await rollout.call(RolloutWorker.wake)
             found = await asking
             self.need(not done, "it answered while it slept")
-            self.need(len(found) == sum(each.n for each in requests()), "not every sample came after it woke")
+            self.need(len(found) == sum(request.n for request in requests()), "not every sample came after it woke")
 
         self.use(main)
 
@@ -202,14 +205,14 @@ def requests(seed: int = 3, temperature: float = 1.0) -> list[GenerateRequest]:
 async def generate(rollout: Any, asked: Sequence[GenerateRequest]) -> list[Completion]:
     """Every completion, in the order they come."""
     async with aclosing(rollout.stream(RolloutWorker.generate, asked)) as items:
-        return [each async for each in items]
+        return [item async for item in items]
 
 
 def by_key(found: Sequence[Completion]) -> dict[Key, Completion]:
     """By request and sample."""
-    return {(each.request_id, each.sample): replace(each) for each in found}
+    return {(completion.request_id, completion.sample): replace(completion) for completion in found}
 
 
 def texts(found: dict[Key, Completion]) -> dict[Key, tuple[int, ...]]:
     """The sampled ids."""
-    return {key: tuple(each.token_ids.tolist()) for key, each in found.items()}
+    return {key: tuple(completion.token_ids.tolist()) for key, completion in found.items()}

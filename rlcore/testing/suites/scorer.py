@@ -35,8 +35,8 @@ class ScorerSuite(ContextSuite):
 
         @asynccontextmanager
         async def scorer(context: Any) -> AsyncIterator[Any]:
-            async for each in self.load()(context):
-                yield each
+            async for reward in self.load()(context):
+                yield reward
 
         async def main() -> T:
             async with self.context() as context, scorer(context) as started:
@@ -47,18 +47,18 @@ class ScorerSuite(ContextSuite):
     def samples(self, responses: Sequence[str]) -> list[Trajectory]:
         """A group with these responses."""
         prompt = make_prompt(0, self.answer)
-        return [make_trajectory(prompt, index, each) for index, each in enumerate(responses)]
+        return [make_trajectory(prompt, index, response) for index, response in enumerate(responses)]
 
     async def ask(self, scorer: Any, responses: Sequence[str], lane: Lane = Lane.TRAIN) -> list[Outcome]:
         """Outcomes as a manager would have them: one call a sample, or one for the group."""
         samples = self.samples(responses)
-        calls = [[each] for each in samples] if scorer.scope == "sample" else [samples]
+        calls = [[sample] for sample in samples] if scorer.scope == "sample" else [samples]
         found = []
-        for each in calls:
-            outcomes = await scorer.score(each, lane)
+        for call in calls:
+            outcomes = await scorer.score(call, lane)
             good = isinstance(outcomes, list) and all(isinstance(one, Outcome) for one in outcomes)
             self.need(good, f"score() returned {outcomes!r:.80}; needs a list of Outcome")
-            self.need(len(outcomes) == len(each), f"score() gave {len(outcomes)} outcomes for {len(each)} samples")
+            self.need(len(outcomes) == len(call), f"score() gave {len(outcomes)} outcomes for {len(call)} samples")
             found += outcomes
         return found
 
@@ -67,7 +67,7 @@ class ScorerSuite(ContextSuite):
 
         async def main(scorer: Any) -> None:
             self.need(isinstance(scorer.name, str) and bool(scorer.name), f"name is {scorer.name!r}; needs a name")
-            scopes = [each.value for each in Scope]
+            scopes = [scope.value for scope in Scope]
             self.need(scorer.scope in scopes, f"scope is {scorer.scope!r}; choose from: {', '.join(scopes)}")
             good = isinstance(scorer.weight, (int, float)) and math.isfinite(scorer.weight)
             self.need(good, f"weight is {scorer.weight!r}; needs a finite number")
@@ -83,17 +83,17 @@ class ScorerSuite(ContextSuite):
 
         async def main(scorer: Any) -> None:
             for lane in Lane:
-                for each in await self.ask(scorer, self.responses, lane):
-                    self._is_whole(each)
+                for answer in await self.ask(scorer, self.responses, lane):
+                    self._is_whole(answer)
 
         self.use(main)
 
-    def _is_whole(self, each: Outcome) -> None:
-        self.need(isinstance(each.status, RewardStatus), f"status is {each.status!r}; needs a RewardStatus")
-        number = isinstance(each.score, (int, float)) and math.isfinite(each.score)
-        self.need(number, f"score is {each.score!r}; needs a finite number")
-        if each.status is RewardStatus.FAILED:
-            self.need(bool(each.error) and each.score == 0.0, "a FAILED outcome needs an error and score 0")
+    def _is_whole(self, outcome: Outcome) -> None:
+        self.need(isinstance(outcome.status, RewardStatus), f"status is {outcome.status!r}; needs a RewardStatus")
+        number = isinstance(outcome.score, (int, float)) and math.isfinite(outcome.score)
+        self.need(number, f"score is {outcome.score!r}; needs a finite number")
+        if outcome.status is RewardStatus.FAILED:
+            self.need(bool(outcome.error) and outcome.score == 0.0, "a FAILED outcome needs an error and score 0")
 
     @extra("deterministic")
     def test_it_says_the_same_twice_and_in_any_order(self) -> None:
@@ -117,8 +117,8 @@ class ScorerSuite(ContextSuite):
             found = await scorer.post_process(self.samples(self.responses), outcomes, Lane.TRAIN)
             good = isinstance(found, list) and len(found) == len(outcomes)
             self.need(good, f"post_process() returned {found!r:.80}; needs {len(outcomes)} outcomes")
-            for each in found:
-                self._is_whole(each)
+            for item in found:
+                self._is_whole(item)
             self.need(found[-1].status is RewardStatus.FAILED, "post_process() made a score of a failure")
 
         self.use(main)
@@ -129,7 +129,7 @@ class ScorerSuite(ContextSuite):
 
         async def main(scorer: Any) -> None:
             outcomes = await self.ask(scorer, [*self.known_good, *self.known_bad])
-            scores = [each.score if each.status is RewardStatus.OK else float("-inf") for each in outcomes]
+            scores = [outcome.score if outcome.status is RewardStatus.OK else float("-inf") for outcome in outcomes]
             lowest = min(scores[: len(self.known_good)])
             for response, score in zip(self.known_bad, scores[len(self.known_good) :], strict=True):
                 self.need(score < lowest, f"{response!r:.80} scores {score:g}, a right one {lowest:g}; needs less")
@@ -151,4 +151,4 @@ class ScorerSuite(ContextSuite):
 
 
 def _shown(outcomes: Sequence[Outcome]) -> list[float | str]:
-    return [each.score if each.status is RewardStatus.OK else each.status.value for each in outcomes]
+    return [outcome.score if outcome.status is RewardStatus.OK else outcome.status.value for outcome in outcomes]

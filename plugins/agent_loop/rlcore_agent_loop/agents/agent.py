@@ -127,7 +127,7 @@ class Agents:
         )
 
     def _given(self, task: RolloutTask, token: str) -> dict[str, Any]:
-        messages = [dict(each) for each in task.prompt.messages]
+        messages = [dict(message) for message in task.prompt.messages]
         return {
             "base_url": self._endpoint.url,
             "api_key": token,

@@ -179,7 +179,7 @@ def _chunk(name: str, answer: PolicyAnswer) -> dict[str, Any]:
     """The whole answer as the one chunk of a stream."""
     delta = dict(answer.message)
     if "tool_calls" in delta:
-        delta["tool_calls"] = [{"index": place, **each} for place, each in enumerate(delta["tool_calls"])]
+        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
     return {
         "id": name,
         "object": "chat.completion.chunk",

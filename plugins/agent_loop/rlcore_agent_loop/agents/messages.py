@@ -53,7 +53,7 @@ def normalised(messages: Any) -> list[Plain]:
     """The messages, each with role, content as text, and what else has a meaning; BadRequest for anything else."""
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages: needs a list of at least one")
-    return [_message(each) for each in messages]
+    return [_message(message) for message in messages]
 
 
 def _message(message: Any) -> Plain:
@@ -64,7 +64,7 @@ def _message(message: Any) -> Plain:
     if message.get("tool_calls"):
         if not isinstance(message["tool_calls"], list):
             raise BadRequest("messages: tool_calls needs a list")
-        plain["tool_calls"] = [_call(each) for each in message["tool_calls"]]
+        plain["tool_calls"] = [_call(call) for call in message["tool_calls"]]
     for name in ("tool_call_id", "name"):
         if isinstance(message.get(name), str):
             plain[name] = message[name]
@@ -76,10 +76,10 @@ def _text(content: Any) -> str:
         return encodable_text(content or "")
     if not isinstance(content, list):
         raise BadRequest(f"messages: found a content that is {type(content).__name__}; needs text")
-    parts = [each.get("text") if isinstance(each, dict) else None for each in content]
-    if not all(isinstance(each, str) for each in parts):
+    parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    if not all(isinstance(part, str) for part in parts):
         raise BadRequest("messages: contents other than text are not served")
-    return encodable_text("".join(str(each) for each in parts))
+    return encodable_text("".join(str(part) for part in parts))
 
 
 def _call(call: Any) -> Plain:
@@ -99,8 +99,8 @@ def _call(call: Any) -> Plain:
 
 def for_template(messages: Sequence[Mapping[str, Any]]) -> list[Plain]:
     """The messages as chat templates expect them: arguments of calls as objects."""
-    return [{**each, "tool_calls": [_opened(call) for call in each["tool_calls"]]} if "tool_calls" in each
-            else dict(each) for each in messages]  # fmt: skip
+    return [{**message, "tool_calls": [_opened(call) for call in message["tool_calls"]]} if "tool_calls" in message
+            else dict(message) for message in messages]  # fmt: skip
 
 
 def _opened(call: Mapping[str, Any]) -> Plain:

@@ -1,4 +1,4 @@
-"""What runs in the child process of an agent: somebody's function or object, told where the policy is served."""
+"""Runs an agent in its child process: a function or object that is told where the policy is served."""
 
 import asyncio
 import inspect
@@ -22,12 +22,13 @@ class Program:
         if isinstance(self._function, type):
             self._function, self._kwargs = self._function(**kwargs), {}
         parameters = inspect.signature(self._function).parameters.values()
-        self._open = any(each.kind is each.VAR_KEYWORD for each in parameters)
-        self._names = {each.name for each in parameters}
+        self._open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        self._names = {parameter.name for parameter in parameters}
         required = {
-            each.name
-            for each in parameters
-            if each.default is each.empty and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+            parameter.name
+            for parameter in parameters
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         }
         if unknown := sorted(required - set(GIVEN) - set(self._kwargs)):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What an agent and the policy say to each other through the endpoint, recorded as the tokens of one sample."""
+"""Records the conversation of agent and policy through the endpoint as the tokens of one sample."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -118,7 +118,7 @@ class Recording:
             raise BadRequest(f"n={body['n']!r:.80}: one choice is served")
         if not isinstance(body.get("stream") or False, bool):
             raise BadRequest(f"stream={body['stream']!r:.80}: needs true or false")
-        if tools and not (isinstance(tools, list) and all(isinstance(each, dict) for each in tools)):
+        if tools and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
             raise BadRequest("tools: needs a list of objects")
         if tools and not self.kit.tokens.tells_tools():
             raise BadRequest("tools: the chat template does not tell the policy about tools")
@@ -150,7 +150,7 @@ class Recording:
             new = messages[known:]
             if thread.busy or thread.tools != tools or not new or messages[:known] != thread.history:
                 continue
-            if any(each["role"] in ("assistant", "system") or not self._stable(thread, each["role"]) for each in new):
+            if any(turn["role"] in ("assistant", "system") or not self._stable(thread, turn["role"]) for turn in new):
                 continue
             ids = self.kit.tokens.continuation(for_template(new), thread.part.ids[-1])
             if len(ids) >= self._rest(thread.part):
@@ -195,6 +195,6 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
 def _stop(body: Mapping[str, Any]) -> Sequence[str]:
     stop = body.get("stop") or []
     found = [stop] if isinstance(stop, str) else stop
-    if not isinstance(found, list) or not all(isinstance(each, str) and each for each in found):
+    if not isinstance(found, list) or not all(isinstance(item, str) and item for item in found):
         raise BadRequest("stop: needs a text or a list of texts")
     return found

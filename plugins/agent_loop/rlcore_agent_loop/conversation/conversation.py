@@ -50,7 +50,7 @@ class ConversationContext:
     def context(self) -> int | None:
         """Tokens of a prompt and all that follows, at most; None is unknown."""
         chosen = self.settings.context_tokens
-        known = [each for each in (chosen, self.window) if each]
+        known = [budget for budget in (chosen, self.window) if budget]
         return min(known) if known else self.tokens.context_length
 
     def budget(self, num_prompt: int, max_tokens: int, who: str) -> int:
@@ -75,14 +75,14 @@ class ConversationContext:
                 calls = list(found)
         except ChildError as error:
             return [refused(str(error))]
-        wrong = next((each for each in calls if not isinstance(each, ToolCall)), None)
+        wrong = next((call for call in calls if not isinstance(call, ToolCall)), None)
         if wrong is not None:
             kind = type(wrong).__name__
             return [refused(f"the parser {self.settings.parser} returned {kind}; needs rlcore_agent_loop.ToolCall")]
         return calls
 
     def stable(self, role: str, tools: Sequence[Mapping[str, Any]] = ()) -> bool:
-        """Whether a message of this role, behind a turn, leaves what was before it as it is."""
+        """True if a message of this role, behind a turn, leaves what was before it as it is."""
         try:
             self.tokens.check_continuation([role], tools)
         except ConfigError:
@@ -219,7 +219,7 @@ class Conversation:
 
     def _tell(self, part: Segment, messages: Sequence[Message], tools: SampleTools) -> str | None:
         """Append the messages and the opening of the next turn; why the sample ends instead, or None."""
-        for role in {str(each["role"]) for each in messages} - {"user", self._settings.result_role}:
+        for role in {str(message["role"]) for message in messages} - {"user", self._settings.result_role}:
             if not self._kit.stable(role, tools.schemas):
                 return self._failed(
                     ChildError(
@@ -267,7 +267,7 @@ class Conversation:
         return (MAX_TURNS if last else ""), step.messages, step.restart
 
     def _repeats(self, calls: Sequence[ToolCall]) -> bool:
-        """Whether this is one turn too many in a row with the same calls."""
+        """True if this is one turn too many in a row with the same calls."""
         made = [(call.name, repr(_sorted(call.arguments)) + call.problem) for call in calls]
         self._num_same = self._num_same + 1 if made == self._last_calls else 1
         self._last_calls = made

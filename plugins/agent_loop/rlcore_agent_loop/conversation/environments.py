@@ -100,7 +100,7 @@ class InChild(SampleEnvironment):
         return opening(await self._call("reset", self._sample, prompt, seed))
 
     async def step(self, messages: Sequence[Message]) -> Step:
-        return checked(await self._call("step", self._sample, [dict(each) for each in messages]))
+        return checked(await self._call("step", self._sample, [dict(message) for message in messages]))
 
     async def _call(self, method: str, *args: Any) -> Any:
         who, deadline_s = f"environment.{method}", self._settings.deadline_s
@@ -168,13 +168,13 @@ def readable(what: str, messages: Any) -> list[Message]:
     """The messages of an environment; ChildError if they are none. What no tokenizer could encode is replaced."""
     if not isinstance(messages, (list, tuple)):
         raise ChildError(f"environment.{what} {type(messages).__name__} as messages; needs a list of them")
-    for each in messages:
-        if not isinstance(each, Mapping) or not isinstance(each.get("role"), str):
-            raise ChildError(f"environment.{what} the message {each!r:.80}; needs one with role and content")
-        if not isinstance(each.get("content", ""), (str, list, tuple, type(None))):
-            found = type(each["content"]).__name__
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ChildError(f"environment.{what} the message {message!r:.80}; needs one with role and content")
+        if not isinstance(message.get("content", ""), (str, list, tuple, type(None))):
+            found = type(message["content"]).__name__
             raise ChildError(f"environment.{what} a message whose content is {found}; needs text")
-    return [encodable(each) for each in messages]
+    return [encodable(message) for message in messages]
 
 
 def checked(step: Any) -> Step:

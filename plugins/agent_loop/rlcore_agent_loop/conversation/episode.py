@@ -92,7 +92,7 @@ class Segment:
         What was said to a policy that never answered is no part of what it is trained on: the last token is a sampled
         one, or the prompt's last.
         """
-        spans = [(each["start"], each["start"] + each["num_tokens"]) for each in self.turns]
+        spans = [(turn["start"], turn["start"] + turn["num_tokens"]) for turn in self.turns]
         length = max([end for start, end in spans if end > start], default=self.num_prompt)
         mask_T, logprobs_T = np.zeros(length, dtype=np.bool_), np.zeros(length, dtype=np.float32)
         for (start, end), logprobs_N in zip(spans, self.logprobs, strict=True):

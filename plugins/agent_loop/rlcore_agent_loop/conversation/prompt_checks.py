@@ -1,4 +1,4 @@
-"""Whether prompts can be served: seen over all the data, before the first request."""
+"""Checks over all the data, before the first request, that prompts can be served."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -39,14 +39,16 @@ class PromptBudget:
         if context is None:
             return
         # A token is a byte at least, and a message's representation is longer than what a template makes of it.
-        longest = sum(len(repr(dict(each)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS for each in prompt.messages)
+        longest = sum(
+            len(repr(dict(message)).encode(errors="replace")) + MAX_TEMPLATE_TOKENS for message in prompt.messages
+        )
         if self._with(schemas) + longest < context:
             return
         num_tokens = len(self._kit.tokens.encode_prompt(prompt.messages, schemas))
         self._kit.budget(num_tokens, 1, prompt.id)
 
     def _with(self, schemas: Sequence[Mapping[str, Any]]) -> int:
-        names = tuple([str(each["function"]["name"]) for each in schemas])
+        names = tuple([str(schema["function"]["name"]) for schema in schemas])
         if names not in self._around:
             short: Message = {"role": "user", "content": "x"}
             self._around[names] = len(self._kit.tokens.encode_prompt([short], schemas))

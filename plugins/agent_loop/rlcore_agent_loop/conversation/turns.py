@@ -1,4 +1,4 @@
-"""How turns are sampled: first turns of a group together, later ones each by itself, as soon as it can begin."""
+"""Samples turns: first turns of a group together, later ones each by itself, as soon as it can begin."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -124,8 +124,8 @@ class _Call:
 
     def begin(self, generator: "Generator", lane: Lane) -> None:
         """Ask; whatever ends the call, everything it owes is answered."""
-        for each in self.owed.values():
-            each.call = self
+        for call in self.owed.values():
+            call.call = self
         self.task = asyncio.create_task(self._ask(generator, lane))
         self.task.add_done_callback(self._ended)
 
@@ -136,7 +136,7 @@ class _Call:
             await asyncio.gather(self.task, return_exceptions=True)
 
     async def _ask(self, generator: "Generator", lane: Lane) -> None:
-        requests = [each.request for each in self.owed.values()]
+        requests = [call.request for call in self.owed.values()]
         async with aclosing(generator.generate(requests, lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:  # to the end: there is nothing to cancel then
                 question = self.owed.pop(completion.request_id, None)
@@ -147,10 +147,10 @@ class _Call:
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
-        for name, each in self.owed.items():
-            if each.answer.done():
+        for name, call in self.owed.items():
+            if call.answer.done():
                 continue
             if task.cancelled():
-                each.answer.cancel()
+                call.answer.cancel()
             else:
-                each.answer.set_exception(error or WorkerError(f"rollout: turn {name} was never finished"))
+                call.answer.set_exception(error or WorkerError(f"rollout: turn {name} was never finished"))

@@ -54,4 +54,4 @@ def encodable(value: Any) -> Any:
         return encodable_text(value)
     if isinstance(value, Mapping):
         return {name: encodable(inner) for name, inner in value.items()}
-    return [encodable(each) for each in value] if isinstance(value, (list, tuple)) else value
+    return [encodable(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -81,15 +81,15 @@ class McpServer(ToolSource):
 
     def _chosen(self, tools: Any) -> dict[str, Mapping[str, Any]]:
         schemas = {
-            each.name: {
+            tool.name: {
                 "type": "function",
                 "function": {
-                    "name": each.name,
-                    "description": each.description or "",
-                    "parameters": dict(each.input_schema),
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": dict(tool.input_schema),
                 },
             }
-            for each in tools
+            for tool in tools
         }
         for name in self._settings.tools:
             if name not in schemas:
@@ -135,7 +135,7 @@ class McpServer(ToolSource):
         except _Closed as error:
             await self._restart(client, error)
             result = await self._called(self._client, name, arguments)
-        parts = [getattr(each, "text", None) or f"({each.type} left out)" for each in result.content]
+        parts = [getattr(part, "text", None) or f"({part.type} left out)" for part in result.content]
         text = as_text("\n".join(parts), self._max_chars)
         if result.is_error:
             raise ChildError(f"{name}: {text}")

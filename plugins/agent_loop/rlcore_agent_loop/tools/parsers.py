@@ -94,9 +94,11 @@ def _value(text: str) -> Any:
 def _python(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call):
         return refused("the call is no call of a function")
-    if node.args or any(each.arg is None for each in node.keywords):
+    if node.args or any(keyword.arg is None for keyword in node.keywords):
         return refused("the call has arguments without a name; needs name=value")
     try:
-        return ToolCall(ast.unparse(node.func), {str(each.arg): ast.literal_eval(each.value) for each in node.keywords})
+        return ToolCall(
+            ast.unparse(node.func), {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        )
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return refused("an argument is no literal; needs numbers, strings, lists and the like")

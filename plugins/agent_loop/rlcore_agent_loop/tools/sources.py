@@ -1,4 +1,4 @@
-"""Where tools come from: what every source of tools does, and the source of functions and classes of the config."""
+"""Sources of tools: their protocol, and the source of functions and classes named in the configuration."""
 
 import asyncio
 import inspect

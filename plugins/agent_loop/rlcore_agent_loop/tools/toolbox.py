@@ -1,4 +1,4 @@
-"""What runs in the child process of sync tools and environments: functions and objects, nothing of the run."""
+"""Runs in the child process of sync tools and environments: functions and objects, nothing of the run."""
 
 import asyncio
 import inspect
@@ -34,7 +34,7 @@ class Toolbox:
         return {name: kind_of(target) for name, target in self._tools.items()}
 
     def environment_is_async(self) -> bool:
-        """Whether the environment runs on the loop of the run."""
+        """True if the environment runs on the loop of the run."""
         return inspect.iscoroutinefunction(getattr(self._environment, "step", None))
 
     def call(self, name: str, arguments: Mapping[str, Any], max_chars: int) -> str:

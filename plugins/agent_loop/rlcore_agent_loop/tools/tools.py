@@ -49,7 +49,7 @@ class Tools:
                         "tool for each name: rename one, or leave it out of the server's `tools`"
                     )
                 self._owners[name], self._schemas[name] = source, schema
-        self._described = [each for each in self._schemas.values() if each]
+        self._described = [schema for schema in self._schemas.values() if schema]
 
     def schemas(self) -> Sequence[Mapping[str, Any]]:
         """Those of all tools that the policy is told about."""
@@ -74,7 +74,7 @@ class Tools:
 
     def _names(self, who: str, chosen: Any) -> Sequence[str]:
         names = [chosen] if isinstance(chosen, str) else chosen
-        if not isinstance(names, (list, tuple)) or not all(isinstance(each, str) for each in names):
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
             raise ConfigError(f"{who} is {chosen!r:.80}; needs the name of a tool, or a list of names")
         for name in names:
             if name not in self._owners:

@@ -125,9 +125,9 @@ class PolicyProxy:
 
     def answer(self, answers: Sequence[Answered]) -> None:
         """Hand answers to whoever asked, if they still wait."""
-        for each in answers:
-            if each.number in self._open:
-                self._open[each.number].put_nowait(each.completion)
+        for item in answers:
+            if item.number in self._open:
+                self._open[item.number].put_nowait(item.completion)
 
 
 class LoopWorker(AgentWorker):

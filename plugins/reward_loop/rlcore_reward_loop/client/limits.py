@@ -1,4 +1,4 @@
-"""Who may call next: slots that grow and shrink with the service, two lanes, and an even pace."""
+"""Limits concurrent calls: slots that grow and shrink with the service, two lanes, and an even pace."""
 
 import asyncio
 import heapq

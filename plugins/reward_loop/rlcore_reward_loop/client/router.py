@@ -1,4 +1,4 @@
-"""Which of several equals is asked: the one that will answer first, and none that does not answer at all."""
+"""Routes each call to the target that will answer first, and never to one that does not answer."""
 
 import asyncio
 import time
@@ -80,12 +80,16 @@ class Router:
     @property
     def num_ejected(self) -> int:
         """Targets out of use now."""
-        return sum(each.ejected_until is not None for each in self.targets)
+        return sum(target.ejected_until is not None for target in self.targets)
 
     def take_now(self, avoid: Target | None = None) -> tuple[Target, int] | None:
         """A target, not `avoid` if there is another, with the number of the call that begins; None: all are ejected."""
         now = time.monotonic()
-        known = [each for each in self.targets if each.latency_s and each.ejected_until is None and each is not avoid]
+        known = [
+            target
+            for target in self.targets
+            if target.latency_s and target.ejected_until is None and target is not avoid
+        ]
         guess_s = min((target.latency_s for target in known), default=0.0)
         target = self._dispatcher.choose(lambda one: (one.expected_s(now, guess_s), len(one.calls)), avoid)
         return None if target is None else self._begin(target, now)
@@ -97,7 +101,7 @@ class Router:
                 return taken
             limit_s = due - time.monotonic()
             if limit_s <= 0:
-                errors = ", ".join(f"{each.name}: {each.last_error}" for each in self.targets)
+                errors = ", ".join(f"{target.name}: {target.last_error}" for target in self.targets)
                 raise NoTarget(f"out of use until it answers again ({errors})")
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
@@ -133,7 +137,7 @@ class Router:
     def _proven(self, target: Target) -> bool:
         if target.num_failures < self._eject_after:
             return False
-        others = any(each.ejected_until is None for each in self.targets if each is not target)
+        others = any(item.ejected_until is None for item in self.targets if item is not target)
         return self._probe is not None or (others and len(target.witnesses) > 1)
 
     def dropped(self, target: Target, call: int) -> None:

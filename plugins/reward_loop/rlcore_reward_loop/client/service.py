@@ -168,7 +168,7 @@ class Service:
 def _key(call: Call) -> bytes:
     questions = call.body.get("samples", [call.body]) if call.with_ids else [call.body]
     left_out = ("id",) if call.with_ids else ()
-    identity = [{key: value for key, value in each.items() if key not in left_out} for each in questions]
+    identity = [{key: value for key, value in question.items() if key not in left_out} for question in questions]
     text = json.dumps([call.path, identity], default=plain, sort_keys=True)
     return hashlib.sha256(text.encode()).digest()
 

@@ -1,4 +1,4 @@
-"""What a judge is asked, and the score that its answer holds. Pure functions: no network."""
+"""Builds a judge's question and reads the score from its answer. Pure functions: no network."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ def messages(trajectory: Trajectory, template: str, judge: JudgeSettings) -> lis
     """
     prompt = trajectory.prompt
     parts = {
-        "prompt": "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in prompt.messages),
+        "prompt": "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in prompt.messages),
         "answer": "(none)" if prompt.answer is None else str(prompt.answer),
         "response": quoted(response_text(trajectory)),
     }
@@ -68,7 +68,7 @@ def response_text(trajectory: Trajectory) -> str:
     """The response as the judge sees it: a string, or what each message of an agent's holds, by role."""
     if isinstance(trajectory.completion, str):
         return trajectory.completion
-    return "\n".join(f"{each.get('role')}: {each.get('content') or ''}" for each in trajectory.completion)
+    return "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in trajectory.completion)
 
 
 def quoted(text: str) -> str:

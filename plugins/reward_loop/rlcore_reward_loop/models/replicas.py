@@ -86,7 +86,7 @@ class Replicas:
                         reward=reward,
                         id=request.id,
                         target=self.name,
-                        query=[dict(each) for each in request.messages],
+                        query=[dict(message) for message in request.messages],
                         response={"score": raw.score, "text": raw.text},
                         status=status,
                         lane=lane.value,

@@ -31,7 +31,7 @@ class HfReplica(RewardReplica):
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """The score of each conversation; one that cannot be read or is too long has an error instead."""
         await self._awake.wait()
-        return list(await asyncio.gather(*(self._score(each) for each in requests)))
+        return list(await asyncio.gather(*(self._score(request) for request in requests)))
 
     async def _score(self, request: ScoreRequest) -> RawScore:
         try:

@@ -112,7 +112,7 @@ class Decoder:
 
     def drop_prompts(self) -> None:
         """Drop the prompts that no sample needs any more."""
-        for group in [each for each in self.groups if each.rows_left == 0]:
+        for group in [group for group in self.groups if group.rows_left == 0]:
             place, last = group.slot, self.groups.pop()
             group.slot = group.hidden_H = None
             if last is not group and place is not None:
@@ -177,7 +177,7 @@ class Decoder:
             members[slot].append(index)
         width = max(map(len, members))
         places = [slot * width + members[slot].index(index) for index, slot in enumerate(slots)]
-        filled = [each + [(each or [0])[0]] * (width - len(each)) for each in members]
+        filled = [member + [(member or [0])[0]] * (width - len(member)) for member in members]
         prompt = [len(row.request.token_ids) for row in rows]
         self._cache.reserve_rows(len(self.rows), max(own) + tokens, self._max_rows)
         return RowPass(
@@ -229,8 +229,8 @@ class Decoder:
         kinds = set(getattr(config, "layer_types", None) or [])
         dtype = self._model.head.linear.weight.dtype
         masks = {
-            each: torch.cat(now.masks(each), dim=-1)[:, None].to(dtype)
-            for each in ({None, window} if window else {None})
+            width: torch.cat(now.masks(width), dim=-1)[:, None].to(dtype)
+            for width in ({None, window} if window else {None})
         }
         if len(kinds) > 1:
             return {kind: masks[window if kind == "sliding_attention" else None] for kind in kinds}

@@ -1,4 +1,4 @@
-"""Whether a model can be decoded by `Decoder`, found out by doing it."""
+"""Tries whether `Decoder` can decode a model."""
 
 from contextlib import suppress
 from dataclasses import replace

@@ -26,7 +26,7 @@ Product = Callable[[Tensor, Tensor | None], Tensor]
 
 
 def is_known(transformer: Any) -> bool:
-    """Whether `FusedDecode` knows the layers of a model: by their names, and only where nothing has changed them."""
+    """True if `FusedDecode` knows the layers of a model: by their names, and only where nothing has changed them."""
     base, config = transformer.base_model, transformer.config
     family = type(base).__name__.removesuffix("Model")
     if family not in FAMILIES or not type(base).__module__.startswith("transformers.models."):
@@ -38,9 +38,10 @@ def is_known(transformer: Any) -> bool:
 
 
 def is_watched(transformer: Any) -> bool:
-    """Whether somebody watches or alters the forward pass of a module, and would miss it."""
+    """True if somebody watches or alters the forward pass of a module, and would miss it."""
     return any(
-        each._forward_hooks or each._forward_pre_hooks or "forward" in vars(each) for each in transformer.modules()
+        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        for module in transformer.modules()
     )
 
 
@@ -48,10 +49,10 @@ def _is_plain(layer: Any, family: str) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    kinds = [type(each).__name__ for each in (layer, attention, mlp, layer.input_layernorm)]
+    kinds = [type(module).__name__ for module in (layer, attention, mlp, layer.input_layernorm)]
     return (
         kinds == [f"{family}{name}" for name in ("DecoderLayer", "Attention", "MLP", "RMSNorm")]
-        and all(type(each) is nn.Linear and type(each.weight) is nn.Parameter for each in linears)
+        and all(type(item) is nn.Linear and type(item.weight) is nn.Parameter for item in linears)
         and can_attend_together(linears[0].weight)
     )
 
@@ -61,7 +62,7 @@ class FusedDecode:
 
     def __init__(self, transformer: Any, packed: PackedLinears | None) -> None:
         self._base = transformer.base_model
-        self._layers = [_Layer(each, packed) for each in self._base.layers]
+        self._layers = [_Layer(layer, packed) for layer in self._base.layers]
 
     def hidden(self, current: RowPass, cache: SlotCache, token_ids_R1: Tensor) -> Tensor:
         """(R, H) last hidden states of a pass of one token a row, whose keys and values are written to the cache."""
@@ -137,8 +138,8 @@ def _product(layers: Sequence[nn.Linear], packed: PackedLinears | None) -> Produ
     if found is not None:
         return found
     if len(layers) > 1:
-        parts = [_product((each,), packed) for each in layers]
-        return lambda states, added: torch.cat([each(states, None) for each in parts], dim=-1)
+        parts = [_product((layer,), packed) for layer in layers]
+        return lambda states, added: torch.cat([part(states, None) for part in parts], dim=-1)
     layer = layers[0]
 
     def multiply(states: Tensor, added: Tensor | None) -> Tensor:

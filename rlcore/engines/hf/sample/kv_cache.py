@@ -250,8 +250,8 @@ def _fitting(tables: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], s
     """
     if tables is not None and tables[0].shape[0] >= slots[0] and tables[0].shape[2] >= slots[1]:
         return tables
-    fresh = tuple(each.new_zeros((slots[0], each.shape[1], slots[1], each.shape[3])) for each in new)
+    fresh = tuple(turn.new_zeros((slots[0], turn.shape[1], slots[1], turn.shape[3])) for turn in new)
     if tables is not None:
-        for each, old in zip(fresh, tables, strict=True):
-            each[: old.shape[0], :, : old.shape[2]] = old
+        for table, old in zip(fresh, tables, strict=True):
+            table[: old.shape[0], :, : old.shape[2]] = old
     return fresh

@@ -19,7 +19,7 @@ SMALLEST = 2**16
 
 
 def can_pack(device: torch.device) -> bool:
-    """Whether this build of torch has the operations."""
+    """True if this build of torch has the operations."""
     operations: Any = torch.backends.mkldnn
     return device.type == "cpu" and operations.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
@@ -29,7 +29,7 @@ def watching(model: nn.Module) -> Iterator[list[tuple[nn.Linear, Tensor]]]:
     """Which linear layer is given which tensor, while the model computes inside."""
     calls: list[tuple[nn.Linear, Tensor]] = []
     hooks = [
-        layer.register_forward_pre_hook(lambda module, inputs: calls.extend((module, each) for each in inputs))
+        layer.register_forward_pre_hook(lambda module, inputs: calls.extend((module, tensor) for tensor in inputs))
         for layer in model.modules()
         if type(layer) is nn.Linear
     ]
@@ -46,8 +46,8 @@ def siblings_of(calls: Sequence[tuple[nn.Linear, Tensor]]) -> list[tuple[nn.Line
     for layer, states in calls:
         by_tensor.setdefault(id(states), []).append(layer)
     sets = list(dict.fromkeys(map(tuple, by_tensor.values())))
-    seen = [layer for each in sets for layer in each]
-    return [each for each in sets if len(each) > 1 and all(seen.count(layer) == 1 for layer in each)]
+    seen = [layer for group in sets for layer in group]
+    return [group for group in sets if len(group) > 1 and all(seen.count(layer) == 1 for layer in group)]
 
 
 class PackedLinears:
@@ -66,14 +66,14 @@ class PackedLinears:
             for layer in model.modules()
             if type(layer) is nn.Linear and layer.weight.dtype == torch.float32 and "forward" not in vars(layer)
         ]
-        sets = [each for each in siblings if set(layers).issuperset(each) and _fit_together(each)]
-        joined = {layer for each in sets for layer in each}
+        sets = [sibling for sibling in siblings if set(layers).issuperset(sibling) and _fit_together(sibling)]
+        joined = {layer for group in sets for layer in group}
         sets += [(layer,) for layer in layers if layer not in joined]
         self._products = [
-            _Product(each, num_rows) for each in sets if sum(layer.weight.numel() for layer in each) >= smallest
+            _Product(group, num_rows) for group in sets if sum(layer.weight.numel() for layer in group) >= smallest
         ]
         self._forwards: dict[nn.Module, Callable[[Tensor], Tensor]] = {
-            layer: forward for each in self._products for layer, forward in each.forwards()
+            layer: forward for product in self._products for layer, forward in product.forwards()
         }
 
     @property
@@ -86,7 +86,7 @@ class PackedLinears:
 
         None where the layers are no product of their own.
         """
-        return next((each.multiply for each in self._products if each.layers == tuple(layers)), None)
+        return next((product.multiply for product in self._products if product.layers == tuple(layers)), None)
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -111,11 +111,11 @@ class _Product:
 
     def __init__(self, layers: Sequence[nn.Linear], num_rows: int) -> None:
         self.layers = tuple(layers)
-        weights, biases = [each.weight.detach() for each in layers], [each.bias for each in layers]
+        weights, biases = [layer.weight.detach() for layer in layers], [layer.bias for layer in layers]
         whole = torch.cat(weights) if len(layers) > 1 else weights[0]
         self._packed = torch.ops.mkldnn._reorder_linear_weight(whole, num_rows)
-        self._bias = None if biases[0] is None else torch.cat([each.detach() for each in biases])
-        self._sizes = [len(each) for each in weights]
+        self._bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+        self._sizes = [len(weight) for weight in weights]
         self._states: Tensor | None = None
         """What was multiplied last."""
         self._parts: Sequence[Tensor] = ()

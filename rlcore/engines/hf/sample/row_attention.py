@@ -74,7 +74,7 @@ def attend(
 
     query_GhXD = _by_prompt(query_RhMD, current)
     prompt = _part(query_GhXD, layer.prompt_part(0), layer.prompt_part(1), mask_G1XP, scale, softcap)
-    out_RhMD, log_sum_RhM1 = (_by_row(each, current) for each in prompt)
+    out_RhMD, log_sum_RhM1 = (_by_row(message, current) for message in prompt)
     own = _part(query_RhMD, keys_RhLD, layer.row_part(1), mask_R1ML, scale, softcap)
     out_RhMD = torch.lerp(own[0], out_RhMD, torch.sigmoid(log_sum_RhM1 - own[1]))
     if s_aux is not None:
@@ -85,7 +85,7 @@ def attend(
 
 
 def can_attend_together(tensor: Tensor) -> bool:
-    """Whether `attend_together` is the faster way for what is as `tensor`, and as exact."""
+    """True if `attend_together` is the faster way for what is as `tensor`, and as exact."""
     return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
 
 
@@ -180,7 +180,7 @@ def _part(
 
 
 def can_fuse(device: torch.device) -> bool:
-    """Whether this build of torch has attention with its log-sums as one operation for that device."""
+    """True if this build of torch has attention with its log-sums as one operation for that device."""
     return device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
 

@@ -120,13 +120,13 @@ class EmbeddedSampler:
         call = _Call(self._num_calls, len(rows), time.monotonic())
         self._calls[call.number] = call
         for row in rows:
-            bisect.insort(self._waiting, row, key=lambda each: each.order)
+            bisect.insort(self._waiting, row, key=lambda waiter: waiter.order)
         return call
 
     def _withdraw(self, call: _Call) -> None:
         """Forget a call and what is left of its rows."""
         self._calls.pop(call.number, None)
-        for row in [each for each in self._waiting if each.call == call.number]:
+        for row in [waiter for waiter in self._waiting if waiter.call == call.number]:
             self._waiting.remove(row)
             row.group.rows_left -= 1
         self._decoder.leave([row for row in self._decoder.rows if row.call == call.number])
@@ -189,7 +189,7 @@ class EmbeddedSampler:
                 "rollout.max_tokens (eval.max_tokens)"
             )
         self._tokens.check_stop(request.sampling.stop, f"rollout: stop strings of request '{request.id}'")
-        unknown = next((each for each in request.token_ids if not 0 <= each < self._vocabulary), None)
+        unknown = next((id_ for id_ in request.token_ids if not 0 <= id_ < self._vocabulary), None)
         if unknown is not None:
             raise WorkerError(
                 f"rollout: request '{request.id}' holds the token id {unknown}, but the model's vocabulary has "

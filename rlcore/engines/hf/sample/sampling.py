@@ -51,12 +51,13 @@ class RowSampling:
     @classmethod
     def of(cls, settings: Sequence[Sampling], vocabulary: int, device: torch.device) -> "RowSampling":
         """One row for each of `settings`."""
-        temperature = [each.temperature or 1.0 for each in settings]
-        greedy = tuple(i for i, each in enumerate(settings) if each.temperature == 0.0)
+        temperature = [setting.temperature or 1.0 for setting in settings]
+        greedy = tuple(i for i, setting in enumerate(settings) if setting.temperature == 0.0)
         truncated = tuple(
             i
-            for i, each in enumerate(settings)
-            if each.temperature > 0.0 and (each.top_p < 1.0 or 0 < each.top_k < vocabulary or each.min_p > 0.0)
+            for i, setting in enumerate(settings)
+            if setting.temperature > 0.0
+            and (setting.top_p < 1.0 or 0 < setting.top_k < vocabulary or setting.min_p > 0.0)
         )
         top_k = [min(settings[i].top_k, vocabulary) if settings[i].top_k > 0 else vocabulary for i in truncated]
         return cls(
@@ -73,12 +74,12 @@ class RowSampling:
         if not self.greedy and not self.truncated:
             return self
         inside_r = torch.tensor(
-            [rows.start <= each < rows.stop for each in self.truncated], device=self.top_p_r.device, dtype=torch.bool
+            [rows.start <= flag < rows.stop for flag in self.truncated], device=self.top_p_r.device, dtype=torch.bool
         )
         return RowSampling(
             temperature_R=None,
-            greedy=tuple(each - rows.start for each in self.greedy if rows.start <= each < rows.stop),
-            truncated=tuple(each - rows.start for each in self.truncated if rows.start <= each < rows.stop),
+            greedy=tuple(flag - rows.start for flag in self.greedy if rows.start <= flag < rows.stop),
+            truncated=tuple(flag - rows.start for flag in self.truncated if rows.start <= flag < rows.stop),
             top_p_r=self.top_p_r[inside_r],
             top_k_r=self.top_k_r[inside_r],
             min_p_r=self.min_p_r[inside_r],

@@ -254,8 +254,8 @@ class TrainEngine:
     def facts(self) -> dict[str, Any]:
         """num_parameters, num_trainable, context_length and vocabulary (or None)."""
         return {
-            "num_parameters": sum(each.numel() for each in self.model.parameters()),
-            "num_trainable": sum(each.numel() for each in self.model.parameters() if each.requires_grad),
+            "num_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "num_trainable": sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad),
             "context_length": self.model.context_length,
             "vocabulary": getattr(self.model.transformer.config.get_text_config(), "vocab_size", None),
         }
@@ -308,7 +308,7 @@ class TrainEngine:
             if self._shards is None:
                 self.ranks.sum_gradients(self._optimizer.masters)
             everything = self.ranks.gather({"loss": loss, **sums.state()})
-            loss, sums = math.fsum(each["loss"] for each in everything), MetricSums.merged(everything)
+            loss, sums = math.fsum(parameter["loss"] for parameter in everything), MetricSums.merged(everything)
         return loss, sums
 
     def _adding(self) -> AbstractContextManager[None]:
@@ -319,7 +319,7 @@ class TrainEngine:
         """This rank's micro-batches, and those it computes with weight 0 while the others are at theirs."""
         here = minibatch if self.ranks is None else select(minibatch, self.ranks.rows_of(minibatch, self.shared_prefix))
         rows = split(here, self.config.micro_batch_tokens, self.shared_prefix) if len(here) else []
-        own = [select(here, each) for each in rows]
+        own = [select(here, row) for row in rows]
         return own, [] if self._shards is None else [idle(minibatch)] * self._shards.num_idle(len(own))
 
     def _part(self) -> tuple[int, int]:

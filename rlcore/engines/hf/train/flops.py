@@ -1,4 +1,4 @@
-"""What an update computes, in floating-point operations: the numerator of the metrics under perf/."""
+"""Counts the floating-point operations of an update: the numerator of the metrics under perf/."""
 
 from itertools import chain
 
@@ -19,11 +19,13 @@ def update_flops(model: Model, batch: Batch, shared_prefix: SharedPrefix) -> flo
     """
     head, embedding = _head(model), model.transformer.get_input_embeddings()
     outputs = model.transformer.get_output_embeddings()
-    apart = {id(each.weight) for each in (head, embedding, outputs) if each is not None}
+    apart = {id(module.weight) for module in (head, embedding, outputs) if module is not None}
     everything = chain(model.transformer.base_model.parameters(), model.parameters())
-    matrices = {id(each): each for each in everything if each.ndim >= 2 and id(each) not in apart}
-    size = sum(each.numel() for each in matrices.values())
-    trained = sum(each.numel() for each in matrices.values() if each.requires_grad)
+    matrices = {
+        id(parameter): parameter for parameter in everything if parameter.ndim >= 2 and id(parameter) not in apart
+    }
+    size = sum(matrix.numel() for matrix in matrices.values())
+    trained = sum(matrix.numel() for matrix in matrices.values() if matrix.requires_grad)
     through = size if trained else 0
     needed = 2.0 * _num_tokens(batch, shared_prefix) * (size + through + trained)
     passes = 1 + (1 if trained else 0) + (1 if head.weight.requires_grad else 0)

@@ -34,7 +34,7 @@ def adding_gradients(model: nn.Module) -> Iterator[None]:
 
 
 def can_add(weight: Tensor) -> bool:
-    """Whether the gradient of a weight may be added to `weight.grad` at once: it is trained, and its own master."""
+    """True if the gradient of a weight may be added to `weight.grad` at once: it is trained, and its own master."""
     return weight.requires_grad and weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
 
 

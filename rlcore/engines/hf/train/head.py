@@ -275,4 +275,4 @@ def _blocks(rows: slice, raw_nV: Tensor) -> list[tuple[slice, slice]]:
     """Blocks of a chunk's rows: among all rows, and within the chunk. On an accelerator the whole chunk is one."""
     most = BLOCK_ELEMENTS // raw_nV.shape[1] if raw_nV.device.type == "cpu" else len(raw_nV)
     within = _chunks(len(raw_nV), max(1, most))
-    return [(slice(rows.start + each.start, rows.start + each.stop), each) for each in within]
+    return [(slice(rows.start + size.start, rows.start + size.stop), size) for size in within]

@@ -96,7 +96,9 @@ class Model(nn.Module):
             yield
             return
         register_tree_attention()
-        configs = {id(each.config): each.config for each in self.transformer.modules() if hasattr(each, "config")}
+        configs = {
+            id(module.config): module.config for module in self.transformer.modules() if hasattr(module, "config")
+        }
         before = {key: config._attn_implementation for key, config in configs.items()}
         try:
             for config in configs.values():
@@ -192,7 +194,9 @@ class ValueModel(Model):
 
     def head_tensors(self) -> dict[str, Tensor]:
         """What the model has beside the backbone, by name: what a value head file holds."""
-        return {name: each.detach() for name, each in self.value_head.named_parameters()}  # state_dict says parts
+        return {
+            name: parameter.detach() for name, parameter in self.value_head.named_parameters()
+        }  # state_dict says parts
 
 
 def load_model(
@@ -238,7 +242,7 @@ def load_masters(
 
     Empty where it has none; a new adapter has no values in files.
     """
-    half = [each.requires_grad and each.dtype in HALF for each in loaded.transformer.parameters()]
+    half = [parameter.requires_grad and parameter.dtype in HALF for parameter in loaded.transformer.parameters()]
     if loaded.adapter is not None or not any(half):
         return {}
     stored = open_transformer(
@@ -293,7 +297,7 @@ def _add_adapter(kind: ModelKind, transformer: Any, lora: LoraConfig, path: str,
         raise ConfigError(
             f"{section}.lora.enabled=true: the package peft is not installed; pip install 'rlcore[lora]'"
         ) from missing
-    outputs = [name for name, each in transformer.named_modules() if each is transformer.get_output_embeddings()]
+    outputs = [name for name, module in transformer.named_modules() if module is transformer.get_output_embeddings()]
     if any(f".{name}".endswith(f".{target}") for name in outputs for target in lora.target_modules):
         raise ConfigError(
             f"{section}.lora.target_modules={list(lora.target_modules)}: the output layer '{outputs[0]}' cannot carry "
@@ -342,7 +346,7 @@ def load_value_head(model: ValueModel, directory: Path) -> None:
             f"'{own_type}'; start from the one that it was saved with"
         )
     for name in sorted(saved.keys() | own.keys()):
-        found, needed = (list(each[name].shape) if name in each else "nothing" for each in (saved, own))
+        found, needed = (list(tensors[name].shape) if name in tensors else "nothing" for tensors in (saved, own))
         if found != needed:
             raise CheckpointError(
                 f"value head '{file}': of '{name}' it holds {found}, this critic needs {needed}; it is the head of "

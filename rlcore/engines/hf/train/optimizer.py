@@ -139,15 +139,15 @@ class MasterAdamW:
         adamw = self._adamw.state_dict()
         tensors = {
             f"adamw.{index}.{name}": own(value)
-            for index, each in adamw["state"].items()
-            for name, value in each.items()
+            for index, item in adamw["state"].items()
+            for name, value in item.items()
         }
         tensors |= {f"master.{index}": own(master) for index, master in enumerate(self._copies())}
         return tensors, {"param_groups": adamw["param_groups"]}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Take up what `state` returned, bit for bit."""
-        trained = [each for group in self._adamw.param_groups for each in group["params"]]
+        trained = [parameter for group in self._adamw.param_groups for parameter in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             kind, index, *rest = name.split(".")

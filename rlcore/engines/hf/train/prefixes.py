@@ -196,10 +196,10 @@ def tree_attention(
     if sliding_window is not None or softcap is not None:
         raise ValueError(f"its attention has sliding_window={sliding_window} and softcap={softcap}")
     attend = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=key.shape[1] != query.shape[1])
-    query_BS, key_BS, value_BS = (_places(each, tree_layout.gather_BS) for each in (query, key, value))
+    query_BS, key_BS, value_BS = (_places(tensor, tree_layout.gather_BS) for tensor in (query, key, value))
     outputs = []
     if tree_layout.num_padded:
-        query_GP, key_GP, value_GP = (_places(each, tree_layout.gather_GP) for each in (query, key, value))
+        query_GP, key_GP, value_GP = (_places(tensor, tree_layout.gather_GP) for tensor in (query, key, value))
         # Padding stands to the right of its prefix, where a causal mask hides it.
         outputs.append(attend(query_GP, key_GP, value_GP, is_causal=True))
         prefix_of_B = tree_layout.prefix_of_B

@@ -1,4 +1,4 @@
-"""Whether a loaded model can share prefixes the way the plan chose: two small groups, computed both ways."""
+"""Tries whether a loaded model can share prefixes as planned: two small groups, computed both ways."""
 
 import numpy as np
 import torch

@@ -39,7 +39,7 @@ class Ranks:
         with boundary(f"rank {rank} of {num}: meeting the others at {rendezvous}", WorkerError):
             store, *_ = next(rendezvous_at(rendezvous, rank, num, timeout=timedelta(seconds=MEET_S)))
             store.set(f"here/{rank}", "yes")
-            store.wait([f"here/{each}" for each in range(num)], timedelta(seconds=MEET_S))
+            store.wait([f"here/{index}" for index in range(num)], timedelta(seconds=MEET_S))
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 store=store,
@@ -55,14 +55,16 @@ class Ranks:
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Sum the gradients over the ranks; one that no rank has stays None."""
-        held = torch.tensor([float(each.grad is not None) for each in parameters], device=self.device)
+        held = torch.tensor([float(parameter.grad is not None) for parameter in parameters], device=self.device)
         dist.all_reduce(held)
-        chosen = [each for each, count in zip(parameters, held.tolist(), strict=True) if count]
+        chosen = [parameter for parameter, count in zip(parameters, held.tolist(), strict=True) if count]
         for bucket in _buckets(chosen):
-            gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
-            flat = torch.cat([each.flatten() for each in gradients])
+            gradients = [torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for tensor in bucket]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)
-            for parameter, part in zip(bucket, torch.split(flat, [each.numel() for each in gradients]), strict=True):
+            for parameter, part in zip(
+                bucket, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True
+            ):
                 parameter.grad = part.view_as(parameter)
 
     def scored(self, batch: Batch, shared_prefix: SharedPrefix, score: Callable[[Batch], Float32s]) -> Float32s:
@@ -87,7 +89,8 @@ class Ranks:
         everything = [torch.zeros_like(padded) for _ in range(self.num)]
         dist.all_gather(everything, padded)
         return [
-            json.loads(bytes(each[:size].cpu().numpy())) for each, size in zip(everything, sizes.tolist(), strict=True)
+            json.loads(bytes(parameter[:size].cpu().numpy()))
+            for parameter, size in zip(everything, sizes.tolist(), strict=True)
         ]
 
     def close(self) -> None:
@@ -133,11 +136,11 @@ def _buckets(parameters: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Consecutive parameters of one type, up to the size of a bucket."""
     bucket: list[Tensor] = []
     size = 0
-    for each in parameters:
-        if bucket and (each.dtype != bucket[0].dtype or size >= BUCKET_BYTES):
+    for parameter in parameters:
+        if bucket and (parameter.dtype != bucket[0].dtype or size >= BUCKET_BYTES):
             yield bucket
             bucket, size = [], 0
-        bucket.append(each)
-        size += each.numel() * each.element_size()
+        bucket.append(parameter)
+        size += parameter.numel() * parameter.element_size()
     if bucket:
         yield bucket

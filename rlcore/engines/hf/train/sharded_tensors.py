@@ -23,8 +23,8 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 def rows_of(num_rows: int, part: int, num_parts: int) -> slice:
     """The rows of a part: as many as of any other, the last ones fewer or none."""
-    each = -(-num_rows // num_parts)
-    return slice(min(part * each, num_rows), min((part + 1) * each, num_rows))
+    size = -(-num_rows // num_parts)
+    return slice(min(part * size, num_rows), min((part + 1) * size, num_rows))
 
 
 def own(tensor: Tensor) -> Tensor:
@@ -93,14 +93,14 @@ class SavedTensors:
     def rows(self, name: str, part: int, num_parts: int) -> Tensor:
         """A part of a tensor, whatever the number of parts that it was written in; scalars are nobody's part."""
         slices = [file.get_slice(name) for file in self._files]
-        shapes = [each.get_shape() for each in slices]
+        shapes = [part.get_shape() for part in slices]
         if not shapes[0]:
             return self.whole(name)
         wanted = rows_of(sum(shape[0] for shape in shapes), part, num_parts)
         found, first = [], 0
-        for each, shape in zip(slices, shapes, strict=True):
+        for item, shape in zip(slices, shapes, strict=True):
             start, stop = max(wanted.start - first, 0), min(wanted.stop - first, shape[0])
             if start < stop:
-                found.append(each[start:stop])
+                found.append(item[start:stop])
             first += shape[0]
         return torch.cat(found) if found else self.whole(name)[:0]

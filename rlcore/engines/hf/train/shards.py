@@ -53,9 +53,9 @@ class Shards:
         dtype = next(model.transformer.parameters()).dtype
         half = dtype in (torch.bfloat16, torch.float16)
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if half else None)
-        layers = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         # A unit's weights have one number format, and the value head of a half-precision model has another.
-        heads = [each for each in model.children() if next(each.parameters()).dtype != dtype]
+        heads = [child for child in model.children() if next(child.parameters()).dtype != dtype]
         self._units: list[Any] = [*reversed(layers), *heads, model]
         for unit in self._units:
             fully_shard(unit, mesh=mesh, mp_policy=policy)

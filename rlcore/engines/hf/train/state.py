@@ -68,7 +68,7 @@ def _with_adapter(model: Model) -> dict[str, torch.Tensor]:
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """What `state_dict` says; of a sharded module that one says the parts, also while the module is whole."""
-    tensors = {name: each.detach() for name, each in module.named_parameters(remove_duplicate=False)}
+    tensors = {name: parameter.detach() for name, parameter in module.named_parameters(remove_duplicate=False)}
     for prefix, inner in module.named_modules():
         for name, buffer in inner.named_buffers(recurse=False):
             if name not in inner._non_persistent_buffers_set:
@@ -92,7 +92,7 @@ def _merged(transformer: Any) -> dict[str, torch.Tensor]:
         if isinstance(module, LoraLayer):
             base: Any = module.get_base_layer()
             layer: Any = module
-            added = sum(layer.get_delta_weight(each) for each in layer.active_adapters)
+            added = sum(layer.get_delta_weight(adapter) for adapter in layer.active_adapters)
             merged[f"{name}.weight"] = parts.moved((base.weight + added).detach(), HOST)
     return merged
 
@@ -149,7 +149,7 @@ def load_training_state(directory: Path, optimizer: MasterAdamW, part: int = 0, 
     with boundary(f"checkpoint '{directory}': reading {TENSORS_FILE}", CheckpointError):
         values = json.loads((directory / VALUES_FILE).read_text())
         written = int(values.get("parts", 1))
-        with SavedTensors([directory / tensors_file(each, written) for each in range(written)]) as saved:
+        with SavedTensors([directory / tensors_file(index, written) for index in range(written)]) as saved:
             names = saved.names("optimizer.")
             of_optimizer = {name: saved.rows(f"optimizer.{name}", part, num_parts) for name in names}
             of_random = {name: saved.whole(f"random.{name}") for name in saved.names("random.")}
@@ -188,17 +188,17 @@ def _load_adapter(adapter: Any, source: Path) -> None:
     from peft import load_peft_weights
 
     saved = load_peft_weights(str(source), device="cpu")
-    trained = {name: each for name, each in adapter.named_parameters() if each.requires_grad}
-    named = {name.replace(f".{adapter.active_adapter}.", "."): each for name, each in trained.items()}
+    trained = {name: parameter for name, parameter in adapter.named_parameters() if parameter.requires_grad}
+    named = {name.replace(f".{adapter.active_adapter}.", "."): tensor for name, tensor in trained.items()}
     for name in sorted(named.keys() | saved.keys()):
-        found, needed = (list(each[name].shape) if name in each else "nothing" for each in (saved, named))
+        found, needed = (list(tensors[name].shape) if name in tensors else "nothing" for tensors in (saved, named))
         if found != needed:
             raise CheckpointError(
                 f"'{source}' holds another adapter than the one of this run: of '{name}' it has {found}, needed is "
                 f"{needed}; go on with the lora settings that the run was begun with"
             )
-    for name, each in named.items():
-        put(each, saved[name])
+    for name, pair in named.items():
+        put(pair, saved[name])
 
 
 def _random_state() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -73,6 +73,6 @@ def _formats(file: Path) -> Iterator[tuple[str, str]]:
             header = json.loads(opened.read(length)) if length < 2**27 else {}
         except ValueError:  # loading it says what is wrong with it
             return
-    for name, each in header.items():
+    for name, tensor in header.items():
         if name != "__metadata__":
-            yield name, str(each.get("dtype", ""))
+            yield name, str(tensor.get("dtype", ""))
