@@ -14,7 +14,7 @@ from rlcore.report import metrics
 
 ENDS = 3
 """Samples whose median is the beginning, or the end, of a life."""
-MOST_MORE = {"descriptors": 8.0, "threads": 4.0, "children": 1.0, "resident_mib": 16.0}
+MOST_MORE = {"descriptors": 8.0, "connections": 64.0, "threads": 4.0, "children": 1.0, "resident_mib": 16.0}
 """What the end of a life may have more than its beginning: connections come and go, and what is allocated varies."""
 
 
@@ -26,6 +26,9 @@ class Sample:
     step: int
     resident_mib: float
     descriptors: int
+    """Without those of TCP connections."""
+    connections: int
+    """They are kept for the next request: at most one per sample and service, and one per agent."""
     threads: int
     children: int
     children_mib: float
@@ -50,8 +53,16 @@ def sampled(process: psutil.Process, life: int, step: int) -> Sample:
         except psutil.NoSuchProcess:
             continue
     mib = process.memory_info().rss / 2**20
+    connections = len(process.net_connections("tcp"))
     return Sample(
-        life, step, round(mib, 1), process.num_fds(), process.num_threads(), len(children), round(resident / 2**20, 1)
+        life,
+        step,
+        round(mib, 1),
+        process.num_fds() - connections,
+        connections,
+        process.num_threads(),
+        len(children),
+        round(resident / 2**20, 1),
     )
 
 

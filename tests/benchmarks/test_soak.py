@@ -70,7 +70,7 @@ def test_what_is_missing_or_doubled_is_found(soak: Any, tmp_path: Path, change: 
 
 def test_what_grows_within_a_life_is_found(soak: Any) -> None:
     audit = soak["soak_audit"]
-    calm = [audit.Sample(1, step, 200.0, 80 + step % 3, 5, 8, 300.0) for step in range(20)]
+    calm = [audit.Sample(1, step, 200.0, 60 + step % 3, 40, 5, 8, 300.0) for step in range(20)]
     assert audit.resources(calm) == []
     for name, more in audit.MOST_MORE.items():
         growing = [replace(item, **{name: getattr(item, name) + item.step * more / 10}) for item in calm]
