@@ -1,10 +1,11 @@
 """The plan as data for people and machines."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from rlcore.contracts.clusters import PoolPlan, WorkerPlan
-from rlcore.contracts.components import RewardComponent
+from rlcore.contracts.components import ResolvedReward, RewardComponent
 from rlcore.plan.run_plan import AlgorithmPlan, RunPlan
 
 
@@ -27,19 +28,7 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
         "algorithms": {purpose: _algorithm(algorithm) for purpose, algorithm in sorted(plan.algorithms.items())},
         "workers": {worker.request.role.name: _worker(worker) for worker in plan.workers},
         "pools": {pool.name: _pool(pool) for pool in plan.pools},
-        "rewards": {
-            reward.name: {
-                "target": reward.target,
-                "provided_by": reward.provided_by,
-                "weight": reward.weight,
-                "scope": reward.scope.value,
-                "deadline_s": reward.deadline_s,
-                "kwargs": (functions.get(reward.name) or {}).get("kwargs") or {},
-                "is_factory": reward.is_factory,
-                "post_process": reward.post_process,
-            }
-            for reward in plan.rewards
-        }
+        "rewards": {reward.name: _reward(reward, functions.get(reward.name) or {}) for reward in plan.rewards}
         | {component.name: _part(plan, component) for component in plan.reward_components},
         "schedule": {
             "name": plan.schedule.name,
@@ -62,6 +51,19 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
         },
         "notes": list(plan.notes),
         "config": saved,
+    }
+
+
+def _reward(plan: ResolvedReward, settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "target": plan.target,
+        "provided_by": plan.provided_by,
+        "weight": plan.weight,
+        "scope": plan.scope.value,
+        "deadline_s": plan.deadline_s,
+        "kwargs": settings.get("kwargs") or {},
+        "is_factory": plan.is_factory,
+        "post_process": plan.post_process,
     }
 
 

@@ -93,6 +93,7 @@ def test_weights_of_a_lora_model_are_handed_over_merged_or_alone_and_the_model_s
     from rlcore.testing.tiny import write_tiny_model
 
     base = write_tiny_model(tmp_path / "tiny")
+    torch.manual_seed(0)  # before peft draws A, too
     model = load_model(
         ModelKind.CAUSAL_LM,
         ModelConfig(path=str(base)),
@@ -100,7 +101,6 @@ def test_weights_of_a_lora_model_are_handed_over_merged_or_alone_and_the_model_s
         device="cpu",
         lora=LoraConfig(enabled=True, rank=4),
     )
-    torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_()

@@ -135,7 +135,8 @@ def test_an_environment_that_is_as_it_should_be_is_green() -> None:
 
 class Unready(LoopWorker):
     def close(self) -> None:
-        self._tokens.pad_id  # noqa: B018
+        self.tokens.pad_id  # noqa: B018
+        super().close()
 
 
 class Narrow(LoopWorker):
