@@ -248,7 +248,7 @@ def test_checking_plugins_reports_every_problem_and_heavy_import(
     assert code == 2
     assert "no luck" in rows["broken_one"]["problems"][0]
     assert "broken-one 1.0" in rows["broken_one"]["problems"][0]
-    assert "ended with 7" in rows["leaving_one"]["problems"][0]
+    assert "it called os._exit(7)" in rows["leaving_one"]["problems"][0]
     assert any("imports ray" in warning for warning in rows["heavy_one"]["warnings"])
     assert "RLCORE_API is '0'" in rows["mine"]["problems"][0]
     assert rows["null"]["problems"] == []
