@@ -295,6 +295,7 @@ def test_close_lets_the_object_close_and_kills_what_hangs_and_what_its_code_star
     run(use)
 
 
+@pytest.mark.fault
 def test_nothing_runs_any_more_that_takes_the_kernel_long_to_end(served: str) -> None:
     async def use(children: ChildProcesses) -> None:
         for number in range(5):

@@ -258,7 +258,8 @@ except asyncio.CancelledError:
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.fault)])
+@pytest.mark.fault
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_a_run_whose_template_hangs(signum: signal.Signals, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(here=str(HERE)))

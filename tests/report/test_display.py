@@ -117,7 +117,9 @@ async def loud(trajectory, unused=""):
 """
 
 
-@pytest.mark.parametrize("is_terminal", [False, True], ids=["a pipe", "a terminal"])
+@pytest.mark.parametrize(
+    "is_terminal", [pytest.param(False, marks=pytest.mark.fault), True], ids=["a pipe", "a terminal"]
+)
 def test_what_an_async_reward_prints_is_harmless(is_terminal: bool, tmp_path: Path) -> None:
     (tmp_path / "loud.py").write_text(REWARD)
     run = command(
@@ -207,6 +209,7 @@ def test_training_outlives_whoever_reads_its_output(tmp_path: Path, also_errors:
     assert_trained_to_its_end(tmp_path / "runs" / "run")
 
 
+@pytest.mark.fault
 def test_training_outlives_its_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
