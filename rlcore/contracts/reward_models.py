@@ -130,7 +130,7 @@ def templated(tokenizer: Any, messages: list[Any], **arguments: Any) -> list[int
     try:
         text = render(tokenizer, messages, f"the chat template of '{tokenizer.name_or_path}'", **arguments)
     except ConfigError as cause:
-        raise Unreadable(str(cause)) from cause
+        raise Unreadable(f"the conversation cannot be read: {cause}") from cause
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return ids
 
