@@ -59,7 +59,7 @@ def with_advantages(
         pass_k=algo.pass_k,
     )
     who = f"algo.advantage={algo.advantage}"
-    with boundary(who, PluginError, CALLED), unchanged_torch(who):
+    with boundary(who, PluginError, CALLED), unchanged_torch(who, beside_workers=True):
         advantages = checked_advantages(who, estimator(inputs), per_token, loss_mask_BT.shape)
     if not per_token:
         return replace(batch, advantages_B=advantages.numpy()), metrics
@@ -104,7 +104,7 @@ def _select(minibatch: Batch, weights_B: Float32s, selection: Selection, algo: A
         config=algo,
     )
     who = f"algo.policy_loss={algo.policy_loss}: its selection"
-    with boundary(who, PluginError, CALLED), unchanged_torch(who):
+    with boundary(who, PluginError, CALLED), unchanged_torch(who, beside_workers=True):
         selected_BT: Bools = checked_selection(who, selection(inputs), inputs.mask_BT).numpy()
     return selected_BT
 

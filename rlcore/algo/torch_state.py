@@ -1,4 +1,4 @@
-"""Holds algorithms to leaving torch's global state as they find it: what comes after them computes with it."""
+"""Holds algorithms to leaving torch's global state as they find it: later steps compute with it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,14 +18,15 @@ class _Setting:
     read: Callable[[], Any]
     restore: Callable[[Any], object]
     instead: str
+    per_thread: bool = False
 
 
 _FLAG = "leave it to the run"
 _SETTINGS = {
-    "grad mode": _Setting(torch.is_grad_enabled, torch.set_grad_enabled, "use `with torch.no_grad():`"),
+    "grad mode": _Setting(torch.is_grad_enabled, torch.set_grad_enabled, "use `with torch.no_grad():`", True),
     "the default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype, "give each tensor its dtype"),
     "the default device": _Setting(
-        torch.get_default_device, lambda device: torch.set_default_device(None), "give each tensor its device"
+        torch.get_default_device, lambda device: torch.set_default_device(None), "give each tensor its device", True
     ),
     "the random state": _Setting(torch.get_rng_state, torch.set_rng_state, "draw from a torch.Generator of your own"),
     "the number of threads": _Setting(torch.get_num_threads, torch.set_num_threads, _FLAG),
@@ -36,16 +37,18 @@ _SETTINGS = {
 
 
 @contextmanager
-def unchanged_torch(who: str) -> Iterator[None]:
+def unchanged_torch(who: str, beside_workers: bool = False) -> Iterator[None]:
     """PluginError that begins with `who` when the block changes torch's global state, which is restored in any case.
 
-    Takes about 20 microseconds.
+    `beside_workers`: only the state of this thread is compared. Workers in other threads of the process share the
+    rest: an update that goes on meanwhile draws random numbers. Takes about 20 microseconds.
     """
-    before = {name: setting.read() for name, setting in _SETTINGS.items()}
+    settings = {name: setting for name, setting in _SETTINGS.items() if setting.per_thread or not beside_workers}
+    before = {name: setting.read() for name, setting in settings.items()}
     try:
         yield
     finally:
-        changed = [name for name, setting in _SETTINGS.items() if not _same(setting.read(), before[name])]
+        changed = [name for name, setting in settings.items() if not _same(setting.read(), before[name])]
         for name in changed:
             _SETTINGS[name].restore(before[name])
     if changed:

@@ -5,11 +5,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from rlcore.algo.advantage import AdvantageInputs
 from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.kl import FixedKl
 from rlcore.algo.offers import OFFERS
@@ -211,6 +214,18 @@ def test_an_algorithm_that_changes_torch_in_a_later_call_is_refused(tmp_path: Pa
         with_advantages(batch, lambda inputs: (torch.set_grad_enabled(False) and 0) or inputs.rewards_B * 1.0, False,
                         replace(AlgoConfig(), advantage="rloo"), 8, FixedKl(0.0))  # fmt: skip
     assert torch.is_grad_enabled()
+
+
+def test_the_random_numbers_of_a_worker_beside_it_are_not_blamed_on_an_algorithm() -> None:
+    def beside_an_update(inputs: AdvantageInputs) -> Tensor:
+        worker = Thread(target=torch.rand, args=(1,))
+        worker.start()
+        worker.join()
+        return inputs.rewards_B * 1.0
+
+    before = torch.get_rng_state()
+    with_advantages(random_batch(), beside_an_update, False, replace(AlgoConfig(), advantage="rloo"), 8, FixedKl(0.0))
+    assert not torch.equal(torch.get_rng_state(), before), "what the worker drew stays drawn"
 
 
 @pytest.mark.parametrize("picked", [None, "too_much", "short"])
