@@ -339,18 +339,24 @@ class ChildProcesses:
         WorkerError when the child died or was not ready within the deadline.
         """
         child = ChildProcess(name, threads, self._max_bytes, inherited(env))
-        await child.spawn()
-        self._children = {child for child in self._children if not child.ended} | {child}
+        spawning = asyncio.create_task(self._spawn(child), name=f"start of child {name}")
         ready = False
         try:
+            await asyncio.shield(spawning)
             start = start_message(name, reference, args, threads, self._max_bytes)
             stack_s = max(deadline_s - STACK_BEFORE_S, STACK_FRAC * deadline_s)
             await child.setup({**start, "stack_s": stack_s}, deadline_s)
             ready = True
         finally:
-            if not ready:
+            # A process that was started while this was cancelled has to be ended, too.
+            await asyncio.wait([spawning])
+            if spawning.exception() is None and not ready:
                 await child.close()
         return child
+
+    async def _spawn(self, child: ChildProcess) -> None:
+        await child.spawn()
+        self._children = {other for other in self._children if not other.ended} | {child}
 
     async def close(self) -> None:
         """End every child; nothing of them is left, no process, descriptor or task."""

@@ -45,11 +45,12 @@ class Strays:
         return self._ending is not None and self._ending.done()
 
     async def ended(self) -> None:
-        """Wait for that."""
+        """Wait for that. Several may wait, and one that is cancelled leaves the others waiting."""
         await asyncio.wait([self._serving])
         while self._ending is None:
             await asyncio.sleep(0)
-        await self._ending
+        await asyncio.wait([self._ending])
+        self._ending.result()
 
     async def _end(self) -> None:
         await asyncio.to_thread(end_strays, self._mark)

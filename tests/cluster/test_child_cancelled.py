@@ -1,0 +1,46 @@
+"""A start or a close of a child process that is cancelled leaves nothing, and leaves others waiting."""
+
+import asyncio
+from threading import Event
+
+import pytest
+
+from rlcore.cluster import strays
+from rlcore.cluster.child import ChildProcesses
+
+SERVED = "collections:OrderedDict"
+
+
+@pytest.mark.parametrize("turns", range(6))
+def test_a_start_that_is_cancelled_leaves_no_process(turns: int) -> None:
+    """After so many turns of the loop; the fixture of every test looks for what is left."""
+
+    async def main() -> list[int]:
+        children = ChildProcesses()
+        starting = asyncio.create_task(children.start(SERVED, name="x"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        return children.pids
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_close_that_is_cancelled_leaves_the_other_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = Event()
+    monkeypatch.setattr(strays, "end_strays", lambda mark: looked.wait(10))
+
+    async def main() -> bool:
+        children = ChildProcesses()
+        child = await children.start(SERVED, name="x")
+        first, second = (asyncio.create_task(child.close()) for _ in range(2))
+        await child.wait()
+        await asyncio.sleep(0.05)  # both wait for the search for strays
+        first.cancel()
+        looked.set()
+        await second
+        return child.ended
+
+    assert asyncio.run(main())
