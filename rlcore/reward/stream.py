@@ -70,6 +70,9 @@ class RewardStream:
 
     def __init__(self, scorers: Sequence[Scorer], lane: Lane, group_size: int) -> None:
         self._scorers, self._lane, self._group_size = scorers, lane, group_size
+        # A sample that one scorer scores alone needs no second task, which costs as much as a quick score.
+        alone = [scorer for scorer in scorers if scorer.scope == "sample" and not scorer.post_processes]
+        self._alone = alone[0] if len(scorers) == len(alone) == 1 else None
         self._weights = {scorer.name: scorer.weight for scorer in scorers}
         self._policies = {scorer.name: scorer.on_failure for scorer in scorers if scorer.on_failure}
         self._scored: Inbox[tuple[list[Trajectory], dict[str, Outcome], float] | None] = Inbox()
@@ -107,7 +110,10 @@ class RewardStream:
             await asyncio.wait(self._tasks)
 
     def _spawn(self, parts: list[Trajectory]) -> None:
-        work = self._score(parts, [self._opinion(scorer, parts[-1]) for scorer in self._scorers])
+        if self._alone is not None:
+            work = self._score_alone(self._alone, parts)
+        else:
+            work = self._score(parts, [self._opinion(scorer, parts[-1]) for scorer in self._scorers])
         unit = parts[-1].id
         self._keep(asyncio.create_task(work, name=f"reward of {unit.prompt} {unit.epoch} {unit.sample}"))
 
@@ -127,6 +133,10 @@ class RewardStream:
             self._scored.fail(error)
         else:
             self._scored.put(None)
+
+    async def _score_alone(self, scorer: Scorer, parts: list[Trajectory]) -> None:
+        began = time.monotonic()
+        self._deliver(parts, {scorer.name: await self._score_one(scorer, parts[-1])}, began)
 
     async def _score(self, parts: list[Trajectory], opinions: "list[asyncio.Future[Outcome]]") -> None:
         began = time.monotonic()

@@ -101,11 +101,11 @@ def run(work: Coroutine[Any, Any, tuple[int, int]]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("reward", ["at_once", "waits"])
-@pytest.mark.parametrize(("agent", "num_tasks"), [(single_turn, 3), (conversations, 4)])
+@pytest.mark.parametrize(("agent", "num_tasks", "most_callbacks"), [(single_turn, 2, 9), (conversations, 3, 11)])
 def test_a_sample_has_one_task_for_each_that_has_it(
-    agent: Callable[[Generator], AgentLoop], num_tasks: int, reward: str, tmp_path: Path
+    agent: Callable[[Generator], AgentLoop], num_tasks: int, most_callbacks: int, reward: str, tmp_path: Path
 ) -> None:
-    """Its conversation, its reward, the opinion of the one scorer, and the call of that scorer's function."""
+    """Its conversation, its reward from the one scorer, and the call of that scorer's function."""
     found, num_callbacks = cost_of_a_step(agent, reward, tmp_path)
     assert found <= num_tasks * PROMPTS * GROUP + A_STEP
-    assert num_callbacks <= 5 * num_tasks * PROMPTS * GROUP
+    assert num_callbacks <= most_callbacks * PROMPTS * GROUP
