@@ -1,1 +1,1 @@
-"""All that a plugin's author reads: workers, roles, slots, offers, requests, components and hooks."""
+"""The contracts that plugin authors read: workers, roles, slots, offers, requests, components and hooks."""

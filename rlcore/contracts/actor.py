@@ -26,7 +26,7 @@ class ActorWorker(Worker):
     def end_updates(self) -> None:
         """Called after the last update of a step, and after an error: the time to free what only an update needs.
 
-        Before `publish`, so that nothing which wakes up for the new weights finds the device full.
+        Comes before `publish`, so servers that wake up for the new weights find the device free.
         """
 
     @abstractmethod
@@ -35,14 +35,14 @@ class ActorWorker(Worker):
 
     @abstractmethod
     def publish(self, version: int) -> None:
-        """Name the current weights: what the rollout samples from now on carries this version."""
+        """Give the current weights their version, which every token sampled from now on carries."""
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
         """Write the current weights, named `version`, into the new `directory`, in the form that
         `WorkerContext.weights_kind` names: an adapter is merged unless it is 'adapter'.
 
-        For rollout replicas that hold a copy of their own; of several ranks one writes. With 'tcp' the weights are
-        copied in memory, and this process sends them to each replica that asks for them until the next call.
+        Rollout replicas that hold a copy of the weights read them. One rank writes. With 'tcp' the weights are copied
+        in memory instead, and this process sends them to each replica that asks, until the next call.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} cannot hand its weights to another process; choose a rollout that "
@@ -59,7 +59,7 @@ class ActorWorker(Worker):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What the engine knows about itself: num_parameters, context_length, vocabulary (token ids are below it)."""
+        """Facts of the loaded model: num_parameters, context_length, vocabulary (token ids are below it)."""
 
 
 ACTOR = Role("actor", ActorWorker)

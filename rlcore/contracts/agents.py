@@ -1,4 +1,4 @@
-"""The agent slot: what turns prompts into trajectories."""
+"""The agent slot: turns prompts into trajectories."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
@@ -25,7 +25,7 @@ class AgentLoop(ABC):
         """Make ready."""
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
 
     async def check(self, prompts: Sequence[Prompt]) -> None:
         """Called once of a training, before its first request, with every prompt it may ask about.
@@ -44,4 +44,4 @@ class AgentLoop(ABC):
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned."""
+        """Continue from what `state` returned."""

@@ -1,4 +1,4 @@
-"""The log of calls: what was asked of whom, what came back and when, one line of JSON per call."""
+"""The log of calls to functions, services and models: one JSON line per call with question, answer and latency."""
 
 import json
 import time

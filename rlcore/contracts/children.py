@@ -1,6 +1,6 @@
-"""Killable child processes: how a component or a worker starts them, and the pool in which calls share some.
+"""Killable child processes: components and workers start them, and a pool lets calls share them.
 
-Code that may hang, crash or hold memory runs in a child: a call that passes its deadline is ended with its process.
+Code that may hang, crash or hold memory runs in a child. When a call passes its deadline, its process is killed.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class Children(Protocol):
 
 
 class NoChildren:
-    """Stands where no child can be started: `start` raises WorkerError."""
+    """The `Children` of a place where none can be started: `start` raises WorkerError."""
 
     async def start(
         self,
@@ -70,7 +70,7 @@ class NoChildren:
 
 
 class LostProcess(WorkerError):
-    """The process that a call ran in, or that held what it needs, was ended because of another call."""
+    """Another call had the process killed that this call ran in, or that held the data it needs."""
 
 
 class RestartError(WorkerError):
@@ -84,9 +84,9 @@ class ChildSlot(Slot):
     index: int = 0
     child: Child | None = None
     generation: int = 0
-    """How many children have died here: what they held is lost."""
+    """The number of children that were replaced here; the data that they held is lost."""
     killed_by: str = ""
-    """What the call had done because of which the child of this generation was killed."""
+    """The call that had this child killed, and the reason: '<who> took longer than 2 s'; empty: none."""
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the child is started or replaced."""
 
@@ -99,8 +99,8 @@ class ChildSlot(Slot):
 class ChildPool:
     """A fixed number of children that calls share; one that has died is replaced when the next call needs it.
 
-    A call takes the first child that has room for it, calls of an evaluation before those of training. One that needs
-    what a certain child holds names its slot (`pick`) and the generation in which that was put there.
+    A call takes the first child with room; calls of an evaluation go before those of training. A call that needs data
+    in a certain child names its slot (`pick`), and the generation that the data was put into.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class ChildPool:
         """Children that had to be replaced so far."""
 
     async def first(self) -> Child:
-        """The first child, started: what it serves can be inspected before the others start."""
+        """The first child, started: its object can be inspected before the others start."""
         return await self._serving(self._slots.slots[0])
 
     async def start(self) -> None:
-        """Start every child that is not there yet. When one fails, its error passes as it is."""
+        """Start every child that does not run yet. When one fails, its error passes unchanged."""
         await all_or_none([self._serving(slot) for slot in self._slots.slots])
 
     async def close(self) -> None:
@@ -133,7 +133,7 @@ class ChildPool:
         await asyncio.gather(*(child.close() for child in children))
 
     def pick(self) -> ChildSlot:
-        """The slot with the fewest calls in it and before it."""
+        """The slot with the fewest calls, running and waiting."""
         return min(self._slots.slots, key=lambda slot: len(slot.waiting) - slot.free)
 
     async def call(
@@ -149,9 +149,9 @@ class ChildPool:
     ) -> Any:
         """The method's result; `who` names the call in the errors of others.
 
-        The clock runs from when a child has room, and `began` is told then. Raises what `Child.call` raises;
-        LostProcess when another call ended the process, or when the child of `slot` is not that of `generation`
-        any more; RestartError when a child cannot be replaced; WorkerError after `close`.
+        The deadline counts from when a child has room, and `began` is called then. Raises what `Child.call` raises;
+        LostProcess when another call had the process killed, or when `slot` is not in `generation` any more;
+        RestartError when a child cannot be replaced; WorkerError after `close`.
         """
         taken = await self._slots.take(lane is Lane.EVAL, slot)
         try:

@@ -69,14 +69,14 @@ class WorkerPlan:
     section: Any = None
     """The settings section of the plugin that offered the class, or None."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
-    """How the prompt of a group is computed once for its samples."""
+    """The planned way to compute the prompt of a group once for all its samples."""
     weight_sync: frozenset[str] = frozenset()
     """As in `WorkerClass`."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClusterContext:
-    """Everything a cluster is told: the plan as far as it concerns processes, and where the run writes."""
+    """Everything that a cluster is told: the plan's pools and workers, and the run directory."""
 
     config: RunConfig
     section: Any
@@ -87,7 +87,7 @@ class ClusterContext:
     colocated_roles: tuple[str, ...]
     """Roles that sleep while the actor trains on their devices."""
     weights_kind: str
-    """How the actor hands its weights to the rollout: a `WeightsHandle.kind`; '' where that samples from its own."""
+    """The kind of weight sync, a `WeightsHandle.kind`; '' when the rollout samples from the actor's own weights."""
     plugin_files: tuple[str, ...]
     """Paths of the enabled plugins that are plain files: another process imports them by path."""
     cpus: int
@@ -135,7 +135,7 @@ class Cluster(ABC):
 
 
 class ProcessUse(StrEnum):
-    """Which workers of a cluster live in processes other than the controller's."""
+    """The workers that a cluster runs outside the controller's process."""
 
     ALL = "all"
     """Every worker, with those embedded in it."""
@@ -147,16 +147,16 @@ class ProcessUse(StrEnum):
 
 @dataclass(frozen=True)
 class ClusterAbilities:
-    """What a cluster can do with the settings of this run; the defaults are those of this machine alone."""
+    """A cluster's abilities under the settings of this run; the defaults are those of one machine."""
 
     processes: ProcessUse = ProcessUse.ASKED
     elsewhere: bool = False
-    """Workers run on machines that the planner cannot see: it does not hold the plan against this one's memory and
-    devices."""
+    """Workers run on machines that the planner cannot see, so it does not compare the plan with this machine's memory
+    and devices."""
     several_nodes: bool = False
     """A pool may say `nodes` above 1."""
     placements: frozenset[str] = frozenset({"pack", "spread", "one_node"})
-    """Values of `PoolSpec.placement` that are obeyed. With one node these three are the same."""
+    """Values of `PoolSpec.placement` that are obeyed. On one machine the three defaults are the same."""
     labels: bool = False
     """Labels of a pool are obeyed."""
     resources: bool = False
@@ -206,7 +206,8 @@ class ClusterOffer:
 
 @dataclass(frozen=True)
 class Shipment:
-    """What a process needs to build a worker; pickles without importing anything of the worker's."""
+    """The data from which a process builds a worker. Unpickling a shipment does not import the worker's modules: its
+    class and context stay pickled in `payload`."""
 
     name: str
     """Role and replica, as errors name them."""
@@ -229,7 +230,7 @@ class ReplicaBody(Protocol):
 
     @property
     def rendezvous(self) -> str:
-        """Where its ranks meet: `WorkerContext.rendezvous`."""
+        """The address where the replica's ranks meet, as `WorkerContext.rendezvous`."""
         ...
 
     async def build(self, ranks: Sequence[Shipment], deadline_s: float) -> None:
@@ -252,7 +253,7 @@ class ReplicaBody(Protocol):
         ...
 
     async def ended(self) -> str:
-        """Why one of its processes has ended, once one has."""
+        """Waits until one of its processes ends; the reason."""
         ...
 
     async def close(self, deadline_s: float) -> None:

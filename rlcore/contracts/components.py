@@ -1,4 +1,4 @@
-"""Components: what fills a slot of the trainer, and what it is built with."""
+"""Components: objects that fill the slots of the trainer, and the context that they are built with."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def no_requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
 
 @dataclass(frozen=True)
 class RewardComponent:
-    """A named part of the reward that a reward manager brings beside `reward.functions`, for whoever reads the plan."""
+    """A named part of the reward that a reward manager adds to `reward.functions`; `rlcore plan` lists it."""
 
     name: str
     weight: float
     scope: Scope
     deadline_s: float
     kind: str
-    """What gives the score, in a word: 'judge'."""
+    """The sort of scorer, in a word: 'judge'."""
     served_by: str
-    """Where: an address, or the name of the role that the component states for it."""
+    """The address that computes the score, or the name of the component's role that does."""
     on_failure: str = ""
-    """What follows when there is no score; empty where that is not said of a part."""
+    """The policy for samples without a score, such as 'drop_sample'; empty where the component states none."""
 
     def __post_init__(self) -> None:
         check_texts(self, "name", "kind", "served_by")
@@ -59,7 +59,7 @@ class RewardComponent:
 
 
 def no_components(config: RunConfig, section: Any) -> Sequence[RewardComponent]:
-    """The `reward_components` of a component that brings none."""
+    """The `reward_components` of a component that adds none."""
     return ()
 
 
@@ -71,7 +71,7 @@ class Component(Generic[T_co]):
     build: Callable[[BuildContext], T_co]
     requests: Callable[[RunConfig, Any], Sequence[WorkerRequest]] = no_requests
     reward_components: Callable[[RunConfig, Any], Sequence[RewardComponent]] = no_components
-    """Of a reward manager: the parts of the reward that it brings itself. The plan shows them."""
+    """Of a reward manager: the parts of the reward that it adds, which the plan lists."""
     uses_reward_functions: bool = False
     """Of a reward manager: it computes `reward.functions`. A run that configures them needs one that does."""
 
@@ -85,7 +85,7 @@ class Component(Generic[T_co]):
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What a component is built with. It reaches its own workers only."""
+    """Everything that a component is built with. It reaches its own workers only."""
 
     config: RunConfig
     section: Any
@@ -105,12 +105,12 @@ class BuildContext:
     metrics: Callable[[str, float], None]
     """Records a metric of the current step."""
     context_length: int | None = None
-    """Tokens of a prompt and its response together, at most, as the rollout says; None when it does not."""
+    """The most tokens of a prompt with its response, as the rollout says; None when it does not."""
 
 
 @dataclass(frozen=True)
 class ResolvedReward:
-    """A configured reward function, with where to import it from and the settings that hold."""
+    """A configured reward function, with its import string and the settings in force."""
 
     name: str
     target: str
@@ -123,6 +123,6 @@ class ResolvedReward:
     settings: Any = None
     """The settings section of the plugin that offers it, for a function that takes `settings`; None without one."""
     is_factory: bool = False
-    """As its source says, a call of it with `kwargs` returns the function; False also where that is not known yet."""
+    """True if its source shows that a call with `kwargs` returns the function; False also while that is unknown."""
     post_process: str = ""
-    """Where to import the function from that looks at a group's scores; empty: none."""
+    """The import string of the function that turns a group's scores into others; empty: none."""

@@ -1,4 +1,4 @@
-"""The critic slot: what estimates values for advantage estimators that need them."""
+"""The critic slot: estimates values for advantage estimators that need them."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -16,10 +16,10 @@ class CriticWorker(Worker):
         """(B, T) value of the state before token t is sampled, where the loss mask is True, else 0."""
 
     def expect(self, num_updates: int) -> None:
-        """Told once before the first update how many the whole run makes; schedules of lr end there."""
+        """Told once, before the first update, how many updates the whole run makes; schedules of lr end there."""
 
     def facts(self) -> dict[str, Any]:
-        """Facts of the loaded model: where it is said, 'head' names what its value head starts from."""
+        """Facts of the loaded model; 'head', if present, names the source of its value head's first weights."""
         return {}
 
     def begin_updates(self) -> None:
@@ -48,7 +48,7 @@ class CriticEngine(ABC):
         """Make ready."""
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
 
     async def expect(self, num_updates: int) -> int:
         """Told once before the first update how many the whole run makes; in how many of them the actor updates too."""
@@ -73,7 +73,7 @@ class CriticEngine(ABC):
         """False while the critic warms up."""
 
     async def save(self, directory: Path) -> None:
-        """Write the critic into `directory`, the engine's own part of the checkpoint: it is there, and empty."""
+        """Write the critic into `directory`, the critic's part of the checkpoint, which exists and is empty."""
 
     async def restore(self, directory: Path) -> None:
         """Load what `save` wrote; of an engine that wrote nothing the directory does not exist."""
@@ -85,7 +85,7 @@ class CriticEngine(ABC):
         return {}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned."""
+        """Continue from what `state` returned."""
 
 
 class NoCritic(CriticEngine):

@@ -1,4 +1,4 @@
-"""Work dealt out to the replicas of a role: the least loaded of those that serve, and a wait while none does."""
+"""Assigns work to the least loaded replica of a role, and waits while no replica serves."""
 
 from collections import OrderedDict
 from collections.abc import Hashable

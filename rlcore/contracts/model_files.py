@@ -1,4 +1,4 @@
-"""The files of a model on this machine: where they lie, and what they say of it.
+"""The files of a model on this machine: their directory, and the facts in their headers and config.json.
 
 No tensor is read and torch is not imported, so that a plan can ask before anything starts.
 """
@@ -19,14 +19,14 @@ OTHER_NAMES = {
     "num_hidden_layers": ("n_layer", "num_layers"),
     "intermediate_size": ("n_inner", "ffn_dim"),
 }
-"""What GPT-2, GPT-J, CodeGen, GPT-Neo and OPT write in their config.json for the names that others have."""
+"""Common names in config.json, with the names that GPT-2, GPT-J, CodeGen, GPT-Neo and OPT use instead."""
 
 
 def model_directory(name: str, revision: str = "main") -> Path:
-    """Where a model lies: the directory of that name, else what the Hub's cache of this machine holds of it.
+    """The directory of a model: the one of that name, else its snapshot in this machine's cache of the Hub.
 
-    The cache is only looked at, as https://huggingface.co/docs/huggingface_hub/guides/manage-cache lays it out; what is
-    not in it is a directory that does not exist.
+    Nothing is downloaded; the result does not exist when neither does. The cache is laid out as in
+    https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
     """
     directory = Path(name).expanduser()
     if directory.is_dir():
@@ -39,7 +39,7 @@ def model_directory(name: str, revision: str = "main") -> Path:
 
 
 def _hub_cache() -> Path:
-    """Where the Hub's client keeps what it has loaded."""
+    """The directory into which the Hub's client downloads."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or f"{home}/huggingface"
     named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
@@ -47,7 +47,7 @@ def _hub_cache() -> Path:
 
 
 def num_parameters(directory: Path) -> int | None:
-    """Parameters of a local model: counted in its safetensors headers, else reckoned from config.json, else None."""
+    """Parameters of a local model: counted in its safetensors headers, else estimated from config.json, else None."""
     try:
         files = _weights_of(directory)
         if files:
@@ -128,7 +128,7 @@ def _count(path: Path) -> int:
 
 
 def _header(path: Path) -> dict[str, Any]:
-    """What a safetensors file says of each tensor: eight bytes of length, then JSON."""
+    """The entry of each tensor in a safetensors file, whose header is eight bytes of length, then JSON."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > path.stat().st_size:

@@ -30,7 +30,7 @@ from rlcore.errors.checks.data import (
 
 
 class Scope(StrEnum):
-    """How much of a step a function must see at once."""
+    """The samples of a step that a function must see at once."""
 
     SAMPLE = "sample"
     GROUP = "group"
@@ -38,25 +38,25 @@ class Scope(StrEnum):
 
 
 class Need(StrEnum):
-    """What an algorithm needs beside rewards."""
+    """Inputs that an algorithm needs besides rewards."""
 
     VALUES = "values"
     GREEDY_BASELINE = "greedy_baseline"
     REFERENCE = "reference"
     MINIBATCH_STATISTICS = "minibatch_statistics"
     GROUP = "group"
-    """At least two samples of a prompt, because they are compared; whatever has `Scope.GROUP` needs it unsaid."""
+    """At least two samples of a prompt, because they are compared. `Scope.GROUP` implies it."""
 
 
 class AlgorithmKind(StrEnum):
-    """What an algorithm is."""
+    """The two sorts of algorithm that plugins offer."""
 
     ADVANTAGE = "advantage"
     POLICY_LOSS = "policy_loss"
 
 
 def as_asked(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
-    """The `complete` of a class that needs what was asked for it, and no more."""
+    """The `complete` of a class that needs exactly the resources of the request."""
     return request
 
 
@@ -73,12 +73,11 @@ class WorkerClass:
     cls: type[Worker]
     embedded_in: Role[Any] | None = None
     """The class is served inside this role's worker and needs it as `WorkerContext.host`: an embedded rollout says
-    ACTOR. The host has the same backend. The planner gives the request the same `inside`, so nobody reads it from a
-    backend's name."""
+    ACTOR. The host has the same backend. The planner copies the role into the request's `embedded_in`."""
     on_every_rank: bool = False
-    """Inside a host of several ranks there is one of it in each, and each does its share (`WorkerContext.rank`)."""
+    """Inside a host of several ranks, every rank has one, which does its share (`WorkerContext.rank`)."""
     isolated: bool = False
-    """It serves, and may die and be restarted: requests that it fills are `isolated`, whoever stated them."""
+    """Its workers may die and be restarted: every request that it fills becomes `isolated`."""
     complete: Callable[[RunConfig, Any, WorkerRequest], WorkerRequest] = as_asked
     """(config, section of the offer's plugin, request) -> the request with what the class needs: replicas, ranks, gpus,
     cpus, threads, pool, memory (`device_frac`, `bytes_per_parameter`, `cached_tokens`, `engine`, `model`) and `spec`.
@@ -110,8 +109,8 @@ class PoolSpec:
     nodes: int = 1
     colocates: tuple[str, ...] = ()
     placement: str = "pack"
-    """Where a cluster of several nodes puts the ranks of a pool that does not say `nodes`. pack: on as few nodes as it
-    can; spread: on as many as it can; strict_spread: each on another node; one_node: all on one."""
+    """Placement of ranks on a cluster of several nodes, for a pool with nodes=1. pack: on as few nodes as possible;
+    spread: on as many as possible; strict_spread: one rank per node; one_node: all on one node."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the nodes that the pool may take: {'accelerator-type': 'H100'}, '!H100' or 'in(H100, H200)'."""
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -139,7 +138,7 @@ class RewardFunction:
     """'module:attr'."""
     scope: Scope = Scope.SAMPLE
     deadline_s: float | None = None
-    """Seconds a call may take, where the config does not say."""
+    """Seconds that a call may take, unless the configuration says otherwise."""
 
     def __post_init__(self) -> None:
         check_texts(self, "name")

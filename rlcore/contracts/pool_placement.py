@@ -1,4 +1,4 @@
-"""Checks what a pool says about the nodes that it is placed on."""
+"""Checks the settings of a pool about the nodes that it is placed on."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _VALUE = re.compile(rf"!?{_NAME}|!?in\({_NAME}(?:, ?{_NAME})*\)")
 
 
 def placement_problem(placement: object, labels: object, resources: object) -> str:
-    """What is wrong with them, in words that name the field; empty if nothing is."""
+    """The first problem of these settings, in words that name the field; empty: none."""
     if placement not in PLACEMENTS:
         return f"placement is {placement!r:.80}; choose from: {', '.join(PLACEMENTS)}"
     return _labels_problem(labels) or _resources_problem(resources)

@@ -1,4 +1,4 @@
-"""Requests of components: workers for a role, and what is known of their model. Plain frozen data."""
+"""Requests of components: workers for a role, and facts about their model. Plain frozen data."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Role(Generic[W]):
 
 @dataclass(frozen=True)
 class WorkerRequest:
-    """What a component needs workers for. Nobody but the component that stated it gets the workers."""
+    """Workers that a component needs for one role. Only that component reaches them."""
 
     role: Role[Any]
     backend: str
@@ -57,27 +57,28 @@ class WorkerRequest:
     embedded_in: Role[Any] | None = None
     """Served in that role's process and thread, built with its worker as `WorkerContext.host`."""
     isolated: bool = False
-    """May die and be restarted without ending the run: a process of its own."""
+    """Each replica runs in a separate process, which may die and be restarted without ending the run."""
     targets: Mapping[str, str] = field(default_factory=dict)
     """Functions for the worker, by purpose: {'loss': 'my_plugin.engine:value_loss'}."""
     device_frac: float = 0.0
-    """Share of its device's memory that a rank reserves while it is awake; 0: what it needs is reckoned."""
+    """Share of its device's memory that a rank reserves while it is awake; 0: the planner estimates its memory."""
     bytes_per_parameter: float = 0.0
-    """Memory of a rank, in bytes a parameter of its model, activations left out; 0: not known, and said so."""
+    """Memory of a rank in bytes per parameter of its model, without activations; 0: unknown, and the plan says so."""
     model: ModelFacts | None = None
-    """What is known of a model of its own; None: its model is that of `model.path`."""
+    """Facts about the role's model; None: it is the model of `model.path`."""
     engine: EngineConfig | None = None
-    """How the role trains its model: from it the planner reckons activations."""
+    """Settings with which the role trains its model; the planner estimates activations from them."""
     settings: str = ""
-    """Where these settings stand in the configuration, for errors: 'plugins.mine'; empty: at the role's name."""
+    """The configuration key of these settings, for errors: 'plugins.mine'; empty: the role's name."""
     shared_prefix: str = "none"
-    """How it shares the prompt of a group: 'planned' leaves that to the planner, else a value of `SharedPrefix`."""
+    """Sharing of a group's prompt: 'planned' leaves the choice to the planner, else a value of `SharedPrefix`."""
     cached_tokens: int = 0
     """Tokens whose keys and values a rank holds at most."""
     takes_adapter: bool = False
     """Of a rollout with a copy of the weights: a LoRA actor hands it the adapter alone, as files."""
     spec: Any = None
-    """What the workers serve, as frozen data that the role's interface defines: a `RewardModel` for a RewardReplica."""
+    """Frozen data that says what the workers serve; the role's interface defines its type: `RewardModel` for
+    RewardReplica."""
     note: str = ""
     """A fact about this role that `rlcore plan` shows among its notes."""
 
@@ -104,7 +105,7 @@ class WorkerRequest:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The architecture of a decoder, as its config.json tells it."""
+    """The architecture of a decoder, from its config.json."""
 
     model_type: str
     layers: int
@@ -120,7 +121,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a model before it is loaded."""
+    """Facts about a model, read before it is loaded."""
 
     parameters: int | None = None
     """Their number; None: unknown."""

@@ -1,6 +1,6 @@
-"""Reward models, the same on every backend: what they read of a conversation, and which output is the score.
+"""Reward models, the same on every backend: the tokens of a conversation, and the output that is its score.
 
-`RewardModel` says what a `RewardReplica` is to serve. Importing this imports nothing heavy.
+`RewardModel` describes the model that a `RewardReplica` serves. Importing this imports nothing heavy.
 """
 
 import json
@@ -18,9 +18,9 @@ from rlcore.types import Message
 
 BYTES = "bytes"
 ARCHITECTURE = "ForSequenceClassification"
-"""How the names of transformers' classes with a head for scores end."""
+"""Suffix of the names of transformers' classes with a head for scores."""
 HEADS = ("score.", "classifier.")
-"""How the names of their heads' weights begin."""
+"""Prefixes of the names of those heads' weights."""
 GUIDES = ("json", "json_object", "regex", "choice")
 """`ScoreRequest.options` that bind a judge's answer to a JSON schema, any JSON object, a regular expression, or one of
 several texts."""
@@ -155,7 +155,7 @@ def until_padding(ids: Sequence[int], pad_id: int | None) -> list[int]:
 
 
 def check_outputs(model: RewardModel, num_outputs: int) -> None:
-    """ConfigError when the model has no output `model.label`, or too few for a softmax."""
+    """ConfigError when output `model.label` does not exist, or when a softmax has one output only."""
     if model.label >= num_outputs:
         raise ConfigError(f"reward model '{model.path}': label={model.label}, but it has {num_outputs} outputs")
     if model.activation == "softmax" and num_outputs < 2:
@@ -201,7 +201,7 @@ def check_head(path: str) -> None:
 
 
 def headless(path: str, missing: str) -> ConfigError:
-    """What is said of a model whose files lack weights of its head, which would be random."""
+    """The error about a model whose files lack weights of its head, which would be random."""
     return ConfigError(
         f"reward model '{path}': its files have no weight '{missing}', so its scores would be random; needs a model "
         "that was saved with its score head"

@@ -1,4 +1,4 @@
-"""The interface of a process that serves a reward model. Who asks for such workers also names their role."""
+"""The interface of a process that serves a reward model. The component that requests such workers names their role."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ class ScoreRequest:
     id: str
     """Names the request in results and errors."""
     messages: tuple[Message, ...]
-    """For a classifier: the whole conversation, whose end is judged. For a generative judge: what it is asked."""
+    """For a classifier: the whole conversation, whose end is judged. For a generative judge: the question."""
     options: FrozenDict[str, Any] = field(default_factory=FrozenDict)
     """For a generative judge: sampling options such as max_tokens."""
 
 
 @dataclass(frozen=True)
 class RawScore:
-    """What a model said of one request."""
+    """A model's answer to one request."""
 
     id: str
     score: float | None = None
@@ -31,7 +31,7 @@ class RawScore:
     text: str = ""
     """Of a generative judge: its answer, from which the caller takes the score."""
     error: str = ""
-    """Why this request, and no other, has no answer: it is too long, for one."""
+    """The reason why this request alone failed, for instance its length; empty: it did not."""
 
 
 class RewardReplica(Worker):
@@ -41,20 +41,20 @@ class RewardReplica(Worker):
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """An answer to each request, in their order.
 
-        Waits for nothing but the requests it was given: a batch is whatever is queued. What is wrong with a request is
-        its `RawScore.error`; an exception means that the replica itself is broken, and its caller goes elsewhere.
+        Waits for no further requests: a batch is whatever is queued. A problem of one request is its `RawScore.error`.
+        An exception means that the replica itself is broken, and the caller asks another.
         """
 
     @abstractmethod
     async def health(self) -> str:
-        """What is served, in words; raises when it cannot be."""
+        """Describes the served model in words; raises when the replica cannot serve it."""
 
     async def address(self) -> str | None:
         """Base URL of an OpenAI-style API on this machine, such as 'http://127.0.0.1:8000/v1'; None without one."""
         return None
 
     async def sleep(self) -> None:
-        """Answer what is queued, admit nothing more, and let go of the device as far as the backend can."""
+        """Answer queued requests, admit no others, and free the device as far as the backend can."""
 
     async def wake(self) -> None:
-        """Take requests again; called of a replica that is awake, it changes nothing."""
+        """Admit requests again. On a replica that is awake it changes nothing."""

@@ -21,14 +21,14 @@ class RolloutWorker(Worker):
         """
 
     def context_length(self) -> int | None:
-        """Tokens of a prompt and its response together, at most; None when the backend does not say."""
+        """The most tokens of a prompt with its response; None when the backend does not say."""
         return None
 
     async def load_weights(self, handle: WeightsHandle) -> int:
-        """Sample with these weights from the next token on; returns their version, when no old one is used any more.
+        """Sample with these weights from the next token on; returns their version once the old ones are out of use.
 
-        Nothing that was computed with other weights, such as a cached prefix, is used with them. Called of rollouts
-        that are not embedded in the actor, after every step.
+        Discards what was computed with other weights, such as cached prefixes. Called after every step, on rollouts
+        that are not embedded in the actor.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} takes no weights, so it would sample with those that the run began "
@@ -36,18 +36,18 @@ class RolloutWorker(Worker):
         )
 
     async def sleep(self) -> None:
-        """Finish what is under way, begin nothing more, and let go of the device as far as the backend can.
+        """Finish running requests, begin no others, and free the device as far as the backend can.
 
         Called when the actor trains on the devices of this pool (`PoolSpec.colocates`).
         """
         raise WorkerError(f"{self.context}: {type(self).__name__} cannot sleep; choose another rollout.backend")
 
     async def wake(self) -> None:
-        """Sample again; called of a replica that is awake, it changes nothing."""
+        """Sample again. On a replica that is awake it changes nothing."""
         raise WorkerError(f"{self.context}: {type(self).__name__} cannot sleep; choose another rollout.backend")
 
     async def health(self) -> str:
-        """What is served, in words; raises when it cannot be."""
+        """Describes the served model in words; raises when the replica cannot serve it."""
         return f"{self.context}: {type(self).__name__}"
 
 

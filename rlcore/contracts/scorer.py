@@ -1,7 +1,8 @@
 """The extension point of rewards: a scorer is one named part of the reward, asked for each sample, group or batch.
 
 A reward manager of a plugin gives its scorers to `rlcore.FunctionRewards`, which weighs and sums them with
-`reward.functions`. What a scorer cannot judge is a failed `Outcome` that says why, and never an exception.
+`reward.functions`. For a sample that it cannot judge, a scorer returns a failed `Outcome` with the reason; it never
+raises.
 """
 
 import inspect
@@ -19,11 +20,11 @@ from rlcore.types import Float32s, Lane, RewardStatus, Trajectory
 
 LARGEST = float(np.finfo(np.float32).max)
 MAX_DEPTH = 32
-"""Levels of what stands beside a score; what is nested deeper would end whoever walks it by recursion."""
+"""The deepest nesting of values beside a score; deeper values would overflow the stack of recursive code."""
 MAX_BYTES = 4 << 20
-"""Memory of what stands beside a score; it is held until the step ends, and copied to its records."""
+"""The most bytes of values beside a score, which are held until the step ends and copied to its records."""
 SHOWN = (bool, int, float, complex, str, list, tuple, dict)
-"""Types of which an error may show a short repr; that of others may be slow, huge, or somebody's own code."""
+"""Types whose short repr an error may show. The repr of others may be slow or huge, or run foreign code."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +48,12 @@ SKIPPED = Outcome(RewardStatus.SKIPPED)
 
 
 def failed(error: str) -> Outcome:
-    """No usable score, and why."""
+    """A FAILED outcome with this error."""
     return Outcome(RewardStatus.FAILED, error=exact_text(error))
 
 
 def number(value: Any) -> float | str:
-    """The value as a finite float, or what is wrong with it. bool counts as 0 or 1; numpy and torch scalars pass."""
+    """The value as a finite float, or its problem in words. bool counts as 0 or 1; numpy and torch scalars pass."""
     if isinstance(value, str) or not hasattr(value, "__float__"):
         return f"returned {shown(value)}; a number is needed"
     if getattr(value, "ndim", 0):
@@ -67,7 +68,7 @@ def number(value: Any) -> float | str:
 
 
 def beside_score(value: Any) -> str | None:
-    """What is wrong with what stands beside a score: too deep or too large. None when nothing is."""
+    """The problem with a value beside a score, too deep or too large; None: none."""
     level = [value]
     num_bytes = 0
     for _ in range(MAX_DEPTH + 1):
@@ -132,7 +133,7 @@ def shown(value: Any) -> str:
 
 
 class Scorer(Protocol):
-    """One named part of the reward. Subclass it: what is not abstract has the default that is said."""
+    """One named part of the reward. Subclass it: `name` and `score` are abstract, the rest has defaults."""
 
     @property
     @abstractmethod
@@ -152,7 +153,7 @@ class Scorer(Protocol):
 
     @property
     def on_failure(self) -> str:
-        """What follows for a sample without a score: 'drop_sample' (the default), 'drop_group' or 'abort'.
+        """The policy for a sample without a score: 'drop_sample' (the default), 'drop_group' or 'abort'.
 
         Empty for a function of `reward.functions`, whose settings say it.
         """
@@ -165,14 +166,15 @@ class Scorer(Protocol):
 
     @abstractmethod
     async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
-        """An outcome for each trajectory, in their order. Calls overlap; cancelled when nobody needs the scores."""
+        """An outcome for each trajectory, in their order. Calls overlap; a call whose scores are not needed any more
+        is cancelled."""
         ...
 
     async def post_process(
         self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane
     ) -> list[Outcome]:
-        """The outcomes of a group's samples, in the order of their ids, after the group was looked at.
+        """New outcomes for a group's samples, in the order of their ids, once all of the group have come.
 
-        By default they stay as they are. A failure stays a failure.
+        By default they stay unchanged. A failure stays a failure.
         """
         return list(outcomes)

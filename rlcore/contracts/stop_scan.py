@@ -3,15 +3,14 @@
 from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder gives for a character whose last bytes are missing."""
+"""Decoders write it for a character whose last bytes are missing."""
 
 
 class StopScan:
-    """Says when a stop string is complete in the text of a growing row.
+    """Finds the first complete stop string in the text of a growing row.
 
-    The text so far is decoded in pieces that end between two characters. The next piece is what the tokens since the
-    one before the last piece say beyond that piece, so that each token is decoded about three times in all, with the
-    tokens before it that decide about spaces.
+    The text is decoded in pieces that end between two characters. Each piece is decoded together with the piece before
+    it, whose tokens decide about spaces, so each token is decoded about three times in all.
     """
 
     def __init__(self, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CPU_S = 5.0
 """Seconds of processor time that one conversation may take; real templates take milliseconds."""
 WALL_S = 60.0
-"""Seconds until an answer is given up, which a stopped process or a machine that swaps may take."""
+"""Timeout of one answer in seconds of wall-clock time, long because a process may be stopped or a machine swap."""
 START_S = 120.0
 """Seconds that the child may take to import transformers."""
 MEMORY = 1 << 30
@@ -40,11 +40,11 @@ WAY_OUT = "needs a template that only writes out its messages; name another in m
 
 
 class TemplateRefused(ConfigError):
-    """The template raised: these messages are not ones that it renders."""
+    """The template raised an exception: it does not render these messages."""
 
 
 class TemplateChild:
-    """The one child process that renders templates for this process; started when it is needed, and after its end."""
+    """The one child process that renders templates for this process. A request starts it when none runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +57,8 @@ class TemplateChild:
         return self._process if self._owner == os.getpid() else None
 
     def request(self, message: bytes, whose: str) -> bytes:
-        """The child's answer. ConfigError when it exceeds a bound; then the child is ended, and the next is new."""
+        """The child's answer. ConfigError when it exceeds a bound; then the child is ended, and the next request starts
+        another."""
         with self._lock:
             process = self.process or self._start(whose)
             answered = False

@@ -26,9 +26,9 @@ class Tokens(ABC):
     eos_ids: frozenset[int]
     """Tokens that end a response."""
     pad_id: int
-    """What fills a row up; no mask selects it."""
+    """Padding at the end of a row; no mask selects it."""
     context_length: int | None
-    """Tokens that the model's window holds; None is unknown."""
+    """Tokens that the model's window holds; None: unknown."""
 
     def __init__(self, system_prompt: str = "") -> None:
         self._system_prompt = system_prompt
@@ -59,7 +59,7 @@ class Tokens(ABC):
         return ids[self._end_of_turn_length() :] if last_id in self.eos_ids else ids
 
     def _end_of_turn_length(self) -> int:
-        """How many ids the template puts behind a response up to the token that ends it; 0 if it has no such token."""
+        """The number of ids from the end of a response to the token that ends its turn; 0 without such a token."""
         if self._num_end is None:
             said = {"role": "assistant", "content": END_PROBE}
             ids = self._encode_text(_after_probe(self._render([_ASKED, said], (), opening=False)))
@@ -156,7 +156,7 @@ class Tokens(ABC):
 
 
 def _after_probe(text: str) -> str:
-    """What the template wrote behind the response."""
+    """The text that the template puts behind the response."""
     _, found, rest = text.partition(END_PROBE)
     if not found:
         raise ConfigError(

@@ -85,7 +85,7 @@ def _tensor(connection: socket.socket, dtype: torch.dtype, shape: list[int]) -> 
 
 
 def read_exactly(connection: socket.socket, num: int) -> bytearray:
-    """So many bytes of a connection; EOFError when it ends before."""
+    """Exactly `num` bytes of a connection; EOFError when it ends before."""
     data = bytearray(num)
     rest = memoryview(data)
     while rest:

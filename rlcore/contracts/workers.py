@@ -1,4 +1,4 @@
-"""The interface of a worker, and how the controller calls it.
+"""The interface of a worker, and the handles through which the controller calls it.
 
 A worker class is a thin shell: `__init__` only stores its context, `setup()` imports the heavy modules and builds the
 engine. The controller never holds a worker; it holds a `WorkerGroup` of `ReplicaHandle`s and names the method by the
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, eq=False)
 class WorkerContext:
-    """Everything a worker is told; it discovers nothing by itself."""
+    """Everything that a worker is told; it discovers nothing by itself."""
 
     role: str
     replica: int
@@ -40,17 +40,17 @@ class WorkerContext:
     device: str
     """'cpu', or 'cuda:3'."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
-    """How the prompt of a group is computed once for its samples, decided by the plan."""
+    """The planned way to compute the prompt of a group once for all its samples."""
     host: "Worker | None" = None
-    """The worker this one is served `inside` of, set up already."""
+    """The worker that this one is embedded in, after its `setup`; None: none."""
     rendezvous: str = ""
-    """Where the ranks of this replica meet: `init_method` of torch.distributed; empty with one rank."""
+    """The address where the ranks of this replica meet: `init_method` of torch.distributed; empty with one rank."""
     weights_kind: str = ""
-    """How an actor hands its weights to the rollout, a `WeightsHandle.kind`; '' where that samples from its own."""
+    """The kind of weight sync, a `WeightsHandle.kind`; '' when the rollout samples from the actor's own weights."""
     spec: Any = None
     """`WorkerRequest.spec`, as the class's `complete` left it."""
     address: str = "127.0.0.1"
-    """Of this node, as the run's other nodes reach it."""
+    """This node's address, as the run's other nodes reach it."""
     children: Children = field(default_factory=NoChildren)
     """Starts killable child processes of this worker, on the worker's own loop; the worker closes them."""
 
@@ -69,7 +69,7 @@ class Worker(ABC):
         """Import what is heavy and build the engine; called once, in the worker's own thread or process."""
 
     def close(self) -> None:
-        """Let go of what `setup` acquired; called once, also after a failure."""
+        """Release what `setup` acquired; called once, also after a failure."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ReplicaEvent:
     """Of the replica in `WorkerGroup.replicas`."""
     name: str
     reason: str = ""
-    """Of the loss."""
+    """The reason of the loss; empty when the replica serves again."""
 
 
 class ReplicaHandle(Protocol[W_co]):
