@@ -40,8 +40,8 @@ class RolloutConfig:
     deadline_s: float = option(3600.0, above=0)
     """Seconds the generation of one step may take before the run stops and says so."""
     weight_sync: Literal["disk", "tcp"] = "disk"
-    """How the actor's weights come to replicas that hold a copy. disk: by way of a directory that all of them see;
-    tcp: from a copy in the memory of the actor's process."""
+    """The way of the actor's weights to replicas that hold a copy. disk: through a directory that all of them see; tcp:
+    from a copy in the memory of the actor's process."""
     weights_dir: str = option("", used_when="weight_sync == 'disk'")
     """Where the actor writes weights for replicas that hold a copy: seen by all of them; empty: the run directory."""
     warn_logprob_diff: float = option(0.05, above=0)
@@ -94,9 +94,9 @@ class EngineConfig:
     state; losses, log-probs and softmax are float32. float16 scales its loss so that gradients neither vanish nor
     overflow."""
     rounding: Literal["stochastic", "nearest"] = option("stochastic", used_when="dtype in ('bfloat16', 'float16')")
-    """How float32 masters become half-precision weights after an update. stochastic: to a neighbour by chance, so that
-    the weights move as the masters do in the mean; nearest: a weight stands still until its master has moved by half
-    a unit in the last place, tens of updates at the learning rates of RL."""
+    """Rounding of float32 masters to half-precision weights after an update. stochastic: to either neighbour at random,
+    so that weights follow their masters in the mean; nearest: a weight stays until its master has moved by half a unit
+    in the last place, which takes tens of updates at the learning rates of RL."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")

@@ -66,8 +66,8 @@ def enabled_plugins(
 ) -> dict[str, Mapping[str, Any]]:
     """The raw `plugins.*` sections of files and overrides by plugin, before any plugin is loaded.
 
-    ConfigError for what cannot be read, for a name that is no name of a plugin, and for a key that has `moved`: old
-    names of keys and sections, with the new ones.
+    ConfigError for a file or override that cannot be read, for a name that is not a plugin's, and for a key in `moved`,
+    which maps old names of keys and sections to new ones.
     """
     sections: dict[str, Mapping[str, Any]] = {}
     for layer in read_layers(files, overrides):

@@ -33,7 +33,7 @@ class ConfigSection:
 
 @dataclass(frozen=True)
 class Provider:
-    """Who made an offer."""
+    """The plugin or entry point that made an offer."""
 
     plugin: str
     distribution: str

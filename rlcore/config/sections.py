@@ -124,8 +124,8 @@ class PoolConfig:
     placement: Literal["pack", "spread", "strict_spread", "one_node"] = option(
         "pack", used_when="cluster.backend != 'local'"
     )
-    """Where ranks go with nodes=1. pack: on as few nodes as possible; spread: on as many; strict_spread: each on a node
-    that no other rank has; one_node: all on one."""
+    """Placement of ranks with nodes=1. pack: on as few nodes as possible; spread: on as many as possible;
+    strict_spread: one rank per node; one_node: all on one node."""
     labels: dict[str, str] = field(default_factory=dict, metadata={"used_when": "cluster.backend != 'local'"})
     """Labels of the nodes that the pool may take, such as {accelerator-type: H100}; or '!H100', 'in(H100, H200)'."""
     resources: dict[str, float] = field(default_factory=dict, metadata={"used_when": "cluster.backend != 'local'"})
