@@ -66,10 +66,10 @@ def names_for_checkers(file: str) -> dict[str, str]:
 
 
 def import_target(reference: str) -> Any:
-    """What 'module:attr' or '/path/file.py:attr' names; attr may have dots.
+    """The object that 'module:attr' or '/path/file.py:attr' names; attr may have dots.
 
-    A file is imported once a process, and its directory becomes importable, after everything else. PluginError when
-    there is no such file, module or attribute; what the import itself raises passes unchanged.
+    A file is imported once per process, and its directory is appended to `sys.path`. PluginError when the file, module
+    or attribute does not exist; errors of the import itself pass unchanged.
     """
     where, separator, attribute = reference.rpartition(":")
     if not separator or not where or not attribute:

@@ -186,7 +186,7 @@ def _hard_limit_s() -> float:
 
 
 def report(source: str, found_at: str) -> None:
-    """Write what is wrong with a plugin into a JSON file; runs in a process of its own, with nothing imported yet."""
+    """Write the problems of a plugin into a JSON file. Runs in a fresh process, so that its imports can be seen."""
     from rlcore.testing.conformance import checked_hooks
 
     refuse_early_ends()
@@ -199,7 +199,7 @@ def report(source: str, found_at: str) -> None:
             (provider,) = hooks.providers()
             found |= {"hooks": hooks.implemented(provider), "offers": _offers(hooks, provider)}
     Path(found_at).write_text(json.dumps(found), "utf-8")
-    os._exit(0)  # a thread of the plugin may have no end
+    os._exit(0)  # a thread of the plugin may never end
 
 
 def _show(rows: Sequence[PluginRow], checked: bool) -> None:

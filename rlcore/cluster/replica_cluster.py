@@ -1,4 +1,4 @@
-"""A cluster of replicas in processes of their own, whatever starts the processes."""
+"""A cluster whose replicas run in separate processes; a subclass starts them."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What clusters and workers are told, the same on every cluster."""
+"""Builds the contexts of clusters and workers, which are the same on every cluster."""
 
 from collections.abc import Sequence
 from math import ceil

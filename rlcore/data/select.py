@@ -9,7 +9,7 @@ from rlcore.types import Message, Prompt
 
 
 class EncodesPrompts(Protocol):
-    """What is needed of `rlcore.contracts.tokens.Tokens`."""
+    """The one method of `rlcore.contracts.tokens.Tokens` that selection needs."""
 
     def encode_prompt(self, messages: Sequence[Message]) -> tuple[int, ...]: ...
 

@@ -9,8 +9,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 def keep_freed_memory() -> None:
     """Let glibc's allocator keep what is freed for the next micro-batch, and all threads share it.
 
-    By default large tensors are given back to the system at once, and every page of the next ones is cleared anew by
-    the kernel: a tenth of an update on a CPU. Nothing happens with another C library.
+    By default glibc returns large tensors to the system at once, and the kernel clears every page of the next ones: a
+    tenth of an update on a CPU. Nothing happens with another C library.
     """
     for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, 2**31 - 1)):
         _call_libc("mallopt", parameter, value)

@@ -51,7 +51,7 @@ class CheckpointError(RlcoreError):
 
 
 class EndOfProcess(SystemExit):
-    """Somebody else's code asked to end the process at once, by `os._exit` or `os.execv`; the command goes on."""
+    """Foreign code tried to end the process by `os._exit` or `os.execv`; the call is refused, the process goes on."""
 
     def __init__(self, call: str) -> None:
         super().__init__(1)

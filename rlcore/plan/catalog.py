@@ -29,7 +29,7 @@ def remedy(key: str, name: str | None = None, interface: str = "") -> str:
 
 
 def install_hint(plugin: str) -> str:
-    """How to install a first-party plugin; '' for any other plugin."""
+    """The command that installs a first-party plugin; '' for any other plugin."""
     return next((f"`{package['install']}`" for package in _catalog()["package"] if package["plugin"] == plugin), "")
 
 

@@ -1,4 +1,4 @@
-"""Which cluster starts the run's workers, what it can do, and whether it can start this plan."""
+"""Chooses the cluster that starts the run's workers, asks for its abilities, and refuses plans it cannot start."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How the actor hands its weights to the rollout."""
+"""Plans the weight sync from the actor to the rollout."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from rlcore.plan.run_plan import WeightsKind
 
 
 def plan_weights(config: RunConfig, workers: Sequence[WorkerPlan]) -> WeightsKind:
-    """How the actor hands its weights to the rollout; '' when the rollout samples from the actor's own.
+    """The kind of weight sync from the actor to the rollout; '' when the rollout is embedded in the actor.
 
-    PlanError when they are to travel in a way that the rollout cannot take.
+    PlanError when the rollout cannot take the kind that the settings ask for.
     """
     rollout = next(plan for plan in workers if plan.request.role.name == "rollout")
     by, inside = config.rollout.weight_sync, rollout.request.embedded_in

@@ -83,7 +83,7 @@ class CheckedScorer(Scorer):
 
 
 def _problem(outcome: object, trajectory: Trajectory) -> str:
-    """What is wrong with one outcome; empty: nothing."""
+    """The problem with one outcome; empty: none."""
     if not isinstance(outcome, Outcome) or not isinstance(outcome.status, RewardStatus):
         return f"{shown(outcome)}; needs an Outcome with a RewardStatus"
     if outcome.status is RewardStatus.FAILED:

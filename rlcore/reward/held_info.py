@@ -12,7 +12,8 @@ SMALL = 1 << 16
 BUDGET = 256 << 20
 """Bytes that all rewards may hold beside their scores at a time."""
 
-# Of the whole process, because memory is: rewards that somebody still holds, and the bytes of their info.
+# One table for the whole process, because memory is shared: rewards that are still referenced, with the bytes of their
+# info.
 _held: WeakKeyDictionary[Reward, int] = WeakKeyDictionary()
 
 

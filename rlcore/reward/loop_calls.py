@@ -95,7 +95,7 @@ class LoopCaller:
 
 
 def _outcomes(task: "asyncio.Task[list[Outcome]]") -> list[Outcome]:
-    """What the call came to; ChildError with what the function raised."""
+    """The outcomes of a finished call; ChildError with the error that the function raised."""
     if task.cancelled():
         raise ChildError("it cancelled itself")
     error = task.exception()

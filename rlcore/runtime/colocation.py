@@ -45,7 +45,7 @@ class DeviceLease:
 
     @property
     def shared(self) -> bool:
-        """True if somebody sleeps while others train."""
+        """True if servers sleep while training roles use their devices."""
         return bool(self._servers)
 
     async def train(self) -> None:

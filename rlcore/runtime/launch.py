@@ -107,7 +107,7 @@ class Runtime:
             self.sink.record("time/weights_s", time.monotonic() - began)
 
     def take_metrics(self, beside: Collection[str] = ()) -> Metrics:
-        """What components recorded or count themselves since the last call.
+        """Metrics that components recorded or counted since the last call.
 
         PluginError for a name that is 'step' or one of `beside`, the core's own metrics of the step.
         """

@@ -1,4 +1,4 @@
-"""The start of a run: at step 1, after a checkpoint of its own, or after one of another run."""
+"""The start of a run: at step 1, or after a checkpoint of this run or another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -68,7 +68,7 @@ def open_directory(directory: Path, resume: bool) -> Path:
 
 
 def has_results(directory: Path) -> bool:
-    """True if a run left there what another start would have to make anew: metrics, trajectories, checkpoints."""
+    """True if the directory holds results that a new start would overwrite: metrics, trajectories, checkpoints."""
     records = directory / METRICS
     kept = [path for name in (TRAJECTORIES, "checkpoints") for path in (directory / name).glob("*")]
     return bool(kept) or (records.exists() and records.stat().st_size > 0)

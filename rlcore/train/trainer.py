@@ -225,14 +225,14 @@ class Trainer:
     def snapshot(self) -> tuple[dict[str, Any], list[ScoredTrajectory]]:
         """What a checkpoint keeps while no update goes on: the published step, and what is in flight by now.
 
-        On-policy, what is in flight belongs to the step under way, which begins anew.
+        On-policy, samples in flight belong to the current step, which starts again.
         """
         if self.run.plan.schedule.max_staleness == 0:
             return self.published, []
         return self.published | self._flight_state(), self.flight.scored()
 
     def restore(self, state: dict[str, Any], scored: Sequence[ScoredTrajectory]) -> None:
-        """Take up what `snapshot` returned; ValueError for a count that is none."""
+        """Continue from the state that `snapshot` returned; ValueError for a count that is not a whole number."""
         self.progress.step, self.progress.equal_steps = _count(state, "step"), _count(state, "equal_steps")
         self.progress.order.restore(state["order"])
         self.progress.kl.restore(state["kl"])

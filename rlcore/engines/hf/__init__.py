@@ -31,7 +31,7 @@ def _homes() -> dict[str, str]:
 
 
 def __getattr__(name: str) -> Any:
-    """What imports torch, at its first use."""
+    """Imports a public name at its first use, because its module imports torch."""
     if name == "__all__":
         return sorted(_homes())
     if name.startswith("__") or name not in _homes():

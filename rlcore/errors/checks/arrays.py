@@ -196,7 +196,7 @@ def check_scored(who: str, row: Any) -> None:
 
 
 def _wrong_reward(reward: Reward, num_tokens: int) -> str:
-    """What is wrong with what stands beside the score; empty when nothing is."""
+    """The problem with a reward's components, info or token scores; empty: none."""
     if not isinstance(reward.components, Mapping) or not isinstance(reward.info, Mapping):
         return f"components is {kind(reward.components)} and info {kind(reward.info)}; needs mappings"
     for name, value in reward.components.items():

@@ -38,7 +38,7 @@ def is_known(transformer: Any) -> bool:
 
 
 def is_watched(transformer: Any) -> bool:
-    """True if somebody watches or alters the forward pass of a module, and would miss it."""
+    """True if a module has forward hooks or a replaced `forward`, which fused decoding would bypass."""
     return any(
         module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
         for module in transformer.modules()

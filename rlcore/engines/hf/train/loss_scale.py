@@ -11,7 +11,7 @@ START = 16
 """Exponent of the first scale, 2^16."""
 HIGHEST = 24
 BACK_OFF = 4
-"""What an overflow takes off the exponent."""
+"""Subtracted from the exponent after an overflow."""
 GROW_AFTER = 100
 """Finite updates in a row after which the exponent grows by 1."""
 
@@ -27,7 +27,7 @@ class LossScale:
 
     @property
     def value(self) -> float:
-        """What the loss is multiplied by."""
+        """The factor on the loss."""
         return float(2.0**self._exponent)
 
     def begin(self) -> None:
@@ -59,7 +59,7 @@ class LossScale:
         return {f"{name}/loss_scale": self.value, f"{name}/loss_scale_retries": float(self._retries)}
 
     def counters(self) -> dict[str, int]:
-        """What a checkpoint keeps."""
+        """The state that checkpoints keep; empty when the scale is off."""
         return {"loss_scale_exponent": self._exponent, "loss_scale_updates": self._since} if self.enabled else {}
 
     def restore(self, counters: dict[str, int]) -> None:

@@ -240,7 +240,7 @@ def load_masters(
 ) -> dict[str, Tensor]:
     """The float32 values that the files of `loaded` hold for its trainable half-precision weights, by parameter name.
 
-    Empty where it has none; a new adapter has no values in files.
+    Empty without such weights, and with an adapter, whose values are not in the files.
     """
     half = [parameter.requires_grad and parameter.dtype in HALF for parameter in loaded.transformer.parameters()]
     if loaded.adapter is not None or not any(half):

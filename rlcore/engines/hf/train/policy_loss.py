@@ -27,7 +27,7 @@ class PolicyLoss:
     """
 
     weights_sampled: bool = True
-    """Whether the weights are the published ones, which no update has changed."""
+    """True while the weights are the published ones, which no update has changed."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class RoundingKey:
-    """What decides the random numbers of one parameter in one update."""
+    """The seed of the random numbers of one parameter in one update."""
 
     seed: int
     update: int

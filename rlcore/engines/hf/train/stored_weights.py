@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from rlcore.errors import ConfigError
 
 NARROW = ("F8", "F6", "F4")
-"""How the names of formats begin, in safetensors, whose numbers mean little without scales that stand elsewhere."""
+"""Prefixes of safetensors formats of 8 bits and fewer, whose numbers need scales that other tensors hold."""
 
 
 def check_stored(path_key: str, path: str) -> None:
     """ConfigError when the files of a model directory hold quantised weights or numbers of 8 bits and fewer.
 
-    A path that is no directory passes.
+    A path that is not a directory passes.
     """
     directory = Path(path)
     config_file = directory / "config.json"
