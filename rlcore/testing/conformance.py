@@ -57,7 +57,7 @@ def check_plugin(name_or_path: str) -> Report:
 
 
 def checked_hooks(name_or_path: str) -> tuple[Report, Hooks | None]:
-    """What `check_plugin` finds, and the plugin's hooks, which it calls once; None if loading it or a hook failed."""
+    """The report of `check_plugin`, and the plugin's hooks, called once; None if loading or a hook failed."""
     already = set(sys.modules)
     try:
         hooks = load([name_or_path])

@@ -1,4 +1,4 @@
-"""What services, agents, rows and files may say, for property tests: needs the package hypothesis.
+"""Hostile answers of services, agents, rows and files, for property tests; needs the package hypothesis.
 
 `settings_of_fuzz` reads the number of examples from RLCORE_FUZZ_EXAMPLES; without it a test is the same every time.
 """
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 EXAMPLES = "RLCORE_FUZZ_EXAMPLES"
-"""How many examples each test tries; set by `make fuzz`."""
+"""Environment variable with the number of examples per test; `make fuzz` sets it."""
 NASTY_TEXTS = (
     "",
     " ",
@@ -58,7 +58,7 @@ def texts() -> st.SearchStrategy[str]:
 
 
 def scalars() -> st.SearchStrategy[Any]:
-    """What stands at a leaf of JSON as Python reads it."""
+    """Any JSON value that is not a container, as Python reads it: NaN and infinity included."""
     return st.one_of(
         st.none(), st.sampled_from(NASTY_NUMBERS), st.sampled_from(NOT_FINITE), st.integers(), st.floats(), texts()
     )

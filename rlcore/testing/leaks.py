@@ -104,7 +104,7 @@ def _has_children() -> bool:
 
 
 def is_running(process: int) -> bool:
-    """True if the process exists and has not ended (one that nobody has waited for yet has ended)."""
+    """True if the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

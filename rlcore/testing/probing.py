@@ -63,7 +63,7 @@ class Probe(Worker):
             self.num_ended += 1
 
     def ended(self) -> int:
-        """How many of its streams have ended."""
+        """The number of its streams that have ended."""
         return self.num_ended
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class EmbeddedProbe(Probe):
     """A probe inside another."""
 
     def host(self) -> str:
-        """Who hosts it: 'probe[1.0]'."""
+        """Role and replica of its host: 'probe[1.0]'; empty without one."""
         return str(self.context.host.context) if self.context.host else ""
 
 
