@@ -48,7 +48,7 @@ class CriticSettings:
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = option("float32", used_when="trunk == 'own'")
     """Number format of weights and activations; the value head is float32 at least."""
     rounding: Literal["stochastic", "nearest"] = option("stochastic", used_when="dtype in ('bfloat16', 'float16')")
-    """How float32 masters become half-precision weights after an update, as `actor.rounding`."""
+    """Rounding of float32 masters to half-precision weights after an update, as `actor.rounding`."""
     gradient_checkpointing: bool = option(False, used_when="trunk == 'own'")
     """Compute activations again in the backward pass; on the actor's trunk `actor.gradient_checkpointing` decides."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")

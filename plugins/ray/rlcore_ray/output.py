@@ -1,4 +1,4 @@
-"""Forwards the output of actors into the log of the run: Ray's log monitor on each node sends it to whoever listens."""
+"""Forwards the output of actors, which Ray's log monitor on each node publishes, into the log of the run."""
 
 import asyncio
 import logging
@@ -96,7 +96,10 @@ class ActorOutput:
             self._early = deque((line for line in self._early if line[0] != place), MAX_EARLY)
 
     async def last_words(self, place: ProcessPlace | None) -> str:
-        """What a process said before it ended, as `WorkerOutput.last_words`, once no more is to be expected."""
+        """The last output of a process that has ended, as `WorkerOutput.last_words`.
+
+        Waits until no line has come for QUIET_S seconds, LAST_S at most.
+        """
         began = time.monotonic()
         with self._lock:
             heard = self._heard.get(place) if place else None

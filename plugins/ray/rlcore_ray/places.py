@@ -1,4 +1,4 @@
-"""Where each rank goes: the spots of pools, which become bundles of placement groups; and what Ray cannot place."""
+"""Placement of ranks: spots of pools become bundles of Ray's placement groups, and impossible pools are refused."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
@@ -9,7 +9,7 @@ from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 
 
 class BundlePlace(NamedTuple):
-    """Where a rank goes."""
+    """The spot and bundle of one rank."""
 
     plan: WorkerPlan
     """Its role."""

@@ -8,7 +8,7 @@ from rlcore.contracts.clusters import ClusterAbilities, ProcessUse
 
 @dataclass(frozen=True)
 class RaySettings:
-    """Which Ray the workers run on."""
+    """The Ray cluster that the workers run on: one to join, or one that the run starts."""
 
     address: str = ""
     """Of the Ray cluster to join, such as '10.0.0.1:6379', or 'auto' for the one on this machine; empty: start one."""

@@ -1,4 +1,4 @@
-"""What every test of this plugin gets: nothing may be left running behind it."""
+"""Every test of this plugin fails if it leaves processes, threads or tasks behind."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Where ranks go on Ray: which spot of a pool, and which bundle."""
+"""Placement of ranks on Ray: the spot of a pool, and the bundle."""
 
 from rlcore_ray.places import places_of
 

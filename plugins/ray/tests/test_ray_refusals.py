@@ -1,4 +1,4 @@
-"""What Ray cannot heed or place is refused when the run is planned."""
+"""Settings that Ray cannot heed and pools that it cannot place are refused when the run is planned."""
 
 import pytest
 

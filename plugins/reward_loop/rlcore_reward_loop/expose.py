@@ -30,7 +30,7 @@ REWARD = "exposed"
 """Who asks, in the audit log."""
 
 CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
-"""What a client that does not speak HTTP, or goes away, raises in the server."""
+"""Errors in the server that the client causes: bytes that are not HTTP, or a closed connection."""
 server_logger = logging.getLogger(f"{__name__}.server")
 server_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], CLIENT_FAULTS)))
 

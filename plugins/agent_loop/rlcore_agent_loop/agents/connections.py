@@ -31,7 +31,7 @@ class TooBusy(RlcoreError):
 
 
 def descriptor_budget() -> int:
-    """How many connections may be open at once."""
+    """The number of connections that may be open at once: a share of the process's limit of open files."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     share = MAX_CONNECTIONS if allowed == resource.RLIM_INFINITY else allowed // DESCRIPTOR_SHARE
     return max(1, min(MAX_CONNECTIONS, share))

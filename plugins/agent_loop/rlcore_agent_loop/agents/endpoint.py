@@ -29,11 +29,11 @@ LINGER_S = 1.0
 
 
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
-"""How the protocol calls errors of a status."""
+"""The protocol's error type per HTTP status."""
 
 
 CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
-"""What a client that does not speak HTTP, or goes away, raises in the server."""
+"""Errors in the server that the client causes: bytes that are not HTTP, or a closed connection."""
 server_logger = logging.getLogger(f"{__name__}.server")
 server_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], CLIENT_FAULTS)))
 

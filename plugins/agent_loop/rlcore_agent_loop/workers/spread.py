@@ -87,7 +87,7 @@ class DistributedToolLoop(AgentLoop):
                     yield trajectory
 
     def _deal(self, tasks: Sequence[RolloutTask]) -> list[tuple[int, list[RolloutTask]]]:
-        """What each worker gets of these groups."""
+        """Assigns each group to the worker with the least load; (worker, its groups) pairs."""
         dealt: dict[int, list[RolloutTask]] = {}
         for task in tasks:
             dealt.setdefault(self._dispatcher.assign(task.n), []).append(task)
