@@ -1,4 +1,4 @@
-"""Checks that need a machine with CUDA: `make gpu-check`. Refuses, in one line, where there is no device.
+"""Checks that need a machine with CUDA: `make gpu-check`. Without a device it ends with a one-line error.
 
 Runs the tests marked `gpu`, then a step of each scenario in bfloat16 against transformers' `generate` and an update
 that shares nothing (`naive_side.py`), and writes docs/results/gpu.md. One JSON line for each scenario on stdout.

@@ -91,7 +91,7 @@ class Soak:
         return steps
 
     def facts(self) -> dict[str, Any]:
-        """What was done and seen, for the JSON line."""
+        """Injected faults, resource samples and problems, for the JSON line."""
         return {
             "lives": self.lives,
             "injected": dict(sorted(self.injected.items())),
@@ -225,7 +225,7 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 
 def differences(work: Path, steps: int) -> list[str]:
-    """What differs from an undisturbed run of as many steps."""
+    """Differences from an undisturbed run of `steps` steps, one line each."""
     (work / "clock").unlink(missing_ok=True)
     undisturbed = Controller(work, "reference", 0, f"train.max_steps={steps}", config="calm.json")
     if code := undisturbed.wait(REFERENCE_S):

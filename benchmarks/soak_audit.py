@@ -1,4 +1,4 @@
-"""The soak's account: is every prompt there, and are memory, descriptors and threads where they were."""
+"""Audits a soak: every prompt is recorded once, and memory, descriptors and threads do not grow."""
 
 import statistics
 from collections import Counter
@@ -15,7 +15,7 @@ from rlcore.report import metrics
 ENDS = 3
 """Samples whose median is the beginning, or the end, of a life."""
 MOST_MORE = {"descriptors": 8.0, "connections": 64.0, "threads": 4.0, "children": 1.0, "resident_mib": 16.0}
-"""What the end of a life may have more than its beginning: connections come and go, and what is allocated varies."""
+"""Growth that a life may end with, per resource: connections come and go, and allocation varies."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Sample:
 
 @dataclass
 class Account:
-    """What became of the prompts."""
+    """Counts of how samples ended, and the problems that the audit found."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     ended_by: Counter[str] = field(default_factory=Counter)
@@ -67,7 +67,7 @@ def sampled(process: psutil.Process, life: int, step: int) -> Sample:
 
 
 def resources(samples: Sequence[Sample]) -> list[str]:
-    """What grew within a life, in words: its first and last samples are compared."""
+    """One line per resource that grew within a life: medians of its first and last samples are compared."""
     found = []
     for life, group in groupby(samples, key=lambda sample: sample.life):
         taken = list(group)
@@ -106,7 +106,7 @@ def accounted(run: Path, steps: int) -> Account:
 
 
 def _order(issued: Sequence[tuple[str, int]]) -> Iterator[str]:
-    """What is wrong with the prompts of all steps: within each epoch every prompt comes once."""
+    """One line per prompt that comes twice within an epoch, and per finished epoch that lacks prompts."""
     for (name, epoch), count in Counter(issued).items():
         if count > 1:
             yield f"prompt {name} comes {count} times in epoch {epoch}"

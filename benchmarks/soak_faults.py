@@ -1,4 +1,4 @@
-"""What the soak injects: a plan that follows from the seed, and how each fault is done."""
+"""Faults of the soak: a plan that follows from the seed, and one injector per fault."""
 
 import contextlib
 import random
@@ -45,7 +45,7 @@ class Fault:
 
 @dataclass
 class Stage:
-    """What faults act on."""
+    """The targets of faults: the controller, the services and the run directory."""
 
     work: Path
     controller: Controller
@@ -53,7 +53,7 @@ class Stage:
     mounted: bool
     chance: random.Random = field(default_factory=random.Random)
     must_say: str = ""
-    """What the next life has to say: the checkpoint that it passes over."""
+    """The checkpoint that the next life must report as passed over; empty: none."""
 
 
 Inject = Callable[[Stage], str]

@@ -42,7 +42,7 @@ RESPONSE = re.compile(r"<response-\w+>(.*)</response-\w+>", re.DOTALL)
 
 
 class Weather:
-    """What the services do about a request, beside scoring it; faults change it."""
+    """Misbehaviour of the services, such as delays and refusals; faults switch it on."""
 
     def __init__(self) -> None:
         self.stall_s = 0.0
@@ -51,7 +51,7 @@ class Weather:
         self.drops = 0
         """So many requests are cut off before an answer."""
         self.nonsense: list[ServiceAnswer] = []
-        """What the next requests are answered, each by one."""
+        """Answers to the next requests, one answer per request."""
         self.served = 0
 
     def score(self, asked: ServiceCall) -> ServiceAnswer:
@@ -179,7 +179,7 @@ class Controller:
         return self._popen.wait(limit_s)
 
     def text(self) -> str:
-        """What it printed."""
+        """Everything that the controller printed."""
         return self.said.read_text(errors="replace")
 
     def children(self, kind: str = "") -> list[psutil.Process]:
