@@ -19,7 +19,7 @@ PUBLIC = {
     "rlcore.contracts": "interfaces, offers and requests",
     "rlcore.config": "the settings of a run",
     "rlcore.types": "the data of a step",
-    "rlcore.errors": "errors and the boundary around somebody else's code",
+    "rlcore.errors": "errors and the boundary around foreign code",
     "rlcore.imports": "from 'module:attr' to the object",
     "rlcore.aio": "inbox, dispatcher, timers and stopwatch",
     "rlcore.errors.redaction": "secrets and foreign text in errors and logs",

@@ -181,7 +181,7 @@ CHANGES = "import torch\n{at_import}\ndef f(inputs):\n    {in_call}\n    return 
 
 
 def torch_state() -> tuple[object, ...]:
-    """What an algorithm may not change."""
+    """Global state of torch that an algorithm may not change."""
     return (
         torch.is_grad_enabled(),
         torch.get_default_dtype(),

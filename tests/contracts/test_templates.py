@@ -106,7 +106,7 @@ def tokenizer_with(template: str) -> Any:
 
 
 def expected(tokenizer: Any, messages: list[dict[str, Any]], **arguments: Any) -> str:
-    """What transformers renders in this process; the type of what it raises."""
+    """The text that transformers renders in this process, or the name of the error that it raises."""
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, **arguments))
     except ANSWERED as error:

@@ -167,7 +167,7 @@ def stored_half(llama: Path) -> Path:
 
 
 def followed(engine: TrainEngine) -> float:
-    """How far the weights have gone, in the mean, in the direction of their masters and as a share of their way."""
+    """The mean movement of weights along their masters, as a share of the masters' movement."""
     optimizer = engine._optimizer
     start = [master.detach().clone() for master in optimizer.masters]
     for _ in range(20):

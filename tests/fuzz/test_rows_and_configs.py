@@ -39,7 +39,7 @@ KEYS = ("train.seed", "rollout.top_p", "train", "plugins.null", "data.sources.al
 
 
 def one_line(error: RlcoreError) -> None:
-    """What the command line prints of it."""
+    """Assert that the command line prints the error as one line."""
     assert len(displayable(str(error)).splitlines()) == 1, f"{type(error).__name__}: {error}"
 
 

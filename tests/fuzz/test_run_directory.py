@@ -30,7 +30,7 @@ EVERYTHING = (*FILES, *(f"checkpoints/step_2/{name}" for name in IN_CHECKPOINT))
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a run of two steps and one of three lie."""
+    """A directory with a run of two steps and one of three."""
     root = tmp_path_factory.mktemp("whole")
     write_prompts(root / "prompts.jsonl", 8)
     run(root, "train.name=two", "train.max_steps=2")

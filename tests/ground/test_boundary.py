@@ -1,4 +1,4 @@
-"""The boundary around somebody else's code turns every exception of theirs into one line."""
+"""The boundary around foreign code turns each of its exceptions into one line."""
 
 import asyncio
 import signal

@@ -267,7 +267,7 @@ ENDS = {
 
 
 def real(project: Project, command: str, *more: str) -> tuple[int, str]:
-    """The exit code and stderr of the command in a process of its own."""
+    """The exit code and stderr of the command in a separate process."""
     arguments = [*project.settings, *more, "--plugin", "null", "--plugin", "ends_wrong"]
     env = os.environ | {"PYTHONPATH": str(project.site)}
     done = subprocess.run([sys.executable, "-m", "rlcore", command, *arguments], env=env, capture_output=True,

@@ -1,4 +1,4 @@
-"""What functions return beside their scores: bounded of one sample and of a step, and of plain types only."""
+"""Values that functions return beside their scores are bounded per sample and per step, and of plain types."""
 
 import gc
 import os

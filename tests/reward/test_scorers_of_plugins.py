@@ -1,4 +1,4 @@
-"""What a plugin's scorer says and returns is checked, and named when it is wrong."""
+"""Properties and results of a plugin's scorer are checked, and errors name the one that is wrong."""
 
 import asyncio
 from collections.abc import Sequence

@@ -20,7 +20,7 @@ from rlcore.contracts.clusters import (
 
 @dataclass(frozen=True)
 class CountingSettings:
-    """How much it launches."""
+    """Limits of the cluster that counts its replicas."""
 
     most: int = option(8, at_least=1)
     """Replicas of one role."""

@@ -1,4 +1,4 @@
-"""Comparing runs: what a text holds is no end of a line, and a torn line counts for nothing."""
+"""Comparing runs: line separators inside a text do not end a line, and a torn last line is ignored."""
 
 import json
 from pathlib import Path
