@@ -43,7 +43,7 @@ def build(context: BuildContext) -> RewardManager:
 
 
 def reward_components(config: RunConfig, section: Any) -> Sequence[RewardComponent]:
-    """What the plan shows of it."""
+    """The line of the reward that `rlcore plan` shows."""
     return [RewardComponent(NAME, WEIGHT, Scope.GROUP, deadline_s=1.0, kind="scorer", served_by="the run's process")]
 
 
