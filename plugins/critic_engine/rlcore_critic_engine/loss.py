@@ -16,7 +16,7 @@ class ValueLoss:
         self._clip = clip
 
     def __call__(self, micro: MicroBatch, predictions: Predictions) -> LossTerms:
-        """The loss of each token; ValueError when the batch has no returns or values yet.
+        """The loss of each token; ValueError when the batch lacks returns or the values of the step's start.
 
         Metrics are averaged over loss tokens: critic/squared_error, and critic/clip_frac, the share of tokens whose
         loss is that of the value held back.
