@@ -44,7 +44,7 @@ def require(device: str) -> str:
 def table(device: str, results: Sequence[dict[str, Any]], facts: dict[str, Any], tests: str) -> str:
     """The results as Markdown."""
     lines = [
-        "# On a GPU",
+        "# GPU checks",
         "",
         f"`make gpu-check` on {device}, commit {facts['commit']}, versions {facts['versions']}.",
         f"Tests marked `gpu`: {tests}.",

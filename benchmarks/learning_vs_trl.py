@@ -175,7 +175,7 @@ def report(result: dict[str, Any], task: Task) -> str:
         for name, rows in result["curves"].items()
     }
     lines = [
-        "# Learning, ours and TRL",
+        "# Learning curves of rlcore and TRL",
         "",
         f"Made by `benchmarks/learning_vs_trl.py`, {task.seeds} seeds. Mean reward of held-out prompts, which is the",
         "share of lower-case letters in a sampled completion:",

@@ -153,7 +153,7 @@ def slots(directory: Path, prompts: int, steps: int) -> dict[str, Any]:
 def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """The result as Markdown."""
     lines = [
-        "# The actor on the judges' devices, too",
+        "# Shared pools: training on the judges' devices",
         "",
         made_by("benchmarks/shared_pools.py", facts),
         "",

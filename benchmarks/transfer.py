@@ -130,7 +130,7 @@ async def weights(backend: str, rollout: str, model: Path, directory: Path, roun
 def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """The result as Markdown."""
     lines = [
-        "# What moving data costs",
+        "# The cost of moving data",
         "",
         made_by("benchmarks/transfer.py", facts),
         "",

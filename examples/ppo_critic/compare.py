@@ -64,7 +64,7 @@ def judged(runs: dict[str, list[Run]]) -> dict[str, Any]:
 
 def report(runs: dict[str, list[Run]], judgement: dict[str, Any], made: dict[str, str]) -> list[str]:
     """The result as Markdown."""
-    lines = ["# PPO beside GRPO", ""]
+    lines = ["# PPO compared with GRPO", ""]
     lines.append(
         f"Made by `examples/ppo_critic/compare.py`, commit {made['commit']}, {made['machine']}, "
         f"{len(runs['grpo'])} seeds."
