@@ -1,4 +1,4 @@
-"""The core's test kit for plugin authors: fakes, and a conformance suite for each kind of offer.
+"""The core's test kit for plugin authors: fakes, and one conformance suite per kind of offer.
 
 `rlcore.testing.null` is a plugin with a torch-free policy, `ByteTokens` (model.tokenizer=bytes) a tokenizer without
 files; the suites (`rlcore.testing.suites`) check what a plugin offers, `check_plugin` what it declares.

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 
 class SleepGate:
-    """Lets requests in while it is open, and knows when the last one has left."""
+    """Admits requests while it is open, and waits for the last one to leave when it closes."""
 
     def __init__(self) -> None:
         self._open, self._empty = asyncio.Event(), asyncio.Event()
@@ -16,7 +16,7 @@ class SleepGate:
 
     @asynccontextmanager
     async def inside(self) -> AsyncIterator[None]:
-        """A request, which waits here while nobody is let in."""
+        """Holds one request, which waits at the entrance while the gate is closed."""
         await self._open.wait()
         self._num_inside += 1
         self._empty.clear()
@@ -28,10 +28,10 @@ class SleepGate:
                 self._empty.set()
 
     def open(self) -> None:
-        """Let requests in."""
+        """Admit requests."""
         self._open.set()
 
     async def close(self) -> None:
-        """Let no more in, and wait until those that are inside have left."""
+        """Admit no more requests, and wait until those inside have left."""
         self._open.clear()
         await self._empty.wait()

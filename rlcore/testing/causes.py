@@ -36,13 +36,13 @@ PROMPTS, SAMPLES = 3, 2
 NUM = PROMPTS * SAMPLES
 """Samples of a step."""
 LIMIT_S = 15.0
-"""A run that takes longer has come to a halt."""
+"""Timeout of a run, which must have stalled by then."""
 QUIET_S = 0.15
-"""What could begin by itself has begun after this long without an event."""
+"""After this long without an event, everything that could begin by itself has begun."""
 
 
 class Event(NamedTuple):
-    """Something that happened.
+    """One event of a run.
 
     Of one sample: 'sampled' (the agent loop has it), 'asked' (the reward manager has it), 'scored'. Of a pass over
     prompts: 'issued'. Of a step: 'reference', 'logprobs', 'values' and the same with ' done', 'updating', 'updated',
@@ -58,11 +58,11 @@ class Event(NamedTuple):
 
 
 Hold = Callable[["Events", Event], Awaitable[None]]
-"""Returns when what is about to happen may happen."""
+"""Waits until the next event may happen."""
 
 
 class Events:
-    """What happened so far, in order."""
+    """The events so far, in order."""
 
     def __init__(self) -> None:
         self.seen: list[Event] = []
@@ -74,20 +74,20 @@ class Events:
         self._changed = asyncio.Event()
 
     def note(self, event: Event) -> None:
-        """It has happened."""
+        """Record an event."""
         self.seen.append(event)
         self._changed.set()
 
     def count(self, what: str, step: int | None = None) -> int:
-        """How often that has happened so far, in that step or in any."""
+        """The number of such events so far, in that step or in any."""
         return sum(event.what == what and step in (None, event.step) for event in self.seen)
 
     def places(self, what: str, step: int | None = None) -> list[int]:
-        """Where in the record that has happened, in that step or in any."""
+        """The places of such events in the record, in that step or in any."""
         return [at for at, event in enumerate(self.seen) if event.what == what and step in (None, event.step)]
 
     async def until(self, what: str, step: int | None = None, count: int = 1) -> None:
-        """Wait until that has happened so often."""
+        """Wait until that many such events have happened."""
         while self.count(what, step) < count:
             self._changed.clear()
             await self._changed.wait()
@@ -101,7 +101,7 @@ class Events:
 
 
 async def at_once(events: Events, event: Event) -> None:
-    """Nothing is held back."""
+    """A hold that delays nothing."""
 
 
 def chance(trajectory: Trajectory) -> Reward:
@@ -111,7 +111,7 @@ def chance(trajectory: Trajectory) -> Reward:
 
 @dataclass(frozen=True)
 class Script:
-    """What is held back until when, and what the rewards are."""
+    """The holds on samples and rewards, and the rewards themselves."""
 
     sample: Hold = at_once
     """Before the trainer gets a finished sample; those behind it in the same pass wait, too."""
@@ -123,9 +123,9 @@ class Script:
 
 
 async def play(plan: RunPlan, directory: Path, script: Script, steps: int, last_step: int | None = None) -> Events:
-    """Take `steps` training steps of a run whose last one is `last_step`, as the script says.
+    """Take `steps` training steps of a run whose last one is `last_step`, under a script.
 
-    TimeoutError with what happened last when the run comes to a halt.
+    TimeoutError with the last events when the run stalls.
     """
     events = Events()
     async with launch(plan, directory) as run:

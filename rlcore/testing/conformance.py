@@ -1,4 +1,4 @@
-"""Says what breaks the contract of a plugin, without starting a run."""
+"""Finds breaches of a plugin's contract, without starting a run."""
 
 import inspect
 import sys
@@ -23,22 +23,22 @@ from rlcore.plugins.load import name_of
 from rlcore.reward.signature import COMPUTE_SCORE_NAMES, TRL_NAMES, is_factory, read_signature
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", *libraries())
-"""What importing a plugin should not import: planning and `--help` would take seconds."""
+"""Modules that a plugin should not import when it is imported: planning and `--help` would take seconds."""
 
 SAMPLE_NAMES = frozenset({"trajectory", "trajectories", *TRL_NAMES, *COMPUTE_SCORE_NAMES})
-"""Parameters that get something of a sample; a function's others are columns of the data, or `kwargs`."""
+"""Parameters that get a part of a sample. A function's other parameters are columns of the data, or `kwargs`."""
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a check found."""
+    """The result of a check."""
 
     subject: str
     problems: tuple[str, ...]
     """Breaches of a contract: the plugin cannot be used, or will fail later."""
     warnings: tuple[str, ...]
-    """What works and should be better."""
+    """Things that work and should be improved."""
 
     @property
     def ok(self) -> bool:
@@ -47,7 +47,7 @@ class Report:
 
 
 def check_plugin(name_or_path: str) -> Report:
-    """What is wrong with an installed plugin, or with a plugin in a .py file.
+    """Problems and warnings of an installed plugin, or of a plugin in a .py file.
 
     Loads it and calls its hooks, but for the one that needs a run's requests; imports the functions it refers to, and
     calls estimators, losses and selections on a small batch. Heavy imports can only be seen in a process that has not
@@ -91,7 +91,7 @@ def _offers(hooks: Hooks, name: str) -> list[Offer[Any]]:
 
 
 def _clashes(hooks: Hooks, provider: Provider) -> list[str]:
-    """Names under which the plugin offers one thing twice, or what the core offers: neither could be chosen."""
+    """Names that the plugin offers twice, or that the core offers, too: neither offer could be chosen."""
     kinds: tuple[tuple[str, Sequence[Offer[Any]]], ...] = (
         ("reward function", hooks.reward_functions()),
         ("reward manager", hooks.reward_managers()),
@@ -117,7 +117,7 @@ def _implements_pools(hooks: Hooks) -> bool:
 
 
 def _problems(offer: Offer[Any]) -> list[str]:
-    """What is wrong with one offer beyond its type."""
+    """The problems of one offer beyond its type."""
     value, found = offer.value, []
     try:
         if isinstance(value, WorkerClass):

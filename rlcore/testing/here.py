@@ -1,4 +1,4 @@
-"""Stands in for child processes: what they would serve runs in this process, for tests of code that behaves."""
+"""Stand-ins for child processes that run in this process, for tests of code that neither hangs nor crashes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +22,7 @@ async def open_children(processes: bool) -> AsyncIterator[Children]:
 
 
 class HereChild:
-    """A child that is none: for code that does not misbehave."""
+    """A child without a process: for code that neither hangs nor crashes."""
 
     alive = True
 
@@ -30,7 +30,7 @@ class HereChild:
         self._served, self.name = served, name
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
-        """The method's result; what it raises comes as a child would send it."""
+        """The method's result; its exceptions become those that a child would send."""
         try:
             with boundary("", ChildError):
                 return await asyncio.to_thread(getattr(self._served, method), *args)
@@ -38,12 +38,12 @@ class HereChild:
             raise ChildError(str(error).removeprefix(": ")) from error
 
     async def close(self) -> None:
-        """Nothing runs on after a call."""
+        """Does nothing: no call outlives its `await`."""
         self.alive = False
 
 
 class HereChildren:
-    """Runs what children would serve in this process."""
+    """Starts children that run in this process."""
 
     def __init__(self) -> None:
         self.started: list[HereChild] = []
@@ -62,4 +62,4 @@ class HereChildren:
         return self.started[-1]
 
     async def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing: there are no processes."""

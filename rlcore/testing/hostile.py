@@ -41,7 +41,7 @@ NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 
 def settings_of_fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The settings of a property test that tries so many examples, unless the environment says another number."""
+    """The settings of a property test with that many examples, unless RLCORE_FUZZ_EXAMPLES says otherwise."""
     asked = int(os.environ.get(EXAMPLES, "0"))
     return settings(
         max_examples=asked or examples,
@@ -73,7 +73,7 @@ def nested(depth: int) -> Any:
 
 
 def json_values() -> st.SearchStrategy[Any]:
-    """Any JSON, that which is nested too deeply included."""
+    """Any JSON, also too deeply nested."""
     shallow = st.recursive(
         scalars(),
         lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts(), inner, max_size=4)),
@@ -118,7 +118,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 @st.composite
 def damaged(draw: st.DrawFn, data: bytes) -> bytes:
-    """The bytes as a bad disk or a crash leaves them: flipped, cut, overwritten, with something put in, or none."""
+    """The bytes as a bad disk or a crash leaves them: flipped, cut, overwritten, with insertions, or empty."""
     at = draw(st.integers(0, max(0, len(data) - 1)))
     how = draw(st.sampled_from(("flip", "cut", "zeros", "insert", "empty", "twice", "noise")))
     if how == "flip" and data:

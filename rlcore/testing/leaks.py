@@ -1,4 +1,4 @@
-"""Finds what a piece of code left behind: child processes, threads, file descriptors, asyncio tasks."""
+"""Finds the child processes, threads, file descriptors and asyncio tasks that a block leaves behind."""
 
 import asyncio
 import os
@@ -12,11 +12,11 @@ from pathlib import Path
 from rlcore.contracts.templates import template_child
 
 PATIENCE_S = 3.0
-"""What is ending may take this long to be gone."""
+"""Seconds that ending threads and processes may take to be gone."""
 
 
 class Leaked(AssertionError):
-    """Something was left behind; says what."""
+    """A block left something behind; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Held:
     tasks: frozenset["asyncio.Task[object]"]
 
     def beyond(self, before: "_Held") -> list[str]:
-        """What is held now and was not before, in words."""
+        """Names everything that is held now and was not before."""
         found = [f"process {process}" for process in sorted(self.processes - before.processes)]
         found += [f"thread '{thread.name}'" for thread in self.threads - before.threads]
         found += [f"descriptor {number} ({where})" for number, where in sorted(self.descriptors - before.descriptors)]
@@ -36,7 +36,7 @@ class _Held:
 
 @contextmanager
 def leaks() -> Iterator[None]:
-    """Raise `Leaked`, naming everything, when the block leaves behind what was not there before it.
+    """Raise `Leaked`, naming everything that the block leaves behind.
 
     Looks at the descendants of this process, its threads, its open descriptors and, when a loop is running in this
     thread, its tasks. The process that renders chat templates for this one is left out. Around a block with awaits in

@@ -1,4 +1,4 @@
-"""A reward that the null policy can learn, and that needs nothing but the standard library."""
+"""A reward that the null policy can learn, with the standard library only."""
 
 from collections.abc import Sequence
 from string import ascii_lowercase

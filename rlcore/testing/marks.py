@@ -1,4 +1,4 @@
-"""Marks of tests that need what is not installed everywhere; for pytest."""
+"""Pytest marks for tests that need optional packages."""
 
 from importlib.util import find_spec
 
@@ -6,5 +6,5 @@ import pytest
 
 
 def needs(module: str, how: str) -> pytest.MarkDecorator:
-    """Skips a test where `module` is not installed, and says how it gets there."""
+    """Skips a test where `module` is not installed, with the command that installs it."""
     return pytest.mark.skipif(find_spec(module) is None, reason=f"{module} cannot be imported: {how}")

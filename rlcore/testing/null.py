@@ -192,7 +192,7 @@ class NullReference(ReferenceWorker):
     """The policy at its start: uniform."""
 
     def setup(self) -> None:
-        """There is nothing to load."""
+        """Does nothing: the policy needs no files."""
 
     def logprobs(self, batch: Batch) -> Ref[Float32s]:
         settings: NullSection = self.context.section or NullSection()
@@ -222,7 +222,7 @@ class NullRollout(RolloutWorker):
 
 
 class NullReplica(RolloutWorker):
-    """Samples in a process of its own with the weights that it was last handed."""
+    """Samples in a separate process with the weights that it was last handed."""
 
     def setup(self) -> None:
         self._settings: NullSection = self.context.section or NullSection()

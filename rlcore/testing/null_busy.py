@@ -1,4 +1,4 @@
-"""Durations of the null backend's models, to measure everything but the model."""
+"""Durations of the null backend's models, so that a benchmark can subtract them."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A critic without torch: one value for each place in a response, the same whatever was said.
+"""A critic without torch: one value per place in a response, independent of the tokens.
 
 Shape letters: B rows, T token positions, L places, counted in sampled tokens of a row from 0; the last one stands for
 all later ones.
@@ -30,7 +30,7 @@ class NullCritic(Busy, CriticWorker):
         self.values_L: npt.NDArray[np.float64] = np.zeros(PLACES)
 
     def setup(self) -> None:
-        """There is nothing to load."""
+        """Does nothing: the critic needs no files."""
 
     def values(self, batch: Batch) -> Ref[Float32s]:
         with self.busy():
@@ -63,7 +63,7 @@ class NullCritic(Busy, CriticWorker):
 
 
 def _places(batch: Batch) -> npt.NDArray[np.int64]:
-    """(B, T) how many tokens of the row were sampled before."""
+    """(B, T) number of the row's tokens that were sampled before."""
     mask_BT = batch.tokens.get().loss_mask_BT
     places_BT: npt.NDArray[np.int64] = np.clip(np.cumsum(mask_BT, axis=1) - mask_BT, 0, PLACES - 1)
     return places_BT

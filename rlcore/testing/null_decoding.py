@@ -110,7 +110,7 @@ class _Row:
 
 
 def _end(ids_N: npt.NDArray[np.int32], sampling: Sampling) -> tuple[int, FinishReason]:
-    """How many tokens are kept, and why it ends there: the end token or the token that completes a stop string."""
+    """(tokens to keep, finish reason): a row ends at the end token, or at the token that completes a stop string."""
     ends = [int(index) + 1 for index in np.flatnonzero(ids_N == ByteTokens.EOS)[:1]]
     # the end token is no byte, but it has to keep its place
     text = bytes(int(id_) % 256 for id_ in ids_N)

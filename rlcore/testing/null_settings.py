@@ -12,9 +12,9 @@ class NullSection:
     update_s: float = 0.0
     """Seconds that an update takes."""
     token_s: float = 0.0
-    """Seconds that a token takes; all rows are decoded at once."""
+    """Seconds per token; all rows are decoded at once."""
     logprobs_s: float = 0.0
-    """Seconds that a pass for log-probs takes, the reference's too."""
+    """Seconds per pass for log-probs, the reference's too."""
     save_s: float = 0.0
     """Seconds that saving takes."""
     fail_at_update: int = 0

@@ -42,7 +42,7 @@ def write_package(
 
 @contextmanager
 def importable(site: Path) -> Iterator[Path]:
-    """Make what is in `site` installed: its modules and the metadata beside them. Afterwards all is forgotten."""
+    """Make the packages in `site` importable, with their metadata. Afterwards their modules are unloaded."""
     site.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(site))
     importlib.invalidate_caches()

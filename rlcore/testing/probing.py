@@ -1,4 +1,4 @@
-"""A plugin in a plain file for `ClusterSuite`: an agent loop that asks for probes, which say what they were told."""
+"""A plugin in a plain file for `ClusterSuite`: an agent loop that requests probes, which report their contexts."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ BROKEN = "probes break"
 
 
 class Probe(Worker):
-    """Says what it was told, and where it is."""
+    """Reports its context and its process."""
 
     def setup(self) -> None:
         if (self.context.run_dir / BROKEN).exists():
@@ -83,7 +83,7 @@ EMBEDDED = Role("embedded_probe", EmbeddedProbe)
 
 
 def requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
-    """Two probes that may die alone, each with another inside it."""
+    """Two isolated probes, each with an embedded one."""
     return [
         WorkerRequest(PROBE, "probing", replicas=2, threads=3, cpus=0.5, isolated=True),
         WorkerRequest(EMBEDDED, "probing", replicas=2),

@@ -25,7 +25,7 @@ from rlcore.types import FinishReason, FrozenDict, Lane, Prompt, Reward, ScoredT
 T = TypeVar("T")
 
 WAIT_S = 30.0
-"""Nothing that a manager is asked to do here may take longer."""
+"""Timeout of everything that these helpers ask of a manager."""
 
 
 def make_prompt(index: int = 0, answer: Any = None, source: str = "test", **columns: Any) -> Prompt:
@@ -69,7 +69,7 @@ def reward_context(
     config: RunConfig | None = None,
     section: Any = None,
 ) -> BuildContext:
-    """What a reward manager is built with, as a run would do it, but with references taken as they are.
+    """The context that a run would build a reward manager with, but with references taken unchanged.
 
     `fn` of each function is 'module:name' or '/path/file.py:name'; `children` defaults to real child processes.
     """
@@ -108,7 +108,7 @@ def _resolved(name: str, function: RewardFunctionConfig) -> ResolvedReward:
 
 
 async def stream_of(trajectories: Sequence[Trajectory]) -> AsyncIterator[Trajectory]:
-    """The trajectories, one in each turn of the loop."""
+    """The trajectories, one per turn of the event loop."""
     for trajectory in trajectories:
         await asyncio.sleep(0)
         yield trajectory
@@ -117,7 +117,7 @@ async def stream_of(trajectories: Sequence[Trajectory]) -> AsyncIterator[Traject
 async def score_all(
     manager: RewardManager, trajectories: Sequence[Trajectory], lane: Lane = Lane.TRAIN
 ) -> list[ScoredTrajectory]:
-    """Everything the manager makes of these trajectories, in the order it comes; TimeoutError after 30 s."""
+    """All scored trajectories, in the order the manager yields them; TimeoutError after 30 s."""
     async with asyncio.timeout(WAIT_S), aclosing(manager.score(stream_of(trajectories), lane)) as results:  # type: ignore[type-var]
         return [result async for result in results]
 
@@ -128,7 +128,7 @@ def use_rewards(
     reward: RewardConfig | None = None,
     config: RunConfig | None = None,
 ) -> T:
-    """What `use` makes of the core's manager with these functions, which is started before and closed after it."""
+    """The result of `use` with the core's manager of these functions, started before and closed after it."""
 
     async def main() -> T:
         children = ChildProcesses()
@@ -150,7 +150,7 @@ def score_rewards(
     reward: RewardConfig | None = None,
     config: RunConfig | None = None,
 ) -> dict[tuple[str, int, int], Reward]:
-    """The reward of each trajectory, by prompt, sample and part, from real children."""
+    """The reward of each trajectory, by prompt, sample and segment, from real children."""
     scored = use_rewards(functions, lambda manager: score_all(manager, trajectories, lane), reward, config)
     return {
         (sample.trajectory.id.prompt, sample.trajectory.id.sample, sample.trajectory.id.segment): sample.reward

@@ -1,6 +1,6 @@
 """An HTTP service on loopback whose answers are scripted, for tests of rewards and tools that ask one.
 
-Plain asyncio, because what has to be tested is what no HTTP server would do: half an answer, an answer twice, none.
+Plain asyncio, because tests need what HTTP servers never do: half an answer, an answer twice, none.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class ServiceCall:
     """By name in lower case."""
     body: bytes
     times: int
-    """How often this body has come, this time included."""
+    """The number of requests with this body so far, this one included."""
 
     def json(self) -> Any:
         """The body, parsed."""
@@ -35,19 +35,19 @@ class ServiceCall:
 
 @dataclass(frozen=True)
 class ServiceAnswer:
-    """What the service does about a request."""
+    """The service's reaction to one request."""
 
     body: Any = b""
-    """Bytes, or what is sent as JSON."""
+    """Bytes, or a value to send as JSON."""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     after_s: float = 0.0
     """Pause before the answer; infinity: none ever comes."""
     content_type: str = "application/json"
     cut_at: int | None = None
-    """Close the connection after so many bytes of the body; -1: before any byte of the answer."""
+    """Close the connection after that many bytes of the body; -1: before any byte of the answer."""
     copies: int = 1
-    """Send the whole answer so many times."""
+    """Send the whole answer that many times."""
 
     def encoded(self) -> bytes:
         """One copy, as it goes over the wire."""
@@ -62,7 +62,7 @@ Script = Callable[[ServiceCall], ServiceAnswer | Awaitable[ServiceAnswer]]
 
 
 class ScriptedService:
-    """Answers as its script says, and keeps what it was asked."""
+    """Answers by its script, and keeps the requests."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -119,7 +119,7 @@ class ScriptedService:
         return answer.cut_at is None
 
     async def _answer(self, asked: ServiceCall, reader: asyncio.StreamReader) -> ServiceAnswer | None:
-        """What the script says, after its pause; None when the client has gone meanwhile."""
+        """The script's answer, after its pause; None when the client has left meanwhile."""
         answer = self.script(asked)
         answer = await answer if inspect.isawaitable(answer) else answer
         if answer.after_s <= 0:
@@ -145,7 +145,7 @@ class ScriptedService:
 
 @contextmanager
 def serving(script: Script, port: int = 0) -> Iterator[ScriptedService]:
-    """The service on a thread of its own, until the block ends."""
+    """The service on a separate thread, until the block ends."""
     service, ready = ScriptedService(script), threading.Event()
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     thread = threading.Thread(

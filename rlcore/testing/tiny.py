@@ -1,4 +1,4 @@
-"""Tiny random models and batches, for tests of everything that computes with a transformers model.
+"""Tiny random models and batches, for tests of code that computes with a transformers model.
 
 Meant for `model.tokenizer=bytes`: the vocabulary is large enough for `ByteTokens`, whose end-of-turn id is the models'.
 """

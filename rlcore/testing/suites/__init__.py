@@ -1,6 +1,6 @@
-"""One conformance suite for each kind of offer: subclass one, set `target`, and pytest runs its checks.
+"""One conformance suite per kind of offer: subclass one, set `target`, and pytest runs its checks.
 
-Basic checks are those that every offer must pass; further ones run where an attribute claims what they look for.
+Every offer must pass the basic checks; further ones run where an attribute claims the property that they test.
 Nothing here imports pytest.
 """
 

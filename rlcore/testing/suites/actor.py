@@ -18,14 +18,14 @@ TOLERANCE = 1e-4
 
 
 class ActorWorkerSuite(WorkerSuite):
-    """An actor; `target` is its class, and `settings` what it needs, such as a tiny `model.path`."""
+    """An actor; `target` is its class, and `settings` its configuration, such as a tiny `model.path`."""
 
     interface = ActorWorker
     role = ACTOR.name
     model_directory: str = "model"
     """Of the weights, below what `save` is given; an adapter's is 'adapter'."""
     hands_out_weights: bool = False
-    """Claim: `weights` writes them for replicas that hold a copy."""
+    """Claim: `weights` hands them to replicas that hold a copy."""
 
     def test_logprobs_are_one_number_a_token(self) -> None:
         """(B, T) float32, finite and at most 0 where tokens were sampled, 0 at position 0."""

@@ -19,7 +19,7 @@ MAX_TOKENS = 400
 
 
 class Policy:
-    """A rollout service that says one of a few texts, chosen by the seed, the sample and what was said before."""
+    """A rollout service that returns one of a few texts, chosen by the seed, the sample and the tokens before."""
 
     def __init__(self, responses: Sequence[str]) -> None:
         self._responses = responses
@@ -58,9 +58,9 @@ class AgentLoopSuite(ComponentSuite):
 
     interface = AgentLoop
     responses: Sequence[str] = ("yes", "no, not at all", "the answer is 7", "seven or so")
-    """What the policy says; of an agent that uses tools, calls of them among it."""
+    """The policy's responses; for an agent that uses tools, they include calls."""
     prompts: Sequence[Prompt] = ()
-    """What it is asked; empty: three questions."""
+    """The prompts of a rollout; empty: three questions."""
     repeats: bool = True
     """Claim: the same seeds give the same tokens."""
 

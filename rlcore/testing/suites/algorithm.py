@@ -1,4 +1,4 @@
-"""The base of the suites of algorithms: an offer, or a function with what an offer would say of it."""
+"""The base of the suites of algorithms: an offer, or a function with the attributes of one."""
 
 import inspect
 from collections.abc import Collection
@@ -20,7 +20,7 @@ class AlgorithmSuite(Suite):
 
     kind: ClassVar[AlgorithmKind]
     scope: str = "sample"
-    """As `Algorithm.scope`, where the target is no offer."""
+    """As `Algorithm.scope`, where the target is not an offer."""
     needs: Collection[Need] = ()
     per_token: bool = False
     """An estimator of (B, T) advantages."""
@@ -37,11 +37,11 @@ class AlgorithmSuite(Suite):
 
     @extra("has_reference")
     def test_it_passes_the_probe_of_a_run(self) -> None:
-        """What `rlcore train` does with it before anything is sampled."""
+        """The probe is the one that `rlcore train` runs before anything is sampled."""
         probe(self.offer(), "the test")
 
     def offer(self) -> Algorithm:
-        """What is offered, or would be."""
+        """The target's offer, or the one that its attributes describe."""
         target = inspect.getattr_static(type(self), "target")
         if isinstance(target, Algorithm):
             return target
@@ -57,7 +57,7 @@ class AlgorithmSuite(Suite):
         return f"{target.kind.value} '{target.name}'" if isinstance(target, Algorithm) else super().who
 
     def function(self) -> Any:
-        """What is called; PluginError when it cannot be imported."""
+        """The function under test; PluginError when it cannot be imported."""
         target = inspect.getattr_static(type(self), "target")
         if isinstance(target, Algorithm):
             return import_function(target.target)

@@ -21,7 +21,7 @@ from rlcore.testing.null import SETTINGS
 from rlcore.testing.suites.harness import Suite, extra, need_conforming, run, scratch
 
 NUM_ITEMS = 300
-"""Of a stream: more than travel together."""
+"""Items of a stream, more than travel in one message."""
 SECONDS = Deadlines(setup_s=60.0, call_s=30.0, close_s=10.0)
 
 
@@ -76,7 +76,7 @@ class ClusterSuite(Suite):
         return f"cluster '{getattr(self.load(), 'name', '?')}'"
 
     def planned(self) -> RunPlan:
-        """A run with two probes, each with one inside it."""
+        """A run with two probes, each with an embedded one."""
         settings = [*SETTINGS, "rollout.agent=probing", f"cluster.backend={self.offer.name}", "cluster.max_restarts=2"]
         settings += [f"{key}={value}" for key, value in self.settings.items()]
         hooks, loaded = configure([], settings, ["null", probing.__file__, *self.plugins])

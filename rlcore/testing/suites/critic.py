@@ -13,7 +13,7 @@ from rlcore.types import Batch, Float32s, Ref
 
 TOLERANCE = 1e-4
 RETURN = 0.5
-"""What every token is worth in the batches of these suites."""
+"""The return of every token in the batches of these suites."""
 
 
 class CriticWorkerSuite(WorkerSuite):
@@ -92,7 +92,7 @@ class CriticEngineSuite(ComponentSuite):
     """Ids of tokens are below this."""
     updates: int = 8
     estimates: bool = False
-    """Claim: it has values, which updates bring closer to the returns."""
+    """Claim: it estimates values, which updates bring closer to the returns."""
 
     async def warm_up(self, component: Any) -> None:
         """One update."""

@@ -23,7 +23,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
 
     kind = AlgorithmKind.ADVANTAGE
     zero_when_equal: bool = False
-    """Claim: groups of equal rewards have no advantage."""
+    """Claim: groups of equal rewards have advantages of 0."""
     ignores_shifts: bool = False
     """Claim: a constant that is added to all rewards changes nothing."""
     ignores_scale: bool = False
@@ -58,7 +58,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         )
 
     def advantages(self, inputs: AdvantageInputs) -> Tensor:
-        """What the function returns, once it was looked at."""
+        """The function's result, after the checks of shape and finiteness."""
         found = self.function()(inputs)
         rows = len(inputs.rewards_B)
         per_token = self.offer().per_token
@@ -97,7 +97,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         self.need_equal("rows in another order", self.advantages(inputs)[order_B], found)
 
     def test_numbers_of_groups_and_samples_are_names(self) -> None:
-        """Only which are equal counts."""
+        """Only equality of the numbers matters, not their values."""
         inputs = self.inputs()
         named = replace(inputs, group_B=70 - 3 * inputs.group_B, sample_B=900 - 7 * inputs.sample_B)
         self.need_equal("other numbers of groups and samples", self.advantages(inputs), self.advantages(named))

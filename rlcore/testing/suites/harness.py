@@ -1,4 +1,4 @@
-"""The ground of every suite: checks as methods that pytest collects, and what they start and look at."""
+"""The base of every suite: checks as methods that pytest collects, and the objects that they start and test."""
 
 import asyncio
 import inspect
@@ -36,11 +36,11 @@ SETTINGS: Mapping[str, Any] = {
     "reward.functions.letters.children": 1,
     "cluster.threads": 1,
 }
-"""Of the configuration that everything is built with; those of a suite come on top."""
+"""The configuration that everything is built with; a suite's settings win over it."""
 
 
 class Breach(AssertionError):
-    """A contract is broken; says by whom, what was found and what is needed."""
+    """A contract is broken; the message names the target, what was found and what is needed."""
 
 
 def need(holds: bool, message: str) -> None:
@@ -68,13 +68,13 @@ class Suite:
     target: Any = ""
     """'module:attr', '/file.py:attr', or the object itself."""
     plugins: Sequence[str] = ()
-    """Plugins whose settings are needed, by name or path; the first one's section is what the target is built with."""
+    """Plugins whose settings are needed, by name or path; the target is built with the section of the first one."""
     settings: Mapping[str, Any] = {}
     """The configuration, by dotted key."""
     defaults: Mapping[str, Any] = {}
     """Settings of the suite itself, below `settings`."""
     _own_checks: ClassVar[Mapping[str, Any]] = {}
-    """The checks that the class itself defines, also those that nothing claims."""
+    """The checks that the class itself defines, claimed or not."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -90,7 +90,7 @@ class Suite:
         return target if isinstance(target, str) else str(getattr(target, "__qualname__", target))
 
     def load(self) -> Any:
-        """What `target` names; PluginError when it cannot be imported."""
+        """The object that `target` names; PluginError when it cannot be imported."""
         return loaded(inspect.getattr_static(type(self), "target"), self)
 
     def section(self, config: Any) -> Any:
@@ -115,7 +115,7 @@ class Suite:
 
 
 def loaded(target: Any, suite: Any = None) -> Any:
-    """The object itself, or what its reference names."""
+    """The object itself, or the one that its reference names."""
     if isinstance(target, property):
         target = target.fget(suite) if target.fget else ""
     if isinstance(target, staticmethod):
@@ -137,7 +137,7 @@ def checks(suite: type[Suite]) -> tuple[str, ...]:
 
 
 def failures(suite: type[Suite], only: Sequence[str] = ()) -> dict[str, str]:
-    """Runs the checks here, without pytest; what each one says that fails, by name."""
+    """Runs the checks here, without pytest; the error of each failed check, by name."""
     found = {}
     for name in only or checks(suite):
         try:
@@ -156,7 +156,7 @@ def scratch() -> Iterator[Path]:
 
 
 def run(work: Coroutine[Any, Any, T], limit_s: float = WAIT_S) -> T:
-    """What the coroutine returns, on a loop of its own; `Breach` when it takes too long or leaves something behind."""
+    """The coroutine's result, on a fresh loop; `Breach` when it takes too long or leaves something behind."""
 
     async def limited() -> T:
         try:
@@ -170,7 +170,7 @@ def run(work: Coroutine[Any, Any, T], limit_s: float = WAIT_S) -> T:
 
 
 class ContextSuite(Suite):
-    """What is built with a `BuildContext`, as components are."""
+    """The suite of objects that are built with a `BuildContext`, as components are."""
 
     workers: Mapping[str, Any] = {}
     """Worker classes by role, for the roles that the component asks for."""
@@ -179,13 +179,13 @@ class ContextSuite(Suite):
     specs: Mapping[str, Any] = {}
     """`WorkerRequest.spec` by role: a `RewardModel` for a reward replica."""
     host: Any = ""
-    """The class of the worker that these are served inside of, if any."""
+    """The class of the worker that these are embedded in; empty: none."""
     processes: bool = False
-    """What runs in child processes does so; else it runs in this one, which takes less time."""
+    """True: children are real processes; False: their code runs in this process, which is faster."""
 
     @asynccontextmanager
     async def context(self) -> AsyncIterator[BuildContext]:
-        """What the component is built with; its workers and children end with the block."""
+        """The context that the component is built with; its workers and children end with the block."""
         config = self.config()
         children = ChildProcesses() if self.processes else HereChildren()
         with scratch() as run_dir:
@@ -233,7 +233,7 @@ class ComponentSuite(ContextSuite):
                 await component.close()
 
     def use(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """What `work` makes of a component that was started before, and is closed after it."""
+        """The result of `work` with the component, which is started before and closed after it."""
 
         async def main() -> T:
             async with self.started() as component:
@@ -253,7 +253,7 @@ class ComponentSuite(ContextSuite):
         self.conforms(run(main()))
 
     def conforms(self, cls: type) -> None:
-        """Holds the class against the interface."""
+        """Compares the class with the interface."""
         need_conforming(self.who, cls, self.interface)
 
     def test_it_closes_twice_and_without_a_start(self) -> None:

@@ -56,7 +56,7 @@ class PolicyLossSuite(AlgorithmSuite):
         return selected
 
     def output(self, inputs: PolicyLossInputs) -> PolicyLossOutput:
-        """What the function returns, once it was looked at."""
+        """The function's result, after the checks of shape and finiteness."""
         found = self.function()(inputs)
         self.need(isinstance(found, PolicyLossOutput), f"returned {type(found).__name__}; needs PolicyLossOutput")
         self.need_tensor("loss_BT", found.loss_BT, tuple(inputs.mask_BT.shape))

@@ -12,12 +12,12 @@ class ResourcePoolSuite(Suite):
     """The pools of a plugin; `target` is its hook `rlcore_resource_pools`."""
 
     requests: Sequence[WorkerRequest] = ()
-    """Those of the roles that the pools are for, as the plugin's own components state them."""
+    """Requests of the roles that the pools are for, as the plugin's components state them."""
     elsewhere: Sequence[str] = ()
     """Pools of other plugins that a `colocates` may name, beside 'main'."""
 
     def pools(self, requests: Sequence[WorkerRequest]) -> list[PoolSpec]:
-        """What the hook offers for these requests."""
+        """The hook's offers for these requests."""
         names = self.load().__code__.co_varnames[: self.load().__code__.co_argcount]
         given: dict[str, Any] = {"config": self.config(), "requests": tuple(requests)}
         found = self.load()(**{name: given[name] for name in names})

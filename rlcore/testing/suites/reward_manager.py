@@ -34,10 +34,10 @@ class RewardManagerSuite(ComponentSuite):
     expected: Callable[[Trajectory], float] | None = None
     """Claim: the right score of a trajectory."""
     failing: Sequence[Trajectory] = ()
-    """Claim: samples whose reward cannot be had; they come back FAILED."""
+    """Claim: samples that cannot be scored; they come back FAILED."""
 
     def given(self) -> list[Trajectory]:
-        """What is scored."""
+        """The trajectories to score."""
         own = [make_trajectory(prompt, sample) for prompt in range(2) for sample in range(GROUP)]
         return list(self.trajectories) or own
 
@@ -82,7 +82,7 @@ class RewardManagerSuite(ComponentSuite):
 
     @extra("expected")
     def test_each_trajectory_gets_its_own_score(self) -> None:
-        """And none another's."""
+        """Scores are not mixed up between trajectories."""
         due: Any = loaded_function(type(self).expected)
 
         async def main(manager: RewardManager) -> None:

@@ -25,22 +25,22 @@ class RewardReplicaSuite(WorkerSuite):
         )
         for index in range(5)
     )
-    """What is judged."""
+    """The conversations to judge."""
     unreadable: Sequence[Message] = ()
-    """Claim: a conversation that has no answer, such as one that is too long."""
+    """Claim: a conversation that cannot be answered, such as one that is too long."""
     deterministic: bool = True
     """Claim: the same conversation gets the same answer, alone and in company."""
     sleeps: bool = False
     """Claim: it answers nothing while it sleeps."""
 
     def requests(self) -> list[ScoreRequest]:
-        """One for each conversation."""
+        """One request per conversation."""
         return [
             ScoreRequest(f"r/{index}", tuple(conversation)) for index, conversation in enumerate(self.conversations)
         ]
 
     async def ask(self, replica: Any, requests: Sequence[ScoreRequest]) -> list[RawScore]:
-        """The answers, one to each request and in their order."""
+        """One answer per request, in their order."""
         found = await replica.call(RewardReplica.score, requests)
         good = isinstance(found, list) and all(isinstance(item, RawScore) for item in found)
         self.need(good, f"score() returned {found!r:.80}; needs a list of RawScore")
@@ -49,7 +49,7 @@ class RewardReplicaSuite(WorkerSuite):
         return list(found)
 
     def test_each_request_is_answered_in_order(self) -> None:
-        """With a finite score or with text, and no error; none for none."""
+        """Each answer has a finite score or text, and not an error. No requests give no answers."""
 
         async def main(work: Work) -> None:
             replica = await work.start()

@@ -118,7 +118,7 @@ class RolloutWorkerSuite(WorkerSuite):
         self.use(main)
 
     def test_a_stream_that_is_closed_early_disturbs_no_other(self) -> None:
-        """What comes afterwards is complete."""
+        """The next stream is complete."""
 
         async def main(work: Work) -> None:
             rollout = await work.start()

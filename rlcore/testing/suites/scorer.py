@@ -21,17 +21,17 @@ class ScorerSuite(ContextSuite):
     answer: Any = "7"
     """The prompt's known answer."""
     responses: Sequence[str] = ("", "The answer is 7.", "no", "eight words and more, but not a number")
-    """They are judged one way or another."""
+    """Responses to score; any outcome passes."""
     known_good: Sequence[str] = ()
     known_bad: Sequence[str] = ()
     """Claim: each scores below every one of `known_good`."""
     failing: Sequence[str] = ()
     """Claim: responses that come back FAILED with an error."""
     deterministic: bool = True
-    """Claim: asked twice, it says the same."""
+    """Claim: two calls with the same sample give the same outcome."""
 
     def use(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """What `work` makes of the scorer."""
+        """The result of `work` with the started scorer."""
 
         @asynccontextmanager
         async def scorer(context: Any) -> AsyncIterator[Any]:
@@ -50,7 +50,7 @@ class ScorerSuite(ContextSuite):
         return [make_trajectory(prompt, index, response) for index, response in enumerate(responses)]
 
     async def ask(self, scorer: Any, responses: Sequence[str], lane: Lane = Lane.TRAIN) -> list[Outcome]:
-        """Outcomes as a manager would have them: one call a sample, or one for the group."""
+        """Outcomes as a manager gets them: one call per sample, or one for the group."""
         samples = self.samples(responses)
         calls = [[sample] for sample in samples] if scorer.scope == "sample" else [samples]
         found = []
@@ -79,7 +79,7 @@ class ScorerSuite(ContextSuite):
         self.use(main)
 
     def test_every_sample_gets_an_outcome(self) -> None:
-        """A finite score, nothing, or a failure that says why; in both lanes."""
+        """The outcome is a finite score, no opinion, or a failure with its reason; in both lanes."""
 
         async def main(scorer: Any) -> None:
             for lane in Lane:

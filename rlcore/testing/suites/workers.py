@@ -1,4 +1,4 @@
-"""The checks that all workers share, and the batches that those of models are given."""
+"""The checks that all workers share, and the batches for workers with models."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -22,7 +22,7 @@ class WorkerSuite(Suite):
     interface: type[Worker]
     role: str
     host: Any = ""
-    """The class of the actor that it is served inside of, if any."""
+    """The class of the actor that it is embedded in; empty: none."""
     references: Mapping[str, str] = {"policy_loss": "rlcore.algo.loss:clip"}
     """Functions that the worker is given, by purpose."""
     specs: Mapping[str, Any] = {}
@@ -33,7 +33,7 @@ class WorkerSuite(Suite):
     """Seconds that a check may take."""
 
     def use(self, work: "Callable[[Work], Awaitable[T]]") -> T:
-        """What `work` makes of freshly started workers; they are closed afterwards, and nothing may be left behind."""
+        """The result of `work` with fresh workers, which are closed afterwards; nothing may be left behind."""
 
         async def main() -> T:
             config = self.config()
