@@ -8,7 +8,7 @@ from rlcore.config.options import option
 
 @dataclass(frozen=True)
 class RolloutConfig:
-    """How trajectories are generated in training."""
+    """Generation of trajectories in training."""
 
     agent: str = "single_turn"
     """The agent loop, by name."""
@@ -34,7 +34,7 @@ class RolloutConfig:
     max_tokens: int = option(256, at_least=1)
     """Tokens of a response, at most."""
     stop: tuple[str, ...] = ()
-    """Strings that end a response, of its text: special tokens are no part of that."""
+    """Strings that end a response when its text holds them; special tokens are not part of the text."""
     max_rows: int = option(64, at_least=1)
     """Rows that are decoded at once."""
     deadline_s: float = option(3600.0, above=0)
@@ -43,7 +43,7 @@ class RolloutConfig:
     """The way of the actor's weights to replicas that hold a copy. disk: through a directory that all of them see; tcp:
     from a copy in the memory of the actor's process."""
     weights_dir: str = option("", used_when="weight_sync == 'disk'")
-    """Where the actor writes weights for replicas that hold a copy: seen by all of them; empty: the run directory."""
+    """The directory of weights for replicas that hold a copy, which all of them see; empty: the run directory."""
     warn_logprob_diff: float = option(0.05, above=0)
     """Warn when log-probs of the actor and of a rollout with a copy of its weights differ by more in a step's mean."""
 
@@ -71,7 +71,7 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How a model is trained; actor and critic have each their own."""
+    """Training of a model; actor and critic have one section each."""
 
     backend: str = "hf"
     """The training engine."""

@@ -49,7 +49,7 @@ class LoadedConfig:
 
     @cached_property
     def saved(self) -> Mapping[str, Any]:
-        """What is saved with the run: every value that has an effect, but with `${oc.env:NAME}` unresolved."""
+        """The configuration that is saved with the run: every value with an effect, `${oc.env:NAME}` unresolved."""
         return _saved(self.merged, self.config)
 
     @cached_property
@@ -176,7 +176,7 @@ def _variables(value: Any) -> list[str]:
 
 
 def _adapter_defaults(layers: Sequence[Layer]) -> Layer:
-    """What a LoRA actor has other defaults for: its few new weights take ten times the learning rate."""
+    """The defaults that differ for a LoRA actor: its few new weights take ten times the learning rate."""
     enabled: Any = False
     for layer in layers:
         section: Any = layer.values

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from rlcore.config.options import option
 
 UNDISCOUNTED = ("grpo", "dr_grpo", "rloo", "opo", "gpg", "pass_at_k", "remax", "reinforce_pp_baseline")
-"""The core's estimators that give one advantage a sample: no discount a token."""
+"""The core's estimators that give one advantage per sample, without a discount per token."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class RewardFunctionConfig:
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the function, of the class's constructor, or of a call that returns the function."""
     scope: Literal["declared", "sample", "group", "batch"] = "declared"
-    """What a call sees; declared: what its offer says, sample for anything else."""
+    """The samples that a call sees; declared: as its offer says, sample without one."""
     isolation: Literal["main", "threads"] = "main"
     """Of sync functions. main: one call at a time on a child's main thread; threads: many in a child, for I/O."""
     threads: int = option(64, used_when="isolation == 'threads'", at_least=1)
@@ -42,7 +42,7 @@ class RewardFunctionConfig:
     log_calls: bool = False
     """Keep every call in the run directory, in reward_calls.jsonl: query, response, score, latency."""
     on_failure: Literal["retry", "drop_sample", "drop_group", "value", "abort"] = "drop_sample"
-    """What follows when there is no score: docs/rewards.md."""
+    """The policy for samples without a score: docs/rewards.md."""
     tries: int = option(3, used_when="on_failure == 'retry'", at_least=1)
     """Calls at most, within the deadline; a sample that still failed is dropped."""
     failure_value: float = option(0.0, used_when="on_failure == 'value'")
@@ -51,7 +51,7 @@ class RewardFunctionConfig:
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """What is rewarded, and what happens when a reward fails."""
+    """Rewards, and the policy for failures."""
 
     manager: str = "functions"
     """The reward manager, by name."""
@@ -70,7 +70,7 @@ class KlConfig:
     """A KL term against the reference policy."""
 
     placement: Literal["none", "loss", "reward"] = "none"
-    """Where the term stands: nowhere (no reference is loaded), in the loss, or subtracted from each token's reward."""
+    """The place of the term: none (no reference is loaded), in the loss, or subtracted from each token's reward."""
     estimator: Literal["k1", "k2", "k3"] = option("k3", used_when="placement != 'none'")
     """http://joschu.net/blog/kl-approx.html"""
     coef: float = option(0.001, used_when="placement != 'none'", at_least=0)
@@ -85,7 +85,7 @@ class KlConfig:
 
 @dataclass(frozen=True)
 class ImportanceConfig:
-    """What is done where sampler (mu) and trainer (pi_old) are not the same: docs/algorithms.md."""
+    """Correction of the difference between sampler (mu) and trainer (pi_old): docs/algorithms.md."""
 
     correction: Literal["truncate", "mask", "none"] = "truncate"
     """The loss is multiplied by rho = pi_old / mu. truncate: by cap at most; mask: by 0 outside floor to cap."""
@@ -120,9 +120,9 @@ class AlgoConfig:
     policy_loss: str = "clip"
     """The policy loss, by name."""
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "token_sum_constant"] = "token_mean"
-    """How token losses become the loss of a mini-batch."""
+    """Aggregation of token losses to the loss of a mini-batch."""
     aggregation_constant: float = option(1024.0, used_when="aggregation == 'token_sum_constant'", above=0)
-    """Tokens a sample that the sum is divided by."""
+    """Tokens per sample that the sum is divided by."""
     clip_low: float = option(0.2, used_when="policy_loss not in ('sapo', 'gpg', 'kl_cov')", at_least=0, at_most=1)
     """The ratio is clipped below at 1 - clip_low."""
     clip_high: float = option(0.28, used_when="policy_loss not in ('sapo', 'gpg', 'kl_cov')", at_least=0)
@@ -132,9 +132,9 @@ class AlgoConfig:
     )
     """Bound c of the dual clip for negative advantages (arXiv 1912.09729); 0: off."""
     sapo_tau_positive: float = option(1.0, used_when="policy_loss == 'sapo'", above=0)
-    """How fast the gate of tokens with A > 0 closes."""
+    """Rate at which the gate of tokens with A > 0 closes."""
     sapo_tau_negative: float = option(1.05, used_when="policy_loss == 'sapo'", above=0)
-    """How fast the gate of tokens with A <= 0 closes."""
+    """Rate at which the gate of tokens with A <= 0 closes."""
     clip_cov_frac: float = option(2e-4, used_when="policy_loss == 'clip_cov'", above=0, at_most=1)
     """Share of a mini-batch's tokens that lose their gradient."""
     clip_cov_low: float = option(1.0, used_when="policy_loss == 'clip_cov'")
@@ -150,7 +150,7 @@ class AlgoConfig:
     entropy_coef: float = 0.0
     """Factor of the entropy bonus in the loss; 0: off."""
     gamma: float = option(1.0, used_when=f"advantage not in {UNDISCOUNTED}", at_least=0, at_most=1)
-    """Discount a token."""
+    """Discount per token."""
     lam: float = option(1.0, used_when=f"advantage not in {(*UNDISCOUNTED, 'reinforce_pp')}", at_least=0, at_most=1)
     """GAE's lambda, for estimators that use values."""
     whiten_advantages: bool = option(False, used_when="critic.engine != 'none'")
@@ -168,6 +168,6 @@ class AlgoConfig:
     dynamic_sampling: bool = False
     """Replace groups whose rewards are all equal (arXiv 2503.14476)."""
     max_resample_rounds: int = option(3, used_when="dynamic_sampling == True", at_least=1)
-    """Rounds of replacement in a step at most."""
+    """The most rounds of replacement per step."""
     equal_rewards_warn_steps: int = option(3, at_least=1)
     """Warn loudly after this many steps in which every group's rewards were equal."""

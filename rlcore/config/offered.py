@@ -107,7 +107,7 @@ def _check_hints(section: type[Any], who: str) -> None:
 
 
 def without_paths(values: Mapping[str, Any], types: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """The values without `plugins.NAME.path` of plain-file plugins, which is no setting of their sections."""
+    """The values without `plugins.NAME.path` of plain-file plugins, which is not a setting of their sections."""
     plugins = {
         name: {key: value for key, value in section.items() if key != "path" or "path" in hints_of(types[name])}
         if name in types

@@ -49,7 +49,7 @@ def entries_of(hint: Any) -> Any | None:
 
 
 def wanted(hint: Any) -> str:
-    """What a leaf takes, in words."""
+    """The values that a leaf takes, in words."""
     if get_origin(hint) is Literal:
         return f"one of {', '.join(map(str, get_args(hint)))}"
     if isinstance(hint, type) and issubclass(hint, Enum):
@@ -129,7 +129,7 @@ def _mapping(value: Any, key: str, layer: Layer) -> Mapping[str, Any]:
 
 
 def _text(value: Any, key: str, layer: Layer) -> str:
-    """What was typed, of an override; a file's `12e4567` is a number to YAML, and no longer what was written."""
+    """The text of an override as it was typed. A file's `12e4567` is a number to YAML, whose text is lost."""
     if layer.key == key:
         return layer.text
     raise ConfigError(

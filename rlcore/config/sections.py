@@ -46,7 +46,7 @@ class SourceConfig:
     weight: float = option(1.0, at_least=0)
     """Share of this source in the mixture, relative to the others."""
     size: int = option(1000, used_when="task != ''", at_least=1)
-    """How many items of the reasoning_gym task are generated before the split."""
+    """Items of the reasoning_gym task that are generated before the split."""
     seed: int = option(0, used_when="task != ''")
     """Seed of the reasoning_gym task."""
     heldout_frac: float = option(0.2, used_when="task != ''", above=0, below=1)
@@ -70,7 +70,7 @@ class DataConfig:
     sources: dict[str, SourceConfig] = field(default_factory=dict)
     """Named sources, mixed by weight; at least one."""
     system_prompt: str = ""
-    """Put before every conversation that has no system message; empty: none."""
+    """Put before every conversation without a system message; empty: none."""
     shuffle: bool = True
     """Draw a new seeded order in each epoch."""
     max_prompt_tokens: int = option(1024, at_least=1)
@@ -99,10 +99,10 @@ class CriticConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """What goes on at the same time: docs/schedules.md."""
+    """Overlap of sampling, rewards and updates: docs/schedules.md."""
 
     max_staleness: int = option(0, at_least=0)
-    """How many versions old a sample may be when it is trained on; 0: on-policy."""
+    """The most versions that a sample may be old when it is trained on; 0: on-policy."""
     stream_minibatches: bool = False
     """Update on groups whose rewards are in while others are pending; else when all of the step's are."""
     on_stale: Literal["wait", "drop"] = option("wait", used_when="max_staleness != 0")
@@ -135,23 +135,23 @@ class PoolConfig:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """Where workers run."""
+    """Devices, pools and processes of workers."""
 
     backend: str = "local"
     """The cluster, by name. local: workers are threads and child processes of this machine; those of plugins: `rlcore
     plugins`."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """What workers compute on."""
+    """The device that workers compute on."""
     threads: int = option(0, at_least=0)
-    """Compute threads of a worker; 0: one a core."""
+    """Compute threads per worker; 0: one per core."""
     peak_tflops: float = option(0.0, at_least=0)
-    """What a worker's device can do, by its data sheet or a measured matrix product, for perf/mfu; 0: not logged."""
+    """Peak TFLOP/s of a worker's device, by data sheet or a measured matrix product, for perf/mfu; 0: not logged."""
     in_process: bool = option(False, used_when="backend == 'local'")
-    """For debugging: workers that ask for processes of their own run as threads, too."""
+    """For debugging: isolated workers run as threads, too."""
     max_restarts: int = option(3, at_least=0)
-    """How often a replica that may die alone (an `isolated` one) is started anew in the run."""
+    """The most restarts of an `isolated` replica in a run."""
     pools: dict[str, PoolConfig] = field(default_factory=dict)
-    """Pools by name; wins over what plugins offer."""
+    """Pools by name; they win over those that plugins offer."""
     train_pool: str = "main"
     """The pool of actor, reference and critic."""
 
@@ -208,7 +208,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is saved, and when."""
+    """Contents and times of checkpoints."""
 
     every_steps: int = option(50, at_least=0)
     """Steps between checkpoints; 0: only at the end and on a signal."""
@@ -217,7 +217,7 @@ class CheckpointConfig:
     at_end: bool = True
     """Save after the last step."""
     on_signal: Literal["now", "finish_step"] = "now"
-    """What SIGTERM and Ctrl-C do. now: end on the last published step; finish_step: end after the step under way."""
+    """Reaction to SIGTERM and Ctrl-C. now: end on the last published step; finish_step: end after the current step."""
     shutdown_s: float = option(8.0, at_least=0)
     """Seconds that a save on a signal may take; a slower one is not begun."""
 
@@ -234,34 +234,34 @@ class TrackConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The configuration of a run: docs/architecture.md, section Config."""
+    """The configuration of a run, one section per field."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """The policy's starting point."""
     data: DataConfig = field(default_factory=DataConfig)
     """Training prompts."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    """How trajectories are generated in training."""
+    """Generation of trajectories in training."""
     reward: RewardConfig = field(default_factory=RewardConfig)
-    """What is rewarded, and what happens when a reward fails."""
+    """Rewards, and the policy for failures."""
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     """The algorithm."""
     actor: EngineConfig = field(default_factory=EngineConfig)
-    """How the policy is trained."""
+    """Training of the policy."""
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     """The frozen policy of the KL term."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    """What goes on at the same time."""
+    """Overlap of sampling, rewards and updates."""
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    """Where workers run."""
+    """Devices, pools and processes of workers."""
     train: TrainConfig = field(default_factory=TrainConfig)
     """The run."""
     eval: EvalConfig = field(default_factory=EvalConfig)
     """Evaluation on held-out prompts."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """What is saved, and when."""
+    """Contents and times of checkpoints."""
     track: TrackConfig = field(default_factory=TrackConfig)
     """Trackers beside metrics.jsonl."""
     plugins: dict[str, Any] = field(default_factory=dict)
