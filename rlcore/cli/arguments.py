@@ -49,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Settings:
-    """Where a command's configuration comes from."""
+    """The sources of a command's configuration."""
 
     files: tuple[Path, ...]
     overrides: tuple[str, ...]

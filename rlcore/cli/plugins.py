@@ -129,7 +129,7 @@ def _described(row: PluginRow, hooks: "Hooks", provider: "Provider") -> PluginRo
 
 
 def _offers(hooks: "Hooks", provider: "Provider") -> list[str]:
-    """What a plugin offers, each as 'kind name'."""
+    """A plugin's offers, each as 'kind name'."""
     kinds: tuple[tuple[str, Sequence[Any]], ...] = (
         ("section", hooks.config_sections()),
         ("reward function", hooks.reward_functions()),

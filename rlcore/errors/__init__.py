@@ -19,7 +19,7 @@ from typing import Any
 
 
 class RlcoreError(Exception):
-    """What a user, plugin author or operator can put right; `str()` is the one line to print."""
+    """An error that a user, plugin author or operator can fix; `str()` is the one line to print."""
 
 
 class ConfigError(RlcoreError):
@@ -82,7 +82,7 @@ def boundary(
 
 
 class Boundary:
-    """What `boundary` returns: for a `with` block."""
+    """The context manager that `boundary` returns."""
 
     __slots__ = ("_caught", "_error", "_whose")
 

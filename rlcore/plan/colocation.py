@@ -128,7 +128,7 @@ def _devices(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
 
 
 def _bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int) -> tuple[int, int]:
-    """What a rank holds while its phase lasts, and what it needs more while it works."""
+    """(bytes that a rank holds during its phase, further bytes that it needs while it works)."""
     request = plan.request
     if request.device_frac:
         return int(request.device_frac * of_device), 0
@@ -138,7 +138,7 @@ def _bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_devi
 
 
 def _resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, facts: Facts) -> int:
-    """What a training rank holds while servers serve; with `offload` nothing, or weights for a role inside it.
+    """Bytes that a training rank holds while servers serve; with `offload` none, or weights for an embedded role.
 
     Those of several roles come to the device around the updates of a step, so in that phase all of them count.
     """
@@ -154,7 +154,7 @@ def _total(entries: Sequence[tuple[str, int, int]]) -> int:
 
 
 def _lower(workers: Sequence[WorkerPlan], entries: Sequence[tuple[str, int, int]]) -> str:
-    """What lowers the shares of the device that roles reserve, as a part of an error."""
+    """The advice to lower the device shares of roles, as a part of an error."""
     names = {name for name, held, _ in entries if held}
     roles = [plan.request for plan in workers if plan.request.device_frac and plan.request.role.name in names]
     return f", lower what {' and '.join(role.role.name for role in roles)} reserve" if roles else ""

@@ -97,7 +97,7 @@ def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmP
 
 
 def algorithm_problem(algorithm: Algorithm) -> str | None:
-    """What is certainly wrong with the references of an algorithm, none of them imported; None if nothing is."""
+    """The certain problem with the references of an algorithm, without importing any; None: none."""
     for name, reference in (("reference", algorithm.target), ("selection", algorithm.selection)):
         problem = static_problem(reference, num_arguments=1) if reference else None
         if problem:

@@ -13,7 +13,7 @@ from rlcore.contracts.requests import ModelFacts, ModelShape
 
 @dataclass(frozen=True)
 class Facts:
-    """What the machine or the user declares; the planner looks up nothing by itself."""
+    """Facts that the machine or the user declares; the planner looks up nothing by itself."""
 
     cpus: int = 1
     gpus: int = 0
@@ -27,5 +27,5 @@ class Facts:
     """Architecture of `model.path`; None is unknown and said so."""
 
     def model_of(self, request: WorkerRequest) -> ModelFacts:
-        """What is known of the model of a role."""
+        """Facts about the model of a role."""
         return request.model or ModelFacts(self.parameters, self.shape)

@@ -85,7 +85,7 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
 
 
 def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
-    """What a role needs beside weights, gradients and optimizer state; 0 where nothing is known of it.
+    """Bytes that a role needs besides weights, gradients and optimizer state; 0 where they are unknown.
 
     Of the embedded rollout less the actor's gradients, whose place it takes: negative when it needs less than they.
     """
@@ -128,7 +128,7 @@ def _micro_batch(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> 
 
 
 def activation_bytes(shape: ModelShape, engine: EngineConfig) -> int:
-    """What one token of a micro-batch leaves behind for the backward pass.
+    """Bytes that one token of a micro-batch keeps for the backward pass.
 
     Of a layer with gated feed-forward: inputs, outputs and scaled values of two norms, queries, attention's output
     twice and the residual stream, 14 of the hidden size; gate, its activation, up and their product, and a copy in

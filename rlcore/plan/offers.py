@@ -42,7 +42,7 @@ class Offers(Protocol):
         ...
 
     def core_requests(self, config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:
-        """What the core itself needs workers for; `references` are the functions of `algo`, by purpose."""
+        """The core's requests for workers; `references` are the functions of `algo`, by purpose."""
         ...
 
     def providers(self) -> tuple[Provider, ...]:

@@ -82,7 +82,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
 
 
 def _used_providers(*chosen: Iterable[Any]) -> set[str]:
-    """Who provided what the plan consists of."""
+    """The providers of everything in the plan."""
     return {plan.provided_by for plans in chosen for plan in plans}
 
 
@@ -100,7 +100,7 @@ def _enabled_plugins(offers: Offers, used: set[str], loaded: LoadedConfig) -> tu
 
 
 def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[WorkerPlan]) -> list[str]:
-    """What plugins offer and nobody took: worker classes by interface and backend."""
+    """Worker classes of plugins that no request took, by interface and backend."""
     taken = {plan.cls for plan in workers}
     notes = [
         f"unused: {offer.value.cls.__qualname__} for ({offer.value.interface.__name__}, {offer.value.backend}) "

@@ -49,7 +49,7 @@ WeightsKind = Literal["", "directory", "adapter", "tcp"]
 
 
 class OldLogprobs(StrEnum):
-    """Where the log-probs of pi_old come from."""
+    """The source of pi_old's log-probs."""
 
     DETACHED = "the update itself"
     """A step is one update: pi_old is the policy that is being updated, detached."""
@@ -61,7 +61,7 @@ class OldLogprobs(StrEnum):
 
 @dataclass(frozen=True)
 class SchedulePlan:
-    """What goes on at the same time, decided."""
+    """The planned overlap of sampling, rewards and updates."""
 
     name: str
     """In words, such as 'one-step off-policy'."""

@@ -83,7 +83,7 @@ def _streaming_notes(config: RunConfig, schedule: SchedulePlan, arithmetic: Mapp
 
 
 def schedule_name(max_staleness: int, stream: bool) -> str:
-    """What the combination is called."""
+    """The name of the combination."""
     if max_staleness == 0:
         return "mini-batch pipeline" if stream else "synchronous"
     name = "one-step off-policy" if max_staleness == 1 else f"asynchronous, at most {max_staleness} versions old"
@@ -91,7 +91,7 @@ def schedule_name(max_staleness: int, stream: bool) -> str:
 
 
 def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLogprobs:
-    """Where pi_old comes from; no pass where it is known to be another policy that is at hand.
+    """The source of pi_old: a pass unless pi_old equals a policy whose log-probs exist already.
 
     The embedded sampler draws from the very weights that are trained: on-policy, what it recorded in float32 or float64
     are the log-probs of pi_old. In half precision rounding makes them differ by more than an update does. With a single

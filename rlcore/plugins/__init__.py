@@ -54,6 +54,6 @@ def configure(
 
 
 def _source(name: str, section: Mapping[str, Any]) -> str:
-    """Where the plugin of a `plugins.NAME` section comes from: its `path` if that is a .py file of that stem."""
+    """The source of the plugin of a `plugins.NAME` section: its `path` if that is a .py file of that stem."""
     path = section.get("path")
     return path if isinstance(path, str) and is_path(path) and name_of(path) == canonical(name) else name

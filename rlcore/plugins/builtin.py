@@ -34,7 +34,7 @@ SCORERS = ("exact_match", "boxed", "gsm8k", "math_verify", "reasoning_gym", "for
 
 
 def core_requests(config: RunConfig, references: Mapping[str, str]) -> Sequence[WorkerRequest]:
-    """What the core itself needs: actor, rollout and, with a KL term, the reference policy.
+    """The core's requests: actor, rollout and, with a KL term, the reference policy.
 
     `references` are the chosen functions of `algo` by purpose, which the actor gets.
     """

@@ -46,13 +46,13 @@ def _entries(group: str) -> tuple[EntryPoint, ...]:
 
 @lru_cache(maxsize=1)
 def _by_group(places: tuple[tuple[str, int], ...]) -> dict[str, tuple[EntryPoint, ...]]:
-    """What is at these places of sys.path; finding it means reading a file of every distribution there."""
+    """The entry points at these places of sys.path, by group; finding them reads one file per distribution."""
     everything = entry_points()
     return {group: tuple(everything.select(group=group)) for group in (GROUP, REWARDS_GROUP)}
 
 
 def _changed_at(place: str) -> int:
-    """When something was put into the directory or taken out, as importlib's own finder tells its cache is old."""
+    """The time of the last change to the directory's entries; importlib's finder checks its cache the same way."""
     try:
         return os.stat(place or ".").st_mtime_ns
     except OSError:

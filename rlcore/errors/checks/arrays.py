@@ -91,7 +91,7 @@ def _wrong_ids(ids_N: Any, vocabulary: int | None) -> str:
 
 
 def wrong_logprobs(logprobs_N: Any) -> str:
-    """What is wrong with log-probs of tokens that were sampled; empty when nothing is."""
+    """The problem with log-probs of sampled tokens; empty: none."""
     # a product with itself is finite only if every number is, and costs less than to ask each
     if _highest(logprobs_N).item() <= ROUNDING and logprobs_N.dot(logprobs_N) < np.inf:
         return ""

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def listed(result: object, kind: type[T], whose: str) -> Sequence[T]:
-    """What a function of a plugin returned; PluginError unless it is a list or tuple of `kind`."""
+    """The result of a plugin's function; PluginError unless it is a list or tuple of `kind`."""
     if not isinstance(result, (list, tuple)):
         if isinstance(result, Coroutine):
             result.close()

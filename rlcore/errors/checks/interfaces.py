@@ -46,7 +46,7 @@ def breaches(cls: type[Any], interface: type[Any]) -> tuple[str, ...]:
 
 
 def refuses(function: Callable[..., Any], arguments: Sequence[str]) -> str:
-    """Why `function` cannot be called with these positional arguments; empty when it can, or cannot be looked into."""
+    """The reason why `function` cannot be called with these positional arguments; empty: it can, or is opaque."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function of C without a text signature
@@ -69,7 +69,7 @@ def defines(cls: type[Any], interface: type[Any], *methods: str) -> bool:
 
 
 def not_importable(cls: type[Any]) -> str:
-    """Why another process cannot import the class by its name; empty when it can."""
+    """The reason why another process cannot import the class by its name; empty: it can."""
     if "<locals>" in cls.__qualname__:
         return "is defined inside a function; define it at the top level of its module"
     if cls.__module__ == "__main__":
@@ -118,7 +118,7 @@ def _members(interface: type[Any]) -> dict[str, Any]:
 
 
 def _departs(found: Any, declared: Any) -> str:
-    """How one member departs from the interface's, to be put behind its name; empty when it conforms."""
+    """The difference between a member and the interface's, to be put behind its name; empty: none."""
     if found is declared:
         return ""
     if isinstance(declared, property):

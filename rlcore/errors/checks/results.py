@@ -42,21 +42,21 @@ def checked_result(where: str, method: Callable[..., Any], result: Any) -> Any:
 
 
 def awaitable(who: str, found: Any) -> Awaitable[Any]:
-    """What an async method of a component returned, to be awaited; PluginError naming `who` for anything else."""
+    """The awaitable that an async method of a component returned; PluginError naming `who` for anything else."""
     if inspect.isawaitable(found):
         return found
     raise PluginError(f"{who} returned {kind(found)} at once; needs an `async def`, which is awaited")
 
 
 def plain(who: str, found: Any, due: type | tuple[type, ...], needed: str) -> Any:
-    """What a plain method of a component returned; PluginError naming `who` unless it is of the type that is due."""
+    """The result of a plain method of a component; PluginError naming `who` unless it has the type that is due."""
     if isinstance(found, due):
         return found
     raise PluginError(f"{who} returned {kind(found)}; needs {needed}")
 
 
 def as_stream(who: str, found: Any, error: type[RlcoreError]) -> AsyncGenerator[Any, None]:
-    """What a streaming method returned; `error` naming `who` unless it is an async generator."""
+    """The generator of a streaming method; `error` naming `who` unless it is an async generator."""
     if hasattr(found, "__aiter__") and hasattr(found, "aclose"):
         return cast(AsyncGenerator[Any, None], found)
     raise error(f"{who}: returned {kind(found)}; needs an async generator, an `async def` with `yield`")
