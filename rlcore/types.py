@@ -85,14 +85,14 @@ class ReadOnlyArrays:
 
 
 class Lane(StrEnum):
-    """Who waits for a trajectory: training, or an evaluation, which goes ahead of training."""
+    """The queue of a request: training, or evaluation, which goes ahead of training."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class FinishReason(StrEnum):
-    """Why generation of a trajectory ended."""
+    """The reason why generation of a trajectory ended."""
 
     STOP = "stop"
     """The model ended its turn (EOS or a stop string)."""
@@ -101,7 +101,7 @@ class FinishReason(StrEnum):
 
 
 class RewardStatus(StrEnum):
-    """What became of a reward call."""
+    """The result of a reward call."""
 
     OK = "ok"
     SKIPPED = "skipped"
@@ -111,7 +111,7 @@ class RewardStatus(StrEnum):
 
 
 class SharedPrefix(StrEnum):
-    """How the prompt of a group is computed once, forward and backward, for all samples of it."""
+    """Ways to compute the prompt of a group once, forward and backward, for all its samples."""
 
     NONE = "none"
     """Not at all: once for each sample."""
@@ -159,7 +159,7 @@ class TrajectoryId:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory(ReadOnlyArrays):
-    """What generation made of a prompt, once: token ids in, token ids out, never re-tokenised."""
+    """One generation from a prompt: token ids in, token ids out, never tokenised again."""
 
     id: TrajectoryId
     prompt: Prompt
@@ -184,7 +184,7 @@ class Trajectory(ReadOnlyArrays):
 
     @property
     def num_sampled(self) -> int:
-        """How many tokens the policy sampled."""
+        """The number of tokens that the policy sampled."""
         return int(np.count_nonzero(self.loss_mask))
 
     @property
@@ -302,7 +302,7 @@ class Batch(ReadOnlyArrays):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn; `temperature=0` is greedy."""
+    """Sampling parameters; `temperature=0` is greedy."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -352,7 +352,7 @@ class Completion(ReadOnlyArrays):
 
 @dataclass(frozen=True)
 class WeightsHandle:
-    """Where the actor's weights of one version are, for replicas that hold a copy of their own."""
+    """The location of the actor's weights of one version, for replicas that hold a copy."""
 
     version: int
     kind: Literal["directory", "adapter", "tcp"]

@@ -78,7 +78,7 @@ class SingleTurn(AgentLoop):
 
 
 class _Opening:
-    """What the trajectories of a prompt begin with."""
+    """The common beginning of a prompt's trajectories."""
 
     def __init__(self, token_ids: Sequence[int], max_tokens: int) -> None:
         self.token_ids_P: Int32s = np.array(token_ids, dtype=np.int32)

@@ -26,7 +26,7 @@ STD_EPSILON = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class AdvantageInputs:
-    """What an estimator sees. Rows are parts; `sample_B` says which sample a row belongs to, `group_B` which group."""
+    """The inputs of an estimator. Rows are segments; `sample_B` is the sample of a row, `group_B` its group."""
 
     rewards_B: Tensor
     """The reward of the row's sample, repeated by its parts; a KL penalty is in it already."""

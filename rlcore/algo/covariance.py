@@ -21,7 +21,7 @@ from rlcore.config import AlgoConfig
 
 @dataclass(frozen=True, eq=False)
 class SelectionInputs:
-    """What a selection sees of a whole mini-batch."""
+    """The inputs of a selection, from a whole mini-batch."""
 
     logprobs_BT: Tensor
     """Of pi_old."""

@@ -17,7 +17,7 @@ from rlcore.types import Bools, Int64s
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """Where the n-th sampled token stands, in the batch and in its sample; by sample, then in the order of sampling."""
+    """The place of the n-th sampled token, in the batch and in its sample; by sample, then in the order of sampling."""
 
     rows_N: Int64s
     columns_N: Int64s

@@ -42,11 +42,11 @@ class FixedKl:
         """Take note of a step's mean KL a sample, in nats, over `num_samples` samples."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
+        """The state that checkpoints keep, as JSON."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned; of a fixed coefficient the configuration's holds."""
+        """Continue from what `state` returned; a fixed coefficient stays that of the configuration."""
 
 
 class AdaptiveKl(FixedKl):
@@ -72,7 +72,7 @@ class AdaptiveKl(FixedKl):
         return {"coef": self.coef}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned; CheckpointError when it holds no coefficient."""
+        """Continue from what `state` returned; CheckpointError when it holds no coefficient."""
         coef = state.get("coef")
         if not isinstance(coef, (int, float)):
             raise CheckpointError(

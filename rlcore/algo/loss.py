@@ -19,7 +19,7 @@ from rlcore.errors import ConfigError
 
 @dataclass(frozen=True, eq=False)
 class PolicyLossInputs:
-    """What a policy loss sees of a micro-batch. Only `logprobs_BT` carries a gradient."""
+    """The inputs of a policy loss, from a micro-batch. Only `logprobs_BT` carries a gradient."""
 
     logprobs_BT: Tensor
     """Of the policy that is being trained."""

@@ -65,7 +65,7 @@ def probe(algorithm: Algorithm, provided_by: str, config: AlgoConfig | None = No
 
 
 def checked_advantages(who: str, found: Any, per_token: bool, shape: torch.Size, about_B: Sequence[str] = ()) -> Tensor:
-    """What an estimator returned for a batch of shape (B, T), in float32; PluginError unless it can be trained on.
+    """An estimator's result for a batch of shape (B, T), in float32; PluginError unless it can be trained on.
 
     A floating-point tensor of shape (B,), or (B, T) if it is `per_token`, finite and without a gradient. `about_B` says
     in errors what is special about a row.
@@ -186,7 +186,7 @@ def checked_selection(who: str, found: Any, mask_BT: Tensor) -> Tensor:
 
 
 def _called(function: Callable[..., Any], inputs: Any, who: str) -> Any:
-    """What the function returns, which takes the inputs as its one argument."""
+    """The result of the function, called with the inputs as its one argument."""
     try:
         inspect.signature(function).bind(inputs)
     except TypeError as cause:

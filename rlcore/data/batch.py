@@ -65,7 +65,7 @@ def collate(groups: Sequence[Sequence[ScoredTrajectory]], pad_id: int) -> Batch:
 
 
 def rescored(batch: Batch, groups: Sequence[Sequence[ScoredTrajectory]]) -> Batch:
-    """What `collate` makes of the same trajectories with other rewards, of which `batch` was made; same errors.
+    """The batch that `collate` makes of the same trajectories with other rewards; `batch` is the old one. Same errors.
 
     Groups and rows stand in the order of the batch.
     """

@@ -31,7 +31,7 @@ SECRET_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class _Offered:
-    """What is sent: one version, and who may have it."""
+    """One version of the weights, with the secret that its receivers must know."""
 
     tensors: Mapping[str, Tensor]
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES))

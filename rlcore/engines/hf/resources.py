@@ -20,7 +20,7 @@ def complete_embedded(config: RunConfig, section: Any, request: WorkerRequest) -
 
 
 def _cached_tokens(config: RunConfig) -> int:
-    """What is held at most: each row's own tokens, and each prompt once for its rows."""
+    """The most tokens that are held: each row's response, and each prompt once for its rows."""
     kinds = [(config.rollout.samples_per_prompt, config.rollout.max_tokens)]
     if config.eval.sources:
         kinds.append((config.eval.samples_per_prompt, config.eval.max_tokens or config.rollout.max_tokens))

@@ -46,7 +46,7 @@ class DecodeRow:
 
     @property
     def request(self) -> GenerateRequest:
-        """What it is a sample of."""
+        """The request that it is a sample of."""
         return self.group.request
 
     @property
@@ -73,7 +73,7 @@ class DecodeRow:
             self.finish = FinishReason.LENGTH
 
     def completion(self, generate_s: float) -> Completion:
-        """What came of it; ValueError while it goes on."""
+        """The finished completion; ValueError while the row is decoded."""
         if self.finish is None:
             raise ValueError(f"row {self.request.id}/{self.sample} has not ended")
         return Completion(

@@ -121,7 +121,7 @@ class _Layer:
 
 
 def _normed(norm: Any, states: Tensor) -> Tensor:
-    """What the norm gives, in few operations where it computes in the states' own precision."""
+    """The norm's output, in few operations where it computes in the precision of the states."""
     if states.dtype != torch.float32:
         normed: Tensor = norm(states)
         return normed

@@ -26,7 +26,7 @@ def can_pack(device: torch.device) -> bool:
 
 @contextmanager
 def watching(model: nn.Module) -> Iterator[list[tuple[nn.Linear, Tensor]]]:
-    """Which linear layer is given which tensor, while the model computes inside."""
+    """Records the input tensor of each linear layer while the model computes inside the block."""
     calls: list[tuple[nn.Linear, Tensor]] = []
     hooks = [
         layer.register_forward_pre_hook(lambda module, inputs: calls.extend((module, tensor) for tensor in inputs))
@@ -78,7 +78,7 @@ class PackedLinears:
 
     @property
     def num_products(self) -> int:
-        """How many products are computed in a pass, if every layer is used once."""
+        """The number of products per pass, if every layer is used once."""
         return len(self._products)
 
     def product_of(self, layers: Sequence[nn.Linear]) -> "Callable[[Tensor, Tensor | None], Tensor] | None":
@@ -107,7 +107,7 @@ def _fit_together(layers: Sequence[nn.Linear]) -> bool:
 
 
 class _Product:
-    """What layers that are given the same tensor multiply it with, in one."""
+    """The weights of layers with the same input, packed into one matrix product."""
 
     def __init__(self, layers: Sequence[nn.Linear], num_rows: int) -> None:
         self.layers = tuple(layers)
@@ -121,7 +121,7 @@ class _Product:
         self._parts: Sequence[Tensor] = ()
 
     def forwards(self) -> Iterator[tuple[nn.Linear, Callable[[Tensor], Tensor]]]:
-        """What each layer computes."""
+        """The forward function of each layer."""
         if len(self.layers) == 1:
             yield self.layers[0], self.multiply
             return
@@ -129,7 +129,7 @@ class _Product:
             yield layer, partial(self._part, index)
 
     def clear(self) -> None:
-        """Let go of the last product."""
+        """Release the last product."""
         self._states, self._parts = None, ()
 
     def _part(self, index: int, states: Tensor) -> Tensor:

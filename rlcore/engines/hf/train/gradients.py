@@ -47,7 +47,7 @@ def add_product(weight_OI: Tensor, grad_NO: Tensor, inputs_NI: Tensor) -> None:
 
 
 def _adding_forward(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """What the layer is to compute inside; None if it stays as it is."""
+    """The layer's forward inside the block; None if it stays unchanged."""
     if "forward" in vars(layer):
         return None
     if type(layer) is nn.Linear and can_add(layer.weight):

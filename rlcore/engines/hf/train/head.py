@@ -29,7 +29,7 @@ KEPT_ELEMENTS = 2**25
 
 @dataclass(frozen=True)
 class Head:
-    """What a model does between its last hidden state and its logits: softcap(scale * linear(hidden))."""
+    """The output layer, from the last hidden state to the logits: softcap(scale * linear(hidden))."""
 
     linear: nn.Linear
     scale: float = 1.0

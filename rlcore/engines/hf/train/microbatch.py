@@ -66,7 +66,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What the model says of the tokens of a micro-batch; 0 where there is no loss."""
+    """The model's predictions for the tokens of a micro-batch; 0 outside the loss mask."""
 
     scores_BT: Tensor
     """Of a causal language model the log-prob of each token under softmax(logits / temperature); of a value model the
@@ -77,7 +77,7 @@ class Predictions:
 
 @dataclass(frozen=True, eq=False)
 class LossTerms:
-    """What a loss makes of predictions."""
+    """The result of a loss."""
 
     loss_BT: Tensor
     """Loss of each token; the engine masks, weighs with `weights_B` and sums."""
@@ -121,12 +121,12 @@ class MetricSums:
                 self._sums[name] = self._sums.get(name, 0.0) + float(chosen.sum())
 
     def state(self) -> dict[str, Any]:
-        """What has been gathered, for another rank."""
+        """The gathered sums, for another rank."""
         return {"nums": self._nums, "sums": self._sums}
 
     @classmethod
     def merged(cls, states: Sequence[Mapping[str, Any]]) -> "MetricSums":
-        """What several ranks have gathered of one mini-batch."""
+        """The sums that several ranks gathered of one mini-batch."""
         total = cls()
         for state in states:
             for name, value in state["sums"].items():

@@ -40,7 +40,7 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 
 
 class ModelKind(StrEnum):
-    """What a model says of a token."""
+    """The kind of a model's output per token."""
 
     CAUSAL_LM = "causal_lm"
     """Its log-probability given the tokens before it."""
@@ -153,7 +153,7 @@ class PolicyModel(Model):
 
     @property
     def head(self) -> Head:
-        """What turns hidden states into logits."""
+        """The output layer, which turns hidden states into logits."""
         return self._head[0]
 
     def forward(self, micro: MicroBatch, temperature: float, with_entropy: bool) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ class ValueModel(Model):
         return values_N, torch.zeros_like(values_N)
 
     def head_tensors(self) -> dict[str, Tensor]:
-        """What the model has beside the backbone, by name: what a value head file holds."""
+        """The tensors outside of the backbone, by name: the contents of a value head file."""
         return {
             name: parameter.detach() for name, parameter in self.value_head.named_parameters()
         }  # state_dict says parts

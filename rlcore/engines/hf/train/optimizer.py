@@ -146,7 +146,7 @@ class MasterAdamW:
         return tensors, {"param_groups": adamw["param_groups"]}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
-        """Take up what `state` returned, bit for bit."""
+        """Continue from what `state` returned, bit for bit."""
         trained = [parameter for group in self._adamw.param_groups for parameter in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():

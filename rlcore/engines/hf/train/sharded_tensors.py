@@ -81,7 +81,7 @@ class SavedTensors:
         self._stack.close()
 
     def names(self, prefix: str) -> list[str]:
-        """What begins with the prefix, without it."""
+        """The names that begin with the prefix, without it."""
         every: list[str] = list(self._files[0].keys())
         return [name.removeprefix(prefix) for name in every if name.startswith(prefix)]
 

@@ -36,7 +36,7 @@ class Shards:
     """Between updates, too: something samples from the weights here."""
 
     def __init__(self, model: Model, ranks: Ranks) -> None:
-        """Let go of what is other ranks'; ConfigError when this torch cannot."""
+        """Release the shards of other ranks; ConfigError when this torch cannot."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
         from transformers.modeling_layers import GradientCheckpointingLayer
@@ -88,13 +88,13 @@ class Shards:
         self._is_whole = False
 
     def num_idle(self, num_passes: int) -> int:
-        """How many passes more than this rank's the busiest rank makes."""
+        """The number of passes that the busiest rank makes beyond this one's."""
         most = torch.tensor(num_passes, device=self._ranks.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return int(most) - num_passes
 
 
 def idle(minibatch: Batch) -> Batch:
-    """What a rank computes that has nothing to compute: the shortest row of all, with weight 0."""
+    """The batch of a rank without rows: the shortest row of all, with weight 0."""
     row = select(minibatch, [int(minibatch.lengths_B.argmin())])
     return replace(row, weights_B=np.zeros(1, dtype=np.asarray(minibatch.weights_B).dtype))

@@ -67,7 +67,7 @@ def _with_adapter(model: Model) -> dict[str, torch.Tensor]:
 
 
 def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """What `state_dict` says; of a sharded module that one says the parts, also while the module is whole."""
+    """The tensors of `state_dict`, which for a sharded module names the shards, also while the module is whole."""
     tensors = {name: parameter.detach() for name, parameter in module.named_parameters(remove_duplicate=False)}
     for prefix, inner in module.named_modules():
         for name, buffer in inner.named_buffers(recurse=False):
@@ -142,7 +142,7 @@ def save_training_state(
 
 
 def load_training_state(directory: Path, optimizer: MasterAdamW, part: int = 0, num_parts: int = 1) -> dict[str, int]:
-    """Take up what `save_training_state` wrote, in as many parts as it likes; the counters.
+    """Restore what `save_training_state` wrote, in any number of parts; returns the counters.
 
     CheckpointError when it is damaged or does not fit.
     """
