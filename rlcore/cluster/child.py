@@ -279,13 +279,13 @@ class ChildProcess(Child):
                 await asyncio.sleep(POLL_S)
 
     def why_ended(self) -> str:
-        """How it ended, with its last words."""
+        """The way in which the process ended, with its last output."""
         code = self._process.returncode
         how = self._reason or (f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}")
         return f"child '{self.name}' ended: {how}{'' if self._reason else self._printed.last_words}"
 
     async def _log_output(self) -> None:
-        """What the child prints goes into the log, line by line, within bounds."""
+        """Copies the child's output into the log, line by line, within bounds."""
         rest = b""
         while chunk := await self._output.read(1 << 16):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -365,7 +365,7 @@ class ChildProcesses:
 
 
 def start_message(name: str, reference: str, args: Sequence[Any], threads: int, max_bytes: int) -> dict[str, Any]:
-    """What a child is told first: what to make, and the search path with which to find it."""
+    """The first message to a child: the object to make, and the search path to import it with."""
     return {
         "name": name,
         "reference": reference,

@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 
 @dataclass(frozen=True)
 class FreshRun:
-    """How a fresh interpreter ended."""
+    """The ending of a fresh interpreter."""
 
     code: int
     output: str

@@ -22,7 +22,7 @@ from rlcore.errors.checks.results import as_stream
 
 
 def pack(name: str, plan: WorkerPlan, context: WorkerContext, plugin_files: Sequence[str]) -> Shipment:
-    """What builds this worker elsewhere; WorkerError for a class or setting that cannot be sent there."""
+    """The shipment that builds this worker in another process; WorkerError when class or settings cannot be sent."""
     with boundary(f"{name}: its class or its settings cannot be sent to another process", WorkerError):
         payload = pickle.dumps((plan.cls, replace(context, host=None)), protocol=pickle.HIGHEST_PROTOCOL)
     inside = plan.request.embedded_in.name if plan.request.embedded_in else ""
@@ -37,7 +37,7 @@ def _modules_of(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def named(where: str) -> Iterator[None]:
-    """What a worker raises becomes a WorkerError that says where; an RlcoreError keeps its class."""
+    """Turns a worker's exception into a WorkerError that names the call; an RlcoreError keeps its class."""
     try:
         with boundary(where, WorkerError):
             yield
@@ -50,7 +50,7 @@ def named(where: str) -> Iterator[None]:
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """What makes numerical libraries compute with this many threads; read by them when they are imported."""
+    """Environment variables that set the threads of numerical libraries, which read them when they are imported."""
     return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
 
 

@@ -23,7 +23,7 @@ Launch = Callable[[], Awaitable[ReplicaBody]]
 
 
 class ReplicaSupervisor:
-    """Where one replica runs, with those served inside it; `launch` gives it a new body, also after a death."""
+    """Runs one replica, with those embedded in it; `launch` gives it a new body, also after a death."""
 
     def __init__(self, name: str, index: int, launch: Launch, max_restarts: int, deadlines: Deadlines) -> None:
         self.name = name
@@ -153,7 +153,7 @@ class Replica(Generic[W]):
 
 
 def where(name: str, interface: type[Worker], method: Callable[..., Any]) -> str:
-    """How errors name a call; WorkerError when the interface has no such method."""
+    """The name of a call in errors; WorkerError when the interface has no such method."""
     if not callable(getattr(interface, method.__name__, None)):
         raise WorkerError(f"{name} is called through {interface.__name__}, which has no {method.__name__}()")
     return f"{name}.{method.__name__}()"

@@ -63,7 +63,7 @@ class WorkerThread:
             self._loop.call_soon_threadsafe(callback)
 
     async def run(self, work: Callable[[], Any], what: str, deadline_s: float) -> Any:
-        """What `work`, called on the thread, returns; of an awaitable, what that comes to there.
+        """The result of `work`, called on the thread; an awaitable is awaited there.
 
         WorkerError after close, and when the deadline passes or the worker is closed meanwhile.
         """

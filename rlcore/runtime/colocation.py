@@ -22,7 +22,7 @@ TURN_S = 600.0
 
 
 class DeviceLease:
-    """Who has the shared devices: the servers, or the roles that train. Without servers every turn is free."""
+    """Lends the shared devices to the servers or to the training roles, in turns. Without servers it does nothing."""
 
     def __init__(
         self,

@@ -319,7 +319,7 @@ async def _within(step: Callable[[], Awaitable[None]], whose: str, deadline_s: f
 
 
 def owner_of(chosen: ComponentPlan) -> str:
-    """How the plan words who asked: the `asked_by` of the component's workers."""
+    """The owner of a component in the plan's words: the `asked_by` of its workers."""
     return f"{chosen.slot} '{chosen.component.name}' of {chosen.provided_by}"
 
 

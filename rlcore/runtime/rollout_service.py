@@ -126,7 +126,7 @@ class RolloutService:
 
 
 def _shares(requests: Sequence[GenerateRequest], places: Mapping[str, int]) -> list[tuple[int, list[GenerateRequest]]]:
-    """What each replica that gets any is asked."""
+    """The requests of each replica that gets any."""
     shares: dict[int, list[GenerateRequest]] = {}
     for request in requests:
         shares.setdefault(places[request.id], []).append(request)
@@ -134,7 +134,7 @@ def _shares(requests: Sequence[GenerateRequest], places: Mapping[str, int]) -> l
 
 
 class _Missing:
-    """Which completions have not come."""
+    """The completions that have not come yet."""
 
     def __init__(self, requests: Sequence[GenerateRequest]) -> None:
         self.left = {(request.id, sample) for request in requests for sample in range(request.n)}
