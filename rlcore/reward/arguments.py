@@ -16,7 +16,7 @@ NO_COLUMNS = ("prompt", "completion", "environments", SETTINGS, *TRL_NAMES)
 
 
 def group_arguments(call: Callable[..., Any], trajectories: Sequence[Trajectory], spec: FunctionSpec) -> dict[str, Any]:
-    """What `post_process_scores` takes by name beside the scores, its first parameter: columns, as a list signature.
+    """The arguments of `post_process_scores` by name, besides its first, the scores: columns, as a list signature's.
 
     RewardError for a column that the data does not have.
     """
@@ -32,7 +32,7 @@ def group_arguments(call: Callable[..., Any], trajectories: Sequence[Trajectory]
 def log_arguments(
     call: Callable[..., Any], trajectory: Trajectory, outcome: Outcome, latency_s: float
 ) -> dict[str, Any]:
-    """What `log` takes of `LOG_NAMES`. `latency` is in seconds; `score` is None for a call that gave none."""
+    """The arguments that `log` takes by name. `latency` is in seconds; `score` is None for a call that gave none."""
     known = {
         **score_arguments(trajectory),
         "query": prompt_of(trajectory.prompt),

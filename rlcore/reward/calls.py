@@ -55,7 +55,7 @@ class FunctionCalls:
 
     @property
     def scope(self) -> str:
-        """How many samples a call sees."""
+        """The samples that a call sees."""
         return self.spec.scope
 
     @property
@@ -109,7 +109,7 @@ class FunctionCalls:
         await on_loop.start(self.config.start_s)
 
     async def close(self) -> None:
-        """Let go of everything; also when `start` failed."""
+        """Release everything, also when `start` failed."""
         if self._after is not None:
             await self._after.close()
         if self._caller is not None:

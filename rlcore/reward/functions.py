@@ -1,4 +1,4 @@
-"""The core's reward manager: reward functions, weighed and summed."""
+"""The core's reward manager: a weighted sum of reward functions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -132,7 +132,7 @@ def _places(function: FunctionCalls) -> str:
 def function_spec(
     context: BuildContext, name: str, reference: str, scope: str, kwargs: Mapping[str, Any], settings: Any = None
 ) -> FunctionSpec:
-    """What a child of this run is told to load and call a function."""
+    """The spec from which a child of this run loads and calls a function."""
     config = context.config
     sources = {**config.eval.sources, **config.data.sources}
     answer_columns = {source: item.answer_column for source, item in sources.items() if item.answer_column}

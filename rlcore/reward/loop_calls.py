@@ -24,7 +24,7 @@ Scores = Sequence[float] | None
 
 @dataclass
 class Allowance:
-    """What is left of a call's deadline; time in the queue is not charged."""
+    """The rest of a call's deadline; time in the queue does not count."""
 
     left_s: float
 

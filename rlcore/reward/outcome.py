@@ -16,7 +16,7 @@ _PLAIN = frozenset((bool, int, float, str))
 
 
 def outcome_of_one(value: Any, num_tokens: int, may_skip: bool) -> Outcome:
-    """What a function returned for one sample of `num_tokens` tokens, as an Outcome; never raises.
+    """A function's result for one sample of `num_tokens` tokens, as an Outcome; never raises.
 
     None is SKIPPED where the signature is a list's, else a failure.
     """
@@ -62,7 +62,7 @@ def outcome_of_score(value: Any, num_tokens: int) -> Outcome:
 
 
 def outcomes_of_many(value: Any, num_tokens: list[int], may_skip: bool = True) -> list[Outcome]:
-    """What a list signature returned for one call, an Outcome for each sample; a list of another length fails all."""
+    """The result of a list signature for one call, one Outcome per sample; a list of another length fails all."""
     wrong = _wrong_list(value, len(num_tokens))
     if wrong:
         return [failed(wrong)] * len(num_tokens)

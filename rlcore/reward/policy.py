@@ -34,7 +34,7 @@ def apply_failures(
 def apply_policies(
     groups: Sequence[Sequence[ScoredTrajectory]], config: RewardConfig
 ) -> tuple[list[list[ScoredTrajectory]], Metrics]:
-    """What `apply_failures` does, without the budget."""
+    """Applies failure policies as `apply_failures` does, without the budget."""
     counts = dict.fromkeys(
         ("dropped_samples", "dropped_groups", "dropped_siblings", "valued_samples", "small_groups"), 0.0
     )
@@ -64,7 +64,7 @@ def apply_policies(
 
 
 def failure_policy(reward: Reward, config: RewardConfig) -> str:
-    """What follows for a sample with this reward: '' when it did not fail, else an `on_failure`."""
+    """The failure policy for a sample with this reward: an `on_failure`, or '' when it did not fail."""
     if reward.status is RewardStatus.OK:
         return ""
     names = [name for name in reward.info.get("failed", {}) if name in config.functions]
@@ -108,7 +108,7 @@ class Budget:
 
 
 def allowed_failures(num_samples: int, config: RewardConfig) -> int:
-    """How many of a step's samples may fail: the budget's share, at least one unless the budget is 0."""
+    """The number of a step's samples that may fail: the budget's share, at least one unless the budget is 0."""
     frac = config.error_budget_frac
     return max(1, int(frac * num_samples + 1e-9)) if frac > 0 else 0
 

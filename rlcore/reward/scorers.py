@@ -23,7 +23,7 @@ r"""A number as people write it: -3, $1,234.50, -$5, .5. A hyphen after a digit 
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last complete \boxed{...} holds, braces within it balanced; None without one."""
+    r"""The contents of the last complete \boxed{...}, with balanced braces; None without one."""
     start = text.rfind("\\boxed{")
     while start >= 0:
         depth = 0

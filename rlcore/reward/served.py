@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def _load(spec: FunctionSpec) -> Any:
-    """What the reference names; PluginError that says whose reference it is."""
+    """The object that the reference names; PluginError that says whose reference it is."""
     try:
         return import_target(spec.target)
     except PluginError as error:
@@ -141,7 +141,7 @@ class ServedReward:
         self._life_cycle("close")
 
     def _made(self, factory: Any) -> Any:
-        """What a call of the factory returned; PluginError unless that can be called."""
+        """The function that the factory returned; PluginError unless it can be called."""
         called = f"{factory.__name__}({', '.join(f'{key}=...' for key in self._own)})"  # their values may be secrets
         if inspect.iscoroutinefunction(factory):
             raise PluginError(

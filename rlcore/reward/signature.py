@@ -11,7 +11,7 @@ from rlcore.types import SAMPLE_NAMES
 
 
 class Style(StrEnum):
-    """How a function wants to be called."""
+    """The calling convention of a function."""
 
     COLUMNS = "f(prompts, completions, **columns) -> list[float | None]"
     COMPUTE_SCORE = "compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | tuple | dict"
@@ -33,7 +33,7 @@ FEW_TRL = "any of " + ", ".join(TRL_NAMES)
 
 @dataclass(frozen=True)
 class Signature:
-    """What is known of a function's parameters, those bound by `kwargs` left out."""
+    """The parameters of a function, without those bound by `kwargs`."""
 
     style: Style
     method: str

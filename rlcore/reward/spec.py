@@ -13,7 +13,7 @@ FILE_PLUGIN = "rlcore_file_"
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """What is needed to load and call a function; picklable."""
+    """The data to load and call a function; picklable."""
 
     name: str
     target: str
@@ -52,7 +52,7 @@ def sent(section: Any) -> Any:
 
 
 def received(section: Any) -> Any:
-    """What `sent` was given, of the class that the function's own file defines."""
+    """The object that `sent` was given, as an instance of the class in the function's file."""
     if isinstance(section, dict):
         return {key: received(value) for key, value in section.items()}
     if not isinstance(section, SentSection):
