@@ -56,7 +56,7 @@ def _shares(steps: Sequence[Metrics], step_s: float) -> str:
 
 
 def _less_exposed(schedule: SchedulePlan, num_minibatches: int) -> str:
-    """What would hide more of it."""
+    """The setting that would hide more of the time."""
     knobs = []
     if not schedule.stream and num_minibatches > 1:
         knobs.append("schedule.stream_minibatches=true updates on the groups that are ready, and stays on-policy")

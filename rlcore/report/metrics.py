@@ -111,7 +111,7 @@ def last_step(run_dir: Path) -> int:
 
 
 def read_trajectories(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """What was written of the step's trajectories; empty when nothing was."""
+    """The recorded trajectories of the step; empty when there are none."""
     path = run_dir / TRAJECTORIES / f"step_{step:06d}.jsonl"
     return [json.loads(line) for line in _whole_lines(path)] if path.exists() else []
 

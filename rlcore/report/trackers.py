@@ -31,7 +31,7 @@ Problem = RlcoreError | None
 
 
 class Tracker(Protocol):
-    """What is used of accelerate's GeneralTracker."""
+    """The part of accelerate's GeneralTracker that is used here."""
 
     def start(self) -> None: ...
 

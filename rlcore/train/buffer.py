@@ -31,7 +31,7 @@ TIDY_S = 1.0
 
 @dataclass(frozen=True)
 class Issuing:
-    """How prompts are issued."""
+    """The settings by which prompts are issued."""
 
     prompts_per_step: int
     samples_per_prompt: int
@@ -169,7 +169,7 @@ class RolloutBuffer:
         return len(stale)
 
     def watch(self, task: "asyncio.Task[None]") -> None:
-        """What ends this task is raised to whoever waits for a prompt, as what ends a pass is."""
+        """Watch a task: an error that ends it is raised where prompts are awaited, as an error of a pass is."""
         task.add_done_callback(self._pass_ended)
 
     async def close(self) -> None:
@@ -196,7 +196,7 @@ class RolloutBuffer:
         return [row for pending in self._issued.values() for row in pending.group()]
 
     def restore(self, version: int, state: Sequence[dict[str, Any]], scored: Iterable[ScoredTrajectory]) -> None:
-        """Take up what `state` and `scored` returned. Rewards of trajectories that will be too old are not kept."""
+        """Restore what `state` and `scored` returned. Rewards of trajectories that will be too old are discarded."""
         self.version = version
         rows: dict[Key, list[ScoredTrajectory]] = defaultdict(list)
         for row in scored:

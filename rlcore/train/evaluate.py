@@ -15,14 +15,14 @@ from rlcore.types import Lane, Metrics, Prompt, RewardStatus, ScoredTrajectory
 
 
 class HasConfig(Protocol):
-    """What is needed of a `RunPlan`."""
+    """The part of a `RunPlan` that an evaluation needs."""
 
     @property
     def config(self) -> RunConfig: ...
 
 
 class EvaluatedRun(Protocol):
-    """What is needed of a `Run`."""
+    """The part of a `Run` that an evaluation needs."""
 
     @property
     def plan(self) -> HasConfig: ...

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What a step consisted of, in seconds; moments count from its beginning and may be negative."""
+    """The parts of a step in seconds; moments count from its beginning and may be negative."""
 
     sampled_s: float
     """When the sampling that must come before the first update had ended."""
@@ -40,7 +40,7 @@ def step_ideal_s(step: StepTimes) -> float:
 
 
 def _releases(step: StepTimes) -> list[float]:
-    """When each mini-batch of the first epoch could begin, as far as rewards are concerned."""
+    """The time at which each mini-batch of the first epoch has its rewards."""
     ready = sorted(step.ready_s)
     if not ready:
         return []
@@ -58,7 +58,7 @@ class ReplayService:
         self.busy_s = 0.0
 
     def serve(self, asked_s: float, duration_s: float) -> float:
-        """When a call that is made at `asked_s`, not earlier than any before, has its answer."""
+        """The time of the answer to a call made at `asked_s`, which is not earlier than any before."""
         self.busy_s += duration_s
         if not self._free:
             return asked_s + duration_s
@@ -69,7 +69,7 @@ class ReplayService:
 
 @dataclass(frozen=True)
 class Draws:
-    """What chance and the machine gave a step."""
+    """The durations that chance and the machine gave a step."""
 
     finished_s: Sequence[float]
     """When each sample was finished, counted from when the generation of its step's prompts began."""
@@ -91,7 +91,7 @@ class Replay:
 
     @property
     def step_s(self) -> list[float]:
-        """How long each step took."""
+        """The seconds of each step."""
         return [end - begin for begin, end in zip([0.0, *self.published_s], self.published_s, strict=False)]
 
 
@@ -120,7 +120,7 @@ def replay(steps: Sequence[Draws], *, max_staleness: int, stream: bool, slots: i
 
 
 def _served(draws: Draws, began_s: float, service: ReplayService) -> list[float]:
-    """When each group has all its rewards."""
+    """The time at which each group has all its rewards."""
     ready: dict[int, float] = {}
     for index in sorted(range(len(draws.finished_s)), key=lambda index: draws.finished_s[index]):
         ends = service.serve(began_s + draws.finished_s[index], draws.reward_s[index])

@@ -14,7 +14,7 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run is asked to begin; by default at step 1 of a new directory."""
+    """The requested start of a run; by default step 1 of a new directory."""
 
     resume: bool = False
     """After the newest checkpoint in the run directory."""
@@ -26,7 +26,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a run begins."""
+    """The start of a run."""
 
     checkpoint: Path | None
     """Restored before the first step; None: step 1."""

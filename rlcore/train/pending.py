@@ -22,7 +22,7 @@ SegmentKey = tuple[int, int]
 
 
 class Samples:
-    """Which samples of a group are complete, by the parts that have come of each."""
+    """Tracks the complete samples of a group, by the segments that have come."""
 
     def __init__(self) -> None:
         self.complete: dict[int, float] = {}

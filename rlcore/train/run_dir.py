@@ -25,7 +25,7 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
-    """Where the run lives: `train.dir`/`train.name`, or a name made of the configuration's stem and the UTC time.
+    """The run directory: `train.dir`/`train.name`, or a name made of the configuration's stem and the UTC time.
 
     With `resume` and no name, the newest run of that stem; ConfigError when there is none. The path is absolute, for
     workers do not always share this process's working directory.
@@ -111,7 +111,7 @@ def write_plan(directory: Path, plan: RunPlan) -> None:
 
 
 def plan_changes(directory: Path, plan: RunPlan) -> list[str]:
-    """What differs from the plan saved in `directory`, a run's or a checkpoint's, one line a value."""
+    """Differences from the plan saved in `directory`, a run's or a checkpoint's, one line per value."""
     earlier = directory / "plan.json"
     if not earlier.exists():
         return []

@@ -56,7 +56,7 @@ def write_scored(directory: Path, rows: Sequence[ScoredTrajectory]) -> None:
 
 
 def read_scored(directory: Path, prompt: Callable[[str], Prompt]) -> list[ScoredTrajectory]:
-    """What `write_scored` wrote, in its order; `prompt` finds a prompt by its id. CheckpointError if it is damaged."""
+    """The samples that `write_scored` wrote, in order; `prompt` finds one by its id. CheckpointError if damaged."""
     if not directory.exists():
         return []
     try:

@@ -45,7 +45,7 @@ DEADLINES = Deadlines(close_s=1.5)
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to."""
+    """The result of a run."""
 
     run_dir: Path
     steps: int
@@ -148,7 +148,7 @@ def _fits_evaluation(config: RunConfig, window: int | None) -> CheckPrompt:
 
 
 def _keep_rewards(plan: RunPlan, run_dir: Path) -> None:
-    """Which code judged: bare files are copied, and everything's hash is in rewards.json."""
+    """Record the code of rewards: bare files are copied, and rewards.json has every hash."""
     copy_reward_files(plan.rewards, run_dir / "rewards")
     (run_dir / "rewards.json").write_text(json.dumps(reward_provenance(plan.rewards), indent=1) + "\n")
 
@@ -256,7 +256,7 @@ class Session:
         self.saver.ready = True
 
     async def _prepare_first_step(self) -> None:
-        """What is checked and measured before training: the reward canary and the held-out prompts."""
+        """Run the checks and the evaluation before training: the reward canary and the held-out prompts."""
         if self._trainer.progress.step > 0:
             return
         examples = [prompt for prompts in self._prompts.values() for prompt in prompts[:4]]

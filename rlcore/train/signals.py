@@ -27,7 +27,7 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Whether a signal asked the run to end; with `finish_step` the step under way is finished first."""
+    """A signal's request to end the run; with `finish_step` the current step is finished first."""
 
     def __init__(self, finish_step: bool) -> None:
         self.signum: int | None = None

@@ -149,7 +149,7 @@ class StepBatcher:
             self._measured = reward_metrics(everything) | completion_metrics(everything) | self._staleness()
 
     def _num_prompts(self) -> int:
-        """How many prompts the step uses up, replaced ones left out."""
+        """The number of prompts that the step uses up, without replaced ones."""
         return len(self._members) or self._config.train.prompts_per_step
 
     async def _whole_step(self) -> AsyncGenerator[list[Group], None]:

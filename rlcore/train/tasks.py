@@ -20,7 +20,7 @@ def task_seed(seed: int, prompt_id: str, epoch: int) -> int:
 
 
 def training_sampling(rollout: RolloutConfig) -> Sampling:
-    """How training trajectories are drawn."""
+    """The sampling of training trajectories."""
     return Sampling(
         temperature=rollout.temperature,
         top_p=rollout.top_p,
@@ -32,7 +32,7 @@ def training_sampling(rollout: RolloutConfig) -> Sampling:
 
 
 def evaluation_sampling(evaluation: EvalConfig, rollout: RolloutConfig) -> Sampling:
-    """How held-out trajectories are drawn; truncating the distribution biases nothing here."""
+    """The sampling of held-out trajectories, where truncating the distribution biases nothing."""
     return Sampling(
         temperature=evaluation.temperature,
         top_p=evaluation.top_p,

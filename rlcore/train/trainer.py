@@ -32,7 +32,7 @@ QUIET_THRESHOLDS = (1_000_000, 10, 10)
 
 @dataclass(frozen=True)
 class Sinks:
-    """Where a run's numbers go."""
+    """The outputs for a run's numbers."""
 
     metrics: MetricsLog
     trajectories: TrajectoryLog
@@ -47,7 +47,7 @@ class Sinks:
 
 @dataclass
 class Progress:
-    """Where a run stands between two steps; a checkpoint keeps all of it."""
+    """The state of a run between two steps; a checkpoint keeps all of it."""
 
     step: int
     """Published steps; also the version of the weights."""
@@ -178,7 +178,7 @@ class Trainer:
             await asyncio.shield(writing)
 
     async def close(self) -> None:
-        """Let go of what is in flight; the ledger stays as it is, for a checkpoint."""
+        """Cancel the work in flight; the ledger stays unchanged, for a checkpoint."""
         if self._thresholds is not None:
             gc.set_threshold(*self._thresholds)
             gc.unfreeze()
@@ -223,7 +223,7 @@ class Trainer:
         }
 
     def snapshot(self) -> tuple[dict[str, Any], list[ScoredTrajectory]]:
-        """What a checkpoint keeps while no update goes on: the published step, and what is in flight by now.
+        """The state that checkpoints keep between updates: the published step, and the samples in flight.
 
         On-policy, samples in flight belong to the current step, which starts again.
         """

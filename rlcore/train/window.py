@@ -20,7 +20,7 @@ def window_of(run: Runtime) -> int | None:
 
 
 def fits(window: int | None, max_tokens: int, knob: str) -> CheckPrompt:
-    """What refuses a prompt that leaves less than `max_tokens`, the value of `knob`, of the window to its response."""
+    """A check that refuses prompts which leave a response less than `max_tokens` (from `knob`) of the window."""
 
     def check(prompt: Prompt, num_tokens: int) -> None:
         if window is not None and num_tokens + max_tokens > window:
