@@ -49,7 +49,7 @@ class ReasoningGym(Environment):
 
 
 def answer_of(text: str) -> str:
-    """What a turn gives as its answer."""
+    """The answer that a turn gives."""
     tagged = _ANSWER.findall(text)
     lines = text.strip().splitlines()
     return str(tagged[-1]).strip() if tagged else (lines[-1].strip() if lines else "")

@@ -40,7 +40,7 @@ class McpSettings:
 
 @dataclass(frozen=True)
 class EnvironmentSettings:
-    """What answers the policy's turns that call no tool."""
+    """The environment, which answers turns of the policy without a tool call."""
 
     fn: str = ""
     """file.py:name or module:name of a class with `reset` and `step`; empty: a turn without a call ends the sample."""

@@ -25,7 +25,7 @@ ERROR = "error: "
 
 
 class ReferenceSuite(Suite):
-    """What is offered by reference, and runs in children unless it is async."""
+    """The suite of offers by reference, which run in children unless they are async."""
 
     def reference(self) -> str:
         """'module:name' or '/file.py:name'."""
@@ -75,7 +75,7 @@ class ToolSuite(ReferenceSuite):
     """Claim: the same calls have the same results in every sample."""
 
     def use(self, work: Callable[[Tools], Awaitable[T]], describe: bool = False, processes: bool = False) -> T:
-        """What `work` makes of the tool."""
+        """The result of `work` with the tool."""
         settings = AgentLoopSettings(tools={NAME: ToolSettings(fn=self.reference())}, children=1)
 
         async def main() -> T:
@@ -85,7 +85,7 @@ class ToolSuite(ReferenceSuite):
         return run(main())
 
     def sample(self, tools: Tools, index: int) -> SampleTools:
-        """What one sample may call."""
+        """The tools that one sample may call."""
         return tools.open(f"sample {index}", make_prompt(index, **self.columns))
 
     async def ask(self, sample: SampleTools, arguments: Mapping[str, Any]) -> str:
@@ -182,7 +182,7 @@ class EnvironmentSuite(ReferenceSuite):
     """Claim: the same seed and turns give the same answers."""
 
     def use(self, work: Callable[[Environments], Awaitable[T]], processes: bool = False) -> T:
-        """What `work` makes of the environments of a run."""
+        """The result of `work` with the environments of a run."""
         environment = EnvironmentSettings(fn=self.reference(), kwargs=dict(self.kwargs))
         settings = AgentLoopSettings(environment=environment, children=1)
 

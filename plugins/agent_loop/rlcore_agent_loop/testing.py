@@ -135,7 +135,7 @@ class HereCrew:
 
 @dataclass(frozen=True)
 class Talk:
-    """What came of conversations."""
+    """The results of conversations."""
 
     trajectories: list[Trajectory]
     """In the order they came."""
@@ -196,12 +196,12 @@ def loop_of(
 
 
 def kit_of(settings: AgentLoopSettings) -> ConversationContext:
-    """What conversations over bytes share, for tests of a part of them; nothing of it is started."""
+    """The shared objects of conversations over bytes, not started, for tests of their parts."""
     return ConversationContext(ByteTokens(), Tools(HereChildren(), settings), None, hermes, settings)
 
 
 def served(policy: ScriptedPolicy, work: Callable[[Ask], Awaitable[None]], **settings: Any) -> Recording:
-    """What was recorded while `work` asked the endpoint of one sample."""
+    """The record of one sample, after `work` asked its endpoint."""
     import aiohttp
 
     async def run() -> Recording:

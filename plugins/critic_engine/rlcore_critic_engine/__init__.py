@@ -56,7 +56,7 @@ def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerReque
 
 
 def _model(section: CriticSettings) -> ModelFacts:
-    """What the files of a model of the critic's own say; of one on the hub they may be in this machine's cache."""
+    """Facts from the files of the critic's model, if it has one; a hub model's may be in this machine's cache."""
     directory = model_directory(section.path, section.revision)
     return ModelFacts(num_parameters(directory), model_shape(directory))
 

@@ -23,7 +23,7 @@ CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 @dataclass(frozen=True)
 class StartingHead:
-    """What a critic's value head starts from."""
+    """The first weights of a critic's value head."""
 
     kind: Literal["new", "saved", "classifier", "unknown"]
     """unknown: the model's files are not on this machine yet."""

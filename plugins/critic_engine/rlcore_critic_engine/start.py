@@ -100,7 +100,7 @@ def _take_head(model: ValueModel, head: StartingHead) -> None:
 
 
 def starting_model(policy: ModelConfig, settings: CriticSettings) -> ModelConfig:
-    """What a critic with weights of its own is loaded from: the policy's revision is of the policy's repository."""
+    """The model from which a critic with separate weights starts; the policy's revision is for its repository only."""
     return replace(policy, path=settings.path, revision=settings.revision) if settings.path else policy
 
 

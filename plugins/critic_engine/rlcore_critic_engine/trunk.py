@@ -19,7 +19,7 @@ ALL_LINEAR = ("all-linear",)
 
 
 class SideAdapter(nn.Module):
-    """What is added to the output of one linear layer: alpha / rank * B A x; B starts at zero (arXiv 2106.09685)."""
+    """The addition to the output of one linear layer: alpha / rank * B A x; B starts at zero (arXiv 2106.09685)."""
 
     def __init__(self, layer: nn.Linear, lora: LoraConfig) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class SideAdapter(nn.Module):
         self._scale = lora.alpha / lora.rank
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """What is added for these inputs of the layer."""
+        """The addition for these inputs of the layer."""
         added: Tensor = self.b(self.a(self.lora_dropout(inputs)))
         return self._scale * added
 

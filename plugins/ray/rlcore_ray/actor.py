@@ -139,7 +139,7 @@ class ActorHost:
 
 
 async def _answered(work: Callable[[], Awaitable[Any]]) -> Answer:
-    """What became of the work, so that nothing is raised through Ray, which would wrap it."""
+    """The result or error of the work as a value, because Ray would wrap an exception."""
     try:
         with boundary("the worker's actor", WorkerError):
             return OK, await work()

@@ -140,12 +140,12 @@ class ActorBody:
             pass
 
     async def _all(self, refs: Sequence[Any], ask: Callable[..., Awaitable[Any]], *args: Any) -> list[Any]:
-        """What all ranks answer; the first error ends the wait: the other ranks may be waiting for that one."""
+        """The answers of all ranks. The first error ends the wait, because other ranks may be waiting for that rank."""
         asked = [ask(rank, ref, *args) for rank, ref in enumerate(refs)]
         return await answers_of_ranks(asked, self._reasons.__contains__)
 
     async def _value(self, rank: int, ref: Any, where: str, deadline_s: float) -> Any:
-        """What a worker returned; what it raised is raised here.
+        """A worker's result; its exception is raised here.
 
         WorkerError when the deadline passes, after which the actor is killed: its loop may be stuck.
         """
@@ -169,7 +169,7 @@ class ActorBody:
             raise WorkerError(f"{where}: {await self._lost(rank, error)}") from error
 
     async def _lost(self, rank: int, error: RayError) -> str:
-        """Why a rank does not answer; the rest of a message of Ray is its own log."""
+        """The reason why a rank does not answer; the rest of Ray's message is Ray's log."""
         error = await self._last_word(rank, error)
         if self._closed and rank not in self._reasons:
             return next(iter(self._reasons.values()), "it was closed")
@@ -214,7 +214,7 @@ class ActorBody:
         return done.pop().result()
 
     async def _watch(self, rank: int) -> str:
-        """Why the rank has ended, once it has."""
+        """Waits until the rank ends; the reason."""
         try:
             await self._actors[rank].watch.remote()
         except RayError as error:

@@ -31,7 +31,7 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Where an actor runs."""
+    """The node and process of an actor."""
 
     node: str
     process: int
@@ -41,7 +41,7 @@ class ProcessPlace:
 
 
 class _Heard:
-    """What has come of one process."""
+    """The output so far of one process."""
 
     def __init__(self, name: str) -> None:
         self.printed = WorkerOutput(name)

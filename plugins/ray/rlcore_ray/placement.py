@@ -21,7 +21,7 @@ ASK_AGAIN_S = 0.2
 
 @dataclass(frozen=True)
 class BundleSlot:
-    """What one rank takes: a share of a bundle."""
+    """The share of a bundle that one rank takes."""
 
     pool: str
     """A leaf pool."""
@@ -186,7 +186,7 @@ class Placement:
 
 
 def _where(pool: PoolPlan) -> str:
-    """What the pool asks of its nodes, as a part of an error."""
+    """The pool's demands on its nodes, as a part of an error."""
     ways = {
         "STRICT_SPREAD": [f"on as many nodes (nodes={pool.nodes})" if pool.nodes > 1 else "each on a node of its own"],
         "STRICT_PACK": ["all on one node"],

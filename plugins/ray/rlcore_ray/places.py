@@ -57,7 +57,7 @@ def _spots(
 
 
 def meeting_in(places: dict[str, list[BundlePlace]]) -> dict[tuple[str, int], list[WorkerPlan]]:
-    """Who shares each spot, by leaf pool and spot."""
+    """The workers that share each spot, by leaf pool and spot."""
     meeting: dict[tuple[str, int], list[WorkerPlan]] = {}
     for ranks in places.values():
         for place in ranks:

@@ -195,7 +195,7 @@ def _loopback_only() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """What this process does on SIGTERM stays its own.
+    """Keep this process's handlers of signals, which Ray would replace.
 
     A process that connects gets a handler of Ray's, below Python's, which prints a trace, calls the one before it and
     has the process aborted three seconds later: in the middle of a checkpoint, say.
@@ -259,7 +259,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _why(error: BaseException) -> str:
-    """What went wrong, and what to do about it; the reason is at the end of a chain of causes."""
+    """The problem and its remedy; the reason is at the end of a chain of causes."""
     chain = [error]
     while (cause := chain[-1].__cause__) is not None:
         chain.append(cause)

@@ -22,7 +22,7 @@ CHAT_PATH = "/chat/completions"
 
 
 class ScoreSource(ABC):
-    """Where scores come from."""
+    """A source of scores."""
 
     @abstractmethod
     async def ask(self, reward: str, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
@@ -105,7 +105,7 @@ class RemoteReward(Scorer):
 
     @property
     def scope(self) -> str:
-        """What a call sees."""
+        """The samples that a call sees."""
         return self._settings.scope
 
     @property
@@ -115,7 +115,7 @@ class RemoteReward(Scorer):
 
     @property
     def on_failure(self) -> str:
-        """What follows when there is no score."""
+        """The policy for samples without a score."""
         return self._settings.on_failure
 
     @property
@@ -125,7 +125,7 @@ class RemoteReward(Scorer):
 
     @property
     def needs(self) -> Scope:
-        """How much must be scored in one run for a score to be what it should be."""
+        """The unit that must be scored within one run, because its scores depend on each other."""
         if self._settings.scope == "sample" and (self.post_processes or self.statistics is not None):
             return Scope.GROUP
         return Scope(self._settings.scope)
@@ -172,7 +172,7 @@ def group_of(trajectory: Trajectory) -> str:
 
 
 def question(trajectory: Trajectory) -> dict[str, Any]:
-    """What a service is sent for a sample."""
+    """The request to a service for one sample."""
     prompt = trajectory.prompt
     return {
         "id": identity(trajectory),

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Scale:
-    """What scores are normalised by."""
+    """The statistics that scores are normalised by."""
 
     mean: float = 0.0
     deviation: float = 1.0
@@ -90,7 +90,7 @@ class RunningStatistics:
         return {"count": copy.count, "mean": copy.mean, "squares": copy._squares}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned."""
+        """Continue from what `state` returned."""
         self.count, self.mean, self._squares = int(state["count"]), float(state["mean"]), float(state["squares"])
         self._seen.clear()
         self._under_way.clear()

@@ -26,10 +26,10 @@ LEAST_HEALTH_S = 5.0
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """An HTTP service and how much may be asked of it, by all rewards that name it together."""
+    """An HTTP service with its limits, which all rewards that name it share."""
 
     urls: tuple[str, ...] = ()
-    """Where it is: http or https. Several are replicas of one service. Of a judge: the base, such as .../v1."""
+    """Addresses, http or https. Several are replicas of one service. Of a judge: the base, such as .../v1."""
     token: str = ""
     """Bearer token, as ${oc.env:NAME}."""
     concurrency: int = option(1024, at_least=1)
@@ -37,21 +37,21 @@ class ServiceSettings:
     eval_slots: int = option(64, at_least=1)
     """Further calls at a time that are reserved for evaluation, which also goes ahead in the queue."""
     adaptive: bool = True
-    """Halve the concurrency when the service says that it is overloaded, and raise it by one a round trip."""
+    """Halve the concurrency when the service says that it is overloaded, and raise it by one per round trip."""
     requests_per_minute: float = option(0.0, at_least=0)
-    """Calls begun a minute, tries again included, evenly spread; 0: no limit."""
+    """Calls begun per minute, retries included, evenly spread; 0: no limit."""
     tokens_per_minute: float = option(0.0, at_least=0)
-    """Tokens a minute, sent and answered: estimated as a quarter of the characters, then as the service counts."""
+    """Tokens per minute, sent and answered: estimated as a quarter of the characters, then as the service counts."""
     deadline_s: float = option(60.0, above=0)
     """Seconds from the first try to the answer; waiting for a slot or for the rate does not count."""
     tries: int = option(3, at_least=1)
-    """Calls at most for a sample; only what never answered, 429 and 5xx are tried again."""
+    """The most calls per sample; only timeouts, lost connections, 429 and 5xx are retried."""
     eject_after: int = option(5, at_least=1)
-    """Failures in a row after which an address is left alone for a while."""
+    """Failures in a row after which an address is out of use for a while."""
     eject_s: float = option(1.0, above=0)
-    """How long it is left alone the first time; twice as long each time, up to 30 times as long."""
+    """Seconds out of use the first time; twice as long each further time, up to 30 times as long."""
     cache: int = option(0, at_least=0)
-    """Answers to keep, for requests that are identical; 0: none."""
+    """Answers to keep for identical requests; 0: none."""
     max_response_bytes: int = option(1_000_000, at_least=1)
     """A longer answer is a failure."""
 
@@ -67,7 +67,7 @@ class ModelSettings:
     tokenizer: str = ""
     """Directory or hub name; bytes for none; empty: that of `path`."""
     pool: str = "reward"
-    """The pool of its own, or main to share the actor's."""
+    """A pool for reward models, or main to share the actor's."""
     replicas: int = option(1, at_least=1)
     """Processes that serve it."""
     gpus: float = option(1.0, used_when="cluster.device == 'cuda'", at_least=0)
@@ -81,13 +81,13 @@ class ModelSettings:
     label: int = option(0, at_least=0)
     """Index of the output that is the score."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
-    """What the outputs go through."""
+    """Function that the outputs go through."""
     max_tokens: int = option(4096, at_least=1)
     """A longer conversation is a failed sample."""
     batch_tokens: int = option(16384, used_when="backend == 'hf'", at_least=1)
     """Tokens, padding included, of one forward pass."""
     batch_wait_s: float = option(0.003, used_when="backend == 'hf'", at_least=0)
-    """How long a replica that has nothing to do waits for company of a first request."""
+    """Seconds that an idle replica waits after a first request for others to batch with."""
     concurrency: int = option(256, at_least=1)
     """Requests at a time, over all replicas."""
     eval_slots: int = option(64, at_least=1)
@@ -95,19 +95,19 @@ class ModelSettings:
     deadline_s: float = option(60.0, above=0)
     """Seconds from the first try to the answer; waiting for a slot does not count."""
     health_s: float = option(1.0, above=0)
-    """Seconds between looks at a replica that failed."""
+    """Seconds between health checks of a replica that failed."""
     options: dict[str, Any] = field(default_factory=dict, metadata={"used_when": "backend != 'hf'"})
     """Arguments of the backend's engine."""
 
 
 def health_limit_s(settings: ModelSettings) -> float:
-    """How long a replica may take to show that it is well."""
+    """Timeout of a replica's health check, in seconds."""
     return max(LEAST_HEALTH_S, settings.health_s)
 
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """How a language model is asked for a score, over an OpenAI-style chat API."""
+    """Settings of a language model that judges, over an OpenAI-style chat API."""
 
     model: str = ""
     """The model's name in the API."""
@@ -148,7 +148,7 @@ class RewardSettings:
     scope: Literal["sample", "group", "batch"] = option("sample", used_when="kind == 'service'")
     """How many samples a call sees."""
     on_failure: Literal["drop_sample", "drop_group", "abort"] = "drop_sample"
-    """What follows when there is no score: docs/rewards.md."""
+    """The policy for samples without a score: docs/rewards.md."""
     normalise: bool = False
     """Subtract the mean and divide by the standard deviation of the training samples of earlier steps."""
     post_process: str = ""

@@ -69,7 +69,7 @@ def rollout_arguments(config: RunConfig, settings: VllmSettings, device: str) ->
 
 
 def device_arguments(device: str, kv_cache_gib: float, gpu_memory_frac: float) -> dict[str, Any]:
-    """What the engine may take: of a GPU a share, on a CPU a number of bytes for keys and values.
+    """The memory that the engine may take: a share of a GPU, or bytes for keys and values on a CPU.
 
     On a CPU a prompt is computed in one piece. When vLLM has computed a part of one it takes back what the request's
     random generator has drawn, which those of a CPU cannot, and the engine dies of it. vLLM warns of that setting; its

@@ -188,7 +188,7 @@ class VllmSampler:
             )
 
     async def health(self) -> str:
-        """What is served, in words; raises when the engine is dead."""
+        """Describes the served model in words; raises when the engine is dead."""
         if self._broken:
             raise WorkerError(self._broken)
         with boundary("the engine", WorkerError):
@@ -249,7 +249,7 @@ class _Row:
         self._began = time.monotonic()
 
     def settings(self) -> Any:
-        """What the engine is told for the rest of the row.
+        """The engine's sampling settings for the rest of the row.
 
         Where there are stop strings, it hands over tokens as they come, and the row itself finds its end: exactly
         where the embedded rollout finds it.
@@ -270,7 +270,7 @@ class _Row:
         )
 
     def take(self, output: Any, version: int) -> None:
-        """What the engine sampled since the last time; WorkerError when the logits were no numbers."""
+        """The tokens sampled since the last call; WorkerError when the logits were not numbers."""
         ids, found = list(output.token_ids), output.logprobs or []
         if len(ids) != len(found):
             raise WorkerError(f"vLLM gave {len(found)} log-probs of {len(ids)} tokens")
@@ -300,7 +300,7 @@ class _Row:
             self.finish = FinishReason.LENGTH
 
     def completion(self) -> Completion:
-        """What came of it; ValueError while it goes on."""
+        """The finished completion; ValueError while the row is decoded."""
         if self.finish is None:
             raise ValueError(f"row {self.request.id}/{self.sample} has not ended")
         return Completion(
@@ -316,7 +316,7 @@ class _Row:
 
 
 def label_of(version: int) -> str:
-    """What the engine calls a version of the weights; those that it started with have a name already."""
+    """The engine's name of a version of the weights; those that it started with have a name already."""
     return str(version) if version else "default"
 
 

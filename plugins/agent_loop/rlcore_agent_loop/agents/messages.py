@@ -11,7 +11,7 @@ Plain = dict[str, Any]
 
 
 class BadRequest(RlcoreError):
-    """What a client sent cannot be answered; it is told why."""
+    """A request that cannot be answered; the client gets the reason."""
 
     def __init__(self, message: str, code: str = "invalid_request") -> None:
         super().__init__(message)
@@ -113,7 +113,7 @@ def _opened(call: Mapping[str, Any]) -> Plain:
 
 
 def answer(text: str, calls: Sequence[ToolCall], number: int) -> Plain:
-    """What the policy said as the protocol has it; calls that cannot be made, or sent as JSON, stay in the text."""
+    """The policy's answer in the protocol's form; calls that cannot be made, or sent as JSON, stay in the text."""
     good = [call for call in calls if not call.problem]
     try:
         arguments = [json.dumps(dict(call.arguments)) for call in good]

@@ -42,7 +42,7 @@ class Program:
             )
 
     def run(self, given: Mapping[str, Any]) -> float | str | None:
-        """What the function returns: a reward, a last word, or nothing; a coroutine is run on a loop of its own."""
+        """The function's result: a reward, a last word, or nothing; a coroutine runs on a fresh loop."""
         if self._alone:
             os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = given["base_url"], given["api_key"]
         named = {name: value for name, value in given.items() if self._open or name in self._names}

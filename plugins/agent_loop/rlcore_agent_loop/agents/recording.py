@@ -41,7 +41,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """What a request is answered."""
+    """The answer to a request."""
 
     message: Plain
     finish_reason: str

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ConversationContext:
-    """What all conversations share."""
+    """The objects that all conversations share."""
 
     tokens: "Tokens"
     tools: Tools

@@ -157,7 +157,7 @@ class Here(SampleEnvironment):
 
 
 def opening(messages: Any) -> list[Message]:
-    """What `reset` returned, if it opens a conversation; ChildError otherwise."""
+    """The result of `reset`, if it opens a conversation; ChildError otherwise."""
     found = readable("reset returned", messages)
     if not found:
         raise ChildError("environment.reset returned no messages; needs at least one")

@@ -78,7 +78,7 @@ class Segment:
         self.tools_s.append(0.0)
 
     def told(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
-        """What the policy did not sample: results, words of a user, and the opening of its next turn."""
+        """Append tokens that the policy did not sample: results, a user's words, and the opening of the next turn."""
         self.ids += ids
         self.messages += messages
 

@@ -83,7 +83,7 @@ def _xml(body: str) -> ToolCall:
 
 
 def _value(text: str) -> Any:
-    """What a parameter holds: JSON if it is, else the text without the line breaks around it."""
+    """The value of a parameter: parsed JSON, else the text without the line breaks around it."""
     text = text.removeprefix("\n").removesuffix("\n")
     try:
         return json.loads(text)

@@ -29,7 +29,7 @@ class ToolSource(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of everything; also more than once."""
+        """Release everything; also more than once."""
 
     @abstractmethod
     def schemas(self) -> Mapping[str, Mapping[str, Any]]:
@@ -149,7 +149,7 @@ class Functions(ToolSource):
 
 @dataclass(eq=False)
 class _Place:
-    """Where the objects of a sample live: all in one child, which takes one call at a time."""
+    """The place of a sample's objects: one child, which takes one call at a time."""
 
     slot: ChildSlot
     held: dict[str, int] = field(default_factory=dict)
@@ -175,7 +175,7 @@ async def awaited(value: Any) -> Any:
 
 
 async def within(who: str, deadline_s: float, work: Awaitable[Any]) -> Any:
-    """What somebody's coroutine returns; ChildError naming it when it raises, exits, takes longer, or says that it was
+    """The result of a foreign coroutine; ChildError naming it when it raises, exits, takes longer, or says that it was
     cancelled though nobody cancels us."""
     limit = asyncio.timeout(deadline_s)
     try:

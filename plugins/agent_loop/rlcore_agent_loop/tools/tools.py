@@ -96,7 +96,7 @@ class Tools:
 
 
 class SampleTools:
-    """What one sample may call."""
+    """The tools that one sample may call."""
 
     def __init__(
         self,

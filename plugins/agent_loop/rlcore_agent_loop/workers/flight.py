@@ -113,7 +113,7 @@ class OpenConversations:
 
 
 class Counts:
-    """What samples that have ended say of themselves."""
+    """The statistics of samples that have ended."""
 
     def __init__(self) -> None:
         self._samples = self._parts = self._turns = self._calls = self._errors = 0

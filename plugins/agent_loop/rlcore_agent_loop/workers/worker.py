@@ -92,7 +92,7 @@ class AgentWorker(Worker):
 
     @abstractmethod
     async def answer(self, number: int, answers: Sequence[Answered]) -> None:
-        """What the policy said; of a rollout that is over it is ignored."""
+        """Deliver the policy's answer; ignored when its rollout is over."""
 
 
 AGENT = Role("agent", AgentWorker)
@@ -124,7 +124,7 @@ class PolicyProxy:
                 self.out.put_nowait(Withdrawn(number))
 
     def answer(self, answers: Sequence[Answered]) -> None:
-        """Hand answers to whoever asked, if they still wait."""
+        """Hand answers to their callers, if these still wait."""
         for item in answers:
             if item.number in self._open:
                 self._open[item.number].put_nowait(item.completion)

@@ -117,7 +117,7 @@ class Service:
         return self._ask_once(call, lane) if self.settings.cache else self._ask(call, lane)
 
     async def _ask_once(self, call: Call, lane: Lane) -> Any:
-        """What an identical call was answered, if there was one."""
+        """The answer to an identical call, if there was one."""
         key = _key(call)
         for _ in range(MOST_SHARED):
             if key in self._cache:

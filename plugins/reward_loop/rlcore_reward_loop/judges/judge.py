@@ -28,7 +28,7 @@ def chat(trajectory: Trajectory, template: str, judge: JudgeSettings) -> dict[st
 
 
 def sampling(judge: JudgeSettings) -> dict[str, Any]:
-    """How the answer is drawn; what the settings leave to the judge is absent."""
+    """Sampling options of the answer; those that the settings leave to the judge are absent."""
     chosen = {"max_tokens": judge.max_tokens, "temperature": judge.temperature}
     return {name: value for name, value in chosen.items() if value is not None}
 

@@ -41,7 +41,7 @@ class Batcher:
             await asyncio.wait([self._running])
 
     def close(self) -> None:
-        """Let go of the thread once it has computed what it is at."""
+        """End the thread after its current batch."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     async def _run(self) -> None:

@@ -63,7 +63,7 @@ class Replicas:
         return [address for address in found if address]
 
     async def ask(self, reward: str, request: ScoreRequest, lane: Lane) -> RawScore:
-        """What a replica says; NoAnswer when two replicas failed, none is healthy, or the deadline has passed."""
+        """A replica's answer; NoAnswer when two replicas failed, none is healthy, or the deadline has passed."""
         self._asked.start()
         try:
             return await self._ask_in_turn(reward, request, lane)

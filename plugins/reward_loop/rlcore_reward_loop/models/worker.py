@@ -41,7 +41,7 @@ class HfReplica(RewardReplica):
         return RawScore(request.id, await self._batcher.score(ids))
 
     async def health(self) -> str:
-        """What is served, after the model has computed one token, ahead of what is queued; WorkerError if it cannot."""
+        """Describes the served model once it has computed a token, ahead of queued requests; else WorkerError."""
         if self._awake.is_set():
             await self._batcher.probe(self._classifier.conversations.pad_id or 0, health_limit_s(self.settings))
         return f"{self.settings.path} on {self.context.device}"
