@@ -46,7 +46,7 @@ NUM_TOKENS = 4
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """What a sample costs; `plugins.device_times`."""
+    """The cost of a sample; `plugins.device_times`."""
 
     generate_s: float = 0.0
     """Device seconds of sampling."""

@@ -34,7 +34,7 @@ KV_CACHE_GIB = 2.0
 
 @dataclass(frozen=True)
 class Work:
-    """What every side has to do."""
+    """The work of each side."""
 
     prompts: tuple[tuple[int, ...], ...]
     samples: int

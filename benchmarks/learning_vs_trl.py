@@ -31,7 +31,7 @@ ANSWER_S = 240.0
 
 @dataclass(frozen=True)
 class Task:
-    """What both sides are given."""
+    """The task of both sides."""
 
     seeds: int = 5
     steps: int = 40

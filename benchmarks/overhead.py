@@ -72,7 +72,7 @@ async def step_seconds(
     config: Mapping[str, Any] | None = None,
     plugins: Sequence[str] = ("null",),
 ) -> dict[str, dict[str, float]]:
-    """What a step takes, in seconds.
+    """The seconds of a step.
 
     `wall`: the clock. `model`: CPU of the null models. `controller`: wall less model; both hold
     the interpreter, so they take turns. `controller_cpu`: CPU of all threads of the process less model, also what
@@ -131,7 +131,7 @@ def with_all_plugins(directory: Path, steps: int) -> dict[str, dict[str, dict[st
 
 
 def fresh_seconds(program: str, arguments: Sequence[str], times: int) -> dict[str, float]:
-    """What a program prints, in a fresh interpreter each time."""
+    """The numbers that a program prints, in a fresh interpreter each time."""
     call = [sys.executable, "-c", program, *arguments]
     printed = [subprocess.run(call, capture_output=True, text=True, check=True, timeout=120) for _ in range(times)]
     return summary([float(line.stdout) for line in printed])

@@ -134,7 +134,7 @@ async def measure(directory: Path, load: Workload, times: Sleeping, mode: str, s
 
 
 def draws(rows: Sequence[dict[str, Any]], load: Workload, times: Sleeping) -> Draws:
-    """What chance gave a step; from the names of its samples."""
+    """The random durations of a step, from the names of its samples."""
     names = finishing_order([name(row) for row in rows])
     groups = {key: index for index, key in enumerate(sorted({(prompt, epoch) for prompt, epoch, _ in names}))}
     return Draws(

@@ -105,7 +105,7 @@ async def warm(run: Runtime, trainer: Trainer, question: dict[str, Any]) -> dict
 
 
 def fixed_span(question: dict[str, Any], row: int) -> slice:
-    """Where the completion of a row stands."""
+    """The positions of a row's completion."""
     start = len(question["prompt_ids"][row])
     return slice(start, start + len(question["completion_ids"][row]))
 

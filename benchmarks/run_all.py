@@ -35,7 +35,7 @@ OTHERS = (
 
 
 class Everything:
-    """What has been run, and what of it failed."""
+    """The benchmarks that have run, and those that failed."""
 
     def __init__(self, out: Path | None, smoke: bool) -> None:
         self.failed: list[str] = []

@@ -43,7 +43,7 @@ WARM_STEPS = 1
 
 
 def device_seconds(phase_s: float, scale: float) -> float:
-    """What a sample costs of a phase that takes so long in the published step, scaled, in device seconds."""
+    """Scaled device seconds per sample of a phase that takes that long in the published step."""
     devices = float(PUBLISHED["devices"])
     return phase_s / scale * devices / (devices * SAMPLES_A_DEVICE)
 
@@ -87,7 +87,7 @@ async def measured(directory: Path, devices: int, shared: bool, scale: float, st
 
 
 def read(name: str, run_dir: Path, scale: float) -> dict[str, Any]:
-    """What a run has written down of its steps but the first."""
+    """The recorded metrics of a run's steps, without the first."""
     rows = [row for row in metrics.read(run_dir) if "time/step_s" in row][WARM_STEPS:]
     found = {"step_s": summary([scale * row["time/step_s"] for row in rows])}
     for pool in ("rollout", "reward"):
@@ -121,7 +121,7 @@ def on_slots(directory: Path, shared: bool, prompts: int, steps: int) -> dict[st
 
 
 def gain(both: Mapping[str, Any]) -> float:
-    """How many times as fast a step is."""
+    """The speed-up of a step."""
     return float(both["dedicated"]["step_s"]["median"] / both["shared"]["step_s"]["median"])
 
 

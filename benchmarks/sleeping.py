@@ -67,13 +67,13 @@ def chance(what: str, prompt: str, epoch: int, sample: int) -> float:
 
 
 def reward_s(settings: Sleeping, prompt: str, epoch: int, sample: int) -> float:
-    """How long the reward of a sample takes."""
+    """The seconds of a sample's reward."""
     low, high = settings.reward_low_s, settings.reward_high_s
     return low + (high - low) * chance("reward", prompt, epoch, sample)
 
 
 def score(prompt: str, epoch: int, sample: int) -> float:
-    """What the reward of a sample is."""
+    """The reward of a sample."""
     return chance("score", prompt, epoch, sample)
 
 
@@ -212,7 +212,7 @@ class SleepingRewards(RewardManager):
 
 
 def names_of(row: TrajectoryId) -> tuple[str, int, int]:
-    """What chance is computed from."""
+    """The names that random numbers are derived from."""
     return row.prompt, row.epoch, row.sample
 
 

@@ -56,7 +56,7 @@ def trend(values: Sequence[float]) -> Trend:
 
 
 def judged(wall_s: Sequence[float], cpu_s: Sequence[float], resident_bytes: Sequence[int]) -> dict[str, Any]:
-    """What steps with these seconds, and this memory after each, come to. ValueError for fewer than four."""
+    """The verdict on steps with these seconds, and this memory after each. ValueError for fewer than four."""
     warm = min(WARM_STEPS, len(wall_s) - 4)
     if warm < 0:
         raise ValueError(f"scale: {len(wall_s)} steps; needs at least four")

@@ -107,7 +107,7 @@ class Comparison:
         return Side("TRL", TRL_PYTHON, HERE / "trl_side.py", self.peer_spec(micro_batch), self.threads)
 
     def peer_spec(self, micro_batch: int) -> dict[str, Any]:
-        """What the other side is told."""
+        """The specification for the other side."""
         scenario = self.scenario
         return {
             "model": str(self.model),
@@ -134,7 +134,7 @@ class Comparison:
         return gemm_peak_gflops(self.threads, size=2048 if device == "cpu" else 8192, dtype=dtype, device=device)
 
     def ready(self, side: Side) -> dict[str, Any]:
-        """What a side says of itself once it stands; its prompts must be the ones that were asked for."""
+        """A side's report once it is ready; its prompts must be the requested ones."""
         facts = side.answer(START_S)
         if facts["prompt_ids"] != self.prompt_ids:
             raise SystemExit(f"vs_trl: {side.name} encodes the prompts to other token ids; nothing can be compared")
@@ -241,7 +241,7 @@ def fastest(results: dict[int, Any]) -> int:
 
 
 def warm(comparison: Comparison, side: Side, rows: int) -> None:
-    """What is allocated and compiled once is not timed."""
+    """Run once untimed, so that allocation and compilation do not count."""
     side.ask({**comparison.fixed_rows(min(rows, comparison.scenario.rows), varying=False), "do": "warm"}, STEP_S)
 
 

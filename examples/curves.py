@@ -50,7 +50,7 @@ def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], tit
 
 
 def read(directory: Path) -> Run:
-    """What a run's metrics say."""
+    """The metrics of a run."""
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     wall = directory / WALL_FILE
     return {

