@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rlcore.config import EngineConfig, ModelConfig
 from rlcore.data.batch import select
 from rlcore.engines.hf.train.flops import update_flops
 from rlcore.engines.hf.train.loss_scale import LossScale
-from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, split
+from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics, split
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel, load_masters, load_model
 from rlcore.engines.hf.train.offload import Offload
 from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
@@ -190,8 +191,8 @@ class TrainEngine:
         began = time.perf_counter()
         alone = self._offload.begin()
         try:
-            loss, sums, norm = self._gradients(minibatch)
-            metrics = {self._loss_name: loss, **sums.result(), **self._step(loss, norm)}
+            found, norm = self._gradients(minibatch)
+            metrics = {self._loss_name: found.loss, **found.result(), **self._step(found.loss, norm)}
         finally:
             self._optimizer.clear_gradients()
             if alone:
@@ -274,22 +275,25 @@ class TrainEngine:
                 return self.ranks.scored(batch, self.shared_prefix, score_here)
             return score_here(batch)
 
-    def _gradients(self, minibatch: Batch) -> tuple[float, MetricSums, float]:
-        """Clipped gradients of the whole mini-batch in the masters, its loss, and the gradients' norm before."""
+    def _gradients(self, minibatch: Batch) -> tuple[ReadMetrics, float]:
+        """Clipped gradients of the whole mini-batch in the masters; its loss and metrics, and the norm before."""
         self._scale.begin()
         while True:
-            loss, sums = self._accumulate(minibatch)
+            found = self._accumulate(minibatch)
             self._optimizer.unscale_gradients(self._scale.value)
             norm = self._optimizer.clip_gradients(self.config.max_grad_norm)
-            if math.isfinite(norm) or not math.isfinite(loss) or not self._scale.lower():
-                return loss, sums, norm
+            if math.isfinite(norm) or not math.isfinite(found.loss) or not self._scale.lower():
+                return found, norm
             self._optimizer.clear_gradients()
 
-    def _accumulate(self, minibatch: Batch) -> tuple[float, MetricSums]:
-        """Gradients of the whole mini-batch, times the loss scale, in the masters; and its loss, without."""
+    def _accumulate(self, minibatch: Batch) -> ReadMetrics:
+        """Gradients of the whole mini-batch, times the loss scale, in the masters; its loss, without, and metrics.
+
+        Nothing in it waits for the device before all micro-batches are under way.
+        """
         if self._loss is None or minibatch.weights_B is None:
             raise ValueError(f"{self.name}: an update needs a loss function and the batch's weights_B")
-        loss, sums = 0.0, MetricSums()
+        sums = MetricSums()
         if self._shards is not None:
             self._shards.scatter()
         own, others = self._micro_batches(minibatch)
@@ -302,14 +306,12 @@ class TrainEngine:
                 (partial * self._scale.value).backward()  # type: ignore[no-untyped-call]
                 self._optimizer.collect_gradients()
                 if index < len(own):
-                    loss += float(partial.detach())
-                    sums.add(terms, micro.mask_BT)
-        if self.ranks is not None:
-            if self._shards is None:
-                self.ranks.sum_gradients(self._optimizer.masters)
-            everything = self.ranks.gather({"loss": loss, **sums.state()})
-            loss, sums = math.fsum(parameter["loss"] for parameter in everything), MetricSums.merged(everything)
-        return loss, sums
+                    sums.add(terms, micro.mask_BT, partial)
+        if self.ranks is None:
+            return sums.read()
+        if self._shards is None:
+            self.ranks.sum_gradients(self._optimizer.masters)
+        return ReadMetrics.merged([ReadMetrics(**read) for read in self.ranks.gather(asdict(sums.read()))])
 
     def _adding(self) -> AbstractContextManager[None]:
         """Where gradients are added to their sums at once; not where FSDP needs to see each of them."""
