@@ -70,6 +70,8 @@ class WorkerPlan:
     """The settings section of the plugin that offered the class, or None."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """How the prompt of a group is computed once for its samples."""
+    skips_rows: bool = False
+    """As in `WorkerContext`."""
     weight_sync: frozenset[str] = frozenset()
     """As in `WorkerClass`."""
 

@@ -41,6 +41,9 @@ class WorkerContext:
     """'cpu', or 'cuda:3'."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """How the prompt of a group is computed once for its samples, decided by the plan."""
+    skips_rows: bool = False
+    """Of an actor: rows whose advantages are all 0, or whose weight is 0, change no gradient, so an update need not
+    compute them; decided by the plan."""
     host: "Worker | None" = None
     """The worker this one is served `inside` of, set up already."""
     rendezvous: str = ""
