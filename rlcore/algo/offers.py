@@ -41,7 +41,9 @@ OFFERS: tuple[Algorithm, ...] = (
         needs=frozenset({Need.GREEDY_BASELINE}),
     ),
     *(
-        Algorithm(name, AlgorithmKind.POLICY_LOSS, f"rlcore.algo.loss:{name}", Scope.SAMPLE)
+        Algorithm(
+            name, AlgorithmKind.POLICY_LOSS, f"rlcore.algo.loss:{name}", Scope.SAMPLE, ignores_zero_advantages=True
+        )
         for name in ("clip", "gspo", "cispo", "sapo", "gpg", "gmpo")
     ),
     *(
@@ -52,6 +54,7 @@ OFFERS: tuple[Algorithm, ...] = (
             Scope.SAMPLE,
             needs=frozenset({Need.MINIBATCH_STATISTICS}),
             selection=f"rlcore.algo.covariance:select_{name}",
+            ignores_zero_advantages=name == "clip_cov",
         )
         for name in ("clip_cov", "kl_cov")
     ),

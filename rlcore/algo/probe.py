@@ -8,7 +8,7 @@ letters are those of `rlcore.types`.
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ def probe(algorithm: Algorithm, provided_by: str, config: AlgoConfig | None = No
         _probe_estimator(function, algorithm, who, config)
         return Probed(function)
     selection = _resolved(algorithm.selection, f"{who}: selection") if algorithm.selection else None
-    _probe_loss(function, selection, who, config)
+    _probe_loss(function, selection, who, config, algorithm.ignores_zero_advantages)
     return Probed(function, selection)
 
 
@@ -127,7 +127,11 @@ def _probe_estimator(function: Callable[..., Any], algorithm: Algorithm, who: st
 
 
 def _probe_loss(
-    function: Callable[..., Any], selection: Callable[..., Any] | None, who: str, config: AlgoConfig
+    function: Callable[..., Any],
+    selection: Callable[..., Any] | None,
+    who: str,
+    config: AlgoConfig,
+    ignores_zero_advantages: bool,
 ) -> None:
     mask_BT = _mask(_LOSS_MASK_BT)
     logprobs_BT = -torch.linspace(0.1, 2.0, mask_BT.numel()).reshape(mask_BT.shape)
@@ -150,6 +154,23 @@ def _probe_loss(
         raise PluginError(f"{who} returned {_said(output)}; needs rlcore.algo.loss.PolicyLossOutput")
     with boundary(who, PluginError):
         _check_loss(who, output, mask_BT, logprobs_BT)
+    if ignores_zero_advantages:
+        _check_without_advantages(function, replace(inputs, advantages_BT=torch.zeros_like(advantages_BT)), who)
+
+
+def _check_without_advantages(function: Callable[..., Any], inputs: PolicyLossInputs, who: str) -> None:
+    """PluginError unless loss and gradient are 0, as the offer's `ignores_zero_advantages` says."""
+    loss_BT = _called(function, inputs, who).loss_BT
+    gradient_BT = torch.zeros_like(loss_BT)
+    if loss_BT.requires_grad:
+        (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), inputs.logprobs_BT)
+    for what, values_BT in (("a loss", loss_BT.detach()), ("a gradient", gradient_BT)):
+        if bool(values_BT.any()):
+            row, token = values_BT.nonzero()[0].tolist()
+            raise PluginError(
+                f"{who} returned {what} of {values_BT[row, token].item():g} for row {row}, token {token}, whose "
+                "advantages are all 0; needs 0 there, or an offer without ignores_zero_advantages"
+            )
 
 
 def _check_loss(who: str, output: PolicyLossOutput, mask_BT: Tensor, logprobs_BT: Tensor) -> None:

@@ -125,6 +125,8 @@ def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
     }
     if ways:
         yield "the prompt of a group is computed", ", ".join(f"{role}: {SHARING[way]}" for role, way in ways.items())
+    rows = f"are computed: {schedule.all_rows}" if schedule.all_rows else "are left out: they change no gradient"
+    yield "in updates, rows whose advantages are all 0", rows
     yield "forward passes while rewards are pending", ", ".join(schedule.passes) or "none"
     if plan.colocated_roles:
         yield "sleep while the actor trains", ", ".join(plan.colocated_roles)

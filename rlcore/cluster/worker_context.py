@@ -65,6 +65,7 @@ def context_of(
         host=host,
         rendezvous=rendezvous,
         shared_prefix=plan.shared_prefix,
+        skips_rows=plan.skips_rows,
         weights_kind=cluster.weights_kind,
         spec=request.spec,
         children=ChildProcesses(),

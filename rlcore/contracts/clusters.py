@@ -70,6 +70,8 @@ class WorkerPlan:
     """The settings section of the plugin that offered the class, or None."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """The planned way to compute the prompt of a group once for all its samples."""
+    skips_rows: bool = False
+    """As in `WorkerContext`."""
     weight_sync: frozenset[str] = frozenset()
     """As in `WorkerClass`."""
 

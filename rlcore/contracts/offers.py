@@ -162,6 +162,9 @@ class Algorithm:
     selection: str = ""
     """Reference of a function that picks tokens out of a whole mini-batch for a policy loss that treats them
     differently: `rlcore.algo.covariance`. Such a loss needs MINIBATCH_STATISTICS."""
+    ignores_zero_advantages: bool = False
+    """Of a policy loss: a row whose advantages are all 0 has loss 0 and gradient 0, whatever its ratios are. Updates
+    then leave such rows out."""
 
     def __post_init__(self) -> None:
         check_texts(self, "name")
@@ -169,6 +172,6 @@ class Algorithm:
         check_reference(self, "target")
         check_choice(self, "scope", Scope)
         check_choices(self, "needs", Need)
-        check_flags(self, "per_token")
+        check_flags(self, "per_token", "ignores_zero_advantages")
         if self.selection != "":
             check_reference(self, "selection")

@@ -41,6 +41,9 @@ class WorkerContext:
     """'cpu', or 'cuda:3'."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """The planned way to compute the prompt of a group once for all its samples."""
+    skips_rows: bool = False
+    """Of an actor: rows whose advantages are all 0, or whose weight is 0, change no gradient, so an update need not
+    compute them; decided by the plan."""
     host: "Worker | None" = None
     """The worker that this one is embedded in, after its `setup`; None: none."""
     rendezvous: str = ""

@@ -21,6 +21,7 @@ from rlcore.plan.requests import check_shipped, choose_classes, gather
 from rlcore.plan.rewards import brought_rewards, resolve_rewards
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.schedule import plan_schedule, schedule_notes
+from rlcore.plan.skipped_rows import skip_rows
 from rlcore.plan.weights import plan_weights
 
 
@@ -44,6 +45,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     check_shipped(workers, config, cluster.abilities)
     pools = make_pools(config, offers, workers, facts, cluster.abilities)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
+    workers = skip_rows(workers, not schedule.all_rows)
     memory = memory_estimate(config, workers, facts)
     colocated_roles, on_devices = plan_colocation(pools, workers, schedule), dict[str, dict[str, int]]()
     check_startable(config, cluster, pools, workers)

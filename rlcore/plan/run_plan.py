@@ -75,6 +75,8 @@ class SchedulePlan:
     """Forward passes of a step that need no reward, beside sampling: 'reference', 'old log-probs', 'values'."""
     embedded: bool
     """Generation reads the very weights that updates change."""
+    all_rows: str = ""
+    """Why updates compute rows whose advantages are all 0, too; empty where they leave them out."""
 
     @property
     def sample_before_update(self) -> bool:

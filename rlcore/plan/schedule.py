@@ -8,6 +8,7 @@ from rlcore.contracts.components import ResolvedReward
 from rlcore.contracts.offers import Scope
 from rlcore.errors import PlanError
 from rlcore.plan.run_plan import AlgorithmPlan, OldLogprobs, SchedulePlan
+from rlcore.plan.skipped_rows import why_all_rows
 
 
 def plan_schedule(
@@ -42,6 +43,7 @@ def plan_schedule(
         old_logprobs=old,
         passes=tuple(passes),
         embedded=embedded,
+        all_rows=why_all_rows(config, algorithms),
     )
 
 

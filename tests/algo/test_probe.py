@@ -109,6 +109,14 @@ def loss(name: str, selection: str = "") -> Algorithm:
     )
 
 
+def test_a_loss_that_does_not_ignore_zero_advantages_as_its_offer_says_is_refused() -> None:
+    offers = {offer.name: offer for offer in OFFERS if offer.kind is AlgorithmKind.POLICY_LOSS}
+    assert [name for name, offer in offers.items() if not offer.ignores_zero_advantages] == ["kl_cov"]
+    said = r"kl_cov .*returned a loss of \S+ for row \d, token \d, whose advantages are all 0; needs 0 there"
+    with pytest.raises(PluginError, match=said):
+        probe(replace(offers["kl_cov"], ignores_zero_advantages=True), "the core")
+
+
 @pytest.mark.parametrize("offer", OFFERS, ids=lambda offer: f"{offer.kind}-{offer.name}")
 def test_every_algorithm_of_the_core_passes(offer: Algorithm) -> None:
     assert callable(probe(offer, "the core").function)

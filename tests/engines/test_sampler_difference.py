@@ -1,7 +1,6 @@
 """The difference between sampler and trainer, over tokens that both computed with the same weights."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig
 from rlcore.data.batch import select
 from rlcore.engines.hf import LossTerms, MicroBatch, Predictions
-from rlcore.engines.hf.train.microbatch import MetricSums
+from rlcore.engines.hf.train.microbatch import MetricSums, ReadMetrics
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.testing.tiny import random_batch, random_groups
 from rlcore.train.versions import sampled_with
@@ -50,12 +49,12 @@ def terms_of(batch: Batch, logprobs_BT: torch.Tensor) -> tuple[LossTerms, torch.
 
 def summed(batches: list[tuple[Batch, torch.Tensor]]) -> dict[str, float]:
     """What the engine logs of these micro-batches, those of two ranks."""
-    states: list[dict[str, Any]] = []
+    found: list[ReadMetrics] = []
     for batch, logprobs_BT in batches:
         sums = MetricSums()
-        sums.add(*terms_of(batch, logprobs_BT))
-        states.append(sums.state())
-    return MetricSums.merged(states).result()
+        sums.add(*terms_of(batch, logprobs_BT), logprobs_BT.sum())
+        found.append(sums.read())
+    return ReadMetrics.merged(found).result()
 
 
 def test_the_difference_is_that_of_tokens_of_the_same_weights_and_is_not_said_without_any() -> None:

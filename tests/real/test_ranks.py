@@ -38,15 +38,21 @@ SOURCE = """
         def gradients(self, batch): ...
         def parameters(self): ...
         def rounded(self): ...
+        def skip_rows(self): ...
         def fail_alone(self, rank): ...
 
     class OpenActor(HfActor, Open):
         def gradients(self, batch):
             self.engine.expect(100)
-            loss, sums = self.engine._accumulate(batch)
+            found = self.engine._accumulate(batch, self.engine._taught(batch))
             grads = [whole(each.grad).numpy().copy() for each in self.engine._optimizer.masters]
             self.engine._optimizer.clear_gradients()
-            return loss, sums.result(), grads
+            return found.loss, found.result(), grads
+
+        def skip_rows(self):
+            from rlcore.engines.hf.train.policy_loss import taught_rows
+
+            self.engine._taught_rows = taught_rows
 
         def parameters(self):
             with self.engine.whole():
@@ -152,6 +158,45 @@ def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings
             assert max(float(np.abs(a - b).max()) for a, b in zip(*weights, strict=True)) < 1e-6
             with pytest.raises(WorkerError, match=r"two\[0\]\.fail_alone\(\): ValueError: only here"):
                 await two.call(Open.fail_alone, 1)
+        finally:
+            await cluster.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("settings", [KINDS["tree"], SHARDED], ids=["none", "fsdp2"])
+def test_ranks_that_skip_rows_have_the_gradient_of_one_that_computes_all(
+    site: Path, tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    """Each exchange of one rank meets that of the other: also where one of them, or both, have nothing to compute."""
+    model = write_tiny_model(tmp_path / "tiny")
+    plan = planned(model, "actor.micro_batch_tokens=40", "actor.lr=1e-3", "actor.weight_decay=0.1", *settings)
+    Open = sys.modules["open_ranks"].Open
+    advantages_B = np.array(random_batch(num_groups=4, samples=3, seed=5).advantages_B)
+    taught = {"some": [0, 1, 2, 6, 7, 8], "one": [4], "none": []}
+    cases = {
+        name: replace(batches()["twelve"], advantages_B=np.where(np.isin(np.arange(12), rows), advantages_B, 0.0))
+        for name, rows in taught.items()
+    }
+
+    async def story() -> None:
+        cluster = LocalCluster(cluster_context(plan, tmp_path, Deadlines(setup_s=120, call_s=60, close_s=5)))
+        try:
+            ours = [worker for worker in plan.workers if worker.asked_by != "core"]
+            one, two = [(await cluster.start(worker)).replicas[0] for worker in ours]
+            await two.call(Open.skip_rows)
+            for name, batch in cases.items():
+                expected: Any = await one.call(Open.gradients, batch)
+                found: Any = await two.call(Open.gradients, batch)
+                for left, right in zip(expected[2], found[2], strict=True):
+                    np.testing.assert_allclose(right, left, rtol=1e-5, atol=1e-5 * np.abs(left).max(), err_msg=name)
+                assert found[0] == pytest.approx(expected[0], rel=1e-5), name
+            for name, batch in cases.items():
+                metrics: Any = [await run.call(Open.update, batch) for run in (one, two)]
+                assert metrics[1]["actor/rows_skipped_frac"] == pytest.approx(1.0 - len(taught[name]) / 12)
+                assert "actor/rows_skipped_frac" not in metrics[0]
+            weights = [await run.call(Open.parameters) for run in (one, two)]
+            assert max(float(np.abs(a - b).max()) for a, b in zip(*weights, strict=True)) < 1e-5
         finally:
             await cluster.close()
 

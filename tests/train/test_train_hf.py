@@ -100,6 +100,18 @@ def test_the_metrics_of_an_update_are_those_the_documentation_names(config: dict
     needed = {"policy/loss", "policy/entropy", "policy/kl", "policy/clip_frac_low", "policy/clip_frac_high"}
     assert needed | {"policy/ratio_max", "actor/grad_norm", "actor/lr", "actor/skipped"} <= rows[0].keys()
     assert rows[0]["policy/kl"] == pytest.approx(0.0, abs=1e-4)
+    assert "actor/rows_skipped_frac" not in rows[0]
+
+
+def test_rows_of_groups_with_equal_rewards_are_left_out_of_updates(config: dict[str, Any], tmp_path: Path) -> None:
+    """Every other prompt has a reward that is the same for all its samples: half of the rows teach nothing."""
+    (tmp_path / "rewards.py").write_text(
+        "def vowels(trajectory):\n"
+        "    return trajectory.id.sample**2.0 if int(trajectory.prompt.messages[-1]['content'][-1]) % 2 else 1.0\n"
+    )
+    rows = step_rows(train(config, "train.max_steps=2", "actor.minibatch_prompts=4", "data.shuffle=false"))
+    assert [row["actor/rows_skipped_frac"] for row in rows] == [0.5] * 2
+    assert all(row["actor/grad_norm"] > 0 for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class HfActor(ActorWorker):
     def setup(self) -> None:
         from rlcore.algo.importance import sampler_differs
         from rlcore.engines.hf.train.engine import TrainEngine
-        from rlcore.engines.hf.train.policy_loss import PolicyLoss
+        from rlcore.engines.hf.train.policy_loss import PolicyLoss, taught_rows
         from rlcore.engines.hf.train.ranks import ranks_of
         from rlcore.imports import import_function
 
@@ -62,6 +62,7 @@ class HfActor(ActorWorker):
             seed=context.seed,
             peak_tflops=config.cluster.peak_tflops,
             shared_prefix=context.shared_prefix,
+            taught_rows=taught_rows if context.skips_rows else None,
         )
 
         self.engine.join(ranks_of(context))

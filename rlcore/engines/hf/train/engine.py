@@ -5,12 +5,14 @@ One engine serves every role that trains: the actor here, a critic in a plugin. 
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from rlcore.config import EngineConfig, ModelConfig
 from rlcore.data.batch import select
 from rlcore.engines.hf.train.flops import update_flops
 from rlcore.engines.hf.train.loss_scale import LossScale
-from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, split
+from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics, split
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel, load_masters, load_model
 from rlcore.engines.hf.train.offload import Offload
 from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
@@ -38,7 +40,7 @@ from rlcore.engines.hf.train.state import (
 )
 from rlcore.engines.weight_server import host_copies
 from rlcore.errors import ConfigError, WorkerError
-from rlcore.types import Batch, Float32s, Metrics, SharedPrefix
+from rlcore.types import Batch, Bools, Float32s, Metrics, SharedPrefix
 
 
 class TrainEngine:
@@ -61,6 +63,7 @@ class TrainEngine:
         path_key: str = "model.path",
         peak_tflops: float = 0.0,
         shared_prefix: SharedPrefix = SharedPrefix.NONE,
+        taught_rows: Callable[[Batch], Bools] | None = None,
     ) -> None:
         """Load the model of `model.path`, or take one that is there already.
 
@@ -71,6 +74,8 @@ class TrainEngine:
         model's path does. `peak_tflops`: what the device can do, for 'perf/mfu/<name>', which is not logged when it is
         0.
         `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError when the model cannot.
+        `taught_rows`: (B,) True for each row of a mini-batch whose loss may have a gradient; an update computes no
+        other. None: it computes all rows.
         A new adapter and its dropout are functions of `seed` and the number of the update, of nothing else.
         """
         self.kind = ModelKind(kind)
@@ -84,6 +89,7 @@ class TrainEngine:
         self.updates_done = 0
         self._loss = loss
         self._loss_name = loss_name
+        self._taught_rows = taught_rows
         self._skipped_in_a_row = 0
         self._scale = LossScale(config.dtype == "float16")
         self.ranks: Ranks | None = None
@@ -178,7 +184,9 @@ class TrainEngine:
         """One optimizer step on the mini-batch, whose `weights_B` hold the denominators.
 
         The loss is the sum over rows of weights_B[b] times the sum over masked tokens of the loss, so any split into
-        micro-batches gives the same gradient. Metrics are averages over the mini-batch's loss tokens. With a loss or
+        micro-batches gives the same gradient. Metrics are averages over the loss tokens of the rows that are computed
+        (`taught_rows`), '<name>/rows_skipped_frac' is the share of the others. Without any row to compute the optimizer
+        makes its step with gradients of 0: moments and weights decay, momentum moves the weights. With a loss or
         gradient that is not finite weights and optimizer stay as they are and '<name>/skipped' is 1; WorkerError when
         that happened `max_skipped_updates` times in a row. In float16 a gradient that overflows is computed again with
         a lower loss scale first. Weights also stay when every weight of the mini-batch is 0, as of truncated rows with
@@ -190,15 +198,18 @@ class TrainEngine:
         began = time.perf_counter()
         alone = self._offload.begin()
         try:
-            loss, sums, norm = self._gradients(minibatch)
-            metrics = {self._loss_name: loss, **sums.result(), **self._step(loss, norm)}
+            taught = self._taught(minibatch)
+            found, norm = self._gradients(minibatch, taught)
+            metrics = {self._loss_name: found.loss, **found.result(), **self._step(found.loss, norm)}
         finally:
             self._optimizer.clear_gradients()
             if alone:
                 self._offload.end()
         if self._shards is not None and self._shards.stay_whole:
             self.stay_whole()
-        metrics |= self._performance(minibatch, time.perf_counter() - began)
+        if self._taught_rows is not None:
+            metrics[f"{self.name}/rows_skipped_frac"] = 1.0 - len(taught) / len(minibatch)
+        metrics |= self._performance(taught, time.perf_counter() - began)
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def save(self, directory: Path) -> None:
@@ -274,25 +285,35 @@ class TrainEngine:
                 return self.ranks.scored(batch, self.shared_prefix, score_here)
             return score_here(batch)
 
-    def _gradients(self, minibatch: Batch) -> tuple[float, MetricSums, float]:
-        """Clipped gradients of the whole mini-batch in the masters, its loss, and the gradients' norm before."""
+    def _taught(self, minibatch: Batch) -> Batch:
+        """The rows of the mini-batch that an update computes, maybe none."""
+        if self._taught_rows is None:
+            return minibatch
+        rows = np.flatnonzero(self._taught_rows(minibatch))
+        return minibatch if len(rows) == len(minibatch) else select(minibatch, rows)
+
+    def _gradients(self, minibatch: Batch, taught: Batch) -> tuple[ReadMetrics, float]:
+        """Clipped gradients of the whole mini-batch in the masters; its loss and metrics, and the norm before."""
         self._scale.begin()
         while True:
-            loss, sums = self._accumulate(minibatch)
+            found = self._accumulate(minibatch, taught)
             self._optimizer.unscale_gradients(self._scale.value)
             norm = self._optimizer.clip_gradients(self.config.max_grad_norm)
-            if math.isfinite(norm) or not math.isfinite(loss) or not self._scale.lower():
-                return loss, sums, norm
+            if math.isfinite(norm) or not math.isfinite(found.loss) or not self._scale.lower():
+                return found, norm
             self._optimizer.clear_gradients()
 
-    def _accumulate(self, minibatch: Batch) -> tuple[float, MetricSums]:
-        """Gradients of the whole mini-batch, times the loss scale, in the masters; and its loss, without."""
+    def _accumulate(self, minibatch: Batch, taught: Batch) -> ReadMetrics:
+        """Gradients of the whole mini-batch, times the loss scale, in the masters; its loss, without, and metrics.
+
+        Nothing in it waits for the device before all micro-batches are under way.
+        """
         if self._loss is None or minibatch.weights_B is None:
             raise ValueError(f"{self.name}: an update needs a loss function and the batch's weights_B")
-        loss, sums = 0.0, MetricSums()
+        sums = MetricSums()
         if self._shards is not None:
             self._shards.scatter()
-        own, others = self._micro_batches(minibatch)
+        own, others = self._micro_batches(minibatch, taught)
         with self.model.training_mode(), self.model.attending(self.shared_prefix), self._seeded(), self._adding():
             for index, part in enumerate(own + others):
                 micro = MicroBatch(part, self.device, self.shared_prefix)
@@ -302,22 +323,25 @@ class TrainEngine:
                 (partial * self._scale.value).backward()  # type: ignore[no-untyped-call]
                 self._optimizer.collect_gradients()
                 if index < len(own):
-                    loss += float(partial.detach())
-                    sums.add(terms, micro.mask_BT)
-        if self.ranks is not None:
-            if self._shards is None:
-                self.ranks.sum_gradients(self._optimizer.masters)
-            everything = self.ranks.gather({"loss": loss, **sums.state()})
-            loss, sums = math.fsum(parameter["loss"] for parameter in everything), MetricSums.merged(everything)
-        return loss, sums
+                    sums.add(terms, micro.mask_BT, partial)
+        if self.ranks is None:
+            return sums.read()
+        if self._shards is None:
+            self.ranks.sum_gradients(self._optimizer.masters)
+        return ReadMetrics.merged([ReadMetrics(**read) for read in self.ranks.gather(asdict(sums.read()))])
 
     def _adding(self) -> AbstractContextManager[None]:
         """Where gradients are added to their sums at once; not where FSDP needs to see each of them."""
         return self.model.adding_gradients() if self._shards is None else nullcontext()
 
-    def _micro_batches(self, minibatch: Batch) -> tuple[list[Batch], list[Batch]]:
-        """This rank's micro-batches, and those it computes with weight 0 while the others are at theirs."""
-        here = minibatch if self.ranks is None else select(minibatch, self.ranks.rows_of(minibatch, self.shared_prefix))
+    def _micro_batches(self, minibatch: Batch, taught: Batch) -> tuple[list[Batch], list[Batch]]:
+        """This rank's micro-batches, and those it computes with weight 0 while the others are at theirs.
+
+        With nothing taught each rank computes one of weight 0: gradients of 0, of those weights that have any.
+        """
+        if not len(taught):
+            return [], [idle(minibatch)]
+        here = taught if self.ranks is None else select(taught, self.ranks.rows_of(taught, self.shared_prefix))
         rows = split(here, self.config.micro_batch_tokens, self.shared_prefix) if len(here) else []
         own = [select(here, row) for row in rows]
         return own, [] if self._shards is None else [idle(minibatch)] * self._shards.num_idle(len(own))

@@ -3,17 +3,22 @@
 Letters as in `rlcore.types`, and N: the positions with a loss in a micro-batch, row by row.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlcore.data.batch import micro_batches, shared_micro_batches
 from rlcore.engines.hf.train.prefixes import Arrangement, arrange
 from rlcore.types import Batch, Float32s, Int64s, Ref, SharedPrefix
+
+LOWEST = -math.inf
+"""Where the maximum of no token begins."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +47,8 @@ class MicroBatch:
     @cached_property
     def flat_N(self) -> Tensor:
         """row * T + t of each position with a loss."""
-        return self.mask_BT.flatten().nonzero()[:, 0]
+        loss_mask_BT = self.batch.tokens.get().loss_mask_BT  # the host knows it: asking the device would wait for it
+        return torch.tensor(np.flatnonzero(loss_mask_BT), device=self.device)
 
     @cached_property
     def advantages_BT(self) -> Tensor:
@@ -102,47 +108,68 @@ class Loss(Protocol):
 
 
 class MetricSums:
-    """Metrics of a mini-batch, gathered over its micro-batches, with the mini-batch's own denominator."""
+    """Loss and metrics of a mini-batch, summed on the device and read once, with the mini-batch's own denominator.
+
+    Adding waits for nothing, so the device's queue of work stays full from one micro-batch to the next.
+    """
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._nums: dict[str, int] = {}
+        self._loss: Tensor | None = None
+        self._sums: dict[str, Tensor] = {}
+        self._nums: dict[str, Tensor] = {}
 
-    def add(self, terms: LossTerms, mask_BT: Tensor) -> None:
-        """Take in one micro-batch, whose loss tokens are `mask_BT`."""
+    def add(self, terms: LossTerms, mask_BT: Tensor, loss: Tensor) -> None:
+        """Take in one micro-batch, whose loss tokens are `mask_BT` and whose weighted loss is `loss`."""
+        loss = loss.detach().double()
+        self._loss = loss if self._loss is None else self._loss + loss
+        num_masked = mask_BT.sum()
         for name, value_BT in terms.metrics.items():
             counted_BT = mask_BT & terms.counted[name] if name in terms.counted else mask_BT
-            chosen = value_BT.detach()[counted_BT].double()
-            self._nums[name] = self._nums.get(name, 0) + chosen.numel()
+            num = counted_BT.sum() if name in terms.counted else num_masked
+            values_BT = value_BT.detach().double()
             if name.endswith("_max"):
-                largest = float(chosen.max()) if chosen.numel() else -float("inf")
-                self._sums[name] = max(self._sums.get(name, -float("inf")), largest)
+                largest = torch.where(counted_BT, values_BT, LOWEST).max()
+                self._sums[name] = torch.maximum(self._sums.get(name, largest), largest)
             else:
-                self._sums[name] = self._sums.get(name, 0.0) + float(chosen.sum())
+                total = torch.where(counted_BT, values_BT, 0.0).sum()
+                self._sums[name] = self._sums[name] + total if name in self._sums else total
+            self._nums[name] = self._nums[name] + num if name in self._nums else num
 
-    def state(self) -> dict[str, Any]:
-        """The gathered sums, for another rank."""
-        return {"nums": self._nums, "sums": self._sums}
+    def read(self) -> "ReadMetrics":
+        """Wait for the device, once, and copy what has been summed."""
+        if self._loss is None:
+            return ReadMetrics(0.0)
+        tensors = [self._loss, *self._sums.values(), *(num.double() for num in self._nums.values())]
+        loss, *numbers = torch.stack(tensors).tolist()
+        sums, nums = numbers[: len(self._sums)], numbers[len(self._sums) :]
+        return ReadMetrics(loss, dict(zip(self._sums, sums, strict=True)), dict(zip(self._nums, nums, strict=True)))
+
+
+@dataclass(frozen=True)
+class ReadMetrics:
+    """Loss, sums of metrics and how many tokens counted for each: plain numbers, to be sent to other ranks."""
+
+    loss: float
+    sums: Mapping[str, float] = field(default_factory=dict)
+    nums: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def merged(cls, states: Sequence[Mapping[str, Any]]) -> "MetricSums":
+    def merged(cls, read: Sequence["ReadMetrics"]) -> "ReadMetrics":
         """The sums that several ranks gathered of one mini-batch."""
-        total = cls()
-        for state in states:
-            for name, value in state["sums"].items():
-                total._nums[name] = total._nums.get(name, 0) + state["nums"][name]
-                if name.endswith("_max"):
-                    total._sums[name] = max(total._sums.get(name, -float("inf")), value)
-                else:
-                    total._sums[name] = total._sums.get(name, 0.0) + value
-        return total
+        sums, nums = dict[str, float](), dict[str, float]()
+        for metrics in read:
+            for name, value in metrics.sums.items():
+                before = sums.get(name, LOWEST if name.endswith("_max") else 0.0)
+                sums[name] = max(before, value) if name.endswith("_max") else before + value
+                nums[name] = nums.get(name, 0.0) + metrics.nums[name]
+        return cls(math.fsum(metrics.loss for metrics in read), sums, nums)
 
     def result(self) -> dict[str, float]:
         """The averages and maxima of the metrics that a token counted for."""
         return {
-            name: value if name.endswith("_max") else value / self._nums[name]
-            for name, value in self._sums.items()
-            if self._nums[name]
+            name: value if name.endswith("_max") else value / self.nums[name]
+            for name, value in self.sums.items()
+            if self.nums[name]
         }
 
 

@@ -10,11 +10,28 @@ from rlcore.algo.kl import kl_penalty
 from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
 from rlcore.config import AlgoConfig
 from rlcore.engines.hf.train.microbatch import LossTerms, MicroBatch, Predictions
+from rlcore.types import Batch, Bools
 
 METRIC_NAMES = {"ratio": "ratio_mean", "clipped_low": "clip_frac_low", "clipped_high": "clip_frac_high"}
 """What a policy loss's metrics are logged as, where that is another name."""
 DIFFERENCE = "policy/rollout_logprob_diff"
 """|log pi_old - log mu|, of the tokens that both computed with the same weights: how far sampler and trainer differ."""
+
+
+def taught_rows(batch: Batch) -> Bools:
+    """(B,) True for rows that have a weight and, at one loss token or more, an advantage that is not 0.
+
+    The others add nothing to the gradient of a policy loss that ignores zero advantages
+    (`Algorithm.ignores_zero_advantages`) and stands alone in the loss. ValueError when the batch has no advantages.
+    """
+    if batch.advantages is not None:
+        has_advantage_B = ((batch.advantages.get() != 0) & batch.tokens.get().loss_mask_BT).any(axis=1)
+    elif batch.advantages_B is not None:
+        has_advantage_B = batch.advantages_B != 0
+    else:
+        raise ValueError("the mini-batch has no advantages")
+    taught_B: Bools = has_advantage_B if batch.weights_B is None else has_advantage_B & (batch.weights_B != 0)
+    return taught_B
 
 
 class PolicyLoss:

@@ -95,6 +95,11 @@ class Shards:
 
 
 def idle(minibatch: Batch) -> Batch:
-    """The batch of a rank without rows: the shortest row of all, with weight 0."""
-    row = select(minibatch, [int(minibatch.lengths_B.argmin())])
+    """The batch of a rank without rows: the shortest row with a loss token, with weight 0.
+
+    A row without one has no logits, so it would leave the output layer without a gradient.
+    """
+    longest = int(minibatch.lengths_B.max())
+    lengths_B = np.where(minibatch.num_sampled_B > 0, minibatch.lengths_B, longest + 1)
+    row = select(minibatch, [int(lengths_B.argmin())])
     return replace(row, weights_B=np.zeros(1, dtype=np.asarray(minibatch.weights_B).dtype))
