@@ -145,7 +145,7 @@ class ClusterConfig:
     threads: int = option(0, at_least=0)
     """Compute threads of a worker; 0: one a core."""
     peak_tflops: float = option(0.0, at_least=0)
-    """What a worker's device can do, by its data sheet or a measured matrix product, for perf/mfu; 0: not logged."""
+    """What a worker's device can do, by its data sheet or a measured matrix product, for time/mfu; 0: not logged."""
     in_process: bool = option(False, used_when="backend == 'local'")
     """For debugging: workers that ask for processes of their own run as threads, too."""
     max_restarts: int = option(3, at_least=0)

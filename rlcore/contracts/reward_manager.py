@@ -7,7 +7,7 @@ from typing import Any
 from rlcore.contracts.offers import Scope
 from rlcore.types import Lane, Metrics, ScoredTrajectory, Trajectory
 
-BOUND_BY = "reward/bound_by/"
+BOUND_BY = "time/bound_by/"
 """Begins metrics whose names end in the key of a setting that calls of the reward waited for."""
 BOUND_FRAC = 0.5
 """What calls waited for is the bound when they did for so much of the time in which rewards were asked for."""
@@ -15,13 +15,13 @@ NOTED_FRAC = 0.05
 
 
 def bound_by(waits_s: Mapping[str, float], asked_s: float) -> Metrics:
-    """reward/bound_by/<setting>: the share of `asked_s` in which calls waited for more of that setting.
+    """time/bound_by/<setting>: the share of `asked_s` in which calls waited for more of that setting.
 
-    Shares below 0.05 are left out. reward/service_bound is 1.0 when one of them is at least 0.5, else 0.0.
+    Shares below 0.05 are left out. time/service_bound is 1.0 when one of them is at least 0.5, else 0.0.
     """
     shares = {setting: seconds / asked_s for setting, seconds in waits_s.items() if asked_s > 0}
     noted = {f"{BOUND_BY}{setting}": min(1.0, share) for setting, share in shares.items() if share >= NOTED_FRAC}
-    return noted | {"reward/service_bound": float(max(shares.values(), default=0.0) >= BOUND_FRAC)}
+    return noted | {"time/service_bound": float(max(shares.values(), default=0.0) >= BOUND_FRAC)}
 
 
 class RewardManager(ABC):
@@ -49,7 +49,7 @@ class RewardManager(ABC):
         """
 
     def metrics(self) -> Metrics:
-        """Numbers of the manager itself since the last call, such as 'reward/service_bound'."""
+        """Numbers of the manager itself since the last call, such as 'time/service_bound'."""
         return {}
 
     def state(self) -> dict[str, Any]:

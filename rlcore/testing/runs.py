@@ -9,23 +9,12 @@ from typing import Any
 from rlcore.testing.prompts import write_prompts
 from rlcore.types import Metrics
 
-VARYING = ("time/", "perf/", "schedule/", "pool/", "reward/bound_by/")
-"""Metrics that no two runs share, and no comparison includes."""
-VARYING_KEYS = frozenset(
-    {
-        "latency_s",
-        "timing",
-        "reward/latency_p50",
-        "reward/latency_p95",
-        "reward/service_bound",
-        "reward/wait_exposed_s",
-        "reward/hidden_frac",
-    }
-)
+CLOCK = "time/"
+"""Begins the metrics that are measured with a clock: no two runs share them, and no comparison includes them."""
+VARYING_KEYS = frozenset({"latency_s", "timing"})
+"""Keys of records beside metrics that are measured with a clock."""
 
 VARYING_ENDS = (
-    "/latency_p50",
-    "/latency_p95",
     "/in_flight_max",
     "/concurrency",
     "/num_retries",
@@ -39,7 +28,7 @@ VARYING_ENDS = (
 
 def untimed(metrics: Metrics) -> Metrics:
     """The metrics without those that depend on the clock."""
-    return {name: value for name, value in metrics.items() if not name.startswith(VARYING)}
+    return {name: value for name, value in metrics.items() if not name.startswith(CLOCK)}
 
 
 def run_settings(directory: Path, num_prompts: int, **more: Any) -> dict[str, Any]:
@@ -98,7 +87,7 @@ def _stable(row: dict[str, Any]) -> dict[str, Any]:
     return {
         key: _stable(value) if isinstance(value, dict) else value
         for key, value in row.items()
-        if not key.startswith(VARYING) and key not in VARYING_KEYS and not key.endswith(VARYING_ENDS)
+        if not key.startswith(CLOCK) and key not in VARYING_KEYS and not key.endswith(VARYING_ENDS)
     }
 
 
