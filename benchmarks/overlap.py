@@ -115,8 +115,8 @@ async def measure(directory: Path, load: Workload, times: Sleeping, mode: str, s
         "step_s": total_s / steps,
         "oracle_step_s": oracle.published_s[-1] / steps,
         "ratio": total_s / oracle.published_s[-1],
-        "logged_overhead": mean([record["schedule/overhead"] for record in history]),
-        "hidden_frac": mean([record["reward/hidden_frac"] for record in history]),
+        "logged_overhead": mean([record["time/overhead"] for record in history]),
+        "hidden_frac": mean([record["time/reward_hidden_frac"] for record in history]),
         "misplaced": sum(row["score"] != score(*name(row)) for step in rows for row in step),
     }
     if times.slots and steps >= 4:

@@ -91,7 +91,7 @@ def read(name: str, run_dir: Path, scale: float) -> dict[str, Any]:
     rows = [row for row in metrics.read(run_dir) if "time/step_s" in row][WARM_STEPS:]
     found = {"step_s": summary([scale * row["time/step_s"] for row in rows])}
     for pool in ("rollout", "reward"):
-        found[f"{pool}_busy_frac"] = summary([row[f"pool/{pool}/busy_frac"] for row in rows])
+        found[f"{pool}_busy_frac"] = summary([row[f"time/pool/{pool}/busy_frac"] for row in rows])
     say(f"{name}: {found['step_s']['median']:.1f} s a step, reward pool {found['reward_busy_frac']['median']:.0%} busy")
     return found
 

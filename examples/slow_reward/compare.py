@@ -4,7 +4,7 @@
 
 Starts the service (0.25 to 10 s a call, one in a hundred fails), then trains `config.yaml` synchronously and one step
 off-policy with every seed, and both with streamed mini-batches with the first. Of each mode: the time of its steps over
-`schedule/ideal_s`, the replay of the same steps without any loss, which is to be at most 1.05. Of the curves of
+`time/ideal_s`, the replay of the same steps without any loss, which is to be at most 1.05. Of the curves of
 held-out accuracy: the mean paired difference of areas, equal within noise up to 0.05. `--ci` is a policy without torch
 for two steps, which shows that this script works and nothing else. Further arguments are overrides of every run. Runs
 lie below `runs/slow_reward/`; one that is there already and complete is read, not repeated.
@@ -45,10 +45,10 @@ CURVES = ("synchronous", "one_step_off")
 
 def timed(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Of a run's steps, without the first, which warms up: mean seconds, the ideal, and how many times as long."""
-    steps = [row for row in rows if "schedule/ideal_s" in row][1:]
+    steps = [row for row in rows if "time/ideal_s" in row][1:]
     step_s = statistics.fmean(row["time/step_s"] for row in steps)
-    ideal_s = statistics.fmean(row["schedule/ideal_s"] for row in steps)
-    hidden_frac = statistics.fmean(row["reward/hidden_frac"] for row in steps)
+    ideal_s = statistics.fmean(row["time/ideal_s"] for row in steps)
+    hidden_frac = statistics.fmean(row["time/reward_hidden_frac"] for row in steps)
     return {"step_s": step_s, "ideal_s": ideal_s, "ratio": step_s / ideal_s, "hidden_frac": hidden_frac}
 
 

@@ -145,7 +145,7 @@ class ClusterConfig:
     threads: int = option(0, at_least=0)
     """Compute threads per worker; 0: one per core."""
     peak_tflops: float = option(0.0, at_least=0)
-    """Peak TFLOP/s of a worker's device, by data sheet or a measured matrix product, for perf/mfu; 0: not logged."""
+    """Peak TFLOP/s of a worker's device, by data sheet or a measured matrix product, for time/mfu; 0: not logged."""
     in_process: bool = option(False, used_when="backend == 'local'")
     """For debugging: isolated workers run as threads, too."""
     max_restarts: int = option(3, at_least=0)

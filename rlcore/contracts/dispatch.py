@@ -49,6 +49,10 @@ class ReplicaDispatcher:
         """The replica owes `num` units less: they are finished, given to another one, or not needed any more."""
         self.outstanding[replica] -= num
 
+    def losses(self, replica: int) -> int:
+        """How often the replica has died."""
+        return self._losses[replica]
+
     async def wait_for_one(self, error: RlcoreError) -> None:
         """Return when a replica serves; raise `error` when none will, with the reason of the last loss."""
         while self._all_dead():

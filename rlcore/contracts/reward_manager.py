@@ -1,4 +1,4 @@
-"""The reward slot: scores trajectories as they finish."""
+"""The reward slot: what scores trajectories as they finish."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
@@ -7,39 +7,39 @@ from typing import Any
 from rlcore.contracts.offers import Scope
 from rlcore.types import Lane, Metrics, ScoredTrajectory, Trajectory
 
-BOUND_BY = "reward/bound_by/"
+BOUND_BY = "time/bound_by/"
 """Prefix of metrics whose names end in the key of a setting that reward calls waited for."""
 BOUND_FRAC = 0.5
-"""A setting is the bound when calls waited for it in at least this share of the time."""
+"""What calls waited for is the bound when they did for so much of the time in which rewards were asked for."""
 NOTED_FRAC = 0.05
 
 
 def bound_by(waits_s: Mapping[str, float], asked_s: float) -> Metrics:
-    """reward/bound_by/<setting>: the share of `asked_s` in which calls waited for more of that setting.
+    """time/bound_by/<setting>: the share of `asked_s` in which calls waited for more of that setting.
 
-    Shares below 0.05 are left out. reward/service_bound is 1.0 when one of them is at least 0.5, else 0.0.
+    Shares below 0.05 are left out. time/service_bound is 1.0 when one of them is at least 0.5, else 0.0.
     """
     shares = {setting: seconds / asked_s for setting, seconds in waits_s.items() if asked_s > 0}
     noted = {f"{BOUND_BY}{setting}": min(1.0, share) for setting, share in shares.items() if share >= NOTED_FRAC}
-    return noted | {"reward/service_bound": float(max(shares.values(), default=0.0) >= BOUND_FRAC)}
+    return noted | {"time/service_bound": float(max(shares.values(), default=0.0) >= BOUND_FRAC)}
 
 
 class RewardManager(ABC):
     """Turns a stream of trajectories into a stream of scored ones, matched by id, in the order rewards arrive.
 
-    Several streams may run at a time: one per batch that the schedule has in flight, and an evaluation's.
+    Several streams may be under way at a time: one of each batch that the schedule has in flight, and an evaluation's.
     """
 
     @property
     def scope(self) -> Scope:
-        """The unit that is scored together. Only with SAMPLE does a checkpoint keep rewards of half-scored groups."""
+        """How much must be scored together. Of a group that is not scored whole, rewards outlive the run for SAMPLE."""
         return Scope.SAMPLE
 
     async def start(self) -> None:
         """Make ready: start children, connect. RewardError or ConfigError if that fails."""
 
     async def close(self) -> None:
-        """Release everything. Called also after a failure, and more than once."""
+        """Let go of everything; also after a failure, and more than once."""
 
     @abstractmethod
     def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
@@ -49,12 +49,12 @@ class RewardManager(ABC):
         """
 
     def metrics(self) -> Metrics:
-        """Numbers of the manager itself since the last call, such as 'reward/service_bound'."""
+        """Numbers of the manager itself since the last call, such as 'time/service_bound'."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The state that checkpoints keep, as JSON."""
+        """What a checkpoint keeps, as JSON."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Take up what `state` returned."""

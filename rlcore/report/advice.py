@@ -16,7 +16,7 @@ def advice(history: Sequence[Metrics], schedule: SchedulePlan, num_minibatches: 
     if not steps:
         return []
     step_s = _mean(steps, "time/step_s")
-    waited = _mean(steps, "reward/wait_exposed_s") / step_s if step_s > 0 else 0.0
+    waited = _mean(steps, "time/reward_wait_s") / step_s if step_s > 0 else 0.0
     bounds = _bounds(steps)
     lines = [f"schedule: {schedule.name}; {_shares(steps, step_s)}"]
     if waited < NOTICEABLE:
@@ -26,18 +26,18 @@ def advice(history: Sequence[Metrics], schedule: SchedulePlan, num_minibatches: 
             f"the reward's calls wait for {' and '.join(bounds)}, which bounds the run: allow more there if what is "
             "behind it can take it; no schedule makes up for it"
         )
-    elif _mean(steps, "reward/service_bound") >= BOUND_FRAC:
+    elif _mean(steps, "time/service_bound") >= BOUND_FRAC:
         lines.append(
             "the reward's concurrency bounds the run: calls queue for it; allow more of them at a time in the settings "
             "of your reward manager"
         )
     else:
         lines.append(f"the reward's latency bounds the run; {_less_exposed(schedule, num_minibatches)}")
-    overhead = _mean(steps, "schedule/overhead")
+    overhead = _mean(steps, "time/overhead")
     if overhead > NOTICEABLE:
         lines.append(
-            f"steps took {overhead:.0%} longer than what they consisted of (schedule/overhead): the machine is shared, "
-            "or the controller is the bound; see perf/* and log.txt"
+            f"steps took {overhead:.0%} longer than what they consisted of (time/overhead): the machine is shared, "
+            "or the controller is the bound; see time/* and log.txt"
         )
     return lines
 
@@ -48,7 +48,7 @@ def _shares(steps: Sequence[Metrics], step_s: float) -> str:
     named = {
         "sampling": "time/generate_s",
         "forward passes": "time/passes_s",
-        "waiting for rewards": "reward/wait_exposed_s",
+        "waiting for rewards": "time/reward_wait_s",
         "updates": "time/updates_s",
     }
     shares = {what: _mean(steps, name) / step_s for what, name in named.items()}

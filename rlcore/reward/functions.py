@@ -107,11 +107,11 @@ class FunctionRewards(RewardManager):
             raise over_budget(failures, num_samples, self._config)
 
     def metrics(self) -> Metrics:
-        """reward/service_bound is 1.0 when, for most of the time, calls of a function waited for a place.
+        """time/service_bound is 1.0 when, for most of the time, calls of a function waited for a place.
 
-        reward/bound_by/reward.functions.<x>.children (or .concurrency, of an async function) says of which; for
+        time/bound_by/reward.functions.<x>.children (or .concurrency, of an async function) says of which; for
         functions that wait for I/O, `isolation: threads` helps too. reward/num_restarts counts children that died or
-        were killed; perf/loop_blocked_s is the longest time for which an async function kept the event loop, where
+        were killed; time/loop_blocked_s is the longest time for which an async function kept the event loop, where
         there is such a function.
         """
         self._log.flush()
@@ -120,7 +120,7 @@ class FunctionRewards(RewardManager):
         restarts, self._restarts_told = total - self._restarts_told, total
         metrics = {**bound_by(waits, self._asked.take()), "reward/num_restarts": float(restarts)}
         if any(function.is_async for function in self._functions):
-            metrics["perf/loop_blocked_s"] = self._watch.take_longest_s()
+            metrics["time/loop_blocked_s"] = self._watch.take_longest_s()
         return metrics
 
 

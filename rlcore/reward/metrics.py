@@ -35,8 +35,8 @@ def reward_metrics(scored: Sequence[ScoredTrajectory]) -> Metrics:
     metrics: Metrics = {"reward/failed": float(num_failed), "reward/skipped": float(num_skipped)}
     if rewards:
         latencies = sorted([reward.latency_s for reward in rewards.values()])
-        metrics["reward/latency_p50"] = _percentile(latencies, 0.5)
-        metrics["reward/latency_p95"] = _percentile(latencies, 0.95)
+        metrics["time/reward/latency_p50_s"] = _percentile(latencies, 0.5)
+        metrics["time/reward/latency_p95_s"] = _percentile(latencies, 0.95)
     if scores:
         scores_N = np.array(scores)
         metrics["reward/mean"] = float(scores_N.mean())

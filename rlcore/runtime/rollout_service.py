@@ -46,10 +46,10 @@ class RolloutService:
 
         A request goes where its conversation has been before, else to the replica with the fewest samples outstanding;
         requests are dealt out in canonical order, so that what one call alone sends to each replica does not depend on
-        timing. What a replica owes when its process dies is asked of others, or of its successor, once; of a request
-        that is asked again every sample is, and those that had come are ignored. WorkerError when a replica fails,
-        answers wrongly, or the deadline passes. However the call ends, also because whoever asked lost interest
-        (`aclose`), the replicas are told to stop what is left of it.
+        timing. If a replica dies, its unfinished requests are asked again, of the others or of its successor: once per
+        death, while a replica serves or will be restarted. Every sample of such a request is asked for, and those that
+        had come are ignored. WorkerError when a replica fails, answers wrongly, or the deadline passes. However the
+        call ends, also by `aclose`, the replicas are told to stop what is left of it.
         """
         ordered = sorted(requests, key=lambda request: request.id)
         missing = _Missing(ordered)
@@ -63,12 +63,11 @@ class RolloutService:
         timer = asyncio.get_running_loop().call_later(self._deadline_s, finished.fail, TimeoutError())
         running = len(tasks)
         try:
-            while running and (missing.left or not missing.repeated):
+            while finished or (running and (missing.left or not missing.repeated)):
                 completion = await finished.take()
                 if completion is None:
                     running -= 1
-                elif missing.arrived(completion):
-                    self._dispatcher.finish(places[completion.request_id], 1)
+                else:
                     yield completion
             if missing.left:
                 raise WorkerError(f"rollout: {missing}, but every replica says it is done")
@@ -78,12 +77,14 @@ class RolloutService:
             ) from cause
         finally:
             timer.cancel()
-            for name, _ in missing.left:
-                self._dispatcher.finish(places[name], 1)
-            if not all(task.done() for task in tasks):
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            try:
+                if not all(task.done() for task in tasks):
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # a task counts what arrives until it ends
+                for name, _ in missing.left:
+                    self._dispatcher.finish(places[name], 1)
 
     async def _feed(
         self,
@@ -95,31 +96,55 @@ class RolloutService:
     ) -> None:
         """Put the completions of a replica's share, then None, or the error that ended it."""
         try:
-            try:
-                await self._stream(index, requests, finished)
-            except RlcoreError as error:
-                if self._replicas.replicas[index].alive:
-                    raise
-                owed = missing.repeat(requests)
-                logger.warning("%s; %d requests are asked again", error, len(owed))
-                await self._dispatcher.wait_for_one(error)
-                for request, num in owed:
-                    self._dispatcher.finish(places[request.id], num)
-                    places[request.id] = self._assign(request)
-                    self._dispatcher.finish(places[request.id], request.n - num)
-                again = _shares([request for request, _ in owed], places)
-                await first_error([self._stream(place, share, finished) for place, share in again])
+            await self._serve(index, requests, places, missing, finished)
             finished.put(None)
         except RlcoreError as error:
             finished.fail(error)
 
-    async def _stream(self, index: int, requests: Sequence[GenerateRequest], finished: "_Finished") -> None:
+    async def _serve(
+        self,
+        index: int,
+        requests: Sequence[GenerateRequest],
+        places: dict[str, int],
+        missing: "_Missing",
+        finished: "_Finished",
+    ) -> None:
+        """Put the completions of a replica's share; what it owes when it dies is served by those that are left."""
+        losses = self._dispatcher.losses(index)
+        try:
+            await self._stream(index, requests, places, missing, finished)
+            return
+        except RlcoreError as error:
+            if self._replicas.replicas[index].alive and self._dispatcher.losses(index) == losses:
+                raise
+            owed = missing.repeat(requests)
+            if not owed:
+                return
+            await self._dispatcher.wait_for_one(error)
+            logger.warning("%s; %d requests are asked again", error, len(owed))
+        for request, num in owed:
+            self._dispatcher.finish(places[request.id], num)
+            places[request.id] = self._assign(request)
+            self._dispatcher.finish(places[request.id], request.n - num)
+        again = _shares([request for request, _ in owed], places)
+        await first_error([self._serve(place, share, places, missing, finished) for place, share in again])
+
+    async def _stream(
+        self,
+        index: int,
+        requests: Sequence[GenerateRequest],
+        places: Mapping[str, int],
+        missing: "_Missing",
+        finished: "_Finished",
+    ) -> None:
         replica = self._replicas.replicas[index]
         who = f"{replica.name}.generate()"
         async with contextlib.aclosing(replica.stream(RolloutWorker.generate, requests)) as completions:
             async for completion in completions:
                 check_completion(who, completion, self._vocabulary)
-                finished.put(completion)
+                if missing.arrived(completion):
+                    self._dispatcher.finish(places[completion.request_id], 1)
+                    finished.put(completion)
 
     def _assign(self, request: GenerateRequest) -> int:
         return self._dispatcher.assign(request.n, request.conversation or None)

@@ -36,10 +36,10 @@ class BusyMeter:
         self._num_busy[role] += by
 
     def take(self) -> Metrics:
-        """pool/<name>/busy_frac of the time since the last call."""
+        """time/pool/<name>/busy_frac of the time since the last call."""
         self._advance()
         seconds = max(self._seen - self._began, 1e-9)
-        taken = {f"pool/{name}/busy_frac": busy_s / seconds for name, busy_s in self._busy_s.items()}
+        taken = {f"time/pool/{name}/busy_frac": busy_s / seconds for name, busy_s in self._busy_s.items()}
         self._busy_s, self._began = dict.fromkeys(self._pools, 0.0), self._seen
         return taken
 

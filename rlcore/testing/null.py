@@ -249,8 +249,10 @@ class NullReplica(RolloutWorker):
         return handle.version
 
     def _die_at(self, decoded: int) -> None:
-        mark = self.context.run_dir / "a replica has died"
-        if self._settings.die_at_token and decoded >= self._settings.die_at_token:
+        if not self._settings.die_at_token or decoded < self._settings.die_at_token:
+            return
+        for death in range(self._settings.num_deaths):
+            mark = self.context.run_dir / f"a replica has died {death + 1}"
             with contextlib.suppress(FileExistsError):
                 mark.touch(exist_ok=False)
                 os.kill(os.getpid(), signal.SIGKILL)

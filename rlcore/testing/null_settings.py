@@ -26,4 +26,5 @@ class NullSection:
     forget_version: int = 0
     """The rollout misses this version and all later ones: it says that it samples with the one before; 0: none."""
     die_at_token: int = 0
-    """The first replica to have decoded that many tokens of a row kills its process, once in a run; 0: none."""
+    """A replica that has decoded that many tokens of a row kills its process, `num_deaths` times in a run; 0: none."""
+    num_deaths: int = 1

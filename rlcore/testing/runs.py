@@ -1,4 +1,4 @@
-"""Compares runs bit for bit, to test that a resumed run equals an uninterrupted one."""
+"""Compare runs bit for bit, as "resume equals no interruption" means it."""
 
 import hashlib
 import json
@@ -9,23 +9,12 @@ from typing import Any
 from rlcore.testing.prompts import write_prompts
 from rlcore.types import Metrics
 
-VARYING = ("time/", "perf/", "schedule/", "pool/", "reward/bound_by/")
-"""Prefixes of metrics that differ between any two runs; comparisons leave them out."""
-VARYING_KEYS = frozenset(
-    {
-        "latency_s",
-        "timing",
-        "reward/latency_p50",
-        "reward/latency_p95",
-        "reward/service_bound",
-        "reward/wait_exposed_s",
-        "reward/hidden_frac",
-    }
-)
+CLOCK = "time/"
+"""Prefix of metrics that a clock measures. They differ between any two runs, so comparisons leave them out."""
+VARYING_KEYS = frozenset({"latency_s", "timing"})
+"""Keys of records beside metrics that are measured with a clock."""
 
 VARYING_ENDS = (
-    "/latency_p50",
-    "/latency_p95",
     "/in_flight_max",
     "/concurrency",
     "/num_retries",
@@ -34,18 +23,18 @@ VARYING_ENDS = (
     "/num_restarts",
     "/ejected",
 )
-"""Suffixes of metrics about the calls of rewards, not about their scores."""
+"""Ends of metrics that say how rewards were asked for, not which they were."""
 
 
 def untimed(metrics: Metrics) -> Metrics:
     """The metrics without those that depend on the clock."""
-    return {name: value for name, value in metrics.items() if not name.startswith(VARYING)}
+    return {name: value for name, value in metrics.items() if not name.startswith(CLOCK)}
 
 
 def run_settings(directory: Path, num_prompts: int, **more: Any) -> dict[str, Any]:
-    """Overrides of a short run below `directory`, by dotted key, with its file of prompts; `more` wins over them.
+    """Overrides of a short run below `directory`, by dotted key, with its file of prompts; `more` comes on top.
 
-    The run is on the null backend, whose plugin must be enabled, unless `more` says otherwise.
+    On the null backend, whose plugin is to be enabled, unless `more` says otherwise.
     """
     return {
         "model.path": "none",
@@ -64,7 +53,7 @@ def run_settings(directory: Path, num_prompts: int, **more: Any) -> dict[str, An
 
 
 def differing(one: Path, other: Path) -> list[str]:
-    """Differences between two runs, one line each: metrics except times, trajectories, files of the last checkpoint.
+    """What differs between two runs, one line each: metrics but times, trajectories, every file of the last checkpoint.
 
     Empty when they are equal bit for bit.
     """
@@ -98,7 +87,7 @@ def _stable(row: dict[str, Any]) -> dict[str, Any]:
     return {
         key: _stable(value) if isinstance(value, dict) else value
         for key, value in row.items()
-        if not key.startswith(VARYING) and key not in VARYING_KEYS and not key.endswith(VARYING_ENDS)
+        if not key.startswith(CLOCK) and key not in VARYING_KEYS and not key.endswith(VARYING_ENDS)
     }
 
 

@@ -68,9 +68,9 @@ class StepTimeline:
     def metrics(self, members: Sequence[PendingGroup], stream: bool, minibatch_groups: int) -> Metrics:
         """Of the ended step that trained on `members`.
 
-        schedule/ideal_s is what the step would have taken had nothing been lost between generation, rewards and
-        updates as they were; schedule/overhead the share by which it took longer. reward/wait_exposed_s is the time in
-        which nothing but rewards was waited for, reward/hidden_frac the share of the time with rewards pending in
+        time/ideal_s is what the step would have taken had nothing been lost between generation, rewards and
+        updates as they were; time/overhead the share by which it took longer. time/reward_wait_s is the time in
+        which nothing but rewards was waited for, time/reward_hidden_frac the share of the time with rewards pending in
         which something else went on.
         """
         step_s, pass_s = self.ended_at - self.began, _union_s(self._passes)
@@ -95,10 +95,9 @@ class StepTimeline:
             "time/update_s": self.ended_at - self.first_update_at,
             "time/step_s": step_s,
             "time/reward_wait_s": waited_s,
-            "schedule/ideal_s": ideal_s,
-            "schedule/overhead": step_s / ideal_s - 1.0 if ideal_s > 0 else 0.0,
-            "reward/wait_exposed_s": waited_s,
-            "reward/hidden_frac": max(0.0, 1.0 - waited_s / pending_s) if pending_s > 0 else 1.0,
+            "time/ideal_s": ideal_s,
+            "time/overhead": step_s / ideal_s - 1.0 if ideal_s > 0 else 0.0,
+            "time/reward_hidden_frac": max(0.0, 1.0 - waited_s / pending_s) if pending_s > 0 else 1.0,
         }
 
 

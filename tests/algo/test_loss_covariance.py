@@ -102,7 +102,7 @@ def gradients_of(engine: TrainEngine, batch: Batch) -> tuple[list[torch.Tensor],
         parameter.grad.clone() for parameter in engine._optimizer.parameters if parameter.grad is not None
     )
     metrics = engine.update(batch)
-    return seen, {name: value for name, value in metrics.items() if not name.startswith("perf/")}
+    return seen, {name: value for name, value in metrics.items() if not name.startswith("time/")}
 
 
 LOSSES: dict[Callable[..., PolicyLossOutput], Callable[..., torch.Tensor] | None] = {

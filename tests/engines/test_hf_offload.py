@@ -91,7 +91,7 @@ def test_no_result_depends_on_offload(llama: Path, host: HostMemory, settings: d
             engine.begin_updates()
             rows = [engine.update(replace(batch, old_logprobs=Ref(engine.logprobs(batch)))) for batch in BATCHES[2:]]
             engine.end_updates()
-            timeless = [{name: row[name] for name in row if not name.startswith("perf/")} for row in rows]
+            timeless = [{name: row[name] for name in row if not name.startswith("time/")} for row in rows]
             seen.append((before_BT.tolist(), timeless))
         found.append(seen)
         assert bool(host.moves) is offload

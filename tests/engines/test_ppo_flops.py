@@ -1,4 +1,4 @@
-"""Metrics perf/ of an update: operations counted by hand."""
+"""Metrics time/tflops and time/mfu of an update: operations counted by hand."""
 
 from dataclasses import replace
 from pathlib import Path

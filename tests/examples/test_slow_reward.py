@@ -16,7 +16,7 @@ def script() -> dict[str, Any]:
 
 
 def steps(*times: tuple[float, float]) -> list[dict[str, float]]:
-    rows = [{"time/step_s": step, "schedule/ideal_s": ideal, "reward/hidden_frac": 0.5} for step, ideal in times]
+    rows = [{"time/step_s": step, "time/ideal_s": ideal, "time/reward_hidden_frac": 0.5} for step, ideal in times]
     return [{"eval/heldout/mean": 0.5}, *rows]
 
 

@@ -227,7 +227,7 @@ async def one_schedule(run: Runtime, directory: Path, number: int) -> None:
             await trainer.step()
         await trainer.close()
     assert all(row["schedule/staleness_max"] <= schedule.max_staleness for row in trainer.history)
-    assert all(row["time/step_s"] >= row["schedule/ideal_s"] - 1e-9 for row in trainer.history)
+    assert all(row["time/step_s"] >= row["time/ideal_s"] - 1e-9 for row in trainer.history)
     rows = [row for step in range(steps) for row in read_trajectories(directory, step + 1)]
     samples = [(row["id"]["prompt"], row["id"]["epoch"], row["id"]["sample"]) for row in rows]
     assert len(samples) == len(set(samples)) == steps * 3 * 2

@@ -189,8 +189,8 @@ def test_servers_sleep_while_the_actor_trains_and_wake_before_they_get_its_weigh
     for row in metrics.read(directory):
         assert {"time/drain_s", "time/admit_s"} <= row.keys(), "on a CPU nothing but admission ends"
         for pool in ("rollout", "reward"):
-            assert 0.0 < row[f"pool/{pool}/busy_frac"] <= 1.0
-        assert "pool/train/busy_frac" not in row, "a union has no devices of its own"
+            assert 0.0 < row[f"time/pool/{pool}/busy_frac"] <= 1.0
+        assert "time/pool/train/busy_frac" not in row, "a union has no devices of its own"
 
 
 @pytest.mark.parametrize(
@@ -287,6 +287,6 @@ def test_a_pool_is_as_busy_as_the_busiest_of_its_roles() -> None:
     meter.change("actor", -1)
     meter.change("server", -2)
     now[0] = 10.0
-    assert meter.take() == {"pool/left/busy_frac": 0.4, "pool/right/busy_frac": 0.2}
-    assert meter.take()["pool/left/busy_frac"] == 0.0
+    assert meter.take() == {"time/pool/left/busy_frac": 0.4, "time/pool/right/busy_frac": 0.2}
+    assert meter.take()["time/pool/left/busy_frac"] == 0.0
     assert (len(actor.replicas), len(server.replicas)) == (1, 4)

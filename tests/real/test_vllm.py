@@ -88,7 +88,7 @@ def test_an_engine_that_is_killed_comes_back_with_the_weights_and_what_it_owed_i
     check(tmp_path, steps, 2)
     for step in steps:
         assert {"time/drain_s", "time/admit_s"} <= step.keys()
-        assert 0.0 < step["pool/reward/busy_frac"] <= 1.0
+        assert 0.0 < step["time/pool/reward/busy_frac"] <= 1.0
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "rollout[0]: restarted" in log
     assert "requests are asked again" in log

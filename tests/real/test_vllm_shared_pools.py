@@ -77,8 +77,8 @@ def test_two_ranks_train_on_the_slots_of_both_engines_which_sample_with_what_the
         assert step["actor/grad_norm"] > 0.0
         assert step["policy/rollout_logprob_diff"] < 1e-3
         assert {"time/drain_s", "time/admit_s"} <= step.keys(), "both engines slept while the actor trained"
-        pools = {name: busy for name, busy in step.items() if name.startswith("pool/")}
-        assert pools.keys() == {"pool/rollout/busy_frac", "pool/reward/busy_frac"}
+        pools = {name: busy for name, busy in step.items() if name.startswith("time/pool/")}
+        assert pools.keys() == {"time/pool/rollout/busy_frac", "time/pool/reward/busy_frac"}
         assert all(0.0 < busy <= 1.0 for busy in pools.values())
         rows = (run / "trajectories" / f"step_{number + 1:06d}.jsonl").read_text().splitlines()
         assert {version for row in rows for _, version in json.loads(row)["versions"]} == {number}

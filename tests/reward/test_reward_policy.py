@@ -118,8 +118,8 @@ def test_reward_metrics_are_over_samples_that_did_not_fail() -> None:
         {
             "reward/failed": 1.0,
             "reward/skipped": 1.0,
-            "reward/latency_p50": 1.0,
-            "reward/latency_p95": 1.75,
+            "time/reward/latency_p50_s": 1.0,
+            "time/reward/latency_p95_s": 1.75,
             "reward/mean": 1.0,
             "reward/std": (2 / 5) ** 0.5,
             "reward/zero_std_frac": 0.5,

@@ -158,7 +158,7 @@ def test_an_async_function_that_blocks_the_loop_is_warned_of_by_name_and_others_
     assert len(warnings) == 1
     assert "async reward function 'stopper'" in warnings[0]
     assert "scorers.py:" in warnings[0], "says where it is"
-    assert 0.7 < metrics["perf/loop_blocked_s"] < 10
+    assert 0.7 < metrics["time/loop_blocked_s"] < 10
 
 
 @pytest.mark.fault
@@ -178,7 +178,7 @@ def test_service_bound_says_when_calls_wait_for_children(rewards: str) -> None:
         found = []
         for num in (1, 10):
             await score_all(manager, [make_trajectory(0, sample) for sample in range(num)])
-            found.append(manager.metrics()["reward/service_bound"])
+            found.append(manager.metrics()["time/service_bound"])
         return found
 
     functions = {"f": function(f"{rewards}:slow", children=1, kwargs={"seconds": 0.1})}

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
+from rlcore.contracts.workers import ReplicaEvent
 from rlcore.errors import WorkerError
 from rlcore.runtime.rollout_service import RolloutService
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Sampling
@@ -35,7 +36,8 @@ class Replica:
         try:
             for request in requests:
                 for sample in range(request.n):
-                    await asyncio.sleep(self.seconds)
+                    if self.seconds >= 0:
+                        await asyncio.sleep(self.seconds)
                     yield Completion(
                         request.id, sample, np.array([1], np.int32), np.array([0.0], np.float32), FinishReason.STOP, 0
                     )
@@ -45,14 +47,66 @@ class Replica:
 
 
 class Group:
+    before_return: Any = None
+
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas: Sequence[Any] = replicas
+        self.callbacks: list[Callable[[ReplicaEvent], None]] = []
 
     def each(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
-    def on_event(self, callback: Any) -> None:
-        """Nothing dies here."""
+    def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
+        self.callbacks.append(callback)
+
+    def tell(self, kind: Literal["lost", "restored"], index: int) -> None:
+        """What a supervisor tells."""
+        self.replicas[index].alive = kind == "restored"
+        for callback in self.callbacks:
+            callback(ReplicaEvent(kind, index, self.replicas[index].name, "killed by signal 9"))
+
+
+class Mortal(Replica):
+    """Dies after `samples` samples of a call, `deaths` times, and is back `away_s` later, `restarts` times."""
+
+    group: Group
+
+    def __init__(self, index: int, samples: int, deaths: int, away_s: float = 0.01, restarts: int = 3) -> None:
+        super().__init__(f"rollout[{index}]")
+        self.index, self.samples, self.deaths, self.away_s, self.restarts = index, samples, deaths, away_s, restarts
+        self.num_lost = 0
+
+    async def stream(
+        self, method: Callable[..., Any], requests: Sequence[GenerateRequest]
+    ) -> AsyncGenerator[Completion, None]:
+        if not self.alive:
+            raise WorkerError(f"{self.name}.generate(): it died")
+        left, life = self.samples, self.num_lost
+        async with aclosing(super().stream(method, requests)) as completions:
+            async for completion in completions:
+                self.die_if_due(life, left)
+                left -= 1
+                yield completion
+        self.die_if_due(life, left)
+
+    def die_if_due(self, life: int, left: int) -> None:
+        """End the call when this life has ended, which it does when no samples are left to it."""
+        if self.num_lost == life and self.num_lost < self.deaths and not left:
+            self.num_lost += 1
+            self.group.tell("lost", self.index)
+            if self.num_lost <= self.restarts and self.away_s < 0:
+                self.group.tell("restored", self.index)
+            elif self.num_lost <= self.restarts:
+                asyncio.get_running_loop().call_later(self.away_s, self.group.tell, "restored", self.index)
+        if self.num_lost > life:
+            raise WorkerError(f"{self.name}.generate(): it died")
+
+
+def mortal_service(*replicas: Mortal, max_restarts: int = 3) -> RolloutService:
+    group = Group(replicas)
+    for replica in replicas:
+        replica.group = group
+    return RolloutService(group, deadline_s=10.0, max_restarts=max_restarts)
 
 
 def service_of(*replicas: Replica) -> RolloutService:
@@ -119,6 +173,59 @@ def test_a_call_that_is_given_up_stops_its_replicas_and_owes_nothing() -> None:
     asyncio.run(run())
     assert replica.num_stopped == 1
     assert service.outstanding == (0,)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
+@pytest.mark.parametrize("away_s", [-1.0, 0.0, 0.01])
+def test_unfinished_requests_are_asked_again_after_each_death_and_no_sample_comes_twice(
+    num_replicas: int, away_s: float
+) -> None:
+    replicas = [Mortal(index, samples=1, deaths=3, away_s=away_s) for index in range(num_replicas)]
+    service = mortal_service(*replicas)
+    found = asyncio.run(all_of(service.generate([request(letter, n=3) for letter in "abcde"], Lane.TRAIN)))
+    assert sorted(found) == sorted("abcde" * 3)
+    assert [replica.num_lost for replica in replicas] == [3] * num_replicas
+    asked = [name for replica in replicas for name in replica.asked]
+    assert all(asked.count(letter) <= 1 + 3 * num_replicas for letter in "abcde")
+    assert service.outstanding == (0,) * num_replicas
+
+
+def test_samples_that_arrive_while_no_replica_serves_are_counted_once() -> None:
+    replica = Mortal(0, samples=2, deaths=1)
+    replica.seconds = -1.0
+    service = mortal_service(replica)
+    found = asyncio.run(all_of(service.generate([request("a", n=3), request("b")], Lane.TRAIN)))
+    assert sorted(found) == ["a", "a", "a", "b"]
+    assert service.outstanding == (0,)
+
+
+def test_a_replica_that_dies_when_all_is_answered_ends_nothing() -> None:
+    service = mortal_service(Mortal(0, samples=3, deaths=1, restarts=0), max_restarts=0)
+    assert asyncio.run(all_of(service.generate([request("a", n=3)], Lane.TRAIN))) == ["a", "a", "a"]
+
+
+def test_a_death_of_one_replica_leaves_the_work_of_another_alone() -> None:
+    steady, mortal = Mortal(0, samples=1, deaths=0), Mortal(1, samples=1, deaths=2)
+    service = mortal_service(steady, mortal)
+    asyncio.run(all_of(service.generate([request(letter, n=3) for letter in "abcd"], Lane.TRAIN)))
+    assert [steady.asked.count(letter) for letter in "ac"] == [1, 1]
+
+
+def test_without_a_restart_left_the_last_death_is_named() -> None:
+    replicas = [Mortal(index, samples=1, deaths=9, restarts=2) for index in range(2)]
+    service = mortal_service(*replicas, max_restarts=2)
+    with pytest.raises(WorkerError, match=r"^rollout\[\d\]\.generate\(\): it died; rollout\[\d\]: killed by signal 9"):
+        asyncio.run(all_of(service.generate([request(letter, n=3) for letter in "abcde"], Lane.TRAIN)))
+    assert [replica.num_lost for replica in replicas] == [3, 3]
+    assert service.outstanding == (0, 0)
+
+
+def test_an_error_of_a_replica_that_serves_is_not_retried() -> None:
+    replica = Mortal(0, samples=1, deaths=0)
+    service = mortal_service(replica)
+    with pytest.raises(WorkerError, match="came twice, or nobody asked for it"):
+        asyncio.run(all_of(service.generate([request("a"), request("a")], Lane.TRAIN)))
+    assert replica.asked == ["a", "a"]
 
 
 def test_a_deadline_names_what_is_missing() -> None:

@@ -69,7 +69,20 @@ def test_what_a_dead_replica_owes_is_sampled_by_its_successor_with_the_same_weig
     embedded = train(config(here, backend="null"))
     faults = {"null": {"die_at_token": 3, "token_s": 0.01}}
     died = train({**config(here, backend="null_replica"), "plugins": faults})
-    assert (died.run_dir / "a replica has died").exists()
+    assert (died.run_dir / "a replica has died 1").exists()
+    assert differing(embedded.run_dir, died.run_dir) == []
+    assert versions(died.run_dir) == [{0}, {1}, {2}]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_three_deaths_in_one_step_leave_the_weights_of_the_undisturbed_run(here: Path, replicas: int) -> None:
+    embedded = train(config(here, backend="null"))
+    faults = {"null": {"die_at_token": 3, "num_deaths": 3, "token_s": 0.01}}
+    died = train({**config(here, backend="null_replica", replicas=replicas), "plugins": faults})
+    log = (died.run_dir / "log.txt").read_text()
+    first_step = log.split("step 1: updating", 1)[0]
+    assert sum("rlcore.cluster.replica" in line and "lost (" in line for line in first_step.splitlines()) == 3, log
     assert differing(embedded.run_dir, died.run_dir) == []
     assert versions(died.run_dir) == [{0}, {1}, {2}]
 

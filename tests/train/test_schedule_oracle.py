@@ -89,11 +89,11 @@ def test_the_correlation_of_minibatch_and_length() -> None:
 
 def test_the_advice_names_what_bounds_the_run_and_the_setting_to_turn() -> None:
     synchronous = SchedulePlan("synchronous", 0, False, False, OldLogprobs.SAMPLED, (), True)
-    fast = {"time/step_s": 1.0, "reward/wait_exposed_s": 0.01, "schedule/overhead": 0.02}
-    slow = fast | {"reward/wait_exposed_s": 0.5}
+    fast = {"time/step_s": 1.0, "time/reward_wait_s": 0.01, "time/overhead": 0.02}
+    slow = fast | {"time/reward_wait_s": 0.5}
     assert "compute bounds the run" in advice([fast], synchronous, 4)[1]
     assert "schedule.stream_minibatches=true" in advice([fast, slow], synchronous, 4)[1]
     assert "actor.minibatch_prompts" in advice([fast, slow], synchronous, 1)[1]
-    assert "concurrency bounds the run" in advice([slow | {"reward/service_bound": 1.0}], synchronous, 4)[1]
-    assert "30% longer" in advice([fast | {"schedule/overhead": 0.3}], synchronous, 4)[2]
+    assert "concurrency bounds the run" in advice([slow | {"time/service_bound": 1.0}], synchronous, 4)[1]
+    assert "30% longer" in advice([fast | {"time/overhead": 0.3}], synchronous, 4)[2]
     assert advice([], synchronous, 4) == []

@@ -316,7 +316,7 @@ def test_metrics_of_an_update(model_directory: Path) -> None:
     assert metrics["critic/lr"] == 1e-3
     assert 0 < metrics["critic/clip_frac"] < 1
     assert metrics["critic/skipped"] == 0.0
-    assert 0 < metrics["perf/mfu/critic"] == pytest.approx(metrics["perf/tflops/critic"] / 0.5)
+    assert 0 < metrics["time/mfu/critic"] == pytest.approx(metrics["time/tflops/critic"] / 0.5)
 
 
 def state_of(tensors: Sequence[torch.Tensor]) -> list[bytes]:

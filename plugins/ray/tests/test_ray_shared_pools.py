@@ -207,11 +207,11 @@ def test_ranks_train_on_the_slots_of_servers_that_sleep_meanwhile_as_under_local
         assert all(row["actor/grad_norm"] > 0 for row in rows)
         for row in rows:
             assert {"time/drain_s", "time/admit_s"} <= row.keys()
-            assert {name for name in row if name.startswith("pool/")} == {
-                "pool/rollout/busy_frac",
-                "pool/reward/busy_frac",
+            assert {name for name in row if name.startswith("time/pool/")} == {
+                "time/pool/rollout/busy_frac",
+                "time/pool/reward/busy_frac",
             }
-            assert all(0.0 < row[f"pool/{pool}/busy_frac"] <= 1.0 for pool in ("rollout", "reward"))
+            assert all(0.0 < row[f"time/pool/{pool}/busy_frac"] <= 1.0 for pool in ("rollout", "reward"))
     check_places(there)
 
 

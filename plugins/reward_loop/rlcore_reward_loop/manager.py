@@ -133,15 +133,15 @@ class RewardLoop(RewardManager):
         served: dict[str, Service | Replicas] = {**self._services, **self._models}
         waits = {setting: seconds for replica in served.values() for setting, seconds in replica.take_waits().items()}
         found, metrics = bound_by(waits, self._asked.take()), self._functions.metrics()
-        bound = max(metrics["reward/service_bound"], found["reward/service_bound"])
-        metrics |= found | {"reward/service_bound": bound}
+        bound = max(metrics["time/service_bound"], found["time/service_bound"])
+        metrics |= found | {"time/service_bound": bound}
         for name, replica in served.items():
             for count, value in replica.take_counts().items():
                 metrics[f"reward/{name}/{count}"] = value
         for count in ("num_retries", "num_cache_hits", "num_ejections", "ejected", "in_flight_max"):
             metrics[f"reward/{count}"] = sum(metrics.get(f"reward/{name}/{count}", 0.0) for name in served)
         for reward in self._rewards:
-            metrics |= {f"reward/{reward.name}/{name}": value for name, value in reward.take_latencies().items()}
+            metrics |= {f"time/reward/{reward.name}/{name}": value for name, value in reward.take_latencies().items()}
             if reward.statistics is not None:
                 reward.statistics.step()
                 metrics[f"reward/{reward.name}/running_mean"] = reward.statistics.mean

@@ -154,11 +154,11 @@ class RemoteReward(Scorer):
         return await self.post_processing.post_process(trajectories, outcomes, lane)
 
     def take_latencies(self) -> dict[str, float]:
-        """latency_p50 and latency_p95 in seconds, waiting included, of the calls since the last time."""
+        """latency_p50_s and latency_p95_s, waiting included, of the calls since the last time."""
         taken, self._latencies = self._latencies, []
         if not taken:
             return {}
-        return {f"latency_p{rank}": float(np.percentile(taken, rank)) for rank in (50, 95)}
+        return {f"latency_p{rank}_s": float(np.percentile(taken, rank)) for rank in (50, 95)}
 
 
 def identity(trajectory: Trajectory) -> str:

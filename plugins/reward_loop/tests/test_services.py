@@ -257,7 +257,7 @@ def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
     assert len(texts) == 2 * 8
     assert sum(row["reward/mean"] for row in steps) * 8 == pytest.approx(sum(map(len, texts)))
     assert steps[0]["reward/helpful/length/mean"] == 2.0
-    assert steps[0]["reward/helpful/latency_p95"] > 0
+    assert steps[0]["time/reward/helpful/latency_p95_s"] > 0
     assert len((result.run_dir / "reward_calls.jsonl").read_text().splitlines()) == 16
 
 

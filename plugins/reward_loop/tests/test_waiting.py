@@ -133,7 +133,7 @@ def test_no_second_at_the_service_sees_more_requests_than_the_rate(
     late = 2
     assert max(sum(start <= task < start + 1.0 for task in begun) for start in begun) <= 20 * 1.05 + 1 + late
     assert bounds(found) == {f"{WHERE}.requests_per_minute"}
-    assert found["reward/service_bound"] == 1.0
+    assert found["time/service_bound"] == 1.0
 
 
 def bounds(metrics: Metrics) -> set[str]:
@@ -168,7 +168,7 @@ def test_what_calls_wait_for_is_named_and_nothing_that_follows_from_it(
     with serving(script) as service:
         _, found = score(one_service(service.url, **limit), samples, lane=Lane.TRAIN)
     assert bounds(found) == expected
-    assert found["reward/service_bound"] == float(bool(expected))
+    assert found["time/service_bound"] == float(bool(expected))
 
 
 def test_slots_that_the_service_took_away_are_no_fault_of_the_setting(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_slots_that_the_service_took_away_are_no_fault_of_the_setting(tmp_path: 
 
 
 def test_the_advice_names_the_setting_that_calls_waited_for() -> None:
-    step = {"time/step_s": 1.0, "reward/wait_exposed_s": 0.7, "reward/service_bound": 1.0}
+    step = {"time/step_s": 1.0, "time/reward_wait_s": 0.7, "time/service_bound": 1.0}
     rate, children = "plugins.a.services.b.tokens_per_minute", "reward.functions.f.children"
     named = {f"{BOUND_BY}{rate}": 0.8, f"{BOUND_BY}{children}": 0.3}
     schedule = SchedulePlan("synchronous", 0, False, False, OldLogprobs.SAMPLED, (), True)

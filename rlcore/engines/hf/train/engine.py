@@ -71,7 +71,7 @@ class TrainEngine:
         of its errors, `loss_name` the metric of the weighted loss. `temperature` is the rollout's: log-probs are those
         of softmax(logits / temperature). `num_updates`: optimizer steps of the whole run, 0 while unknown.
         `section`: where the settings stand in the configuration, for errors; empty: as `name`. `path_key`: where the
-        model's path does. `peak_tflops`: what the device can do, for 'perf/mfu/<name>', which is not logged when it is
+        model's path does. `peak_tflops`: what the device can do, for 'time/mfu/<name>', which is not logged when it is
         0.
         `shared_prefix`: how the prompt of a group is computed once for its samples; ConfigError when the model cannot.
         `taught_rows`: (B,) True for each row of a mini-batch whose loss may have a gradient; an update computes no
@@ -351,12 +351,12 @@ class TrainEngine:
         return (0, 1) if self._shards is None or self.ranks is None else (self.ranks.rank, self.ranks.num)
 
     def _performance(self, minibatch: Batch, seconds: float) -> Metrics:
-        """perf/tflops/<name>: needed operations over wall time; perf/mfu/<name>: those over the device's peak."""
+        """time/tflops/<name>: needed operations over wall time; time/mfu/<name>: those over the device's peak."""
         with self.model.training_mode():
             tflops = update_flops(self.model, minibatch, self.shared_prefix) / seconds / 1e12
-        metrics = {f"perf/tflops/{self.name}": tflops}
+        metrics = {f"time/tflops/{self.name}": tflops}
         if self._peak_tflops:
-            metrics[f"perf/mfu/{self.name}"] = tflops / self._peak_tflops
+            metrics[f"time/mfu/{self.name}"] = tflops / self._peak_tflops
         return metrics
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of an update: the numerator of the metrics under perf/."""
+"""Counts the floating-point operations of an update: the numerator of the metrics time/tflops and time/mfu."""
 
 from itertools import chain
 
