@@ -88,7 +88,7 @@ results-trl: $(STAMPS)/dev $(TRL)/stamp  ## beside TRL's alone
 results-controls: $(STAMPS)/dev  ## PPO and late samples on a tiny model, with controls that must fail
 	$(BIN)/python benchmarks/learning_controls.py --out docs/results/learning_controls $(ARGS)
 
-results-precision: $(STAMPS)/dev $(MODEL)  ## each number format, on the demo's task and on a tiny model
+results-precision: $(STAMPS)/dev $(MODEL) $(TRL)/stamp  ## each number format, on the demo's task and on a tiny model
 	$(BIN)/python benchmarks/precision.py --out docs/results/precision $(ARGS)
 
 results-ppo: $(STAMPS)/dev $(MODEL)  ## PPO beside GRPO and its control alone: twelve runs of some minutes

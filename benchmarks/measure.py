@@ -163,10 +163,15 @@ def conclude(benchmark: str, result: Mapping[str, Any], facts: Mapping[str, Any]
     """`emit`; with `out` the same record is kept as OUT.json, and `text` beside it as OUT.md."""
     emit(benchmark, result, facts)
     if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        record = rounded({**result, "machine": dict(facts)})
-        out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-        out.with_suffix(".md").write_text(text)
+        keep(result, facts, out, text)
+
+
+def keep(result: Mapping[str, Any], facts: Mapping[str, Any], out: Path, text: str) -> None:
+    """Write the record as OUT.json, and `text` as OUT.md."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    record = rounded({**result, "machine": dict(facts)})
+    out.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    out.with_suffix(".md").write_text(text)
 
 
 def made_by(program: str, facts: Mapping[str, Any]) -> str:

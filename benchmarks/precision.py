@@ -5,8 +5,9 @@
 sums: the demo, SmolLM2-135M learns to add one-digit numbers, twelve steps at a learning rate of 2e-5, at which a
 bfloat16 weight that is rounded to nearest hardly moves. letters: a tiny random model learns to write lower-case
 letters, 40 steps at 2e-3. Same start, prompts, settings and seeds in every format; the start is stored in bfloat16, as
-most checkpoints are. Compared with float32 is the mean reward of all training steps, seed by seed. A run that is
-complete below `--runs` is read and not run again. One JSON line on stdout.
+most checkpoints are. TRL trains on sums, from the same start. Compared with float32 is the mean reward of all training
+steps, seed by seed. A run that is complete below `--runs` is read and not run again; curves that OUT.json holds stay
+there unless they are run again, and OUT is written after each run. One JSON line on stdout.
 """
 
 import argparse
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from learning_vs_trl import STUDENT_T, conversation
-from measure import MODEL, ROOT, conclude, machine, made_by, say
+from measure import MODEL, ROOT, TRL_PYTHON, commit, conclude, keep, machine, made_by, say
+from precision_trl import SETTINGS, curve_of_trl
 from tiny_task import write_tiny_task
 
 HERE = Path(__file__).resolve().parent
@@ -32,14 +34,23 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "bfloat16 nearest": ("actor.dtype=bfloat16", "actor.rounding=nearest"),
     "float16": ("actor.dtype=float16",),
 }
+ALL_KINDS = (*KINDS, *SETTINGS)
 ABOUT = {
-    "sums": "SmolLM2-135M-Instruct, one-digit sums, twelve steps, learning rate 2e-5 falling to 0.",
+    "sums": "SmolLM2-135M-Instruct, one-digit sums, twelve steps of 8 prompts and 8 samples each, learning rate 2e-5 "
+    "falling to 0, held-out prompts answered greedily. TRL bfloat16 is `bf16=True`: float32 weights and optimizer, and "
+    "torch's autocast.",
     "letters": "A tiny random model, 40 steps at a learning rate of 2e-3, which is larger than the distance of most "
     "weights to the next bfloat16 number: rounding to nearest does not stop it, and the task does not tell the two "
     "roundings apart.",
 }
 REWARD, DIFFERENCE, ENTROPY = "reward/mean", "policy/rollout_logprob_diff", "policy/entropy"
+RATIO = "policy/importance_max"
 TASKS = ("sums", "letters")
+COLUMNS = 12
+"""Steps that the table of a learning curve shows, at most."""
+
+Curves = dict[str, dict[str, dict[int, Any]]]
+"""By task, format and seed."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +102,12 @@ def stored_in_bfloat16(model: Path, directory: Path) -> Path:
 
 
 def curve_of(task: str, kind: str, seed: int, root: Path, sizes: Sizes, model: Path) -> dict[str, Any]:
-    """Reward, entropy and log-prob difference of each step, and the held-out reward before and after."""
+    """Reward, entropy, log-prob difference and largest ratio pi_old / mu of each step, held-out reward, and commit."""
     directory = root / f"{task}_{seed}_{kind.replace(' ', '_')}"
-    file = directory / "run" / "metrics.jsonl"
+    file, made_at = directory / "run" / "metrics.jsonl", directory / "commit"
     if not file.exists() or len(steps_in(file)) < sizes.steps[task]:
         directory.mkdir(parents=True)
+        made_at.write_text(commit() or "unknown")
         shared = arguments_of(task, directory, seed, sizes, model)
         own = [f"train.dir={directory}", "train.name=run", "cluster.threads=1", "checkpoint.every_steps=0"]
         command = [str(Path(sys.executable).parent / "rlcore"), "train", *shared, *own, *KINDS[kind]]
@@ -103,13 +115,26 @@ def curve_of(task: str, kind: str, seed: int, root: Path, sizes: Sizes, model: P
         subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     steps = steps_in(file)
-    say(f"{task}, {kind}, seed {seed}: " + " ".join(f"{row[REWARD]:.2f}" for row in steps))
     return {
         "reward": [row[REWARD] for row in steps],
         "entropy": [row[ENTROPY] for row in steps],
         "difference": [row[DIFFERENCE] for row in steps if DIFFERENCE in row],
+        "ratio": [row[RATIO] for row in steps if RATIO in row],
         "heldout": [row["eval/heldout/mean"] for row in rows if "eval/heldout/mean" in row],
+        "commit": made_at.read_text().strip(),
     }
+
+
+def peer_curve_of(kind: str, seed: int, root: Path, sizes: Sizes, model: Path) -> dict[str, Any]:
+    """As `curve_of`, of TRL on sums; the difference is not logged."""
+    directory = root / f"sums_{seed}_{kind.replace(' ', '_')}"
+    file = directory / "curve.json"
+    if not file.exists():
+        directory.mkdir(parents=True)
+        start = stored_in_bfloat16(model, directory / "model")
+        found = curve_of_trl(kind, seed, directory, start, sizes.steps["sums"], sizes.prompts)
+        file.write_text(json.dumps({**found, "commit": commit() or "unknown"}))
+    return dict(json.loads(file.read_text()))
 
 
 def steps_in(file: Path) -> list[dict[str, Any]]:
@@ -128,33 +153,49 @@ def against(found: Mapping[int, Any], base: Mapping[int, Any]) -> dict[str, Any]
     return {"seeds": len(means), "mean": center, "low": center - half, "high": center + half}
 
 
-def report(curves: Mapping[str, Mapping[str, Mapping[int, Any]]], made: str) -> str:
+def report(curves: Curves, made: str) -> str:
     """The result as Markdown."""
-    lines = ["# Number formats", "", made, ""]
-    for task, kinds in curves.items():
-        lines += [
-            f"## {task}",
-            "",
-            ABOUT[task],
-            "",
-            "Mean over the seeds. Area: mean training reward of all steps, and its difference from float32 on the same "
-            "seeds. Difference: `policy/rollout_logprob_diff`, mean over steps.",
-            "",
-            "| format | seeds | last reward, by seed | held-out, before and after | area | area - float32 (95 %) | "
-            "entropy, first and last | difference |",
-            "|---|---|---|---|---|---|---|---|",
-        ]
-        lines += [_line(kind, seeds, kinds.get("float32", {})) for kind, seeds in kinds.items() if seeds]
-        lines.append("")
+    commits = sorted({run["commit"] for kinds in curves.values() for seeds in kinds.values() for run in seeds.values()})
+    lines = ["# Number formats", "", made, f"Commits of the runs: {', '.join(commits)}.", ""]
+    lines += [
+        "Area: mean training reward of all steps, and its difference from float32 on the same seeds. Difference: "
+        "`policy/rollout_logprob_diff`, the mean of \\|log pi_old - log mu\\| over a step's tokens; sampler (mu) "
+        "and trainer (pi_old) have the same weights. Ratio: the largest pi_old / mu of a token. To add a run: "
+        "`.venv/bin/python benchmarks/precision.py --out docs/results/precision --tasks sums --kinds float16 "
+        "--seeds 7`.",
+        "",
+    ]
     for task in TASKS:
-        if task not in curves:
-            lines += [
-                f"## {task}",
-                "",
-                f"Not run: `.venv/bin/python benchmarks/precision.py --tasks {task}` runs it.",
-                "",
-            ]
+        kinds = {kind: dict(sorted(seeds.items())) for kind, seeds in curves.get(task, {}).items() if seeds}
+        lines += [f"## {task}", "", ABOUT[task], ""]
+        lines += _tables(kinds) if kinds else ["Not run.", ""]
     return "\n".join(lines)
+
+
+def _tables(kinds: Mapping[str, Mapping[int, Any]]) -> list[str]:
+    steps = max(len(run["reward"]) for seeds in kinds.values() for run in seeds.values())
+    shown = sorted({round(1 + index * (steps - 1) / (COLUMNS - 1)) for index in range(COLUMNS)})
+    base = kinds.get("float32", {})
+    compared = {kind: seeds for kind, seeds in kinds.items() if any(run["difference"] for run in seeds.values())}
+    return [
+        "| format | seeds | last reward, by seed | held-out, before and after | area | area - float32 (95 %) | "
+        "entropy, first and last |",
+        "|---|---|---|---|---|---|---|",
+        *(_line(kind, seeds, base) for kind, seeds in kinds.items()),
+        "",
+        "Training reward by step, mean over the seeds:",
+        "",
+        f"| format | {' | '.join(map(str, shown))} |",
+        f"|---|{'---|' * len(shown)}",
+        *(_curve(kind, seeds, shown) for kind, seeds in kinds.items()),
+        "",
+        "Sampler and trainer, over all steps and seeds:",
+        "",
+        "| format | difference, mean | first step | last step | largest step | ratio, largest |",
+        "|---|---|---|---|---|---|",
+        *(_differences(kind, seeds) for kind, seeds in compared.items()),
+        "",
+    ]
 
 
 def _line(kind: str, seeds: Mapping[int, Any], base: Mapping[int, Any]) -> str:
@@ -167,9 +208,42 @@ def _line(kind: str, seeds: Mapping[int, Any], base: Mapping[int, Any]) -> str:
     heldout = " -> ".join(f"{statistics.fmean(run['heldout'][at] for run in runs):.2f}" for at in (0, -1))
     entropy = " -> ".join(f"{statistics.fmean(run['entropy'][at] for run in runs):.2f}" for at in (0, -1))
     area = statistics.fmean(statistics.fmean(run["reward"]) for run in runs)
-    differences = [value for run in runs for value in run["difference"]]
-    difference = f"{statistics.fmean(differences):.1e}" if differences else ""
-    return f"| {kind} | {len(runs)} | {last} | {heldout} | {area:.3f} | {compared} | {entropy} | {difference} |"
+    named = ", ".join(map(str, seeds))
+    return f"| {kind} | {named} | {last} | {heldout} | {area:.3f} | {compared} | {entropy} |"
+
+
+def _curve(kind: str, seeds: Mapping[int, Any], shown: Sequence[int]) -> str:
+    means = [statistics.fmean(run["reward"][step - 1] for run in seeds.values()) for step in shown]
+    return f"| {kind} | {' | '.join(f'{mean:.2f}' for mean in means)} |"
+
+
+def _differences(kind: str, seeds: Mapping[int, Any]) -> str:
+    found = [run["difference"] for run in seeds.values() if run["difference"]]
+    values = [value for run in found for value in run]
+    first, last = (statistics.fmean(run[at] for run in found) for at in (0, -1))
+    figures = [statistics.fmean(values), first, last, max(values)]
+    ratios = [value for run in seeds.values() for value in run.get("ratio", [])]
+    ratio = f"{max(ratios):.3f}" if ratios else ""
+    return f"| {kind} | {' | '.join(f'{figure:.1e}' for figure in figures)} | {ratio} |"
+
+
+def kept_curves(out: Path | None) -> Curves:
+    """The curves that OUT.json holds; none where there is no such file."""
+    if out is None or not out.with_suffix(".json").exists():
+        return {}
+    record = json.loads(out.with_suffix(".json").read_text())
+    return {
+        task: {
+            kind: {int(seed): {"commit": record["machine"]["commit"], **run} for seed, run in seeds.items()}
+            for kind, seeds in kinds.items()
+        }
+        for task, kinds in record["curves"].items()
+    }
+
+
+def in_order(curves: Curves) -> Curves:
+    """The curves with their formats in the order of `ALL_KINDS`."""
+    return {task: {kind: kinds[kind] for kind in ALL_KINDS if kind in kinds} for task, kinds in curves.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -178,23 +252,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="write OUT.json and OUT.md")
     parser.add_argument("--runs", type=Path, help="keep the runs here, and do not repeat those that are here")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--kinds", nargs="+", choices=ALL_KINDS, default=list(ALL_KINDS), help="TRL's: sums alone")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
     parser.add_argument("--model", type=Path, default=MODEL, help="SmolLM2-135M-Instruct")
     parser.add_argument("--smoke", action="store_true", help="letters, one seed, two steps: does it still run?")
     options = parser.parse_args(arguments)
-    sizes, tasks, seeds = (SMOKE, ["letters"], 1) if options.smoke else (SIZES, options.tasks, options.seeds)
-    curves: dict[str, dict[str, dict[int, Any]]] = {task: {kind: {} for kind in options.kinds} for task in tasks}
+    sizes, tasks, seeds = (SMOKE, ["letters"], [0]) if options.smoke else (SIZES, options.tasks, options.seeds)
+    runs = [(task, seed, kind) for task in tasks for seed in seeds for kind in options.kinds]
+    runs = [(task, seed, kind) for task, seed, kind in runs if task == "sums" or kind in KINDS]
+    if not TRL_PYTHON.exists() and any(kind in SETTINGS for _, _, kind in runs):
+        raise SystemExit(f"precision: {TRL_PYTHON.relative_to(ROOT)} is missing; make results-precision makes it")
+    curves = kept_curves(options.out)
     with tempfile.TemporaryDirectory(prefix="precision-") as scratch:
         root = (options.runs or Path(scratch)).resolve()
-        for task, seed, kind in (
-            (task, seed, kind) for task in tasks for seed in range(seeds) for kind in options.kinds
-        ):
-            curves[task][kind][seed] = curve_of(task, kind, seed, root, sizes, options.model)
+        for task, seed, kind in runs:
+            if kind in KINDS:
+                curve = curve_of(task, kind, seed, root, sizes, options.model)
+            else:
+                curve = peer_curve_of(kind, seed, root, sizes, options.model)
+            say(f"{task}, {kind}, seed {seed}: " + " ".join(f"{reward:.2f}" for reward in curve["reward"]))
+            curves.setdefault(task, {}).setdefault(kind, {})[seed] = curve
+            if options.out:
+                _keep(curves, options.out)
     facts = machine(1)
-    conclude(
-        "precision", {"curves": curves}, facts, options.out, report(curves, made_by("benchmarks/precision.py", facts))
-    )
+    text = report(in_order(curves), made_by("benchmarks/precision.py", facts))
+    conclude("precision", {"curves": in_order(curves)}, facts, options.out, text)
+
+
+def _keep(curves: Curves, out: Path) -> None:
+    facts = machine(1)
+    keep({"curves": in_order(curves)}, facts, out, report(in_order(curves), made_by("benchmarks/precision.py", facts)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Rewards that both sides of a comparison load: cheap, deterministic, standard library only."""
 
 import random
+import re
 from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Any
@@ -16,6 +17,18 @@ def permuted_letter_share(prompts: Sequence[Any], completions: Sequence[Any], **
     rewards = letter_share(prompts, completions)
     random.Random("".join(map(_text, completions))).shuffle(rewards)
     return rewards
+
+
+def last_number(
+    prompts: Sequence[Any], completions: Sequence[Any], answer: Sequence[str], **columns: Any
+) -> list[float]:
+    """1.0 where the last number of the completion is the answer, else 0.0: the reward of examples/arithmetic."""
+    return [_is_last(_text(completion), wanted) for completion, wanted in zip(completions, answer, strict=True)]
+
+
+def _is_last(text: str, wanted: str) -> float:
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", text)
+    return float(bool(numbers) and float(numbers[-1]) == float(wanted))
 
 
 def _share(text: str) -> float:

@@ -2,7 +2,8 @@
 
 The spec: `model`, `dtype`, `prompts` (conversations), `prompts_per_step`, `samples`, `new_tokens`, `micro_batch`, `lr`,
 `threads`, `seed`, `reward` (a function of benchmarks/reward.py), `lengths` (of each row; absent: as the model ends),
-`heldout` (conversations), `work_dir`.
+`heldout` (conversations), `work_dir`. Optional: `bf16` (TRL's mixed precision), `lr_schedule`, `answers` and
+`heldout_answers` (of each conversation, for the reward), `greedy` (held-out completions are not sampled).
 TRL is used as its documentation says; the one thing added is a logits processor that forces the rows' lengths.
 """
 
@@ -53,6 +54,7 @@ class OneStepAtATime(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step_s = time.perf_counter() - self._began
         trainer = self._side.trainer
+        entropies = trainer._metrics["train"]["entropy"][-args.gradient_accumulation_steps :]
         self._side.channel.send(
             {
                 "step_s": step_s,
@@ -60,8 +62,12 @@ class OneStepAtATime(TrainerCallback):
                 "update_s": step_s - trainer.generate_s,
                 "new_tokens": trainer.new_tokens,
                 "reward": trainer.reward_mean,
+                "entropy": sum(entropies) / len(entropies),
             }
         )
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._side.answer_until_step()
 
 
 class TrlSide:
@@ -81,10 +87,10 @@ class TrlSide:
             num_generations=spec["samples"],
             max_completion_length=spec["new_tokens"],
             learning_rate=spec["lr"],
-            lr_scheduler_type="constant",
+            lr_scheduler_type=spec.get("lr_schedule", "constant"),
             max_steps=spec.get("max_steps", 10_000),
             use_cpu=spec.get("device", "cpu") == "cpu",
-            bf16=False,
+            bf16=spec.get("bf16", False),
             gradient_checkpointing=False,
             num_iterations=1,
             beta=0.0,
@@ -105,13 +111,22 @@ class TrlSide:
             model=spec["model"],
             reward_funcs=self._reward,
             args=config,
-            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in spec["prompts"]]),
+            train_dataset=Dataset.from_list(
+                [
+                    {"prompt": prompt, "answer": answer}
+                    for prompt, answer in zip(spec["prompts"], self._answers("answers", "prompts"), strict=True)
+                ]
+            ),
             processing_class=self.tokenizer,
             callbacks=[OneStepAtATime(self)],
         )
         if spec.get("lengths"):
             model = self.trainer.model
             model.generate = with_forced_lengths(model.generate, spec["lengths"], self.tokenizer.eos_token_id)
+
+    def _answers(self, key: str, of: str) -> list[str]:
+        """The answers that the reward compares with; empty ones where the spec has none."""
+        return list(self._spec.get(key) or [""] * len(self._spec[of]))
 
     def serve(self) -> None:
         """Answer until the channel is closed."""
@@ -212,7 +227,7 @@ class TrlSide:
 
     @torch.no_grad()
     def _evaluate(self) -> dict[str, float]:
-        """The mean reward of one sampled completion of every held-out prompt."""
+        """The mean reward of one completion of every held-out prompt, sampled or greedy."""
         heldout = self._spec["heldout"]
         ids = [
             self.tokenizer.apply_chat_template(question, tokenize=True, add_generation_prompt=True, return_dict=False)
@@ -225,9 +240,11 @@ class TrlSide:
                 input_ids=padded,
                 attention_mask=mask,
                 generation_config=self.trainer.generation_config,
+                **({"do_sample": False} if self._spec.get("greedy") else {}),
             )
         texts = self.tokenizer.batch_decode(rows[:, padded.shape[1] :], skip_special_tokens=True)
-        scores = self._reward(prompts=heldout, completions=texts)
+        answers = self._answers("heldout_answers", "heldout")
+        scores = self._reward(prompts=heldout, completions=texts, answer=answers)
         return {"reward": sum(scores) / len(scores)}
 
 
