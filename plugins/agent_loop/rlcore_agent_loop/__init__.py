@@ -1,4 +1,4 @@
-"""An rlcore plugin: the policy talks over several turns, with tools, environments and agents of anybody's making."""
+"""An rlcore plugin: conversations of several turns, with tools, environments and foreign agent programs."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ def requests(config: RunConfig, section: AgentLoopSettings) -> Sequence[WorkerRe
 
 
 def build(context: BuildContext) -> AgentLoop:
-    """The loop, on the run's rollout service: on the loop of the run, or in workers of its own."""
+    """The agent loop, on the run's event loop or in separate workers."""
     from rlcore_agent_loop.loop import ToolLoop
     from rlcore_agent_loop.workers.spread import DistributedToolLoop
 

@@ -1,4 +1,4 @@
-"""The agent loop: every sample is a conversation, and every conversation a coroutine of its own."""
+"""The agent loop: every sample is a conversation, and every conversation one coroutine."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def parser_of(name: str) -> Parser:
-    """The parser of `plugins.agent_loop.parser`; ConfigError when it is no function."""
+    """The parser of `plugins.agent_loop.parser`; ConfigError when it is not a function."""
     if name in PARSERS:
         return PARSERS[name]
     with boundary(f"plugins.agent_loop.parser: {name}", ConfigError):
@@ -102,7 +102,7 @@ class ToolLoop(AgentLoop):
             raise ConfigError(f"{error}; or another plugins.agent_loop.result_role") from error
 
     def _check_roles_of_agents(self) -> None:
-        """An agent may do without tools: a template that cannot continue with their results is no error then."""
+        """Agents may do without tools, so a template that cannot continue with their results is not an error."""
         self._tokens.check_continuation(["user"])
         try:
             self._tokens.check_continuation(["tool"])

@@ -103,6 +103,6 @@ class AgentLoopSettings:
     """Child processes in which sync functions run, one call at a time each, and as many in which classes and
     environments hold the state of samples; of every worker."""
     workers: int = option(0, at_least=0)
-    """Processes of their own in which conversations run, the role `agent`; 0: on the loop of the run."""
+    """Separate processes in which conversations run, the role `agent`; 0: on the loop of the run."""
     result_role: str = option("tool", used_when=_OWN_TURNS)
     """Role of a result, for chat templates that refuse `tool`."""

@@ -66,7 +66,7 @@ class ToolSuite(ReferenceSuite):
     """A tool; `target` is the reference of its function or class."""
 
     calls: Sequence[tuple[Mapping[str, Any], str | None]] = ()
-    """Arguments, and the result as text; None: any result that is no error. At least one."""
+    """Arguments, and the result as text; None: any result that is not an error. At least one."""
     columns: Mapping[str, Any] = {}
     """Of the prompt's row."""
     described: bool = True
@@ -177,7 +177,7 @@ class EnvironmentSuite(ReferenceSuite):
     known_bad: Sequence[str] = ()
     """Claim: turns that earn less than those of `known_good`."""
     ends_within: int = 0
-    """Claim: turns after which it has ended, whatever was said; 0: as `max_turns` says."""
+    """Claim: turns after which it has ended, whatever the policy said; 0: as `max_turns` says."""
     deterministic: bool = True
     """Claim: the same seed and turns give the same answers."""
 
@@ -199,7 +199,7 @@ class EnvironmentSuite(ReferenceSuite):
         return list(await environment.reset(self.prompt or make_prompt(0), seed))
 
     async def say(self, environment: SampleEnvironment, messages: list[Message], turn: str) -> Step:
-        """The answer to a turn, which it is put behind; `Breach` when its reward is no number."""
+        """The answer to a turn, which it is put behind; `Breach` when its reward is not a number."""
         messages.append({"role": "assistant", "content": turn})
         step = await environment.step(messages)
         self.need(math.isfinite(step.reward), f"step() gave the reward {step.reward}; needs a finite number")

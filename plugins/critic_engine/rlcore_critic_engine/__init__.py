@@ -22,11 +22,11 @@ BYTES_PER_PARAMETER = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0, "floa
 BYTES_OF_WEIGHTS = {"float64": 8.0, "float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 HALF = ("bfloat16", "float16")
 POOL = CRITIC.name
-"""The pool of a critic with devices of its own."""
+"""The pool of a critic with separate devices."""
 
 
 def requests(config: RunConfig, section: CriticSettings) -> Sequence[WorkerRequest]:
-    """One replica: beside the actor, in a pool of its own, or inside the actor; ConfigError when settings clash."""
+    """One replica: in the actor's pool, in a separate one, or inside the actor; ConfigError when settings clash."""
     _check(config, section)
     table = BYTES_OF_WEIGHTS if section.lora.enabled else BYTES_PER_PARAMETER
     on_actor = section.trunk == "actor"

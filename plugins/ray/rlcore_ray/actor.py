@@ -24,7 +24,7 @@ MAX_CALLS = 10_000
 STREAM_BATCH = 64
 """Items of a stream that travel together at most; what has been yielded meanwhile does not wait for more."""
 END_OF_OUTPUT = "rlcore: end of output"
-"""The last line that an actor prints, to stdout and to stderr: whoever collects the lines has them all."""
+"""The last line that an actor prints, to stdout and to stderr: the collector then has all lines."""
 
 
 class ActorHost:

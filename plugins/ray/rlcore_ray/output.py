@@ -50,7 +50,7 @@ class _Heard:
 
 
 class ActorOutput:
-    """The lines of every actor of a run. Ray hands them over in a thread of its own."""
+    """The lines of every actor of a run. Ray hands them over in a separate thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -31,7 +31,7 @@ class BundleSlot:
 
 
 def slots_of(run: ClusterContext) -> dict[str, list[BundleSlot]]:
-    """For each role that has processes of its own, the slot of each rank, replica by replica.
+    """For each role with separate processes, the slot of each rank, replica by replica.
 
     Roles of a pool take turns on its devices: the ranks that meet in a bundle share its devices, and each has its CPUs.
     A union's ranks share the CPUs of its members' bundles with the servers that sleep while they train: Ray knows no
@@ -111,7 +111,7 @@ STRATEGIES = {"pack": "PACK", "spread": "SPREAD", "strict_spread": "STRICT_SPREA
 
 
 def strategy_of(pool: PoolPlan) -> str:
-    """Ray's strategy for a leaf pool: each bundle on a node of its own where the pool says how many nodes."""
+    """Ray's strategy for a leaf pool: each bundle on a separate node where the pool says how many nodes."""
     return "STRICT_SPREAD" if pool.nodes > 1 else STRATEGIES[pool.placement]
 
 

@@ -22,7 +22,7 @@ class BundlePlace(NamedTuple):
 
 
 def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[str, list[BundlePlace]]:
-    """The place of each rank, by role that has processes of its own.
+    """The place of each rank, by role with separate processes.
 
     The ranks of a role are laid out evenly over the nodes of its pool, in order. A union's ranks go through the spots
     of its members in order.
@@ -70,7 +70,7 @@ def _own_processes(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
 
 
 def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) -> int:
-    """As many as the largest role of the pool has ranks; a union also uses devices that nobody else does."""
+    """As many as the largest role of the pool has ranks; a union also uses devices that no other role does."""
     ranks = [
         plan.request.replicas * plan.request.ranks for plan in _own_processes(workers) if plan.request.pool == pool.name
     ]

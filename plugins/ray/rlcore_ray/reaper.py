@@ -35,7 +35,7 @@ class Reaper:
         )
 
     def watch(self, session: str) -> None:
-        """Whoever writes to a file of this directory belongs to it, too."""
+        """A process that writes to a file of this directory belongs to it, too."""
         if self._process.stdin is not None:
             self._process.stdin.write(f"{session}\n".encode())
             self._process.stdin.flush()

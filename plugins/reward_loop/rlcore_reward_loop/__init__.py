@@ -27,7 +27,7 @@ MAIN_POOL = WorkerRequest.pool
 
 
 def requests(config: RunConfig, section: RewardLoopSettings) -> Sequence[WorkerRequest]:
-    """The replicas of every reward model, each a role of its own that may die and come back."""
+    """The replicas of every reward model, each model a role; they may die and are restarted."""
     check(config, section)
     return [
         WorkerRequest(

@@ -117,7 +117,7 @@ def _check_judge(key: str, judge: JudgeSettings) -> None:
 
 
 def template_of(key: str, judge: JudgeSettings) -> str:
-    """The template's text, read if the setting names a file. ConfigError when there is no such file."""
+    """The template's text, read if the setting names a file. ConfigError when the file does not exist."""
     text = judge.template
     if "\n" in text or not text.endswith((".txt", ".md")):
         return text

@@ -1,6 +1,6 @@
 """Services and models for the user's own reward code: an OpenAI-style endpoint on loopback that asks for a token.
 
-Whoever is exposed here keeps its slots, pace, retries and audit log. Children inherit where it is and the token in
+Exposed services and models keep their slots, pace, retries and audit log. Children inherit where it is and the token in
 their environment.
 """
 

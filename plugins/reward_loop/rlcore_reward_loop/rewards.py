@@ -131,7 +131,7 @@ class RemoteReward(Scorer):
         return Scope(self._settings.scope)
 
     async def score(self, trajectories: Sequence[Trajectory], lane: Lane) -> list[Outcome]:
-        """An outcome for each; what has no answer is failed, and says why."""
+        """An outcome for each; a sample without an answer is failed, with the reason."""
         began = monotonic()
         try:
             outcomes = await self._source.ask(self._name, trajectories, lane)

@@ -1,4 +1,4 @@
-"""Running mean and deviation of a reward: one scale for all samples of a group, whatever arrives when."""
+"""Running mean and deviation of a reward: one scale for all samples of a group, in any order of arrival."""
 
 import math
 from dataclasses import dataclass

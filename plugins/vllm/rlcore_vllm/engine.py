@@ -124,9 +124,9 @@ def _serving(whose: str) -> Iterator[None]:
 
 @contextmanager
 def ending_with(engine: Any, context: WorkerContext) -> Iterator[None]:
-    """End this process when what failed inside is that the engine has died: it is then started anew, engine included.
+    """End this process when the engine inside it has died: process and engine are then restarted.
 
-    The engine is a process of its own, and the one that the kernel takes when memory is short. With
+    The engine is a separate process, and the one that the kernel takes when memory is short. With
     `cluster.in_process` the process is the driver's, so the error alone has to do.
     """
     try:

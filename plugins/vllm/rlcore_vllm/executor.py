@@ -1,6 +1,6 @@
 """vLLM's executors, which here end with the process that started the engine.
 
-vLLM runs its engine in a process of its own, which outlives a parent that was killed. An executor is made in that
+vLLM runs its engine in a separate process, which outlives a parent that was killed. An executor is made in that
 process, so it can ask the kernel to end it then; the executor's own workers end with it.
 """
 
@@ -23,7 +23,7 @@ def end_with_parent() -> None:
 
 
 class BoundMultiprocExecutor(MultiprocExecutor):  # type: ignore[misc]
-    """The engine's workers in processes of their own."""
+    """The engine's workers in separate processes."""
 
     def _init_executor(self) -> None:
         end_with_parent()

@@ -1,6 +1,6 @@
 """Samples with a vLLM engine: requests in, completions out as they finish, and new weights in between.
 
-Every sample is a request to the engine of its own, with a seed of its own; vLLM's prefix cache computes their prompt
+Every sample is a separate request to the engine, with its own seed; vLLM's prefix cache computes their prompt
 once. Its entries are salted with the version of the weights, so that none is ever used with others.
 """
 
@@ -65,7 +65,7 @@ class VllmSampler:
         """Why nothing can be sampled any more."""
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        """Every completion of every request, each as it finishes; whoever stops early frees the engine."""
+        """Every completion of every request, each as it finishes; a reader that stops early frees the engine."""
         for request in requests:
             self._check(request)
         finished: asyncio.Queue[Completion | RlcoreError] = asyncio.Queue()
@@ -112,9 +112,9 @@ class VllmSampler:
         self._tokens.check_stop(request.sampling.stop, f"stop strings of request '{request.id}'")
 
     async def load_weights(self, handle: WeightsHandle) -> int:
-        """Take up weights; unfinished samples go on with them. WorkerError when they cannot be read.
+        """Load weights; unfinished samples go on with them. WorkerError when they cannot be read.
 
-        The engine then samples nothing any more, for nobody knows which of its weights are new.
+        The engine then refuses to sample, because it is unknown which of its weights are new.
         """
         async with self._loading:
             self._open.clear()
@@ -277,7 +277,7 @@ class _Row:
         for token, logprobs in zip(ids, found, strict=True):
             self._append(token, logprobs[token].logprob, version)
             if self.finish is not None:
-                return  # what comes after the end was sampled before anybody knew of it
+                return  # later tokens were sampled before the end was known
         if output.finish_reason in (None, ABORTED):
             return
         if output.finish_reason != "length":
@@ -321,6 +321,6 @@ def label_of(version: int) -> str:
 
 
 def seed_of(seed: int, sample: int, offset: int) -> int:
-    """The seed of the tokens of a sample from `offset` on: each sample has a random stream of its own."""
+    """The seed of the tokens of a sample from `offset` on: each sample has its own random stream."""
     digest = hashlib.blake2b(f"{seed} {sample} {offset}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - SEED_BITS)

@@ -1,4 +1,4 @@
-"""Samples that somebody's agent runs: a program that talks to the policy through the endpoint."""
+"""Samples of a foreign agent: a program that talks to the policy through the endpoint."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ class Agents:
     async def run(
         self, kit: ConversationContext, turns: TurnSampler, task: RolloutTask, sample: int, sampling: Sampling
     ) -> list[Trajectory]:
-        """The sample as the agent and the policy made it; whatever the agent does, it ends as data.
+        """The sample as the agent and the policy made it; errors of the agent end as data.
 
         It is begun again, once, when its process was killed because of another sample's agent.
         """

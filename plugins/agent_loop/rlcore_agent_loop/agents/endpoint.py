@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint on loopback: each sample has a token of its own, and only two paths exist."""
+"""An OpenAI-compatible endpoint on loopback: each sample has its own token, and only two paths exist."""
 
 import asyncio
 import hmac

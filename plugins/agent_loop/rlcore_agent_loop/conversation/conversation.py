@@ -1,4 +1,4 @@
-"""One sample of the tool loop, a coroutine of its own: turns, calls and answers until something ends it."""
+"""One sample of the tool loop, one coroutine: turns, calls and answers until something ends it."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class ConversationContext:
         return min(known) if known else self.tokens.context_length
 
     def budget(self, num_prompt: int, max_tokens: int, who: str) -> int:
-        """Tokens that may follow a prompt; ConfigError when the context has no room for any."""
+        """Tokens that may follow a prompt; ConfigError when the context is full."""
         context = self.context
         if context is None:
             return max_tokens
@@ -191,7 +191,7 @@ class Conversation:
         return FAILED
 
     def _begin(self, messages: Sequence[Message], tools: SampleTools) -> str | None:
-        """A part of its own, which the environment opens; why the sample ends instead, or None."""
+        """Begin a separate part, which the environment opens; the reason why the sample ends instead, or None."""
         try:
             ids = self._kit.tokens.encode_prompt(messages, tools.schemas)
         except ConfigError as error:

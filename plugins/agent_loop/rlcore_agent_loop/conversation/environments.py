@@ -30,7 +30,7 @@ class Step:
     reward: float = 0.0
     """Added to the sample's `environment_reward`."""
     restart: bool = False
-    """`messages` are a new conversation: what follows is a part of its own, which does not see what was before."""
+    """`messages` are a new conversation: the sample continues as a separate part, which does not see earlier turns."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Kept with the trajectory, as `info['environment']`; plain values."""
 
@@ -73,7 +73,7 @@ class Environments:
 
 
 class SampleEnvironment(ABC):
-    """An environment as the loop sees it; every method raises ChildError for whatever went wrong."""
+    """An environment as the loop sees it; every method raises ChildError for any failure."""
 
     @abstractmethod
     async def reset(self, prompt: Prompt, seed: int) -> list[Message]:

@@ -36,7 +36,7 @@ class Segment:
     """All of them, the prompt's included."""
     num_prompt: int = field(init=False)
     logprobs: list[Float32s] = field(default_factory=list)
-    """Of each turn, one a token."""
+    """Of each turn, one per token."""
     messages: list[Message] = field(default_factory=list)
     """What was said after the prompt."""
     versions: list[tuple[int, int]] = field(default_factory=list)
@@ -151,7 +151,7 @@ class Episode:
 
 
 def frozen(value: Any) -> Any:
-    """Lists as tuples and dicts as frozen ones, all the way down: nobody has to copy what nobody can write to."""
+    """Lists as tuples and dicts as frozen ones, all the way down, so that no reader has to copy them."""
     if type(value) in _PLAIN:  # most are; to ask whether they are mappings takes many times longer
         return value
     if isinstance(value, Mapping):

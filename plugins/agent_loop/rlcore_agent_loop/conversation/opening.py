@@ -20,7 +20,7 @@ class FirstTurns:
     async def sample(self, turns: TurnSampler, requests: Sequence[GenerateRequest], due: float) -> None:
         """Ask for the first turns, and begin each conversation with its own; at `due` those that have none yet end.
 
-        A turn that nobody waits for is sampled too: what a sample draws depends on its place in the group.
+        A turn whose caller has left is sampled, too: what a sample draws depends on its place in the group.
         """
         self._timers.set(self, due, self._time_is_up)
         try:

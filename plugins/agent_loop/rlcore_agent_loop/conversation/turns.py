@@ -48,7 +48,7 @@ class TurnSampler:
     ) -> Completion:
         """One further turn; cancelling this cancels its generation."""
         name = group_name(task)
-        # A stream of its own, or all turns would begin with the same numbers.
+        # A separate stream, or all turns would begin with the same numbers.
         seed = int(np.random.SeedSequence([task.seed, sample, turn]).generate_state(1, np.uint32)[0])
         sampling = self._limit(max_tokens, tuple(stop))
         request = GenerateRequest(f"{name}/{sample}/{turn}", tuple(ids), sampling, 1, seed, conversation=name)
@@ -65,8 +65,8 @@ class TurnSampler:
 class LaterTurns:
     """Single turns, each asked for and given up by itself; those asked for at the same moment are one call.
 
-    What a call costs on its way to the engine and back it costs once. A call goes on while it owes a turn that somebody
-    waits for; a turn that was given up meanwhile is decoded until then, and nobody gets it.
+    The way to the engine and back is paid once per call. A call goes on while it owes a turn whose caller
+    waits. A turn whose caller has left is decoded until then, and discarded.
     """
 
     def __init__(self, generator: "Generator", lane: Lane) -> None:
@@ -89,7 +89,7 @@ class LaterTurns:
 
     def _send(self) -> None:
         gathered, self._gathering = self._gathering, {}
-        if gathered:  # whoever asked may have given up
+        if gathered:  # the caller may have left
             _Call(gathered).begin(self._generator, self._lane)
 
     async def _give_up(self, question: "_Question") -> None:
@@ -104,7 +104,7 @@ class LaterTurns:
 
 @dataclass(eq=False)
 class _Question:
-    """A turn that somebody waits for."""
+    """A turn with a waiting caller."""
 
     request: GenerateRequest
     answer: "asyncio.Future[Completion]"
@@ -120,10 +120,10 @@ class _Call:
     """By the name of the request: what was not answered yet."""
     task: "asyncio.Task[None] | None" = None
     num_given_up: int = 0
-    """Turns that nobody waits for any more."""
+    """Turns whose callers have left."""
 
     def begin(self, generator: "Generator", lane: Lane) -> None:
-        """Ask; whatever ends the call, everything it owes is answered."""
+        """Send the call. However it ends, every turn that it owes is answered."""
         for call in self.owed.values():
             call.call = self
         self.task = asyncio.create_task(self._ask(generator, lane))

@@ -1,4 +1,4 @@
-"""Calls in child processes of which whatever goes wrong is data: those of tools, environments and agents."""
+"""Calls in child processes whose failures are data: those of tools, environments and agents."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ async def in_child(
     began: Callable[[ChildSlot], None] = lambda slot: None,
     shared_by: int = 1,
 ) -> Any:
-    """The result of `ChildPool.call`; ChildError, whose message begins with what went wrong, for whatever did.
+    """The result of `ChildPool.call`; ChildError for any failure, whose message begins with it.
 
     CallLost when that was another call; `shared_by` is how many calls a child takes at a time.
     """

@@ -17,7 +17,7 @@ def schema_of(name: str, target: Any) -> dict[str, Any]:
         function = target
         if isinstance(target, type):
             execute: Any = target
-            # A bound method, so that `self` is no argument; nothing is called on the object.
+            # A bound method, so that `self` is not an argument; nothing is called on the object.
             function = MethodType(execute.execute, object())
         schema: dict[str, Any] = get_json_schema(function)
     return {**schema, "function": {**schema["function"], "name": name}}

@@ -37,7 +37,7 @@ class ToolSource(ABC):
 
     @abstractmethod
     async def call(self, name: str, sample: str, columns: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-        """The result of a call as text; ChildError for whatever went wrong."""
+        """The result of a call as text; ChildError for any failure."""
 
     async def release(self, sample: str) -> None:
         """The sample has ended; ChildError when an object of it raises."""
@@ -46,7 +46,7 @@ class ToolSource(ABC):
 class Functions(ToolSource):
     """The functions and classes of `plugins.agent_loop.tools`: sync ones in child processes, async ones here.
 
-    What holds the state of samples has child processes of its own: a function that hangs takes nobody's state with it.
+    Objects with the state of samples live in separate child processes: a function that hangs does not take it along.
     """
 
     name = "plugins.agent_loop.tools"

@@ -87,5 +87,5 @@ def created(cls: Any, columns: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def finished(value: Any) -> Any:
-    """The value; of a coroutine, what it returns, on a loop of its own."""
+    """The value; a coroutine runs on a fresh loop to its result."""
     return asyncio.run(value) if inspect.iscoroutine(value) else value

@@ -1,4 +1,4 @@
-"""The tools of a run, and of one sample; whatever happens in a call, the policy gets a text."""
+"""The tools of a run, and of one sample. However a call ends, the policy gets a text."""
 
 import asyncio
 import logging
@@ -115,7 +115,7 @@ class SampleTools:
         made = [self._result(call, max_chars) for call in calls[:max_calls]]
         over = [self._failed(f"more than {max_calls} calls in one turn", max_chars) for _ in calls[max_calls:]]
         self.num_calls += len(calls)
-        # One call needs no task of its own.
+        # One call does not need a separate task.
         results = [await made[0]] if len(made) == 1 else await asyncio.gather(*made)
         return [*results, *over]
 

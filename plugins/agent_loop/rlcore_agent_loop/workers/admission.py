@@ -12,7 +12,7 @@ class SampleLimit:
         self._free = limit
         self._limit = limit
         self._returned = asyncio.Event()
-        """Room was given back since whoever is first in turn looked."""
+        """Set when room was given back since the first waiter looked."""
         self._turn = asyncio.Lock()
 
     @property
@@ -21,7 +21,7 @@ class SampleLimit:
         return self._limit - self._free
 
     def take_now(self, num: int) -> bool:
-        """Room for `num` samples, if there is any and nobody waits before."""
+        """Room for `num` samples, if there is any and the queue is empty."""
         if self._turn.locked() or self._free < num:
             return False
         self._free -= num

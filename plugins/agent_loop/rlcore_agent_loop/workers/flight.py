@@ -26,7 +26,7 @@ class OpenConversations:
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
         self._given_up: set[asyncio.Task[None]] = set()
-        """Those that were cancelled because nobody needs them."""
+        """Those that were cancelled because they are not needed any more."""
 
     async def samples(
         self,
@@ -131,7 +131,7 @@ class Counts:
 
     def metrics(self) -> Metrics:
         """Means over the samples, agent/turns_mean, agent/parts_mean and agent/ended/<why>_frac;
-        agent/num_new_parts, how often a sample began a part anew; agent/num_tool_calls, and agent/num_tool_errors."""
+        agent/num_new_parts, the new parts that samples began; agent/num_tool_calls, and agent/num_tool_errors."""
         found = {
             "agent/turns_mean": self._turns / max(1, self._samples),
             "agent/parts_mean": self._parts / max(1, self._samples),

@@ -1,4 +1,4 @@
-"""The role `agent`: conversations in processes of their own, which ask the run for every turn of the policy.
+"""The role `agent`: conversations in separate processes, which ask the run for every turn of the policy.
 
 A rollout is one stream. Beside samples that have ended, the worker sends what it asks of the policy on it; answers come
 as calls. So it is a call and a stream like others, on every cluster, and no socket is opened.
@@ -35,7 +35,7 @@ class PolicyRequest:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Nobody waits for what is left of a question."""
+    """The rest of a question has lost its callers."""
 
     number: int
 

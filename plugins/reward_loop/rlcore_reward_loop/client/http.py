@@ -67,7 +67,7 @@ class Client:
 
     async def start(self) -> None:
         """Open the pool of connections; nothing is sent yet."""
-        # No limits of its own: slots and deadlines are the services'.
+        # Unlimited here: the services limit slots and deadlines.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
             timeout=aiohttp.ClientTimeout(total=None),

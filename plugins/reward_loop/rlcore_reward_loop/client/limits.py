@@ -48,7 +48,7 @@ class ConcurrencyLimiter:
             self.leave(lane)
 
     def enter(self, lane: Lane) -> bool:
-        """Take a slot if there is one and nobody waits for it; whoever has one calls `leave`."""
+        """Take a slot if one is free and the queue is empty; its owner calls `leave`."""
         if self._waiting[lane] or not self._may(lane):
             return False
         self._begin(lane)
@@ -125,7 +125,7 @@ class RateLimiter:
         self._free_at = 0.0
         """When everything that was let through would have been spread evenly."""
         self._credit_s = 0.0
-        """What corrections say was paid for twice, while somebody waits."""
+        """Seconds that corrections give back while calls wait."""
 
     def wait_s(self) -> float:
         """Seconds until the next turn may begin."""
@@ -153,7 +153,7 @@ class RateLimiter:
         self._credit_s = min(MOST_CREDIT_S, self._credit_s + max(0.0, -ahead_s))
 
     def forget_credit(self) -> None:
-        """Nobody waits, so nobody has lost time."""
+        """The queue is empty, so no call has lost time."""
         self._credit_s = 0.0
 
     def _pay(self, seconds: float) -> None:
@@ -200,7 +200,7 @@ class FairQueue:
         self._pump()
 
     def close(self) -> None:
-        """Let nobody through any more."""
+        """Admit no more calls."""
         self._stop_timer()
         self._watch(None)
 

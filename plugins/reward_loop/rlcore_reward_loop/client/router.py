@@ -141,7 +141,7 @@ class Router:
         return self._probe is not None or (others and len(target.witnesses) > 1)
 
     def dropped(self, target: Target, call: int) -> None:
-        """Nobody waits for the call any more; it says nothing about the target."""
+        """The caller has left; the call says nothing about the target."""
         target.calls.pop(call, None)
         target.on_trial = False
         self._dispatcher.notify()

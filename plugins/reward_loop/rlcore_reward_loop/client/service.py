@@ -25,7 +25,7 @@ CHARACTERS_PER_TOKEN = 4.0
 MOST_SHARED = 3
 """A call that finds so many identical ones fail asks for itself, so that not all of them fail one after another."""
 JITTER = random.Random()
-"""A generator of its own: how long a pause is must not move anybody else's random numbers."""
+"""A separate generator: the pauses must not change other random numbers."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Service:
         await self.client.start()
 
     async def close(self) -> None:
-        """Let nobody through any more."""
+        """Admit no more calls."""
         self.turns.close()
         await self.router.close()
         await self.client.close()
@@ -91,7 +91,7 @@ class Service:
     def take_waits(self) -> dict[str, float]:
         """Seconds since the last call for which calls waited for more of a setting, by its key.
 
-        Whoever waits for the rate has a slot, and keeps others from it: that time is the rate's alone. Slots that are
+        A call that waits for the rate blocks its slot: that time counts for the rate alone. Slots that are
         fewer than configured are so because the service cannot take more: then it needs further addresses.
         """
         where = f"{WHERE}.services.{self.name}"
@@ -112,7 +112,7 @@ class Service:
     def ask(self, call: Call, lane: Lane) -> Coroutine[Any, Any, Any]:
         """The service's answer, parsed; NoAnswer when the tries are used up or the deadline has passed.
 
-        The deadline's clock starts when the call has a slot and its turn, so that a long queue fails nobody.
+        The deadline counts from when the call has a slot and its turn, so a long queue fails no call.
         """
         return self._ask_once(call, lane) if self.settings.cache else self._ask(call, lane)
 
@@ -130,7 +130,7 @@ class Service:
             if not same.cancelled() and same.exception() is None:
                 self.counts["num_cache_hits"] += 1
                 return same.result()
-            # Whoever asked has gone or failed: a failure is one call's own, and the next one asks.
+            # The first caller has left or failed. Failures are not shared, so the next caller asks.
         asking = _Asking()
         mine = asking.answer = asyncio.ensure_future(self._ask(call, lane, asking))
         self._under_way.setdefault((key, lane), asking)

@@ -1,4 +1,4 @@
-"""Dynamic batching: whatever is queued, up to a number of tokens, after at most a few milliseconds of waiting."""
+"""Dynamic batching: all queued rows, up to a number of tokens, after at most a few milliseconds of waiting."""
 
 import asyncio
 from collections import deque
@@ -12,7 +12,7 @@ Ids = Sequence[int]
 
 
 class Batcher:
-    """Collects rows into batches for one function that computes, on a thread of its own.
+    """Collects rows into batches for one function that computes, on a separate thread.
 
     A batch is never waited full: one row is a batch. Rows that arrive while a batch is computed form the next one.
     """
@@ -81,7 +81,7 @@ class Batcher:
             if rows and wider * (len(rows) + 1) > self._batch_tokens:
                 break
             self._queue.popleft()
-            if not future.done():  # whoever gave up is not computed for
+            if not future.done():  # rows whose caller has left are not computed
                 rows.append((ids, future))
                 longest = wider
         return rows
