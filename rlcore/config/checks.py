@@ -90,7 +90,7 @@ def _shown(value: Any) -> str:
 
 
 def check_rules(config: RunConfig) -> None:
-    """ConfigError for combinations that cannot be what anybody wants."""
+    """ConfigError for combinations that cannot be intended."""
     if config.train.name:
         check_name("train.name", config.train.name, "a run")
     _check_sources(config)

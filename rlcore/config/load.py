@@ -56,7 +56,7 @@ class LoadedConfig:
     def yaml(self) -> str:
         """`saved` as text.
 
-        Loading it again, with the same plugins, gives the same configuration but for values that have no effect.
+        Loading it again, with the same plugins, gives the same configuration except values without effect.
         """
         return str(OmegaConf.to_yaml(OmegaConf.create(dict(self.saved))))
 
@@ -89,7 +89,7 @@ def load_config(
     """The merged, typed and checked configuration; `sections` are those of the enabled plugins, and of the core.
 
     A section of `config.plugins` is an instance of its plugin's dataclass, or the raw mapping of a plugin without one.
-    ConfigError for anything the user can put right, PluginError for a section or default that is no valid one.
+    ConfigError for anything the user can fix, PluginError for an invalid section or default.
     """
     types = plugin_sections(sections)
     user = read_layers(files, overrides)
@@ -276,7 +276,7 @@ def _with_paths(raw: Any, layers: Sequence[Layer]) -> dict[str, Any]:
 
 
 def _saved(raw: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
-    """Without the values that have no effect: loaded again, they would be settings without effect."""
+    """Without the values that lack an effect: loaded again, they would be refused."""
     saved = overlay({}, raw)
     for entry in walk(config):
         if not has_effect(config, entry):

@@ -182,7 +182,7 @@ def this_machine(config: RunConfig, section: Any) -> ClusterAbilities:
 def no_problems(
     config: RunConfig, section: Any, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]
 ) -> Sequence[str]:
-    """The `problems` of a cluster that can start whatever its abilities allow."""
+    """The `problems` of a cluster that can start every plan within its abilities."""
     return ()
 
 

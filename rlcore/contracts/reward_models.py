@@ -67,7 +67,7 @@ def model_of(context: WorkerContext) -> RewardModel:
 
 
 class Unreadable(RlcoreError):
-    """One request, and no other, has no answer; the message says why."""
+    """One request, and no other, cannot be answered; the message says why."""
 
 
 class Conversations:
@@ -99,7 +99,7 @@ class Conversations:
         return None if found is None else int(found)
 
     def read(self, messages: Sequence[Message]) -> list[int]:
-        """The token ids of a conversation; Unreadable when it has no score."""
+        """The token ids of a conversation; Unreadable when it cannot be scored."""
         with boundary("the conversation cannot be read", Unreadable):
             ids = self.encode(messages)
         if not 0 < len(ids) <= self.max_tokens:

@@ -41,8 +41,8 @@ class RewardReplica(Worker):
     async def score(self, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """An answer to each request, in their order.
 
-        Waits for no further requests: a batch is whatever is queued. A problem of one request is its `RawScore.error`.
-        An exception means that the replica itself is broken, and the caller asks another.
+        Waits for no further requests: a batch is the queue at that moment. A problem of one request is its
+        `RawScore.error`. An exception means that the replica itself is broken, and the caller asks another.
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@ class RolloutWorker(Worker):
     def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes.
 
-        The same set of requests gives the same tokens in whatever order it was submitted.
+        The same set of requests gives the same tokens in any order of submission.
         """
 
     def context_length(self) -> int | None:

@@ -37,7 +37,7 @@ class Tokens(ABC):
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> tuple[int, ...]:
         """The ids of the conversation and the opening of the next assistant turn.
 
-        The system prompt is put first when the conversation has no system message. `tools` are schemas in the form of
+        The system prompt is put first when the conversation lacks a system message. `tools` are schemas in the form of
         OpenAI, for templates that tell the model about them.
         """
         plain = [plain_message(message) for message in messages]
