@@ -105,7 +105,7 @@ class RewardStatus(StrEnum):
 
     OK = "ok"
     SKIPPED = "skipped"
-    """The function returned None: it has no opinion of this sample."""
+    """The function returned None: it does not judge this sample."""
     FAILED = "failed"
     """No usable score; the failure policy decides what follows."""
 
@@ -278,7 +278,7 @@ class Batch(ReadOnlyArrays):
     weights_B: Float32s | None = None
     """What one token's loss of the row counts in the loss of the mini-batch: see `rlcore.algo.aggregation`."""
     advantages_B: Float32s | None = None
-    """One advantage a row; None when the estimator gives one a token."""
+    """One advantage per row; None when the estimator gives one per token."""
     advantages: Ref[Float32s] | None = None
     """(B, T) one advantage a token."""
     returns: Ref[Float32s] | None = None
@@ -324,7 +324,7 @@ class GenerateRequest:
     sampling: Sampling
     n: int
     seed: int
-    """Sample i draws from a random stream of its own, seeded by (seed, i)."""
+    """Sample i draws from its own random stream, seeded by (seed, i)."""
     conversation: str = ""
     """Requests of one conversation go to the same replica, whose cache may hold its earlier turns; empty: to any."""
 

@@ -84,7 +84,7 @@ class _Opening:
         self.token_ids_P: Int32s = np.array(token_ids, dtype=np.int32)
         self.logprobs_P: Float32s = np.zeros(len(token_ids), dtype=np.float32)
         self.loss_mask_T: Bools = np.arange(len(token_ids) + max_tokens) >= len(token_ids)
-        """Of the longest trajectory; each has the beginning of it, and nobody writes to it."""
+        """Of the longest trajectory; each has the beginning of it, read-only."""
         self.loss_mask_T.setflags(write=False)
 
 

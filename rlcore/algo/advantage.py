@@ -1,7 +1,7 @@
 """Advantage estimators: how much better than expected a sample, or a token of it, was.
 
 All statistics are over *samples*: the rows (parts) of one sample share its reward and its advantage and count once. A
-sample that was dropped is simply not in the inputs, so it changes nobody's advantage but through its absence. Sums run
+sample that was dropped is simply not in the inputs, so it changes other advantages by its absence only. Sums run
 in float64 and the result has the dtype of `rewards_B`. A row left out of the loss still counts in the statistics.
 Numbers that are not finite are never taken for equal ones: they make NaN of what they are compared with.
 

@@ -4,7 +4,7 @@ r is the ratio exp(logprobs - old_logprobs) of a token, A its advantage. On poli
 gradient of REINFORCE, -A * grad(logprobs), but for its own constant factors.
 
 Losses that look at a whole sequence look at one row: rows are never split, parts of a sample may be. Of a sample in
-several parts each part is a sequence with a ratio of its own.
+several parts each part is a sequence with its own ratio.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class PolicyLossOutput:
 def clip(inputs: PolicyLossInputs) -> PolicyLossOutput:
     """PPO's clipped loss max(-r A, -clamp(r, 1 - clip_low, 1 + clip_high) A).
 
-    arXiv 1707.06347, eq. 7; bounds of their own for each side: arXiv 2503.14476, eq. 8. With `dual_clip` = c > 1 a
+    arXiv 1707.06347, eq. 7; separate bounds for each side: arXiv 2503.14476, eq. 8. With `dual_clip` = c > 1 a
     token with a negative advantage loses at most -c A (arXiv 1912.09729). Metrics: ratio, clipped_low and
     clipped_high (1 where the bound took the gradient away), dual_clipped when c is set, approx_kl = r - 1 - log r, an
     estimate of KL(old || policy). ConfigError when 0 < c <= 1, which would turn the loss round.

@@ -29,7 +29,7 @@ Selection = Callable[[SelectionInputs], Tensor]
 def with_advantages(
     batch: Batch, estimator: Estimator, per_token: bool, algo: AlgoConfig, max_tokens: int, kl: FixedKl
 ) -> tuple[Batch, Metrics]:
-    """The batch with advantages, one a token for a `per_token` estimator and one a row for any other, and metrics.
+    """The batch with advantages, one per token for a `per_token` estimator and one per row for others, and metrics.
 
     The reward of a sample is its score, its token scores, the soft length penalty if `algo.overlong` is 'penalty', and
     minus the KL penalty if `algo.kl.placement` is 'reward': of pi_old against the reference, with `old_logprobs` where
@@ -142,5 +142,5 @@ def _kl_metrics(kl_BT: Tensor, batch: Batch, kl: FixedKl) -> Metrics:
 
 
 def _tensor(array: npt.NDArray[Any]) -> Tensor:
-    """A tensor of its own: the arrays of a batch are read-only."""
+    """A copied tensor, because the arrays of a batch are read-only."""
     return torch.from_numpy(array.copy())

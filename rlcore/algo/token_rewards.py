@@ -1,4 +1,4 @@
-"""Rewards as the estimators want them: one a sample or one a token, with a KL penalty in them if there is one.
+"""Rewards as the estimators want them: one per sample or per token, less the KL penalty if there is one.
 
 With `algo.kl.placement=reward` the reward of a token is r_t - coef * kl_t (arXiv 2203.02155, section 3.5), where kl_t
 is `rlcore.algo.kl.kl_penalty` of pi_old against the reference. Masked everywhere: tokens that the policy did not
@@ -45,7 +45,7 @@ def sample_rewards(
     of a sample have equal rewards; a sample of which nothing was sampled keeps its reward.
     """
     if token_scores_BT is None and kl_BT is None:
-        return rewards_B + 0.0  # as the sum does: a tensor of its own, without negative zeros
+        return rewards_B + 0.0  # as the sum does: a new tensor, without negative zeros
     scores_BT = _scores(rewards_B, loss_mask_BT, token_scores_BT, kl_BT, kl_coef)
     samples, sample_index_B = torch.unique(sample_B, return_inverse=True)
     total_S = scores_BT.new_zeros(len(samples), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Prompts: read from their sources, checked, and issued in a seeded order that a checkpoint can take up anywhere."""
+"""Prompts: read from their sources, checked, and issued in a seeded order that a checkpoint can continue anywhere."""
 
 from rlcore.data.load import load_prompts
 from rlcore.data.order import PromptOrder

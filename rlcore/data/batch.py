@@ -1,7 +1,7 @@
 """Batches: from groups of scored trajectories to padded arrays, and from those to mini-batches and micro-batches.
 
 Rows keep one order through all of this: groups as they were given, in a group samples by index, in a sample parts by
-index. What arrived first has no meaning.
+index. The order of arrival does not matter.
 """
 
 from collections.abc import Sequence
@@ -77,9 +77,9 @@ def rescored(batch: Batch, groups: Sequence[Sequence[ScoredTrajectory]]) -> Batc
 
 
 def select(batch: Batch, rows: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
-    """The chosen rows as a batch of their own, in the order given, trimmed to the longest of them.
+    """The chosen rows as a new batch, in the order given, trimmed to the longest of them.
 
-    Samples and groups are numbered anew from 0, in the order of their old numbers. Weights stay: they hold the
+    Samples and groups are renumbered from 0, in the order of their old numbers. Weights stay: they hold the
     denominators of the mini-batch that was weighed. Fetches every `Ref`, so it belongs where the arrays live.
     """
     index = np.asarray(rows, dtype=np.int64)
@@ -116,7 +116,7 @@ def micro_batches(lengths_B: npt.NDArray[np.integer], max_tokens: int) -> list[I
     """Row indices of micro-batches, longest rows first, every row exactly once.
 
     A micro-batch costs its number of rows times its longest row, padding included, and that is at most `max_tokens`;
-    a row that is longer than this is a micro-batch of its own. Greedy over sorted lengths, which no other grouping of
+    a row that is longer than this is a micro-batch by itself. Greedy over sorted lengths, which no other grouping of
     the sorted rows beats in number.
     """
     order = np.argsort(-np.asarray(lengths_B, dtype=np.int64), kind="stable")
@@ -155,7 +155,7 @@ def shared_micro_batches(batch: Batch, max_tokens: int, *, packed: bool) -> list
 
     `packed`: a micro-batch costs its prefixes and suffixes, without padding; else prefixes and suffixes are padded to
     the longest of their kind. A group that costs more than `max_tokens` is divided, and its prefix computed once in
-    each part; a row that alone costs more is a micro-batch of its own.
+    each part; a row that alone costs more is a micro-batch by itself.
     """
     prefix_B = shared_prefixes(batch)
     suffix_B = suffix_lengths(batch, prefix_B)
@@ -283,7 +283,7 @@ def _token_arrays(trajectories: Sequence[Trajectory], pad_id: int) -> TokenArray
 
 
 def _token_scores(rows: Sequence[ScoredTrajectory]) -> Ref[Float32s] | None:
-    """(B, T) extra rewards, 0 where a sample has none; None when nobody has any."""
+    """(B, T) extra rewards, 0 where a sample has none; None when no sample has any."""
     if all(row.reward.token_scores is None for row in rows):
         return None
     scores_BT = np.zeros((len(rows), max(len(row.trajectory.token_ids) for row in rows)), dtype=np.float32)

@@ -20,6 +20,6 @@ def question_of(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The message's content as text; of content that is no text, its JSON."""
+    """The message's content as text; content that is not text becomes JSON."""
     content = message.get("content")
     return content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)

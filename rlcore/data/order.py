@@ -3,7 +3,7 @@
 *Mixing.* The next prompt comes from the source that is furthest behind its share: the one whose (issued + 1/2) / weight
 is least, ties by name (Webster's method). Shares hold at every moment, not only on average, and nothing is random.
 
-*Within a source.* Each epoch is a permutation of its own: prompts sorted by a hash of (seed, source, epoch, index). It
+*Within a source.* Each epoch is a new permutation: prompts sorted by a hash of (seed, source, epoch, index). It
 depends on nothing else, so the position is one number a source, and no library's random generator can change it.
 """
 

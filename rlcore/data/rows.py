@@ -74,7 +74,7 @@ def _rows(source: SourceConfig, who: str) -> Iterator[Row]:
 
 
 def _refuse_without_effect(source: SourceConfig, path: Path, who: str) -> None:
-    """A file is one split, and lines of JSON have no options."""
+    """A file is one split, and lines of JSON do not have options."""
     if source.split != "train":
         raise ConfigError(f"{who}.split: it is '{source.split}', a file has no splits; leave it out, or see `limit`")
     if source.subset:

@@ -1,8 +1,8 @@
 """The weights of the process that trains, for engines that sample in others, maybe on other nodes: over TCP.
 
-The process keeps a copy of the weights that were offered last in host memory, and sends it to whoever comes with the
+The process keeps a copy of the weights that were offered last in host memory, and sends it to callers with the
 address, at any time: an update does not wait for that, and an engine that comes back in the middle of one gets the
-weights that the others have. The address is good for one version and holds a secret, so that nobody else gets them;
+weights that the others have. The address is good for one version and holds a secret, so that no other gets them;
 what travels is not encrypted.
 """
 
@@ -46,7 +46,7 @@ class _Offered:
 
 
 class WeightsServer:
-    """Sends what was offered last, on threads of its own."""
+    """Sends the weights that were offered last, on separate threads."""
 
     def __init__(self, host: str) -> None:
         """Listen on this node's address; WorkerError when that is not possible."""
@@ -112,5 +112,5 @@ class WeightsServer:
 
 
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies that nobody changes, each in one piece of this machine's memory."""
+    """Private copies, each contiguous in this machine's memory."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

@@ -211,7 +211,7 @@ class HfRollout(RolloutWorker):
         context, config = self.context, self.context.config
         actor, schedule = _host(context), config.schedule
         # Where no step waits for rows that are sampled during its updates, they wait for it instead: their tokens are
-        # of one version each, and what they hold is computed anew once a step and not after each update.
+        # of one version each, and what they hold is recomputed once per step and not after each update.
         waits = schedule.max_staleness > 1 and not schedule.stream_minibatches
         actor.engine.stay_whole()
         actor.engine.stay_on_device()

@@ -43,7 +43,7 @@ class Decoder:
         self.siblings: list[tuple[nn.Linear, ...]] = []
         """Linear layers that are given the same tensor."""
         self.joins = not getattr(model.transformer, "_supports_attention_backend", False)
-        """Whether the model brings an attention of its own, which gets copies of whole rows."""
+        """True if the model brings its own attention code, which gets copies of whole rows."""
         self.shortens = is_known(model.transformer)
         """Whether one token a row takes fewer operations than the model's own modules would."""
         self._few: FusedDecode | None = None
@@ -56,7 +56,7 @@ class Decoder:
         self._drop_cache()
 
     def release(self) -> None:
-        """Nobody is left: let go of all memory. What comes next depends on nothing that was but the weights."""
+        """Release all memory after the last row. Later rows depend on nothing but the weights."""
         self.rows, self.groups, self._packed, self._few = [], [], None, None
         self._drop_cache()
 
@@ -153,7 +153,7 @@ class Decoder:
                 group.hidden_H = hidden_NTH[index, lengths[index] - 1].clone()
 
     def _again(self) -> Tensor:
-        """(R, H) hidden states after the last token of every row, with all their tokens computed anew."""
+        """(R, H) hidden states after the last token of every row, with all their tokens recomputed."""
         hidden = []
         for some in _by_tokens([len(row.token_ids) for row in self.rows]):
             rows = self.rows[some]

@@ -74,7 +74,7 @@ def _difference(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> float:
         for index, row in enumerate(rows):
             row.token_ids = ids[8 + index : 10 + index]
         decoder.forget()
-        decoder.advance()  # computes all tokens anew
+        decoder.advance()  # computes all tokens again
         worst = _worst(model, decoder.logits(), rows)
         for row in rows:
             row.token_ids.append(ids[11])

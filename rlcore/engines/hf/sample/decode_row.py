@@ -34,7 +34,7 @@ class DecodeRow:
     call: int
     """Which call of `generate` waits for it."""
     stream: np.random.Generator
-    """Gives the row's random numbers, one a token."""
+    """Gives the row's random numbers, one per token."""
     stop: StopScan
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -55,7 +55,7 @@ class DecodeRow:
         return self.request.id, self.sample, self.call
 
     def take(self, token: int, logprob: float, weights: tuple[int, int], eos_ids: frozenset[int]) -> None:
-        """One more token, which `weights` sampled; WorkerError when the logits were no numbers."""
+        """One more token, which `weights` sampled; WorkerError when the logits were not numbers."""
         if not np.isfinite(logprob):
             raise WorkerError(
                 f"rollout: request '{self.request.id}', sample {self.sample}: the logits after "

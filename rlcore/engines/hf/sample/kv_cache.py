@@ -39,7 +39,7 @@ class RowPass:
     prompt_R: Tensor
     """Tokens of each row's prompt."""
     own_R: Tensor
-    """Tokens of its own that each row holds before this pass."""
+    """Response tokens that each row holds before this pass."""
     num_prompts: int
     longest_prompt: int
     longest_own: int
@@ -133,7 +133,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         current = cache.row_pass
         self.rows = _fitting(self.rows, new, cache.row_slots)
         for table, states in zip(self.rows, new, strict=True):
-            if current.same_own is not None:  # also rows that are computed anew, from their beginning
+            if current.same_own is not None:  # also rows that are recomputed, from their beginning
                 table[current.rows, :, current.same_own : current.longest_own] = states
             else:
                 _, kv_heads, positions, size = table.shape

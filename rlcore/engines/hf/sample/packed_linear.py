@@ -84,7 +84,7 @@ class PackedLinears:
     def product_of(self, layers: Sequence[nn.Linear]) -> "Callable[[Tensor, Tensor | None], Tensor] | None":
         """The product of layers that get the same tensor, one after the other, and what is to be added to it.
 
-        None where the layers are no product of their own.
+        None where the layers do not form a product.
         """
         return next((product.multiply for product in self._products if product.layers == tuple(layers)), None)
 

@@ -40,7 +40,7 @@ class _Call:
 
 
 class EmbeddedSampler:
-    """Generates with a policy model, for all who ask at the same time; holds no memory while nobody asks."""
+    """Generates with a policy model for concurrent callers; holds no memory while no request is open."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class EmbeddedSampler:
         self._decoder.forget()
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        """Every completion of every request, each as it finishes; whoever stops early frees the rows.
+        """Every completion of every request, each as it finishes; a reader that stops early frees the rows.
 
         ConfigError when a prompt and its response do not fit the window, WorkerError when logits are not numbers.
         """
@@ -145,7 +145,7 @@ class EmbeddedSampler:
             self._sample()
             done = True
         finally:
-            if not done:  # nobody's rows can go on from a step that was half done
+            if not done:  # no row can go on from a step that was half done
                 self._fail()
 
     def _sample(self) -> None:

@@ -89,7 +89,7 @@ class RowSampling:
 def draw(logits_RV: Tensor, settings: RowSampling, uniforms_R: Float64s) -> tuple[Tensor, Tensor]:
     """(R,) token ids and (R,) their log-probs under softmax(logits / temperature); of truncated rows of what they kept.
 
-    `uniforms_R` are numbers of [0, 1), one a row. A row whose log-prob is not finite had logits that are no numbers;
+    `uniforms_R` are numbers of [0, 1), one per row. A row whose log-prob is not finite had logits that are not numbers;
     its token means nothing.
     """
     uniforms_R1 = torch.as_tensor(uniforms_R, device=logits_RV.device)[:, None]

@@ -1,6 +1,6 @@
 """Gradients of weights, added where they are summed and not beside it.
 
-torch computes the gradient of a weight in a tensor of its own and then adds it to the sum over micro-batches. On a CPU,
+torch computes the gradient of a weight in a separate tensor and then adds it to the sum over micro-batches. On a CPU,
 where an update waits for memory, the matrix product may as well add to the sum itself; and the gradient of an embedding
 is as large as the vocabulary, but only the rows of the tokens that occur are not zero. A weight that is also read in
 another way gets that part as usual.

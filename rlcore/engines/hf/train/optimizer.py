@@ -36,7 +36,7 @@ def learning_rate(config: EngineConfig, update: int, num_updates: int) -> float:
 
 
 def check_schedule(config: EngineConfig, num_updates: int, who: str) -> None:
-    """ConfigError when the schedule has to end with the run and nobody knows when that is."""
+    """ConfigError when the schedule has to end with the run and the run's end is unknown."""
     if config.lr_schedule != "constant" and num_updates <= 0:
         raise ConfigError(
             f"{who}.lr_schedule={config.lr_schedule}: it ends with the last optimizer step, and the number of steps is "

@@ -91,7 +91,7 @@ class SavedTensors:
         return tensor
 
     def rows(self, name: str, part: int, num_parts: int) -> Tensor:
-        """A part of a tensor, whatever the number of parts that it was written in; scalars are nobody's part."""
+        """A part of a tensor, independent of the number of parts that it was written in; scalars are not split."""
         slices = [file.get_slice(name) for file in self._files]
         shapes = [part.get_shape() for part in slices]
         if not shapes[0]:
