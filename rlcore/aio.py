@@ -115,7 +115,7 @@ class Timers:
             self._look_at(None)
 
     def within(self, seconds: float) -> "TimeLimit":
-        """`with timers.within(seconds)`: `asyncio.timeout`, without a timer of its own."""
+        """`with timers.within(seconds)`: `asyncio.timeout`, without a separate timer."""
         return self.until(asyncio.get_running_loop().time() + seconds)
 
     def until(self, due: float) -> "TimeLimit":

@@ -178,7 +178,7 @@ class ChildProcess(Child):
             await self._writer.drain()
 
     def _forget(self, number: int, call: PendingCall) -> None:
-        """The call is over; an error that nobody waited for is nobody's."""
+        """The call is over; an error without a waiting caller is discarded."""
         del self._calls[number]
         if call.future.done() and not call.future.cancelled():
             call.future.exception()
@@ -204,7 +204,7 @@ class ChildProcess(Child):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _read_answers(self) -> None:
-        """Until the child ends: hand each answer to its call. Then reap it and let go of every descriptor."""
+        """Until the child ends: hand each answer to its call. Then reap it and close every descriptor."""
         try:
             while True:
                 size, number = FRAME.unpack(await self._answers.readexactly(FRAME.size))
@@ -262,13 +262,13 @@ class ChildProcess(Child):
             if not call.future.done():
                 whose = f"{call.where}: " if call.where else ""
                 call.future.set_exception(WorkerError(whose + self.why_ended()))
-        # Closed transports let go of their descriptors in a later turn of the loop.
+        # Closed transports close their descriptors in a later turn of the loop.
         await asyncio.sleep(0)
 
     async def _group_ended(self) -> None:
         """Wait for what it started, which the kernel ends some time after it was told to.
 
-        Orphans become children of this process where it is the first of a container, and nobody else would reap them.
+        Orphans become children of this process where it is the first of a container, and no other would reap them.
         """
         patience = time.monotonic() + CLOSE_GRACE_S
         with contextlib.suppress(ProcessLookupError, PermissionError):

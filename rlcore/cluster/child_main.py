@@ -36,7 +36,7 @@ FRAME = struct.Struct("!QQ")
 
 
 OK, RAISED, OURS = "ok", "raised", "ours"
-"""Kinds of answers: a value; somebody's exception as (message, trace); an error of rlcore as (class, message)."""
+"""Kinds of answers: a value; a foreign exception as (message, trace); an error of rlcore as (class, message)."""
 
 
 SETUP = 0
@@ -88,7 +88,7 @@ class Pipe:
 def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
     """Run `work` and send what became of it; False when it raised.
 
-    Whatever user code raises is an error like others, also SystemExit, KeyboardInterrupt and CancelledError: a parent
+    An exception of user code is an error like others, also SystemExit, KeyboardInterrupt and CancelledError: a parent
     that is not answered waits until the deadline, and then kills every call of this process.
     """
     try:

@@ -16,7 +16,7 @@ class FreshRun:
 
 
 def run_fresh(code: str, deadline_s: float) -> FreshRun | None:
-    """Run Python code in an interpreter of its own; None when the deadline passed, and it was killed."""
+    """Run Python code in a fresh interpreter; None when the deadline passed, and it was killed."""
     command = [sys.executable, "-c", code]
     # Into files: a process that the code leaves behind would hold a pipe open.
     with TemporaryFile() as output, TemporaryFile() as errors:

@@ -1,4 +1,4 @@
-"""Workers on this machine: a thread with an event loop for each, or processes of their own.
+"""Workers on this machine: each a thread with an event loop, or separate processes.
 
 A worker that asks to be isolated, or has several ranks, runs in child processes; any other in a thread of this process.
 Those embedded in a worker share its thread or process.

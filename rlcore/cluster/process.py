@@ -1,4 +1,4 @@
-"""The controller's side of a worker in a child process of its own: see `rlcore.cluster.serve` for what runs in one."""
+"""The controller's side of a worker in a separate child process: see `rlcore.cluster.serve` for what runs in one."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""A replica whose worker lives in other processes: called by name of method, watched, and started anew when it dies."""
+"""A replica whose worker lives in other processes: called by name of method, watched, restarted when it dies."""
 
 import asyncio
 import contextlib
@@ -153,7 +153,7 @@ class Replica(Generic[W]):
 
 
 def where(name: str, interface: type[Worker], method: Callable[..., Any]) -> str:
-    """The name of a call in errors; WorkerError when the interface has no such method."""
+    """The name of a call in errors; WorkerError when the interface lacks the method."""
     if not callable(getattr(interface, method.__name__, None)):
         raise WorkerError(f"{name} is called through {interface.__name__}, which has no {method.__name__}()")
     return f"{name}.{method.__name__}()"

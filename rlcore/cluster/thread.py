@@ -1,4 +1,4 @@
-"""A worker's thread with an event loop of its own, and what passes between that loop and the controller's."""
+"""A worker's thread with its own event loop, and the messages between that loop and the controller's."""
 
 import asyncio
 import contextlib
@@ -85,7 +85,7 @@ class WorkerThread:
             raise
 
     async def stop(self, deadline_s: float) -> None:
-        """End the loop and the thread; one that is stuck in somebody's code is left behind and named in the log."""
+        """End the loop and the thread; one that is stuck in foreign code is left behind and named in the log."""
         if not self.closed:
             self.closed = True
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -181,7 +181,7 @@ class Handover:
     def end(self, ended: "asyncio.Task[None]") -> None:
         """No item will follow; on the worker's loop."""
         if not ended.cancelled():
-            ended.exception()  # seen here, so that nobody logs it as never retrieved
+            ended.exception()  # seen here, so that asyncio does not log it as never retrieved
         self.ended = ended
         with contextlib.suppress(RuntimeError):  # nobody waits for it: that loop was closed meanwhile
             self._loop.call_soon_threadsafe(self.arrived.set)

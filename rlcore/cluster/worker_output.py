@@ -19,7 +19,7 @@ STACK = re.compile(
     r"\s+@\s|PC: @|\*\*\* SIG|\[.* logging\.cc:|Stack \(most recent|(Current )?[Tt]hread 0x|Extension modules:"
     r'|  File ".*", line \d+ in '
 )
-"""Lines of a crash that are no last words: native frames, and those of Python's faulthandler."""
+"""Lines of a crash that are not last words: native frames, and those of Python's faulthandler."""
 
 
 class WorkerOutput:

@@ -1,7 +1,7 @@
 """Turns on devices that several roles share: servers sleep while the roles that train have theirs.
 
 A pool that is the union of others lends the training roles the devices of servers (rollout and reward replicas).
-Servers are awake whenever nobody trains; they sleep from `train` to `serve`, and whoever called `train` calls `serve`
+Servers are awake while no role trains; they sleep from `train` to `serve`, and the caller of `train` calls `serve`
 under try/finally.
 """
 
@@ -62,7 +62,7 @@ class DeviceLease:
 
     async def serve(self) -> None:
         """The servers are awake when this returns, also those of which `train` never heard; WorkerError names one that
-        is not. Does nothing when nobody was to sleep.
+        is not. Does nothing when no server had to sleep.
         """
         async with self._turning:
             if not self._training:

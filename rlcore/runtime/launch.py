@@ -151,7 +151,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         turns = _turns(plan, groups, sink)
         context = await _build_context(plan, run_dir, groups, generator, tokens, children, sink)
         built = {slot: await _start_component(plan, slot, context, groups, limits, stack) for slot in SLOT_INTERFACES}
-        busy.take()  # what starting took is nobody's work
+        busy.take()  # the time of starting is not work
         yield Runtime(
             plan=plan,
             run_dir=run_dir,
@@ -241,7 +241,7 @@ def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExit
 
 
 def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
-    """After the weights' sync: a restarted server takes up its weights before it may have to sleep."""
+    """After the weight sync: a restarted server loads its weights before it may have to sleep."""
     interfaces = {worker.request.role.name: worker.request.role.interface for worker in plan.workers}
     servers = [(groups[role], interfaces[role]) for role in plan.colocated_roles]
     return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device == "cpu")

@@ -177,7 +177,7 @@ class _Missing:
         return owed
 
     def arrived(self, completion: Completion) -> bool:
-        """Cross it off; whether it is new. WorkerError for one that nobody asked for, or came before and once only."""
+        """Cross it off; True if it is new. WorkerError for one not requested, or that came before without a retry."""
         key = (completion.request_id, completion.sample)
         if key not in self.left and key in self._asked and completion.request_id in self.repeated:
             return False

@@ -85,7 +85,7 @@ class MeteredReplica:
             self._add(-1)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the replica has."""
+        """Everything else of the replica."""
         return getattr(self.replica, name)
 
     def _add(self, by: int) -> None:
@@ -120,7 +120,7 @@ class MeteredGroup:
 
 
 def roles_by_pool(plan: RunPlan) -> dict[str, tuple[str, ...]]:
-    """The roles that work on the devices of each pool that is no union."""
+    """The roles that work on the devices of each pool that is not a union."""
     roles: dict[str, list[str]] = {pool.name: [] for pool in plan.pools if not pool.colocates}
     for pool in plan.pools:
         for leaf in pool.colocates or (pool.name,):
