@@ -17,7 +17,7 @@ from rlcore.errors import PluginError, boundary, nearest
 def import_function(reference: str) -> Callable[..., Any]:
     """The function that 'module:attr' or '/absolute/file.py:attr' names; a file is imported once a process.
 
-    PluginError when the reference is malformed, the import fails, or the module has no such function.
+    PluginError when the reference is malformed, the import fails, or the module lacks the function.
     """
     where, separator, name = reference.rpartition(":")
     if not (separator and where and name):

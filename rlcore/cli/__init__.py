@@ -30,7 +30,7 @@ ERROR, INTERRUPTED, BUG = 2, 130, 1
 
 
 class _Bug(RlcoreError):
-    """Something of ours, or of what we call, raised what nobody expected."""
+    """rlcore, or a library that it calls, raised an unexpected exception."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,7 +75,7 @@ def _run(arguments: list[str]) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read our output has gone (`rlcore plan | head`); without this Python complains when it exits.
+        # The reader of our output has gone (`rlcore plan | head`); without this Python complains when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

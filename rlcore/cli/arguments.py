@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 class Leave(SystemExit):
-    """A command ends here on purpose: any other exit is somebody else's code, which may not end a run."""
+    """A command ends here on purpose. Any other exit comes from foreign code, which may not end a run."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -48,6 +48,6 @@ def answer(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """An error, to standard error; when nobody can read it any more, nothing."""
+    """Writes an error to standard error; does nothing when that is closed."""
     with contextlib.suppress(OSError):
         print(displayable(text), file=sys.stderr, flush=True)

@@ -5,8 +5,8 @@ Four mechanisms, and no other:
 * A wrong configuration, plugin, combination or checkpoint raises the matching `RlcoreError`, before anything starts if
   it can be known then. The command line prints its one line and exits with 2.
 * A reward or tool that fails is data (`Reward(status=FAILED)`), never an exception in the training loop.
-* Somebody else's code runs inside `boundary()`, which names whose code it was.
-* A bug of our own raises what Python raises, with its traceback.
+* Foreign code runs inside `boundary()`, which names its owner in errors.
+* A bug in rlcore raises what Python raises, with its traceback.
 """
 
 import sys
@@ -60,7 +60,7 @@ class EndOfProcess(SystemExit):
 
 
 ANSWERED = (Exception, SystemExit)
-"""What somebody else's code may raise and a boundary turns into an error.
+"""Exceptions of foreign code that a boundary turns into an error.
 
 Of the rest a boundary turns what their code raised itself; a Ctrl-C, the cancellation of the task and the end of a
 generator that waits inside the boundary pass.
@@ -72,10 +72,10 @@ CALLED = (*ANSWERED, GeneratorExit)
 def boundary(
     whose: str, error: type[RlcoreError], caught: type[BaseException] | tuple[type[BaseException], ...] = ANSWERED
 ) -> "Boundary":
-    """Run somebody else's code: an exception of theirs becomes `error`, naming `whose` code it was.
+    """Run foreign code: its exceptions become `error`, which names the code by `whose`.
 
     An RlcoreError passes unchanged, but an OfferError, which does not know whose it is, gets the name; the original
-    exception stays chained as the cause. `caught` is BaseException where nobody above waits for exits and
+    exception stays chained as the cause. `caught` is BaseException where no caller above waits for exits and
     cancellations: in a process that only runs that code.
     """
     return Boundary(whose, error, caught)

@@ -44,7 +44,7 @@ ALGORITHM_KEYS: Mapping[AlgorithmKind, str] = {
 def choose_components(config: RunConfig, offers: Offers) -> dict[str, ComponentPlan]:
     """The component of each slot, by slot.
 
-    ConfigError for a name that nobody offers, PluginError for one that two offer.
+    ConfigError for a name that is not offered, PluginError for one that two offer.
     """
     chosen = {}
     for slot in SLOTS:

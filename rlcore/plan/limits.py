@@ -71,7 +71,7 @@ def limited(whose: str) -> Iterator[None]:
         left = max(was_left - (time.monotonic() - began), 1e-3) if was_left else 0.0
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
         signal.setitimer(signal.ITIMER_REAL, left, was_interval)
-        if said:  # whatever the code made of being interrupted
+        if said:  # even if the code swallowed the interruption
             raise PluginError(said[0])
 
 

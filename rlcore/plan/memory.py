@@ -105,7 +105,7 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> in
     logits = SAMPLED_LOGITS * config.rollout.max_rows * shape.vocabulary * BYTES["float32"]
     keys_and_values = cached * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]
     # Of a layer's feed-forward, whose values are the most that is there at a time; rows whose weights have changed are
-    # computed anew as prompts are.
+    # computed again as prompts are.
     prefill = 4 * shape.hidden_size + 3 * shape.inner_size
     prefilled = min(cached, PREFILL_TOKENS) * prefill * BYTES[config.actor.dtype]
     return int(copied * (model.parameters or 0)) + keys_and_values + prefilled + logits

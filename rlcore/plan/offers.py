@@ -17,7 +17,7 @@ CORE = "core"
 
 
 class Offers(Protocol):
-    """The offers of one run; `rlcore.plugins.Hooks` is the one that reads plugins. Their order has no meaning."""
+    """The offers of one run; `rlcore.plugins.Hooks` is the one that reads plugins. Their order does not matter."""
 
     def config_sections(self) -> tuple[Offer[ConfigSection], ...]: ...
 
@@ -56,5 +56,5 @@ def by_provider(offer: Offer[Any]) -> tuple[str, str]:
 
 
 def join_names(parties: Sequence[str]) -> str:
-    """Parties of an error, in an order of their own: 'a and b'."""
+    """Parties of an error, sorted: 'a and b'."""
     return " and ".join(sorted(parties))

@@ -45,7 +45,7 @@ def make_pools(
 
 
 def pool_notes(pools: Sequence[PoolPlan]) -> list[str]:
-    """Pools that nobody declared in `cluster.pools` and whose name is nearly that of another: misspelt, perhaps."""
+    """Notes on pools that `cluster.pools` does not declare and whose name is close to another's: misspelt, perhaps."""
     notes = []
     for pool in pools:
         others = [item.name for item in pools if item.name != pool.name]

@@ -44,7 +44,7 @@ TREE_TYPES = frozenset(
 )
 """Values of `model_type` whose attention goes through transformers' AttentionInterface, with its keyword arguments."""
 CACHE_TYPES = frozenset({"gptj", "codegen"})
-"""Those with attention code of their own, but an ordinary cache."""
+"""Models with their own attention code, but an ordinary cache."""
 OWN_ATTENTION = "sdpa"
 """The value of `model.attention` that the attention of the way `tree` stands for."""
 

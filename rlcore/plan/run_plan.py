@@ -80,12 +80,12 @@ class SchedulePlan:
 
     @property
     def sample_before_update(self) -> bool:
-        """Whatever was issued is sampled to its end before a step's first update."""
+        """Every issued prompt is sampled to its end before a step's first update."""
         return self.embedded and self.max_staleness <= 1
 
     @property
     def sample_before_publish(self) -> bool:
-        """Whatever was issued is sampled to its end before weights are handed over: no sample has two versions."""
+        """Every issued prompt is sampled to its end before weights are handed over, so no sample has two versions."""
         return self.max_staleness <= 1
 
 

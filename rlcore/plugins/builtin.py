@@ -1,4 +1,4 @@
-"""The core's own offers, through the same hooks as anybody's."""
+"""The core's offers, through the same hooks as those of plugins."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields

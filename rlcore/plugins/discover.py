@@ -81,7 +81,7 @@ def entry_point_rewards() -> tuple[Offer[RewardFunction], ...]:
     """Entry points of the group `rlcore.rewards` as offers, none of them loaded; one that names no function is none."""
     offers = []
     for entry in sorted(_entries(REWARDS_GROUP), key=lambda entry: (entry.name, entry.value)):
-        with suppress(OfferError):  # of a distribution that nobody need have asked for
+        with suppress(OfferError):  # of a distribution that the run may not use
             offers.append(Offer(RewardFunction(entry.name, entry.value), _provider(entry, entry.name, "entry point")))
     return tuple(offers)
 

@@ -37,7 +37,7 @@ TRACE = "RLCORE_TRACE_PLUGINS"
 
 
 class Hooks:
-    """The offers of the core and of the given plugins; every hook runs once. Their order has no meaning."""
+    """The offers of the core and of the given plugins; every hook runs once. Their order does not matter."""
 
     def __init__(self, plugins: Sequence[LoadedPlugin]) -> None:
         everything = [LoadedPlugin(builtin.PROVIDER, builtin), *plugins]

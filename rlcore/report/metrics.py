@@ -1,7 +1,7 @@
 """Writes a run's steps to disk: `metrics.jsonl`, and one file of trajectories per step.
 
 A line counts when it ends in a line break: one that a crash tore off is ignored by readers and dropped by writers.
-Numbers that are not finite are written as null, because JSON has no other word for them. Everything that depends on the
+Numbers that are not finite are written as null, because JSON does not have them. Everything that depends on the
 clock is named `time/...`, so that the rest of two equal runs is equal.
 """
 
@@ -155,12 +155,12 @@ def _describe(scored: ScoredTrajectory, advantage: float | None, lane: Lane) -> 
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    """The record as a line of JSON, without secrets; what JSON has no word for as its text."""
+    """The record as a line of JSON, without secrets; values that JSON lacks become text."""
     try:
         line = orjson.dumps(record, as_json, _AS_TEXT | orjson.OPT_APPEND_NEWLINE)
         if is_redacted(line):
             return line
-    except orjson.JSONEncodeError:  # a key that is no text, a lone surrogate, an integer of more than 64 bits
+    except orjson.JSONEncodeError:  # a key that is not text, a lone surrogate, an integer of more than 64 bits
         pass
     # a lone surrogate in a text becomes its JSON escape
     text = json.dumps(as_json(record), ensure_ascii=False, allow_nan=False)
@@ -168,7 +168,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def as_json(value: Any) -> Any:
-    """The value as JSON, without secrets; what JSON has no word for as its text."""
+    """The value as JSON, without secrets; values that JSON lacks become text."""
     return plain(value, _leaf, lambda name: redact(str(name)))
 
 

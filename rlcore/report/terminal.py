@@ -96,7 +96,7 @@ class Terminal:
         self._console.print(table)
 
     def say(self, text: str) -> None:
-        """One line of its own, never taken for markup."""
+        """A separate line, never taken for markup."""
         if self._console.is_terminal:
             self._console.print(Text(displayable(text)), soft_wrap=True)
         else:  # a step's one line, for which rich would take longer than for the step's metrics

@@ -1,6 +1,6 @@
 """Trackers beside metrics.jsonl: tensorboard, wandb, mlflow and trackio, through accelerate's tracker classes.
 
-They run in a thread of their own: some talk to a server, some keep their run in a thread-local variable, and none may
+They run in a separate thread: some talk to a server, some keep their run in a thread-local variable, and none may
 hold up or end a training run. One that fails after the start is named in a warning and switched off.
 """
 
@@ -184,7 +184,7 @@ def _named_for(tracker: str, values: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _caught(whose: str, error: type[RlcoreError]) -> Iterator[list[RlcoreError]]:
-    """Somebody else's code; what it raises is put into the list, worded as `error`."""
+    """Runs foreign code; its exceptions are added to the list, worded as `error`."""
     problems: list[RlcoreError] = []
     try:
         with boundary(whose, error):
@@ -224,7 +224,7 @@ def _flat(run_config: str) -> dict[str, Any]:
         else:
             flat[path] = value if isinstance(value, (bool, int, float, str)) else str(value)
 
-    # unresolved: what stands in the environment is nobody else's business
+    # unresolved: values of the environment are not for trackers
     walk(OmegaConf.to_container(OmegaConf.create(run_config), resolve=False), "")
     flat.pop("", None)
     return flat

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 FIRST_RETRY_S = 0.1
 LOGGED_TRACES = 3
 JITTER = random.Random()
-"""A generator of its own: how long a retry waits must not move anybody else's random numbers."""
+"""A separate generator: the pauses of retries must not change other random numbers."""
 
 
 class FunctionCalls:

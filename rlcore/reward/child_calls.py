@@ -52,7 +52,7 @@ class ChildCaller:
         return self._pool.num_restarts
 
     async def start_first(self) -> Child:
-        """The first child, in which the function can be inspected; PluginError or ConfigError if it is no good."""
+        """The first child, in which the function can be inspected; PluginError or ConfigError if it is unusable."""
         return await self._pool.first()
 
     async def start_others(self) -> None:

@@ -15,7 +15,7 @@ def limit_memory(name: str, memory_gib: float) -> None:
 
     The kernel counts what the process could write to (RLIMIT_DATA), not the address space that libraries reserve: that
     of torch on a CPU is about what it uses. A request beyond the limit is a MemoryError. ConfigError when the process
-    has more already, PluginError where the system has no such limit.
+    has more already, PluginError where the system lacks this limit.
     """
     if not sys.platform.startswith("linux"):
         raise PluginError(f"reward.functions.{name}.memory_gib: {sys.platform} cannot limit memory so; leave it out")

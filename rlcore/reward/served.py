@@ -34,7 +34,7 @@ def _load(spec: FunctionSpec) -> Any:
 
 
 def serve_in_child(spec: FunctionSpec, memory_gib: float) -> "ServedReward":
-    """The function in a child process of its own, which may hold so much memory (0: any)."""
+    """The function in a separate child process, which may hold that much memory (0: any)."""
     if memory_gib:
         limit_memory(spec.name, memory_gib)
     return ServedReward(spec)
@@ -137,7 +137,7 @@ class ServedReward:
                 await pending
 
     def close(self) -> None:
-        """Let a class let go of what it holds."""
+        """Let a class release its resources."""
         self._life_cycle("close")
 
     def _made(self, factory: Any) -> Any:

@@ -147,7 +147,7 @@ def _of_method(who: str, target: type, method: str) -> list[inspect.Parameter]:
 
 
 def _method(who: str, target: Any) -> str:
-    """The method of a class that scores; empty for what is no class."""
+    """The method of a class that scores; empty for anything but a class."""
     if not isinstance(target, type):
         return ""
     for method in METHODS:

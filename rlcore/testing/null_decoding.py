@@ -112,7 +112,7 @@ class _Row:
 def _end(ids_N: npt.NDArray[np.int32], sampling: Sampling) -> tuple[int, FinishReason]:
     """(tokens to keep, finish reason): a row ends at the end token, or at the token that completes a stop string."""
     ends = [int(index) + 1 for index in np.flatnonzero(ids_N == ByteTokens.EOS)[:1]]
-    # the end token is no byte, but it has to keep its place
+    # the end token is not a byte, but it has to keep its place
     text = bytes(int(id_) % 256 for id_ in ids_N)
     ends += [text.index(stop.encode()) + len(stop.encode()) for stop in sampling.stop if stop.encode() in text]
     return (min(ends), FinishReason.STOP) if ends else (len(ids_N), FinishReason.LENGTH)

@@ -20,7 +20,7 @@ def write_package(
 ) -> str:
     """A module and the metadata of its distribution below `site`, a directory on sys.path; returns the module's name.
 
-    Without `entry_points` the module is a plugin of its own name. `source` is dedented.
+    Without `entry_points` the module is a plugin of the module's name. `source` is dedented.
     """
     distribution = distribution or module.replace("_", "-")
     site.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,7 @@ class ScriptedService:
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
         try:
-            # Cancelled by `serve` alone, at the end, which is no news to anybody.
+            # Cancelled by `serve` alone, at the end.
             with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 while await self._exchange(reader, writer):
                     pass

@@ -83,7 +83,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result; where this thread runs an event loop already (a notebook), in a thread of its own."""
+    """The coroutine's result; where this thread runs an event loop already (a notebook), in a separate thread."""
     if not _loop_is_running():
         return asyncio.run(work)
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[T]]] = []

@@ -3,7 +3,7 @@
 The one place that knows who is due when. Prompts are issued in passes: one call of the agent loop, whose trajectories
 go to the reward manager the moment they are finished. Several passes may be under way at a time. A prompt is *sampled*
 when all its trajectories are finished, *ready* when all of them are scored, and *retired* when it was trained on, left
-out, or given up. Everything is matched by id; what arrives first has no meaning but for the order of readiness.
+out, or given up. Everything is matched by id; the order of arrival matters for readiness only.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class RolloutBuffer:
         return [pending for pending in self._issued.values() if pending.due == step]
 
     def issue(self, num: int, due: int) -> list[PendingGroup]:
-        """Send the next `num` prompts of the order to the agent loop, in a pass of their own."""
+        """Send the next `num` prompts of the order to the agent loop, in one pass."""
         issuing = self._issuing
         tasks = tasks_for(self.order.next_prompts(num), issuing.samples_per_prompt, issuing.seed)
         members = [PendingGroup(task, next(self._numbers), due, self.version) for task in tasks]

@@ -232,7 +232,7 @@ def _encode_state(state: Mapping[str, Any], step: int) -> bytes:
 
 
 def _refuse_odd_keys(value: Any, where: str) -> None:
-    """JSON would silently turn a key that is no string into one."""
+    """JSON would silently turn a key that is not a string into one."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if not isinstance(key, str):

@@ -46,7 +46,7 @@ class EvalResult:
 async def evaluate(run: EvaluatedRun, prompts: Mapping[str, Sequence[Prompt]], seed: int) -> EvalResult:
     """Sample each prompt `eval.samples_per_prompt` times and score the samples; `source_metrics` says what is reported.
 
-    Prompts are issued under ids of their own ('eval/...'): names in `data.sources` and `eval.sources` may be the same.
+    Prompts are issued under separate ids ('eval/...'): names in `data.sources` and `eval.sources` may be the same.
     A sample's seed follows from `seed` and its prompt's id, so that evaluations differ by the weights alone.
     """
     config = run.plan.config

@@ -39,7 +39,7 @@ def later_epoch(streamed: Sequence[Batch], seed: int, step: int, epoch: int) -> 
 
 
 def row_advantages(batch: Batch) -> list[float]:
-    """One advantage a row: the estimator's, or the mean over the row's sampled tokens if it gives one a token."""
+    """One advantage per row: the estimator's, or the mean over the row's sampled tokens if it gives one per token."""
     if batch.advantages_B is not None:
         advantages_B = batch.advantages_B
     elif batch.advantages is not None:

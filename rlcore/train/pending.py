@@ -88,7 +88,7 @@ class PendingGroup:
         self.judged.add(row.trajectory, now)
 
     def restore(self, rows: Sequence[ScoredTrajectory], keep_partial: bool) -> None:
-        """Take up scored trajectories of a checkpoint: all samples, or those there are if each counts."""
+        """Restore scored trajectories of a checkpoint: all samples, or those there are if each counts."""
         samples: dict[int, list[ScoredTrajectory]] = {}
         for row in rows:
             samples.setdefault(row.trajectory.id.sample, []).append(row)

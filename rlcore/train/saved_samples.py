@@ -1,6 +1,6 @@
 """Scored trajectories on disk: rewards that were given and not trained on yet outlive the run that paid for them.
 
-Plain arrays and JSON, no pickle. What JSON has no word for (in `info`, and in messages) comes back as its text, tuples
+Plain arrays and JSON, no pickle. What JSON lacks (in `info`, and in messages) comes back as its text, tuples
 as lists.
 """
 
@@ -130,7 +130,7 @@ def _restored(
 
 
 def _json(value: Any) -> Any:
-    """The value as JSON; what JSON has no word for as its text."""
+    """The value as JSON; values that JSON lacks become text."""
     return plain(value, _leaf, str)
 
 

@@ -1,4 +1,4 @@
-"""A run's checkpoints: written between two steps, taken up again, written in a hurry when a signal comes."""
+"""A run's checkpoints: saved between two steps, restored, and saved in a hurry when a signal comes."""
 
 import asyncio
 import contextlib

@@ -40,7 +40,7 @@ class StepBatcher:
         """Prompts that this step must train on; none where steps take what is ready first."""
         self._arrays = ForwardPasses(run, self.timeline)
         self.taken: list[PendingGroup] = []
-        """Prompts that this step uses up, whatever becomes of them."""
+        """Prompts that this step uses up, dropped ones included."""
         self.everything: list[ScoredTrajectory] = []
         """Every scored trajectory of theirs, also failed and replaced ones, in the order in which prompts were issued;
         empty until all are scored."""

@@ -1,4 +1,4 @@
-"""Prompts as tasks for the agent loop, each with a seed of its own."""
+"""Prompts as tasks for the agent loop, each with its own seed."""
 
 import hashlib
 from collections.abc import Sequence

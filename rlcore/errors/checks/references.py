@@ -94,7 +94,7 @@ def spec_of(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
     for finder in sys.meta_path:
         # Of a namespace package in another, PathFinder would look up the outer one among loaded modules.
         known_as = tail if finder is PathFinder else name
-        with suppress(Exception):  # a finder of somebody else's, which the import will run into as well
+        with suppress(Exception):  # a foreign finder, which the import will run into as well
             spec = finder.find_spec(known_as, places)
             if spec is not None:
                 return spec

@@ -161,7 +161,7 @@ class AgentLoopSuite(ComponentSuite):
 
     @extra("repeats")
     def test_seeds_decide_what_is_sampled(self) -> None:
-        """The same seeds repeat whatever the order of tasks; others differ."""
+        """The same seeds repeat in any order of tasks; other seeds differ."""
 
         async def main(agent: AgentLoop) -> None:
             one, other = [_ids(await self.roll(agent, item)) for item in (self.tasks(), self.tasks()[::-1])]

@@ -31,7 +31,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
     scales: bool = False
     """Claim: a positive factor of all rewards (values, baselines) is one of the advantages."""
     prefers_reward: bool = False
-    """Claim: in a group, and as long as another, a sample of more reward has no smaller advantage."""
+    """Claim: in a group, and as long as another, a sample of more reward has at least the advantage of the other."""
     gamma: float = 1.0
     lam: float = 0.9
     pass_k: int = 2

@@ -31,7 +31,7 @@ class PolicyLossSuite(AlgorithmSuite):
     """The gradient on policy is this times -A; 0: it is another."""
 
     def inputs(self, dtype: torch.dtype = torch.float64, spread: float = 0.15) -> PolicyLossInputs:
-        """Four rows, one of which has no loss token; log-ratios of about `spread`, one advantage a row."""
+        """Four rows, one of which has no loss token; log-ratios of about `spread`, one advantage per row."""
         draw = torch.Generator().manual_seed(self.seed)
         old_BT = -torch.rand(ROWS, LENGTH, generator=draw, dtype=dtype) - 0.1
         off_BT = spread * torch.randn(ROWS, LENGTH, generator=draw, dtype=dtype)
@@ -86,7 +86,7 @@ class PolicyLossSuite(AlgorithmSuite):
             self.need(not bool(value_BT[~inputs.mask_BT].any()), f"metric '{name}' is not 0 outside the mask")
 
     def test_masked_tokens_have_no_gradient(self) -> None:
-        """Whatever stands there: -inf and NaN, too."""
+        """Any value there is ignored: -inf and NaN, too."""
         inputs = self.inputs()
         clean_BT = self.gradient(inputs)
         for value in (float("-inf"), float("nan")):

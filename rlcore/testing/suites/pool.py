@@ -71,7 +71,7 @@ class ResourcePoolSuite(Suite):
             self.need(pool.name not in pool.colocates, f"pool '{pool.name}' is a union of itself")
 
     def test_it_declares_the_same_whenever_it_is_asked(self) -> None:
-        """And whatever the order of the requests."""
+        """The order of the requests does not matter either."""
         one, other = (
             sorted(self.pools(item), key=lambda pool: pool.name) for item in (self.requests, self.requests[::-1])
         )
