@@ -26,7 +26,7 @@ def calls(text: str) -> list[ToolCall]:
 
 
 def is_right(trajectory: Trajectory) -> float:
-    """1.0 if the policy's last words are no call, and the last number in them is the sum."""
+    """1.0 if the policy's last turn is not a call, and its last number is the sum."""
     if isinstance(trajectory.completion, str) or not trajectory.completion:
         return 0.0
     last = trajectory.completion[-1]
