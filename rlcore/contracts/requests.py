@@ -76,7 +76,7 @@ class WorkerRequest:
     """Tokens whose keys and values a rank holds at most."""
     takes_adapter: bool = False
     """Of a rollout with a copy of the weights: a LoRA actor hands it the adapter alone, as files."""
-    spec: Any = None
+    spec: object = None
     """What the workers serve, as frozen data that the role's interface defines: a `RewardModel` for a RewardReplica."""
     note: str = ""
     """A fact about this role that `rlcore plan` shows among its notes."""
