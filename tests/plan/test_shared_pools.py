@@ -161,7 +161,7 @@ def overrides(tmp_path: Path) -> list[str]:
 
 
 def happened(overrides: list[str], error: type[BaseException] | None = None, *faults: str) -> list[str]:
-    """What happened in a run with these faults, which ends with `error`; a word that repeats itself is said once."""
+    """The events of a run with these faults, which ends with `error`; repeated events count once."""
     plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
     plan = plan_run([], overrides, plugins)
     module: Any = sys.modules["rlcore_file_turns"]
