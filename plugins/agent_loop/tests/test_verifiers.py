@@ -138,7 +138,7 @@ def test_an_environment_that_verifiers_brings_along_runs_unchanged(tmp_path: Pat
     found = rolled(tmp_path, "verifiers:ReasoningGymEnv", GYM)
     assert len(found) == 8
     assert {item["agent"]["ended_by"] for item in found} == {"agent"}
-    assert {item["score"] for item in found} == {0.0}, "noise is no answer"
+    assert {item["score"] for item in found} == {0.0}, "noise is not an answer"
     assert all("legs" in item["prompt"][-1]["content"] for item in found)
 
 
