@@ -71,7 +71,7 @@ def _task(seed: int, num_prompts: int) -> dict[str, Any]:
 
 
 def _conversations(prompts: Sequence[Any], system_prompt: str) -> list[list[dict[str, str]]]:
-    """What the policy reads: the system prompt, then the prompt's own messages."""
+    """The messages that the policy reads: the system prompt, then the prompt's own messages."""
     system = [{"role": "system", "content": system_prompt}]
     own = [[{key: message[key] for key in ("role", "content")} for message in prompt.messages] for prompt in prompts]
     return [[*system, *messages] for messages in own]

@@ -40,7 +40,7 @@ def canonical(name: str) -> str:
 
 
 def requirements() -> Iterator[Requirement]:
-    """What every distribution needs or may need in one environment: without what has a file of versions of its own."""
+    """The requirements of all distributions in one environment, without those with separate files of versions."""
     for directory in [ROOT, *OTHERS]:
         data = project(directory)["project"]
         extras = data.get("optional-dependencies", {})

@@ -50,7 +50,7 @@ class ReplicaDispatcher:
         self.outstanding[replica] -= num
 
     def losses(self, replica: int) -> int:
-        """How often the replica has died."""
+        """The number of times that the replica has died."""
         return self._losses[replica]
 
     async def wait_for_one(self, error: RlcoreError) -> None:

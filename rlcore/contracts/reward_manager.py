@@ -1,4 +1,4 @@
-"""The reward slot: what scores trajectories as they finish."""
+"""The reward slot: scores trajectories as they finish."""
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
@@ -10,7 +10,7 @@ from rlcore.types import Lane, Metrics, ScoredTrajectory, Trajectory
 BOUND_BY = "time/bound_by/"
 """Prefix of metrics whose names end in the key of a setting that reward calls waited for."""
 BOUND_FRAC = 0.5
-"""What calls waited for is the bound when they did for so much of the time in which rewards were asked for."""
+"""A setting is the bound when calls waited for it in at least this share of the time."""
 NOTED_FRAC = 0.05
 
 
@@ -27,19 +27,19 @@ def bound_by(waits_s: Mapping[str, float], asked_s: float) -> Metrics:
 class RewardManager(ABC):
     """Turns a stream of trajectories into a stream of scored ones, matched by id, in the order rewards arrive.
 
-    Several streams may be under way at a time: one of each batch that the schedule has in flight, and an evaluation's.
+    Several streams may run at a time: one per batch that the schedule has in flight, and an evaluation's.
     """
 
     @property
     def scope(self) -> Scope:
-        """How much must be scored together. Of a group that is not scored whole, rewards outlive the run for SAMPLE."""
+        """The unit that is scored together. Only with SAMPLE does a checkpoint keep rewards of half-scored groups."""
         return Scope.SAMPLE
 
     async def start(self) -> None:
         """Make ready: start children, connect. RewardError or ConfigError if that fails."""
 
     async def close(self) -> None:
-        """Let go of everything; also after a failure, and more than once."""
+        """Release everything. Called also after a failure, and more than once."""
 
     @abstractmethod
     def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
@@ -53,8 +53,8 @@ class RewardManager(ABC):
         return {}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
+        """The state that checkpoints keep, as JSON."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what `state` returned."""
+        """Continue from what `state` returned."""

@@ -1,4 +1,4 @@
-"""Compare runs bit for bit, as "resume equals no interruption" means it."""
+"""Compares runs bit for bit, to test that a resumed run equals an uninterrupted one."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ VARYING_ENDS = (
     "/num_restarts",
     "/ejected",
 )
-"""Ends of metrics that say how rewards were asked for, not which they were."""
+"""Suffixes of metrics about the calls of rewards, not about their scores."""
 
 
 def untimed(metrics: Metrics) -> Metrics:
@@ -32,9 +32,9 @@ def untimed(metrics: Metrics) -> Metrics:
 
 
 def run_settings(directory: Path, num_prompts: int, **more: Any) -> dict[str, Any]:
-    """Overrides of a short run below `directory`, by dotted key, with its file of prompts; `more` comes on top.
+    """Overrides of a short run below `directory`, by dotted key, with its file of prompts; `more` wins over them.
 
-    On the null backend, whose plugin is to be enabled, unless `more` says otherwise.
+    The run is on the null backend, whose plugin must be enabled, unless `more` says otherwise.
     """
     return {
         "model.path": "none",
@@ -53,7 +53,7 @@ def run_settings(directory: Path, num_prompts: int, **more: Any) -> dict[str, An
 
 
 def differing(one: Path, other: Path) -> list[str]:
-    """What differs between two runs, one line each: metrics but times, trajectories, every file of the last checkpoint.
+    """Differences between two runs, one line each: metrics except times, trajectories, files of the last checkpoint.
 
     Empty when they are equal bit for bit.
     """

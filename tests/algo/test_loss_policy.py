@@ -109,7 +109,7 @@ def test_the_gradient_of_a_row_is_that_of_the_papers_objective(
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda function: function.__name__)
 def test_on_policy_every_loss_has_the_gradient_of_reinforce(loss: Callable[..., PolicyLossOutput]) -> None:
-    """What raises a token of a good response, and only that, lowers the loss."""
+    """Raising the probability of a good response's token, and nothing else, lowers the loss."""
     logprobs_BT = torch.tensor([[-0.5, -2.0, -1.0], [-0.3, -0.2, -4.0]], dtype=torch.float64, requires_grad=True)
     advantages_BT = torch.tensor([[1.5] * 3, [-0.5] * 3], dtype=torch.float64)
     mask_BT = torch.tensor([[True, True, True], [True, True, False]])

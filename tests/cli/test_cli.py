@@ -51,7 +51,7 @@ def failing(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command prints."""
+    """The output of a command."""
     code = main(arguments)
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")

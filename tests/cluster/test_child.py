@@ -104,7 +104,7 @@ def served(tmp_path: Path) -> str:
 
 
 def run(use: Callable[[ChildProcesses], Awaitable[Any]], max_message_bytes: int = 1 << 20) -> Any:
-    """What `use` returns; fails when it leaves a process, thread, descriptor or task behind."""
+    """The result of `use`; fails when it leaves a process, thread, descriptor or task behind."""
 
     async def main() -> Any:
         children = ChildProcesses(max_message_bytes)

@@ -147,7 +147,7 @@ async def started(
 
 
 async def taken(items: AsyncIterator[int]) -> list[int]:
-    """What comes, until it ends."""
+    """The items of the stream, until it ends."""
     return [item async for item in items]
 
 

@@ -48,7 +48,7 @@ def terms_of(batch: Batch, logprobs_BT: torch.Tensor) -> tuple[LossTerms, torch.
 
 
 def summed(batches: list[tuple[Batch, torch.Tensor]]) -> dict[str, float]:
-    """What the engine logs of these micro-batches, those of two ranks."""
+    """The engine's metrics of these micro-batches, those of two ranks."""
     found: list[ReadMetrics] = []
     for batch, logprobs_BT in batches:
         sums = MetricSums()

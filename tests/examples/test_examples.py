@@ -27,7 +27,7 @@ NULL = (
 
 
 def rlcore(arguments: str, directory: Path) -> str:
-    """What the command printed, stderr included; it must succeed."""
+    """The command's output, stderr included; it must succeed."""
     done = subprocess.run(
         [sys.executable, "-m", "rlcore", *shlex.split(arguments)],
         cwd=directory,

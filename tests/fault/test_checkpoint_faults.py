@@ -116,7 +116,7 @@ class FullDisk(FileOperations):
 
 
 def save(run_dir: Path, step: int, keep: int, files: FileOperations) -> Path:
-    """What a run does to save: the engine's files, then `publish`."""
+    """Saves as a run does: the engine's files, then `publish`."""
     directory = staging(run_dir, step, files)
     files.make_directory(directory / "model")
     for name in ("model/config.json", "model/model.safetensors", "optimizer.safetensors"):

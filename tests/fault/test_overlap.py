@@ -46,7 +46,7 @@ def rlcore_worker_classes():
 
 
 def noted(path: Path) -> list[list[float]]:
-    """What was noted there, line by line."""
+    """The notes in the file, line by line."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

@@ -64,7 +64,7 @@ def training(directory: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def checkpoints(directory: Path) -> Path:
-    """Where the run saves."""
+    """The directory of the run's checkpoints."""
     return directory / "runs" / "run" / "checkpoints"
 
 

@@ -12,7 +12,7 @@ SOON_S = 0.01
 
 
 def soon(seconds: float = SOON_S) -> float:
-    """When it is so many seconds later."""
+    """The time that many seconds from now."""
     return asyncio.get_running_loop().time() + seconds
 
 

@@ -56,7 +56,7 @@ def need(condition: bool, what: str) -> None:
 
 
 def run(command: Sequence[str | Path], directory: Path, expected: int = 0) -> str:
-    """What the command printed. Nothing of the repository reaches it through the environment."""
+    """The command's output. Nothing of the repository reaches it through the environment."""
     print("$", " ".join(map(str, command)).strip().partition("\n")[0][:200], flush=True)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     environment |= {"PIP_CONSTRAINT": str(CONSTRAINTS), "PIP_BUILD_CONSTRAINT": str(CONSTRAINTS), "COLUMNS": "200"}

@@ -128,7 +128,7 @@ def write_wrong(site: Path, names: dict[str, str], mistake: str, hook: str) -> s
 
 
 def names_of(interface: str, method: str, stub: str, **more: str) -> dict[str, str]:
-    """What stands in the plugin's text."""
+    """The names in the plugin's text."""
     module, _, name = interface.partition(":")
     return {"module": module, "interface": name, "method": method, "stub": stub, **more}
 

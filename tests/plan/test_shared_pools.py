@@ -161,7 +161,7 @@ def overrides(tmp_path: Path) -> list[str]:
 
 
 def happened(overrides: list[str], error: type[BaseException] | None = None, *faults: str) -> list[str]:
-    """What happened in a run with these faults, which ends with `error`; a word that repeats itself is said once."""
+    """The events of a run with these faults, which ends with `error`; repeated events count once."""
     plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
     plan = plan_run([], overrides, plugins)
     module: Any = sys.modules["rlcore_file_turns"]
@@ -207,9 +207,9 @@ def test_servers_wake_however_a_step_ends(overrides: list[str], error: type[Base
     asleep = [text for text in ("rollout", "judge") if f"{text} sleeps" in events]
     assert "judge" in asleep
     for role in asleep:
-        assert f"{role} wakes" in events[events.index(f"{role} sleeps") :], "whoever fell asleep is woken"
+        assert f"{role} wakes" in events[events.index(f"{role} sleeps") :], "a sleeping server is woken"
     if fault == "judge sleeps":
-        assert "update" not in events, "nobody trains on a device that is not free"
+        assert "update" not in events, "the actor trains on free devices only"
 
 
 def test_what_cannot_take_turns_is_refused(overrides: list[str]) -> None:

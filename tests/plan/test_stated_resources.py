@@ -150,7 +150,7 @@ def refused(kind: type[RlcoreError], *overrides: str, facts: Facts | None = None
 
 
 def shown(plan: RunPlan, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What `rlcore plan` prints."""
+    """The output of `rlcore plan`."""
     console = Console(file=io.StringIO(), width=400)
     monkeypatch.setattr(cli_console, "stdout", lambda: console)
     show(plan, origins=False)

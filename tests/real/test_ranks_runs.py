@@ -57,7 +57,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """What one process did."""
+    """The results of one process."""
     rows = rows_of(trained("alone", values))
     assert len(rows) == 3
     return rows

@@ -114,7 +114,7 @@ class KillAnEngine:
 
 
 def title(process: int) -> bytes:
-    """What a process calls itself; empty when it has ended."""
+    """The title of a process; empty when it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/cmdline").read_bytes()
     return b""

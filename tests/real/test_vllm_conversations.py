@@ -27,7 +27,7 @@ END_OF_TURN = 2
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What happened, on the embedded engine and on two engines of vLLM."""
+    """The records of the embedded engine and of two engines of vLLM."""
     here = tmp_path_factory.mktemp("conversations")
     command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "vllm_conversations.py"), str(here)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
@@ -37,7 +37,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def ended(free: dict[str, Any], texts: list[str], eos: list[int], most: int, stop: list[str]) -> dict[str, Any]:
-    """What is left of a free response: up to the token that ends it, or that completes a stop string."""
+    """The kept part of a free response: up to the token that ends it, or that completes a stop string."""
     for num, (token, text) in enumerate(zip(free["ids"], texts[1:], strict=True), start=1):
         if token in eos or any(item in text for item in stop):
             return {"ids": free["ids"][:num], "finish": "stop"}

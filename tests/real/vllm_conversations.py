@@ -152,7 +152,7 @@ def outstanding(run: Runtime) -> tuple[int, ...]:
 
 @contextmanager
 def watched(run: Runtime) -> Iterator[set[tuple[int, ...]]]:
-    """What the replicas owe meanwhile, looked at all the time."""
+    """The work that replicas owe meanwhile, sampled all the time."""
     seen: set[tuple[int, ...]] = set()
 
     async def watch() -> None:
@@ -168,7 +168,7 @@ def watched(run: Runtime) -> Iterator[set[tuple[int, ...]]]:
 
 
 async def difference(run: Runtime, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """How far recorded log-probs are from those that the actor computes, over the sampled tokens."""
+    """The difference between recorded log-probs and the actor's, over the sampled tokens."""
     groups: dict[str, list[ScoredTrajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.id.prompt, []).append(ScoredTrajectory(trajectory, Reward(0.0)))
@@ -180,7 +180,7 @@ async def difference(run: Runtime, trajectories: Sequence[Trajectory]) -> dict[s
 
 
 async def greedy(run: Runtime) -> dict[str, Any]:
-    """What an engine makes of stop conditions: of free responses first, whose text then says where to stop."""
+    """An engine's responses under stop conditions, which are taken from the text of free responses first."""
     asked = [run.tokens.encode_prompt(prompt.messages) for prompt in prompts_of(run)]
 
     async def ask(cases: dict[str, tuple[int, int, list[str]]]) -> dict[str, Any]:

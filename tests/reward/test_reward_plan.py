@@ -76,7 +76,7 @@ def test_a_file_that_imports_relatively_is_refused_with_its_module_form(tmp_path
 
 
 def judged(made: RunPlan, directory: Path) -> Reward:
-    """What the plan's reward functions, in their children, say of one sample."""
+    """The scores of one sample by the plan's reward functions, in their children."""
 
     async def main() -> Reward:
         children = ChildProcesses()

@@ -60,7 +60,7 @@ class Group:
         self.callbacks.append(callback)
 
     def tell(self, kind: Literal["lost", "restored"], index: int) -> None:
-        """What a supervisor tells."""
+        """Reports an event as a supervisor does."""
         self.replicas[index].alive = kind == "restored"
         for callback in self.callbacks:
             callback(ReplicaEvent(kind, index, self.replicas[index].name, "killed by signal 9"))

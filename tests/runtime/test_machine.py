@@ -31,7 +31,7 @@ def write_safetensors(path: Path, numbers: int) -> None:
 
 @pytest.fixture
 def snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a Hub's cache holds of 'someone/llama' at the commit of its branch 'main'; its blobs are symbolic links."""
+    """A Hub's cache with 'someone/llama' at the commit of its branch 'main'; its blobs are symbolic links."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     repository = tmp_path / "hub" / "models--someone--llama"
     directory = repository / "snapshots" / "0a1b2c"

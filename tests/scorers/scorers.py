@@ -182,7 +182,7 @@ not_callable = 3
 
 
 class Panic(BaseException):
-    """What some libraries raise when their own code is wrong."""
+    """An exception that some libraries raise when their own code is wrong."""
 
 
 class Unsayable(Exception):

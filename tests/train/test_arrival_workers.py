@@ -190,7 +190,7 @@ def plugin(tmp_path: Path) -> Iterator[ModuleType]:
 
 
 async def refused(replica: Any, plugin: ModuleType) -> list[str]:
-    """What is said of each method."""
+    """The error about each method."""
     said = []
     for method in (plugin.Odd.number, plugin.Odd.sizes):
         with pytest.raises(WorkerError) as caught:

@@ -103,7 +103,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def in_order(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int]]:
-    """What six synchronous steps train on."""
+    """The samples that six synchronous steps train on."""
     return trained(run(settings_in(tmp_path_factory.mktemp("synchronous"))).run_dir, 6)
 
 

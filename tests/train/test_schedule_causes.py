@@ -223,7 +223,7 @@ def test_old_logprobs_take_a_pass_only_where_they_are_not_at_hand(settings: Any,
 
 
 def old_logprobs_by_token(minibatches: list[Batch]) -> dict[int, set[float]]:
-    """What pi_old says of each token that was sampled; the null policy says the same at every position."""
+    """pi_old's log-probs of each sampled token; the null policy has the same at every position."""
     found: dict[int, set[float]] = {}
     for minibatch in minibatches:
         assert minibatch.old_logprobs_BT is not None

@@ -142,7 +142,7 @@ def overrides(tmp_path: Path) -> list[str]:
 
 
 def happened(overrides: list[str], *faults: str, error: type[BaseException] | None = None) -> tuple[list[str], str]:
-    """What actor and critic were told in a run with these faults, and the error that ended it."""
+    """The calls to actor and critic in a run with these faults, and the error that ended it."""
     directory = Path(overrides[-1].partition("=")[2]).parent
     plugins = [str(directory / "told.py")]
     plan = plan_run([], overrides, plugins)

@@ -28,7 +28,7 @@ off = ""
 
 
 def _holds(name: str, found: Any = True) -> Any:
-    """What a check comes to: False when it is switched off."""
+    """The result of a check: False when it is switched off."""
     if not found or name == off:
         return False
     hit.add(name)

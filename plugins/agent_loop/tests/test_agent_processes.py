@@ -91,7 +91,7 @@ def test_an_agent_that_does_not_care_for_401_gets_no_further_turn(tmp_path: Path
 
 
 def seated(directory: Path, *calls: tuple[str, tuple[Any, ...], float]) -> list[Any]:
-    """What came of calls at the same time of one process."""
+    """The results of concurrent calls to one process."""
     (directory / "agents.py").write_text(AGENTS)
 
     async def run() -> list[Any]:

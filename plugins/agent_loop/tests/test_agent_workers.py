@@ -88,7 +88,7 @@ async def rolled(run: Runtime) -> list[Trajectory]:
 
 
 def samples(config: dict[str, Any], directory: Path, leaving: bool = False) -> list[Trajectory]:
-    """What a launched run rolls out, and leaves nothing behind unless that is allowed."""
+    """The samples of a launched run, which leaves nothing behind unless that is allowed."""
 
     async def main() -> list[Trajectory]:
         async with launch(plan_run([config], [], ["null"]), directory) as run:
@@ -99,7 +99,7 @@ def samples(config: dict[str, Any], directory: Path, leaving: bool = False) -> l
 
 
 def told(trajectories: list[Trajectory]) -> list[tuple[Any, ...]]:
-    """What each says, but for its times."""
+    """The contents of each sample, without times."""
     return [
         (
             str(trajectory.id),

@@ -84,7 +84,7 @@ def settings(tmp_path: Path) -> AgentLoopSettings:
 
 
 def results(talked: str, settings: AgentLoopSettings, processes: bool = False) -> list[str]:
-    """What the policy is told after a turn of these calls."""
+    """The results that the policy gets after a turn of these calls."""
     found = talk(says(talked, "Done."), settings, processes=processes).only
     return [content for role, content in contents(found) if role == "tool"]
 

@@ -71,7 +71,7 @@ def test_without_the_package_the_extra_is_named() -> None:
 
 
 def trained(directory: Path, environment: str, arguments: dict[str, Any]) -> "subprocess.CompletedProcess[str]":
-    """How a run on the policy without torch ended, once the environment's rows are written."""
+    """The ending of a run on the policy without torch, once the environment's rows are written."""
     if not PYTHON.exists():
         pytest.skip("the package verifiers has an environment of its own, which is not here: make setup-verifiers")
     (directory / "guess_number.py").write_text(GUESS)
@@ -138,7 +138,7 @@ def test_an_environment_that_verifiers_brings_along_runs_unchanged(tmp_path: Pat
     found = rolled(tmp_path, "verifiers:ReasoningGymEnv", GYM)
     assert len(found) == 8
     assert {item["agent"]["ended_by"] for item in found} == {"agent"}
-    assert {item["score"] for item in found} == {0.0}, "noise is no answer"
+    assert {item["score"] for item in found} == {0.0}, "noise is not an answer"
     assert all("legs" in item["prompt"][-1]["content"] for item in found)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def sizes() -> dict[str, Any]:
-    """What a config.json says of a small decoder, but for its kind."""
+    """The config.json of a small decoder, without its kind."""
     return {
         "hidden_size": 8,
         "num_attention_heads": 2,

@@ -81,7 +81,7 @@ def planned(models: Path, path: Path, *overrides: str) -> RunPlan:
 
 
 def refused(models: Path, path: Path, *overrides: str) -> str:
-    """What `rlcore plan` says, on one line."""
+    """The output of `rlcore plan`, on one line."""
     with pytest.raises(ConfigError) as caught:
         planned(models, path, *overrides)
     assert "\n" not in str(caught.value)

@@ -34,7 +34,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Found:
-    """What a critic said of the batches: values, metrics of the update, and the gradient of each."""
+    """A critic's results for the batches: values, metrics of the update, and the gradient of each."""
 
     values: list[npt.NDArray[np.float32]]
     metrics: list[Metrics]
@@ -150,7 +150,7 @@ def test_two_ranks_on_ray_make_the_update_of_one(model: Path, tmp_path: Path) ->
 
 
 def write_what_ray_says(model: Path, directory: Path) -> None:
-    """What two ranks on Ray found, into the file `found`."""
+    """Write the results of two ranks on Ray into the file `found`."""
     ray = ("plugins.ray.object_store_gib=0.1", "cluster.threads=1")
     found = asyncio.run(asked(planned(model, "plugins.critic_engine.data_parallel=2", *ray), directory))
     (directory / "found").write_bytes(pickle.dumps((found.values, found.metrics, found.gradients)))

@@ -189,7 +189,7 @@ def replicas(name: str, backend: str) -> Any:
 
 
 def processes(scored: list[ScoredTrajectory]) -> list[int]:
-    """Who scored each."""
+    """The process that scored each sample."""
     return [int(sample.reward.components["liked"]) for sample in scored]
 
 

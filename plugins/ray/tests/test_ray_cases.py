@@ -59,7 +59,7 @@ def head() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def told(head: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `ray_cases.py` saw."""
+    """The findings of `ray_cases.py`."""
     here = tmp_path_factory.mktemp("cases")
     command = [sys.executable, str(Path(__file__).parent / "ray_cases.py"), head, str(here)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=360, check=False)

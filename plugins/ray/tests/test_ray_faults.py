@@ -109,7 +109,7 @@ except AuthenticationError as error:
 
 
 def answer_to(who: str, address: str) -> str:
-    """What becomes of a client of Ray's head."""
+    """The result of a client of Ray's head."""
     command = [sys.executable, "-c", CLIENT, address, who]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 

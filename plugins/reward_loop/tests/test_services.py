@@ -27,7 +27,7 @@ Script = Callable[[ServiceCall], ServiceAnswer]
 
 
 def error_of(score: Score, settings: RewardLoopSettings) -> str:
-    """Why the one sample that was to be scored FAILED."""
+    """The reason why the one sample FAILED."""
     [only], _ = score(settings, [make_trajectory(0)])
     assert only.reward.status is RewardStatus.FAILED
     assert only.reward.score == 0.0

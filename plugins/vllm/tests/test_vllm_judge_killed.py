@@ -101,7 +101,7 @@ def engines() -> set[int]:
 
 
 def noted(name: str) -> list[str]:
-    """What is logged under this name from now on."""
+    """The lines that are logged under this name from now on."""
     lines: list[str] = []
 
     class Noting(logging.Handler):
