@@ -30,7 +30,12 @@ SAMPLED_LOGITS = 2
 PREFILL_TOKENS = 8192
 """Tokens of prompts that generation computes at once: `rlcore.engines.hf.sample.decode.PASS_TOKENS`."""
 LOGIT_BYTES = 4 * 2**24 * 4
-"""Four arrays of one chunk of logits in float32: `rlcore.engines.hf.train.head.CHUNK_ELEMENTS`."""
+"""Four arrays of one chunk of logits in float32 on a CPU: `rlcore.engines.hf.train.head.CHUNK_ELEMENTS`."""
+DEVICE_LOGITS = 2**27
+"""Logits that an accelerator computes at a time, 512 MiB in float32, where that is within the bounds below."""
+DEVICE_ROWS = (1024, 4096)
+"""Fewest and most rows of them: each chunk reads the output layer's weight three times and writes its gradient, so few
+rows are slow; more than a few thousand are not faster."""
 
 
 def training_bytes_per_parameter(engine: EngineConfig) -> float:
@@ -96,7 +101,7 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> in
         num_tokens, copied_tokens = _micro_batch(config, engine, plan.shared_prefix)
         layers = 1 if engine.gradient_checkpointing else shape.layers
         copies = copied_tokens * layers * 2 * shape.kv_size * BYTES[engine.dtype]
-        return num_tokens * activation_bytes(shape, engine) + copies + LOGIT_BYTES
+        return num_tokens * activation_bytes(shape, engine) + copies + _logit_bytes(config, shape, num_tokens)
     if not cached:
         return 0
     # An embedded rollout has its copy where the actor's gradients are otherwise; that of another is counted as held.
@@ -109,6 +114,21 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> in
     prefill = 4 * shape.hidden_size + 3 * shape.inner_size
     prefilled = min(cached, PREFILL_TOKENS) * prefill * BYTES[config.actor.dtype]
     return int(copied * (model.parameters or 0)) + keys_and_values + prefilled + logits
+
+
+def device_logit_rows(vocabulary: int) -> int:
+    """Rows of logits that an accelerator computes at a time."""
+    fewest, most = DEVICE_ROWS
+    return min(most, max(fewest, DEVICE_LOGITS // vocabulary))
+
+
+def _logit_bytes(config: RunConfig, shape: ModelShape, num_tokens: int) -> int:
+    """Of an update: four arrays of a chunk of logits in float32; on an accelerator also the gradient of the output
+    layer's weight in float32 and the product that is added to it."""
+    if config.cluster.device == "cpu":
+        return LOGIT_BYTES
+    rows = min(num_tokens, device_logit_rows(shape.vocabulary))
+    return 4 * shape.vocabulary * (4 * rows + 2 * shape.hidden_size)
 
 
 def _micro_batch(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> tuple[int, int]:

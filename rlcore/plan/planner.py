@@ -45,7 +45,6 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     check_shipped(workers, config, cluster.abilities)
     pools = make_pools(config, offers, workers, facts, cluster.abilities)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
-    workers = skip_rows(workers, not schedule.all_rows)
     memory = memory_estimate(config, workers, facts)
     colocated_roles, on_devices = plan_colocation(pools, workers, schedule), dict[str, dict[str, int]]()
     check_startable(config, cluster, pools, workers)
@@ -67,7 +66,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         facts=facts,
         components=components,
         cluster=cluster,
-        workers=workers,
+        workers=skip_rows(workers, not schedule.all_rows),
         pools=pools,
         colocated_roles=colocated_roles,
         weights_kind=plan_weights(config, workers),

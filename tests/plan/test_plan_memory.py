@@ -138,6 +138,21 @@ def test_memory_is_weights_and_optimizer_state_when_the_architecture_is_not_know
     assert plan("actor.lora.enabled=true", facts=Facts(parameters=1000)).memory_bytes == {"actor": PROCESS + 4000}
 
 
+@pytest.mark.parametrize(("tokens", "rows"), [(100, 100), (10_000, 2730)])
+def test_on_an_accelerator_a_chunk_of_logits_is_larger_and_the_gradient_of_the_head_counts(
+    tokens: int, rows: int
+) -> None:
+    shape = ModelShape("llama", 2, 8, 16, 4, 49152, full_attention=True)
+    settings = (
+        "data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4096",
+        "actor.shared_prefix=none", f"actor.micro_batch_tokens={tokens}",
+    )  # fmt: skip
+    facts = Facts(cpus=2, gpus=1, gpu_memory_bytes=10**11, parameters=1000, shape=shape)
+    found = plan(*settings, "cluster.device=cuda", facts=facts).memory_bytes["actor"]
+    assert found == 16000 + tokens * 200 * 2 * 4 + 4 * 4 * rows * 49152 + 2 * 4 * 8 * 49152
+    assert plan(*settings, facts=facts).memory_bytes["actor"] == PROCESS + 16000 + tokens * 200 * 2 * 4 + LOGITS
+
+
 def test_activations_of_a_micro_batch_and_cached_tokens_are_reckoned_by_hand() -> None:
     sizes = ("data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4")
     facts = Facts(parameters=1000, shape=LLAMA)

@@ -38,6 +38,7 @@ from rlcore.engines.hf.train.state import (
     save_whole,
     whole_tensors,
 )
+from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.engines.weight_server import host_copies
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Batch, Bools, Float32s, Metrics, SharedPrefix
@@ -368,7 +369,7 @@ class TrainEngine:
 
     @staticmethod
     def _weighted(loss_BT: Tensor, micro: MicroBatch) -> Tensor:
-        weights_B = torch.tensor(micro.batch.weights_B, dtype=loss_BT.dtype, device=micro.device)
+        weights_B = device_tensor(np.asarray(micro.batch.weights_B), micro.device).to(loss_BT.dtype)
         return weighted_sum(loss_BT, micro.mask_BT, weights_B)
 
     def _step(self, loss: float, norm: float) -> Metrics:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from rlcore.engines.hf.train.gradients import add_product, can_add
 from rlcore.errors import ConfigError
+from rlcore.plan.memory import device_logit_rows
 
 CHUNK_ELEMENTS = 2**24
-"""Logits that are computed at a time: 64 MiB in float32."""
+"""Logits that a CPU computes at a time: 64 MiB in float32."""
 BLOCK_ELEMENTS = 2**19
 """Logits that are treated at a time on a CPU, 2 MiB in float32: few enough to stay in its cache between two passes."""
 LAYER_ROWS = 1024
@@ -110,15 +111,15 @@ def token_scores(
     temperature: float,
     *,
     with_entropy: bool,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int = 0,
     adds_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(N,) log-probability of each target and (N,) entropy in nats, of softmax(logits / temperature).
 
     `hidden_NH[i]` is the state *before* target i. Entropy is 0 unless asked for. The forward pass keeps the log-sum-exp
     of each position, and the logits of the first chunks, `KEPT_ELEMENTS` at most; the backward pass computes the others
-    again, chunk by chunk. A chunk has at most `chunk_elements` logits. `adds_gradient`: the backward pass adds to the
-    `grad` of the head's weight itself, where it can.
+    again, chunk by chunk. A chunk has at most `chunk_elements` logits; 0: as `chunk_rows` says. `adds_gradient`: the
+    backward pass adds to the `grad` of the head's weight itself, where it can.
     """
     scores: tuple[Tensor, Tensor] = _TokenScores.apply(  # type: ignore[no-untyped-call]
         hidden_NH,
@@ -128,10 +129,17 @@ def token_scores(
         head,
         temperature,
         with_entropy,
-        max(1, chunk_elements // head.linear.weight.shape[0]),
+        chunk_rows(head.linear.weight.shape[0], hidden_NH.device.type, chunk_elements),
         adds_gradient and can_add(head.linear.weight),
     )
     return scores
+
+
+def chunk_rows(vocabulary: int, device: str, chunk_elements: int = 0) -> int:
+    """Rows of logits that are computed at a time on a device of that type, unless `chunk_elements` bounds them."""
+    if chunk_elements == 0 and device != "cpu":
+        return device_logit_rows(vocabulary)
+    return max(1, (chunk_elements or CHUNK_ELEMENTS) // vocabulary)
 
 
 class _TokenScores(torch.autograd.Function):

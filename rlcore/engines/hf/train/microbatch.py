@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rlcore.data.batch import micro_batches, shared_micro_batches
 from rlcore.engines.hf.train.prefixes import Arrangement, arrange
-from rlcore.types import Batch, Float32s, Int64s, SharedPrefix
+from rlcore.engines.hf.train.transfers import device_tensor
+from rlcore.types import Batch, Bools, Float32s, Int64s, SharedPrefix
 
 LOWEST = -math.inf
 """Where the maximum of no token begins."""
@@ -37,18 +38,18 @@ class MicroBatch:
     @cached_property
     def token_ids_BT(self) -> Tensor:
         """Int64 token ids."""
-        return torch.tensor(self.batch.tokens.token_ids_BT, dtype=torch.int64, device=self.device)
+        return device_tensor(self.batch.tokens.token_ids_BT.astype(np.int64), self.device)
 
     @cached_property
     def mask_BT(self) -> Tensor:
         """True where the token has a loss."""
-        return torch.tensor(self.batch.tokens.loss_mask_BT, device=self.device)
+        return device_tensor(self.batch.tokens.loss_mask_BT, self.device)
 
     @cached_property
     def flat_N(self) -> Tensor:
         """row * T + t of each position with a loss."""
         loss_mask_BT = self.batch.tokens.loss_mask_BT  # the host knows it: asking the device would wait for it
-        return torch.tensor(np.flatnonzero(loss_mask_BT), device=self.device)
+        return device_tensor(np.flatnonzero(loss_mask_BT), self.device)
 
     @cached_property
     def advantages_BT(self) -> Tensor:
@@ -57,12 +58,12 @@ class MicroBatch:
             return self.per_token(self.batch.advantages_BT)
         if self.batch.advantages_B is None:
             raise ValueError("the mini-batch has no advantages")
-        advantages_B = torch.tensor(self.batch.advantages_B, device=self.device)
+        advantages_B = device_tensor(self.batch.advantages_B, self.device)
         return advantages_B[:, None].expand(self.mask_BT.shape)
 
-    def per_token(self, array_BT: Float32s) -> Tensor:
+    def per_token(self, array_BT: Float32s | Bools) -> Tensor:
         """A (B, T) array of the batch as a tensor."""
-        return torch.tensor(array_BT, device=self.device)
+        return device_tensor(array_BT, self.device)
 
     def spread(self, values_N: Tensor) -> Tensor:
         """(B, T) with the values at the positions with a loss, and 0 elsewhere."""

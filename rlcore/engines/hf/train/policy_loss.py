@@ -10,6 +10,7 @@ from rlcore.algo.kl import kl_penalty
 from rlcore.algo.loss import PolicyLossInputs, PolicyLossOutput
 from rlcore.config import AlgoConfig
 from rlcore.engines.hf.train.microbatch import LossTerms, MicroBatch, Predictions
+from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.types import Batch, Bools
 
 METRIC_NAMES = {"ratio": "ratio_mean", "clipped_low": "clip_frac_low", "clipped_high": "clip_frac_high"}
@@ -67,7 +68,7 @@ class PolicyLoss:
             advantages_BT=micro.advantages_BT,
             mask_BT=micro.mask_BT,
             config=self._config,
-            selected_BT=None if selected is None else torch.tensor(selected, device=micro.device),
+            selected_BT=None if selected is None else micro.per_token(selected),
         )
         output = self._policy_loss(inputs)
         metrics: dict[str, Tensor] = {
@@ -78,7 +79,7 @@ class PolicyLoss:
         metrics["policy/entropy"] = predictions.entropy_BT
         counted: dict[str, Tensor] = {}
         loss_BT = output.loss_BT
-        rollout_BT = torch.tensor(micro.batch.tokens.rollout_logprobs_BT, device=micro.device)
+        rollout_BT = device_tensor(micro.batch.tokens.rollout_logprobs_BT, micro.device)
         if self._corrects:
             factor_BT, importance = importance_factor(
                 inputs.old_logprobs_BT, rollout_BT, micro.mask_BT, self._config.importance
@@ -89,7 +90,7 @@ class PolicyLoss:
             trainer_BT = inputs.old_logprobs_BT if self._corrects else logprobs_BT
             metrics[DIFFERENCE] = (trainer_BT.detach() - rollout_BT).abs()
             if micro.batch.same_weights_BT is not None:
-                counted[DIFFERENCE] = torch.tensor(micro.batch.same_weights_BT, device=micro.device)
+                counted[DIFFERENCE] = micro.per_token(micro.batch.same_weights_BT)
         if self._config.entropy_coef:
             loss_BT = loss_BT - self._config.entropy_coef * predictions.entropy_BT
         if micro.batch.reference_logprobs_BT is not None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlcore.data.batch import shared_prefixes, suffix_lengths
+from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.types import Batch, Bools, Int64s
 
 TREE_ATTENTION = "rlcore_tree"
@@ -103,7 +104,7 @@ def arrange(batch: Batch, device: torch.device) -> Arrangement:
     predict_M = _predicting(tokens.loss_mask_BT, prefix_B, batch.group_B, num_padded, num_columns, longest)
 
     def tensor(array: Int64s | Bools) -> Tensor:
-        return torch.tensor(array, device=device)
+        return device_tensor(array, device)
 
     layout = Layout(
         token_ids_GP=tensor(token_ids_GP.astype(np.int64)),
