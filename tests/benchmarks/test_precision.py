@@ -65,7 +65,8 @@ def test_the_report_compares_seeds_that_both_have_and_says_which_ran(modules: di
     assert ["float32", "0.20", "0.70"] in rows, "the mean curve"
     assert ["bfloat16 nearest", "2.0e-02", "2.0e-02", "2.0e-02", "2.0e-02", "1.020"] in rows
     assert [row[0] for row in rows].count("TRL bfloat16") == 2, "TRL logs no difference"
-    assert "Not run." in lines
+    assert "Not run: bfloat16 stochastic, float16, TRL float32." in lines
+    assert "Not run: float32, bfloat16 stochastic, bfloat16 nearest, float16." in lines, "of letters"
 
 
 def test_the_peer_gets_the_demos_prompts_in_the_demos_order(modules: dict[str, Any]) -> None:
