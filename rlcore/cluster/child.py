@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import rlcore.errors
-from rlcore.cluster.child_main import CLOSE_GRACE_S, FRAME, OK, OURS, SETUP
+from rlcore.cluster import answers
+from rlcore.cluster.child_main import CLOSE_GRACE_S, FRAME, SETUP
 from rlcore.cluster.environment import inherited
 from rlcore.cluster.stack import StackDump
 from rlcore.cluster.strays import VARIABLE, Strays
@@ -88,9 +88,9 @@ class ChildProcess(Child):
     async def spawn(self) -> None:
         """Start the process and connect to it."""
         requests, self._requests_fd = os.pipe()
-        answers_fd, answers = os.pipe()
+        answers_fd, their_answers = os.pipe()
         lifeline, self._lifeline_fd = os.pipe()
-        theirs = (requests, answers, lifeline)
+        theirs = (requests, their_answers, lifeline)
         command = [sys.executable, "-u", "-P", "-m", "rlcore.cluster.child_main", str(os.getpid()), *map(str, theirs)]
         try:
             # Started from this thread, which lives as long as the loop: PR_SET_PDEATHSIG watches threads.
@@ -126,6 +126,7 @@ class ChildProcess(Child):
 
     async def setup(self, start: dict[str, Any], deadline_s: float) -> None:
         """Make the object that is served. An error of rlcore passes with its own class, any other as ChildError."""
+        self._package = answers.package_of(start["reference"])
         try:
             await self._exchange(pickle.dumps(start), deadline_s)
         except TimeoutError as cause:
@@ -226,20 +227,21 @@ class ChildProcess(Child):
             return
         try:
             with boundary(f"child '{self.name}': its result cannot be read", ChildError):
-                kind, value = pickle.loads(payload)
+                kind, value = self._read(payload)
+                self._settle(number, call, kind, value)
         except ChildError as error:
-            call.future.set_exception(error)
-            return
-        self._settle(number, call, kind, value)
+            if not call.future.done():
+                call.future.set_exception(error)
+
+    def _read(self, payload: bytes) -> Any:
+        """The child's message: foreign code may have written it."""
+        return answers.loads(payload, self._package)
 
     def _settle(self, number: int, call: PendingCall, kind: str, value: Any) -> None:
-        if kind == OK:
+        if kind == answers.OK:
             call.future.set_result(value)
-        elif kind == OURS:
-            known = getattr(rlcore.errors, value[0], ChildError) if number == SETUP else ChildError
-            call.future.set_exception(known(value[1]))
         else:
-            call.future.set_exception(ChildError(*value))
+            call.future.set_exception(answers.error_of(kind, value, keeps_class=number == SETUP))
 
     async def _reap(self) -> None:
         """Wait for the process; kill what it started; only then give its id back to the system."""

@@ -3,8 +3,9 @@
 
 The child is told the *reference* of something callable, calls it, and serves the methods of the object it gets, or
 leaves the serving to that object's `serve_calls(pipe, calls)`. It imports the standard library and `rlcore.errors`, and
-what the reference needs. Frames are a length and a call's number followed by a pickle; the pipes are private to parent
-and child, so both ends of the pickles are ours.
+what the reference needs. Frames are a length and a call's number followed by a pickle. Code in the child can write to
+the pipe of answers, so the parent reads those by `rlcore.cluster.answers`, which runs nothing that is in them. Only
+`rlcore.cluster.serve`, for workers, sends any object.
 
 A child never outlives its parent. Three things see to it, each where the one before may fail: the end of the request
 pipe; a lifeline pipe on which nothing is ever sent and whose end makes the *kernel* kill the child's process group,
@@ -28,15 +29,13 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
+from rlcore.cluster import answers
+from rlcore.cluster.answers import OK, OURS, RAISED
 from rlcore.errors import ChildError, RlcoreError, boundary
 from rlcore.imports import import_target
 
 FRAME = struct.Struct("!QQ")
 """Number of bytes of the pickle, and number of the call it belongs to."""
-
-
-OK, RAISED, OURS = "ok", "raised", "ours"
-"""Kinds of answers: a value; a foreign exception as (message, trace); an error of rlcore as (class, message)."""
 
 
 SETUP = 0
@@ -53,11 +52,12 @@ PR_SET_PDEATHSIG = 1
 class Pipe:
     """The child's end of the two pipes."""
 
-    def __init__(self, requests: int, answers: int) -> None:
-        self._requests = os.fdopen(requests, "rb")
-        self._answers = os.fdopen(answers, "wb", buffering=0)
+    def __init__(self, requests_fd: int, answers_fd: int) -> None:
+        self._requests = os.fdopen(requests_fd, "rb")
+        self._answers = os.fdopen(answers_fd, "wb", buffering=0)
         self._lock = threading.Lock()
         self.max_bytes = 1 << 26
+        self.dumps: Callable[[Any], bytes] = answers.dumps
 
     def read(self) -> tuple[int, bytes] | None:
         """The next call's number and pickle; None at the end of the pipe."""
@@ -72,7 +72,7 @@ class Pipe:
         """Send an answer; one that cannot be pickled or is too long is replaced by an error that says so."""
         try:
             with boundary("the result cannot be sent to the parent", ChildError):
-                payload = pickle.dumps((kind, value), protocol=pickle.HIGHEST_PROTOCOL)
+                payload = self.dumps((kind, value))
             if len(payload) > self.max_bytes:
                 raise ChildError(
                     f"the result has {len(payload)} bytes; at most {self.max_bytes} can be sent to the parent"
@@ -166,11 +166,11 @@ def tie_to_parent(parent: int, lifeline: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """Serve until the pipe ends. Arguments: the parent's id and the file descriptors of the three pipes."""
-    parent, requests, answers, lifeline = (int(argument) for argument in arguments)
-    for descriptor in (requests, answers, lifeline):
+    parent, requests_fd, answers_fd, lifeline = (int(argument) for argument in arguments)
+    for descriptor in (requests_fd, answers_fd, lifeline):
         os.set_inheritable(descriptor, False)
     tie_to_parent(parent, lifeline)
-    pipe = Pipe(requests, answers)
+    pipe = Pipe(requests_fd, answers_fd)
     first = pipe.read()
     if first is None:
         return

@@ -10,9 +10,11 @@ import pickle
 import queue
 import threading
 import traceback
+from functools import partial
 from typing import Any
 
-from rlcore.cluster.child_main import OK, OURS, Pipe
+from rlcore.cluster.answers import OK, OURS
+from rlcore.cluster.child_main import Pipe
 from rlcore.cluster.host import WorkerHost
 from rlcore.errors import RlcoreError, WorkerError, boundary
 
@@ -32,7 +34,8 @@ class ServedHost:
         self._room: dict[int, asyncio.Semaphore] = {}
 
     def serve_calls(self, pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:
-        """Serve until the pipe ends, on the loop of this, the main, thread."""
+        """Serve until the pipe ends, on the loop of this, the main, thread. Answers are whatever pickles."""
+        pipe.dumps = partial(pickle.dumps, protocol=pickle.HIGHEST_PROTOCOL)
         asyncio.run(self._serve(pipe, calls))
 
     async def _serve(self, pipe: Pipe, calls: "queue.SimpleQueue[tuple[int, bytes] | None]") -> None:

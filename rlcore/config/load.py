@@ -240,11 +240,15 @@ def _defaults(types: Mapping[str, type[Any]]) -> DictConfig:
     return OmegaConf.unsafe_merge(pickle.loads(_schema()), sections)  # type: ignore[return-value]
 
 
+UNFIT = (OmegaConfBaseException, TypeError)
+"""What OmegaConf raises for a value of the wrong type; TypeError for a section in the place of a list."""
+
+
 def _merge(layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> DictConfig:
     """All layers over the dataclasses' defaults; ConfigError naming the value of the wrong type."""
     try:
         merged = OmegaConf.unsafe_merge(_defaults(types), *(without_paths(layer.values, types) for layer in layers))
-    except OmegaConfBaseException as cause:
+    except UNFIT as cause:
         raise _wrong_type(layers, types, cause) from cause
     if not isinstance(merged, DictConfig):
         raise TypeError("merging mappings gives a mapping")
@@ -257,7 +261,7 @@ def _wrong_type(layers: Sequence[Layer], types: Mapping[str, type[Any]], cause: 
         for key, value in leaves(without_paths(layer.values, types)):
             try:
                 OmegaConf.unsafe_merge(_defaults(types), nest(key, value))
-            except OmegaConfBaseException:
+            except UNFIT:
                 hint = hint_at(key, RunConfig, types)
                 choices = choices_of(hint)
                 needs = nearest(str(value), choices) if choices else f"needs {wanted(hint)}"

@@ -47,8 +47,9 @@ class Children(Protocol):
         """A child in which `reference` ('module:attr' or '/abs/file.py:attr') was called with `args` (picklable).
 
         The result is the object whose methods the child serves; `threads` calls run at a time, on the child's main
-        thread when it is 1. Nothing of rlcore that imports torch is imported there. `env` names the environment
-        variables that it gets beside those that any Python process needs; None: all of them.
+        thread when it is 1. Nothing of rlcore that imports torch is imported there. Results are built-in values, numpy
+        arrays of numbers, and frozen dataclasses or enums of rlcore or of the reference's own package. `env` names
+        the environment variables that it gets beside those that any Python process needs; None: all of them.
         """
         ...
 

@@ -77,12 +77,12 @@ class CheckedScorer(Scorer):
             found = f"{len(outcomes)} outcomes" if isinstance(outcomes, (list, tuple)) else shown(outcomes)
             raise PluginError(f"{self._who}: {method} returned {found}; needs a list of {len(trajectories)} outcomes")
         for trajectory, outcome in zip(trajectories, outcomes, strict=True):
-            if problem := _problem(outcome, trajectory):
+            if problem := problem_of(outcome, trajectory):
                 raise PluginError(f"{self._who}: {method} returned {problem}, for {trajectory.id}")
         return list(outcomes)
 
 
-def _problem(outcome: object, trajectory: Trajectory) -> str:
+def problem_of(outcome: object, trajectory: Trajectory) -> str:
     """The problem with one outcome; empty: none."""
     if not isinstance(outcome, Outcome) or not isinstance(outcome.status, RewardStatus):
         return f"{shown(outcome)}; needs an Outcome with a RewardStatus"

@@ -8,7 +8,8 @@ from rlcore.aio import Stopwatch
 from rlcore.config import RewardFunctionConfig
 from rlcore.contracts.children import Child, ChildPool, Children, ChildSlot
 from rlcore.contracts.scorer import Outcome
-from rlcore.errors import ChildError, PluginError, WorkerError
+from rlcore.errors import ChildError, PluginError, WorkerError, boundary, shown
+from rlcore.reward.checked_scorer import problem_of
 from rlcore.reward.loop_calls import Allowance, Scores
 from rlcore.reward.spec import FunctionSpec
 from rlcore.types import Lane, Trajectory
@@ -74,7 +75,7 @@ class ChildCaller:
     async def _call(self, asked: tuple[Any, ...], lane: Lane, allowance: Allowance) -> list[Outcome]:
         began: list[tuple[float, ChildSlot]] = []
         try:
-            outcomes: list[Outcome] = await self._pool.call(
+            outcomes = await self._pool.call(
                 *asked,
                 who=str(self._spec),
                 deadline_s=allowance.left_s,
@@ -93,6 +94,17 @@ class ChildCaller:
                 raise ChildError(f"{cause}{self._limit_of_memory()}") from cause
             raise
         allowance.left_s -= time.monotonic() - began[0][0]
+        return self._checked(outcomes, asked[1])
+
+    def _checked(self, outcomes: Any, trajectories: Sequence[Trajectory]) -> list[Outcome]:
+        """ChildError for anything but an outcome for each sample: the function's own code may have written it."""
+        if type(outcomes) is not list or len(outcomes) != len(trajectories):
+            needed = f"needs {len(trajectories)} outcomes"
+            raise ChildError(f"{self._spec}: its process answered {shown(outcomes)}; {needed}")
+        with boundary(f"{self._spec}: what its process answered", ChildError):
+            for trajectory, outcome in zip(trajectories, outcomes, strict=True):
+                if problem := problem_of(outcome, trajectory):
+                    raise ChildError(f"{self._spec}: its process answered {problem}, for {trajectory.id}")
         return outcomes
 
     def _limit_of_memory(self) -> str:

@@ -33,6 +33,10 @@ FORMAT = 1
 MANIFEST, STATE, POINTER = "manifest.json", "state.json", "latest"
 
 
+MAX_JSON_BYTES = 1 << 28
+"""Of the manifest and of the state; a larger one is not read."""
+
+
 PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".pt", ".pth", ".bin", ".ckpt", ".joblib", ".dill"})
 
 
@@ -153,7 +157,8 @@ def load(path: Path) -> LoadedCheckpoint:
             if name not in listed:
                 raise CheckpointError(f"checkpoint '{path}': '{name}' is not in its manifest; remove it")
             _refuse_pickle(present[name], path)
-            if listed[name] != _fingerprint(present[name]):
+            # the size first: reading a file that pretends to be a terabyte would take hours
+            if listed[name][0] != present[name].stat().st_size or listed[name] != _fingerprint(present[name]):
                 raise CheckpointError(f"checkpoint '{path}': '{name}' is damaged; choose another checkpoint")
         return LoadedCheckpoint(path, step, _read_object(path / STATE, path))
 
@@ -309,6 +314,8 @@ def _read_manifest(root: Path) -> tuple[int, dict[str, tuple[int, str]]]:
 
 def _read_object(path: Path, root: Path) -> dict[str, Any]:
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"checkpoint '{root}': '{path.name}' is larger than {MAX_JSON_BYTES >> 20} MiB")
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as cause:
         raise CheckpointError(f"checkpoint '{root}': {path.name} is not JSON: {describe(cause)}") from cause

@@ -58,12 +58,14 @@ def open_directory(directory: Path, resume: bool) -> Path:
         found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
         raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
     directory.mkdir(parents=True, exist_ok=True)
-    for name in WRITTEN:
-        if (directory / name).is_symlink():
+    for path in (*(directory / name for name in WRITTEN), *(directory / TRAJECTORIES).glob("*")):
+        if path.is_symlink():
             raise ConfigError(
-                f"train.name: '{directory / name}' is a symbolic link, and a run writes into its directory only; "
+                f"train.name: '{path}' is a symbolic link, and a run writes into its directory only; "
                 "remove it or choose another name"
             )
+        if path.exists() and not path.is_file():  # opening a pipe waits for its other end
+            raise ConfigError(f"train.name: '{path}' is not a file; remove it or choose another name")
     return directory
 
 

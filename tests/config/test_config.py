@@ -136,6 +136,7 @@ def test_an_entry_of_a_named_section_is_completed_and_overridden(tmp_path: Path)
         ("actor=3", ("actor: found 3", "needs a section")),
         ("data.sources.b=3", ("data.sources.b: found 3", "needs a section")),
         ("data.sources=[1]", ("data.sources: found [1]", "needs a section")),
+        ("rollout.stop={}", ("rollout.stop: found {}", "needs a list")),
         ("algo.preset=grop", ("algo.preset: found 'grop'", "did you mean 'grpo'?")),
         ("reward.functions.new.weight=2", ("reward.functions.new.fn: required", "text")),
         ("actor.lr=-1", ("actor.lr: found -1", "needs above 0")),

@@ -15,7 +15,6 @@ from rlcore.engines.hf.train.engine import TrainEngine
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.testing.tiny import random_batch
-from rlcore.types import Ref
 
 CUDA = torch.device("cuda:0")
 
@@ -63,10 +62,10 @@ def test_all_arrays_of_a_micro_batch_go_the_same_way(
 ) -> None:
     """A `torch.tensor(..., device='cuda')` would be an error here: there is no CUDA."""
     batch = random_batch()
-    mask_BT = batch.tokens.get().loss_mask_BT
-    recorded = Ref(batch.tokens.get().rollout_logprobs_BT)
+    mask_BT = batch.tokens.loss_mask_BT
+    recorded = batch.tokens.rollout_logprobs_BT
     batch = replace(
-        batch, old_logprobs=recorded, reference_logprobs=recorded, selected=Ref(mask_BT), same_weights=Ref(mask_BT)
+        batch, old_logprobs_BT=recorded, reference_logprobs_BT=recorded, selected_BT=mask_BT, same_weights_BT=mask_BT
     )
     micro = MicroBatch(batch, CUDA)
     loss = PolicyLoss(clip, AlgoConfig(), sampler_differs=True)

@@ -56,7 +56,7 @@ def rows_of(data: bytes) -> None:
         except RlcoreError as error:
             one_line(error)
             return
-        taken = order.take(2 * order.num_prompts)
+        taken = order.next_prompts(2 * order.num_prompts)
         assert len({(prompt.id, epoch) for prompt, epoch in taken}) == 2 * order.num_prompts
         json.dumps(order.state())
 

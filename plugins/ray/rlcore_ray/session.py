@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import socket
+import stat
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
@@ -217,21 +219,46 @@ def _call_off_abort() -> None:
         signal.alarm(0)
 
 
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
 def make_private_token() -> None:
-    """Make the file of the token that Ray would make readable by all, or close it to others when it is there."""
+    """Make the file of the token that Ray would make readable by all, or close it to others when it is there.
+
+    Its directory is closed to others' writing. WorkerError naming what stands in the file's place and holds no token.
+    """
     given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     if given or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         return
     path = Path.home() / ".ray" / "auth_token"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with boundary(f"cluster: Ray's token '{path}'", WorkerError, OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = stat.S_IMODE(path.parent.stat().st_mode)
+        if mode & OTHERS_WRITE:  # PermissionError for another user's directory
+            path.parent.chmod(mode & ~OTHERS_WRITE)
+        if not os.path.lexists(path):
+            _write_token(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or not found.st_size:
+                raise WorkerError(f"cluster: '{path}' holds no token for Ray; needs a file with one; remove it")
+            if found.st_uid == os.getuid():
+                os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+
+
+def _write_token(path: Path) -> None:
+    """Make the file whole or not at all; of several that do at once the first one's stays."""
+    descriptor, name = tempfile.mkstemp(prefix=".auth_token.", dir=path.parent)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        if path.stat().st_uid == os.getuid():
-            path.chmod(0o600)
-        return
-    with os.fdopen(descriptor, "w") as file:
-        file.write(generate_new_authentication_token())
+        with os.fdopen(descriptor, "w") as file:
+            file.write(generate_new_authentication_token())
+        with contextlib.suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        os.unlink(name)
 
 
 def _refuse_settings(settings: RaySettings) -> None:

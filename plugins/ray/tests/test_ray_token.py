@@ -1,10 +1,17 @@
 """The token of a Ray that a run starts is readable by its user alone."""
 
+import os
 import stat
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from rlcore_ray.testing import NEEDS_RAY
+
+from rlcore.errors import WorkerError
 
 pytestmark = NEEDS_RAY
 
@@ -57,3 +64,58 @@ def test_no_token_is_made_where_ray_needs_none_of_ours(
     monkeypatch.setenv(name, value)
     make_private_token()
     assert not (home / ".ray").exists()
+
+
+IN_ITS_PLACE: dict[str, Callable[[Path], object]] = {
+    "an empty file": Path.touch,
+    "a directory": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", IN_ITS_PLACE)
+def test_what_holds_no_token_is_named(home: Path, kind: str) -> None:
+    from rlcore_ray.session import make_private_token
+
+    (home / ".ray").mkdir()
+    IN_ITS_PLACE[kind](home / ".ray" / "auth_token")
+    began = time.monotonic()
+    with pytest.raises(WorkerError, match=r"cluster: .*auth_token"):
+        make_private_token()
+    assert time.monotonic() - began < 10.0
+    assert not (home / ".ray" / "nothing").exists()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o1777])
+def test_a_directory_that_others_may_write_to_is_closed_to_them(home: Path, mode: int) -> None:
+    from rlcore_ray.session import make_private_token
+
+    (home / ".ray").mkdir()
+    (home / ".ray").chmod(mode)
+    make_private_token()
+    assert modes(home)[0] & 0o022 == 0
+
+
+def test_of_several_starts_at_once_all_find_one_whole_token(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlcore_ray import session
+    from rlcore_ray.session import make_private_token
+
+    def generate() -> str:
+        time.sleep(0.05)
+        return uuid.uuid4().hex * 2
+
+    monkeypatch.setattr(session, "generate_new_authentication_token", generate)
+    found: set[str] = set()
+
+    def make(_: int) -> None:
+        make_private_token()
+        found.add((home / ".ray" / "auth_token").read_text())
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(make, range(64)))
+    assert [len(token) for token in found] == [64]
+    assert [path.name for path in (home / ".ray").iterdir()] == ["auth_token"]
