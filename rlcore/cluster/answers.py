@@ -1,7 +1,7 @@
 """The values that cross from a child process: plain data and frozen dataclasses, read without running anything.
 
 A child runs foreign code, which can write to the pipe in its process what it likes. So the pickle that the controller
-reads names no class or function: all but built-in values are told as (kind, data), and built here from a short list.
+reads names no class or function: every other value crosses as (kind, data), and built here from a short list.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ PACKAGE = "rlcore"
 
 
 OK, RAISED, OURS = "ok", "raised", "ours"
-"""Kinds of answers: a value; somebody's exception as (message, trace); an error of rlcore as (class, message)."""
+"""Kinds of answers: a value; a foreign exception as (message, trace); an error of rlcore as (class, message)."""
 
 
 def dumps(value: Any) -> bytes:
