@@ -2,9 +2,9 @@
 
 Of each process: its libraries (on a CPU), weights and optimizer state, and the larger of what an update and generation
 need beside them, which take turns. An update needs gradients, the activations of one micro-batch, which the token
-budget bounds, the keys and values of a shared prompt once for each row, and the logits that exist at a time; generation
-the weights once more where it packs them, keys and values of its rows, what a pass over their prompts needs, and logits
-of one token a row.
+budget bounds, the keys and values of a shared prompt once for each row by the way `cache`, and the logits that exist
+at a time; generation the weights once more where it packs them, keys and values of its rows, what a pass over their
+prompts needs, and logits of one token per row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -133,7 +133,7 @@ def _logit_bytes(config: RunConfig, shape: ModelShape, num_tokens: int) -> int:
 
 def _micro_batch(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> tuple[int, int]:
     """(tokens of a micro-batch, tokens of its rows with their prompts): the second where a shared prompt's keys and
-    values are copied for each row, else 0. With prompts and responses as long as allowed."""
+    values are copied for each row, as by the way `cache`, else 0. With prompts and responses as long as allowed."""
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
     samples = config.rollout.samples_per_prompt
     longest = prompt + response
@@ -142,6 +142,8 @@ def _micro_batch(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> 
         return min(budget, config.train.prompts_per_step * samples * longest), 0
     group = prompt + samples * response
     tokens = min(budget, config.train.prompts_per_step * group)
+    if way is SharedPrefix.TREE:
+        return tokens, 0
     whole_groups, rest = divmod(tokens, group)
     rows = whole_groups * samples + max(0, rest - prompt) // response
     return tokens, rows * longest

@@ -87,6 +87,10 @@ def _named(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> Shared
             f"{name}.shared_prefix=tree: it brings its own attention, which would replace model.attention={attention}; "
             f"choose {name}.shared_prefix=cache or none, or model.attention={OWN_ATTENTION}"
         )
+    if way is SharedPrefix.TREE and (why_not := _no_kernel(plan)):
+        raise PlanError(
+            f"{name}.shared_prefix=tree: {why_not}; choose {name}.shared_prefix=cache or none, or {name}.dtype=bfloat16"
+        )
     return way
 
 
@@ -97,7 +101,8 @@ def _choose(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> tuple
     if not shape.full_attention:
         return SharedPrefix.NONE, _partial(shape)
     if shape.model_type in TREE_TYPES and attention == OWN_ATTENTION:
-        return SharedPrefix.TREE, ""
+        why_not = _no_kernel(plan)
+        return (SharedPrefix.NONE, why_not) if why_not else (SharedPrefix.TREE, "")
     if shape.model_type in TREE_TYPES:
         return SharedPrefix.NONE, f"sharing them takes model.attention={OWN_ATTENTION}, and it is {attention}"
     if shape.model_type in CACHE_TYPES and not _checkpoints(plan):
@@ -107,6 +112,14 @@ def _choose(plan: WorkerPlan, shape: ModelShape | None, attention: str) -> tuple
 
 def _checkpoints(plan: WorkerPlan) -> bool:
     return plan.request.engine is not None and plan.request.engine.gradient_checkpointing
+
+
+def _no_kernel(plan: WorkerPlan) -> str:
+    """Why the attention of the way `tree` cannot compute in the role's number format; empty if it can."""
+    engine = plan.request.engine
+    if not plan.request.gpus or engine is None or engine.is_half:
+        return ""
+    return f"flash attention of GPUs computes in half precision, and its dtype is {engine.dtype}"
 
 
 def _partial(shape: ModelShape) -> str:

@@ -23,7 +23,16 @@ from rlcore.errors import ConfigError
 from rlcore.plan import Facts, WorkerPlan
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.testing.tiny import END, VOCABULARY, random_batch, write_tiny_model
-from rlcore.types import Batch, FinishReason, Prompt, Reward, ScoredTrajectory, SharedPrefix, Trajectory, TrajectoryId
+from rlcore.types import (
+    Batch,
+    FinishReason,
+    Prompt,
+    Reward,
+    ScoredTrajectory,
+    SharedPrefix,
+    Trajectory,
+    TrajectoryId,
+)
 
 torch.set_num_threads(1)
 
@@ -152,6 +161,36 @@ def test_conversations_of_several_turns_are_exact_under_any_split(
     plain = gradients_of(engine_of(llama, SharedPrefix.NONE, micro_batch_tokens=10_000), batch)
     sharing = gradients_of(engine_of(llama, shared, micro_batch_tokens=budget), batch)
     assert relative_difference(sharing, plain) < 1e-6  # norms of some models run in float32
+
+
+def test_weights_after_three_updates_differ_by_the_rounding_of_float32(llama: Path) -> None:
+    """AdamW's first steps divide gradients by their own size, so where they are noise, noise moves weights."""
+    weights = {}
+    for way in (SharedPrefix.NONE, SharedPrefix.TREE):
+        engine = engine_of(llama, way, dtype="float32", lr=1e-3)
+        before = [parameter.detach().clone() for parameter in engine.model.parameters()]
+        for seed in range(3):
+            engine.update(random_batch(num_groups=3, samples=4, seed=seed))
+        weights[way] = [parameter.detach() for parameter in engine.model.parameters()]
+    pairs = zip(weights[SharedPrefix.NONE], weights[SharedPrefix.TREE], strict=True)
+    assert max(float((one - other).abs().max()) for one, other in pairs) < 2e-5
+    moved = zip(before, weights[SharedPrefix.TREE], strict=True)
+    assert max(float((one - other).abs().max()) for one, other in moved) > 2.5e-3
+    assert relative_difference(weights[SharedPrefix.TREE], weights[SharedPrefix.NONE]) < 1e-6
+
+
+@pytest.mark.parametrize("shared", WAYS)
+@pytest.mark.parametrize("samples", [1, 2])
+def test_groups_of_few_rows_and_rows_that_predict_nothing_are_exact(
+    llama: Path, samples: int, shared: SharedPrefix
+) -> None:
+    batch = random_batch(num_groups=3, samples=samples)
+    tokens = batch.tokens
+    silent = replace(tokens, loss_mask_BT=tokens.loss_mask_BT & (np.arange(len(batch)) > 0)[:, None])
+    batch = replace(batch, tokens=silent, num_sampled_B=np.count_nonzero(silent.loss_mask_BT, axis=1))
+    settings = {"micro_batch_tokens": 1}  # a micro-batch for each row: one of them predicts nothing
+    plain, sharing = (gradients_of(engine_of(llama, way, **settings), batch) for way in (SharedPrefix.NONE, shared))
+    assert relative_difference(sharing, plain) < 1e-6
 
 
 @pytest.mark.parametrize("shared", WAYS)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from rlcore.data.batch import micro_batches, shared_micro_batches
-from rlcore.engines.hf.train.prefixes import Arrangement, arrange
+from rlcore.engines.hf.train.prefixes import PaddedBatch, pad
 from rlcore.engines.hf.train.transfers import device_tensor
+from rlcore.engines.hf.train.tree import PackedBatch, pack
 from rlcore.types import Batch, Bools, Float32s, Int64s, SharedPrefix
 
 LOWEST = -math.inf
@@ -31,9 +32,14 @@ class MicroBatch:
     shared_prefix: SharedPrefix = SharedPrefix.NONE
 
     @cached_property
-    def arrangement(self) -> Arrangement:
-        """The rows with the prefix of each group stored once."""
-        return arrange(self.batch, self.device)
+    def packed(self) -> PackedBatch:
+        """The tokens as one sequence, the prefix of each group once."""
+        return pack(self.batch, self.device)
+
+    @cached_property
+    def padded(self) -> PaddedBatch:
+        """The rows after their prefixes, and the prefix of each group once, both padded."""
+        return pad(self.batch, self.device)
 
     @cached_property
     def token_ids_BT(self) -> Tensor:

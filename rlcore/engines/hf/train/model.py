@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from rlcore.config import LoraConfig, ModelConfig
 from rlcore.engines.hf.train.gradients import adding_gradients
 from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scores
-from rlcore.engines.hf.train.prefixes import TREE_ATTENTION, cache_hidden, register_tree_attention, tree_hidden
+from rlcore.engines.hf.train.prefixes import cache_hidden
 from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.sharded_tensors import put
 from rlcore.engines.hf.train.stored_weights import check_not_quantised, check_range, check_stored, start_masters
 from rlcore.engines.hf.train.tensor_names import check_tensors
+from rlcore.engines.hf.train.tree import TREE_ATTENTION, register_tree_attention, tree_hidden
 from rlcore.errors import CheckpointError, ConfigError, boundary
 from rlcore.types import SharedPrefix
 
@@ -83,9 +84,9 @@ class Model(nn.Module):
         Rows are padded on the right, and attention is causal, so no token sees padding and no mask is needed.
         """
         if micro.shared_prefix is SharedPrefix.TREE:
-            return tree_hidden(self.transformer, micro.arrangement)
+            return tree_hidden(self.transformer, micro.packed)
         if micro.shared_prefix is SharedPrefix.CACHE:
-            return cache_hidden(self.transformer, micro.arrangement)
+            return cache_hidden(self.transformer, micro.padded)
         hidden_BTH = self.transformer.base_model(input_ids=micro.token_ids_BT, use_cache=False).last_hidden_state
         return torch.index_select(hidden_BTH.flatten(0, 1), 0, micro.flat_N - 1)
 
