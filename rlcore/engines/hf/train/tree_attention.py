@@ -183,8 +183,9 @@ class _TreeAttention(torch.autograd.Function):
         return output_1HND
 
     @staticmethod
-    def backward(ctx: Any, grad_1HND: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_1HND: Tensor) -> Any:
         tree, scale, whole = ctx.tree, ctx.scale, Part(*ctx.saved_tensors)
+        grad_1HND = _dense(grad_1HND)
         kernel, shared = KERNELS[grad_1HND.device.type], tree.shared
         grad_query, grad_key, grad_value = kernel.backward(grad_1HND, whole, tree.own, scale)
         if shared.query_lengths:
@@ -215,8 +216,14 @@ def attend(query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, tree: Tree,
     if not tree.own.query_lengths:  # a flash operation of the CPU divides by the number of queries
         return query_1HND
     scale = query_1HND.shape[-1] ** -0.5 if scale is None else scale
-    output_1HND: Tensor = _TreeAttention.apply(query_1HND, key_1KND, value_1KND, tree, scale)
+    inputs = _dense(query_1HND), _dense(key_1KND), _dense(value_1KND)
+    output_1HND: Tensor = _TreeAttention.apply(*inputs, tree, scale)  # type: ignore[no-untyped-call]
     return output_1HND
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """The tensor with the numbers of a head side by side in memory: the kernels do not look at that stride."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _join(output_1HND: Tensor, log_sums_1HN: Tensor, other_1HND: Tensor, other_1HN: Tensor) -> None:
@@ -233,7 +240,7 @@ def _bounds(spans: Spans) -> tuple[Tensor, Tensor, int, int]:
 
 def _runs(packed: Tensor, spans: Spans, lengths: int) -> list[Tensor]:
     """Views of the spans' (1, heads, tokens, ...) as (number, heads, tokens of each, ...), one for each of `alike`."""
-    pieces = packed.split([run[0] * run[lengths] for run in spans.alike], dim=2)
+    pieces = torch.split(packed, [run[0] * run[lengths] for run in spans.alike], dim=2)
     return [
         piece if run[0] == 1 else piece[0].unflatten(1, (run[0], -1)).transpose(0, 1)
         for run, piece in zip(spans.alike, pieces, strict=True)
