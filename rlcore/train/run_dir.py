@@ -3,8 +3,9 @@
 import fcntl
 import json
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -89,10 +90,24 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
+class LogFile(logging.FileHandler):
+    """Discards what a full disk does not take: a message ends no run, and is not worth a traceback."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.handleError`."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """See `logging.Handler.close`; what is still unwritten is discarded."""
+        with suppress(OSError):
+            super().close()
+
+
 @contextmanager
 def logging_to(directory: Path) -> Iterator[None]:
     """Append the messages of rlcore's loggers to log.txt, as they may be shown."""
-    logger, handler = logging.getLogger("rlcore"), logging.FileHandler(directory / LOG)
+    logger, handler = logging.getLogger("rlcore"), LogFile(directory / LOG)
     handler.setFormatter(DisplayFormatter(LOG_FORMAT))
     level = logger.level
     logger.setLevel(logging.INFO)

@@ -1,5 +1,6 @@
 """The directory of a run: names, refusal, the lock, and what changed since."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError
-from rlcore.train.run_dir import LOCK, WRITTEN, differences, locked, open_directory
+from rlcore.train.run_dir import LOCK, WRITTEN, LogFile, differences, locked, logging_to, open_directory
 
 HOLD = """
 import sys
@@ -85,3 +86,16 @@ def test_a_link_in_the_place_of_a_file_is_refused_and_its_target_left_alone(
     with pytest.raises(ConfigError, match=r"is a symbolic link|in use"):
         open_directory(directory, resume=resume)
     assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_a_log_that_the_disk_does_not_take_ends_nothing_and_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with logging_to(tmp_path):
+        [handler] = [item for item in logging.getLogger("rlcore").handlers if isinstance(item, LogFile)]
+        before = handler.setStream(Path("/dev/full").open("w"))  # noqa: SIM115  # the handler closes it
+        assert before is not None
+        before.close()
+        logging.getLogger("rlcore.test").warning("what %s takes", "nobody")
+        logging.getLogger("rlcore.test").warning("nor this")
+    assert capsys.readouterr().err == ""
