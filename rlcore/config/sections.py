@@ -150,6 +150,10 @@ class ClusterConfig:
     """For debugging: isolated workers run as threads, too."""
     max_restarts: int = option(3, at_least=0)
     """The most restarts of an `isolated` replica in a run."""
+    start_s: float = option(1800.0, above=0)
+    """Seconds for the set-up of a worker, for building a component and for starting it."""
+    stuck_s: float = option(600.0, above=0)
+    """Seconds after which a call of a component that has not returned is reported, and again after as many more."""
     pools: dict[str, PoolConfig] = field(default_factory=dict)
     """Pools by name; they win over those that plugins offer."""
     train_pool: str = "main"

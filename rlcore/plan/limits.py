@@ -6,7 +6,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
@@ -16,7 +16,7 @@ from rlcore.errors.redaction import displayable
 
 LIMIT = "RLCORE_PLUGIN_LIMIT_S"
 """Set this environment variable to give imports, hooks and requests of plugins more seconds, each."""
-DEFAULT_LIMIT_S = 30.0
+DEFAULT_LIMIT_S = 10.0
 _AGAIN_S = 1.0
 """Between interruptions of code that goes on in spite of them."""
 _TRIES = 5
@@ -40,13 +40,15 @@ def limit_s() -> float:
 
 
 @contextmanager
-def limited(whose: str) -> Iterator[None]:
-    """PluginError naming file, line and function when `whose` code takes longer than `limit_s()`.
+def limited(whose: str, limit: float | None = None, setting: str = LIMIT) -> Iterator[None]:
+    """PluginError naming file, line and function when `whose` code takes longer than `limit`; None: `limit_s()`.
+
+    `setting` is what gives it more.
 
     Works by a timer's signal, so on the main thread only; elsewhere nothing limits the code. A timer that is set
     already, by a test runner, goes on afterwards.
     """
-    limit, began = limit_s(), time.monotonic()
+    limit, began = limit_s() if limit is None else limit, time.monotonic()
     was_left, was_interval = signal.getitimer(signal.ITIMER_REAL)
     if threading.current_thread() is not threading.main_thread() or 0 < was_left <= limit:
         yield
@@ -57,7 +59,7 @@ def limited(whose: str) -> Iterator[None]:
     def interrupt(signum: int, frame: FrameType | None) -> None:
         if not under_way:
             return
-        said.append(f"{whose}: not done after {limit:g} s, {_where(frame)}; if it is only slow, set {LIMIT} to more")
+        said.append(f"{whose}: not done after {limit:g} s, {_where(frame)}; if it is only slow, set {setting} to more")
         if len(said) > _TRIES:
             _end(said[0])
         raise _Hangs
@@ -76,14 +78,19 @@ def limited(whose: str) -> Iterator[None]:
 
 
 def _where(frame: FrameType | None) -> str:
-    """The line of the plugin that waits: the innermost one outside the standard library, else the innermost."""
-    innermost = frame
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    frames = []
+    while frame is not None:
+        frames.append(frame)
         frame = frame.f_back
-    found = frame or innermost
-    if found is None:
+    return where_in(frames[::-1])
+
+
+def where_in(frames: Sequence[FrameType]) -> str:
+    """The line that waits: of the innermost frame outside the standard library, else of the last one."""
+    theirs = [frame for frame in frames if not _is_library(frame.f_code.co_filename)] or frames
+    if not theirs:
         return "nowhere in Python"
-    return f"in {found.f_code.co_name} at {found.f_code.co_filename}:{found.f_lineno}"
+    return f"in {theirs[-1].f_code.co_name} at {theirs[-1].f_code.co_filename}:{theirs[-1].f_lineno}"
 
 
 def _is_library(file: str) -> bool:

@@ -172,7 +172,7 @@ def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Map
             continue
         wanted = ceil(request.replicas * request.ranks * request.gpus)
         on_a_node = ceil(ceil(request.replicas * request.ranks / spec.nodes) * request.gpus)
-        if given and (wanted > given * spec.nodes or on_a_node > given):
+        if 0 < given < on_a_node:
             total = given * spec.nodes
             has = f"{total}" if spec.nodes == 1 else f"{total} on {spec.nodes} nodes, each of which needs {on_a_node}"
             raise PlanError(

@@ -58,7 +58,6 @@ class Hooks:
         with boundary(str(provider), PluginError, CALLED):  # objects of the module are asked for their attributes
             check_module(plugin)
             self._manager.register(plugin.module, name=provider.plugin)
-            self._manager.check_pending()
         self._providers[provider.plugin] = provider
 
     def providers(self) -> tuple[Provider, ...]:

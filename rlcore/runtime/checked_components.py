@@ -5,15 +5,15 @@ own. What a component raises in one of them becomes a PluginError that names it 
 what it is.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlcore.contracts.offers import Scope
-from rlcore.errors import CALLED, Boundary, PluginError, boundary
+from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.errors.checks.arrays import check_scored, check_trajectory, checked_metrics, per_token
 from rlcore.errors.checks.results import as_stream, awaitable, plain
 from rlcore.types import (
@@ -30,6 +30,7 @@ from rlcore.types import (
 
 if TYPE_CHECKING:
     from rlcore.contracts.agents import RolloutTask
+    from rlcore.runtime.hang_watch import HangWatch
 
 _Row = tuple[str, int, int, int]
 
@@ -39,9 +40,11 @@ class _Checked:
 
     _component: Any
     _who: str
+    _watch: "HangWatch | None"
 
-    def __init__(self, component: Any, who: str) -> None:
-        vars(self).update(_component=component, _who=who)
+    def __init__(self, component: Any, who: str, watch: "HangWatch | None" = None) -> None:
+        """`watch` tells of calls that do not come back; None: none does."""
+        vars(self).update(_component=component, _who=who, _watch=watch)
 
     @property
     def __class__(self) -> type[Any]:
@@ -58,9 +61,12 @@ class _Checked:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._component, name, value)
 
-    def _boundary(self, what: str) -> Boundary:
-        """Around a call of the component: what it raises names component and method."""
-        return boundary(f"{self._who}: {what}", PluginError, CALLED)
+    @contextmanager
+    def _boundary(self, what: str) -> Iterator[None]:
+        """Around a call of the component: what it raises names component and method, and so does a hang."""
+        who = f"{self._who}: {what}"
+        with boundary(who, PluginError, CALLED), self._watch.watching(who) if self._watch else nullcontext():
+            yield
 
     def metrics(self) -> Metrics:
         """The component's own."""
@@ -190,9 +196,9 @@ class _Given:
 class CheckedCritic(_Checked):
     """A critic engine whose values are numbers."""
 
-    def __init__(self, component: Any, who: str, *, needed: bool) -> None:
+    def __init__(self, component: Any, who: str, watch: "HangWatch | None" = None, *, needed: bool) -> None:
         """`needed`: an algorithm of the run reads values."""
-        super().__init__(component, who)
+        super().__init__(component, who, watch)
         vars(self).update(_needed=needed)
 
     async def expect(self, num_updates: int) -> int:
@@ -219,7 +225,7 @@ class CheckedCritic(_Checked):
     async def values(self, batch: Batch) -> Float32s | None:
         """See `CriticEngine.values`."""
         who = f"{self._who}: values()"
-        with boundary(who, PluginError):
+        with self._boundary("values()"):
             found = await awaitable(who, self._component.values(batch))
             if found is None and not self._needed:
                 return None
@@ -228,7 +234,7 @@ class CheckedCritic(_Checked):
     async def update(self, minibatch: Batch) -> Metrics:
         """See `CriticEngine.update`."""
         who = f"{self._who}: update()"
-        with boundary(who, PluginError):
+        with self._boundary("update()"):
             return checked_metrics(who, await awaitable(who, self._component.update(minibatch)), PluginError)
 
     def actor_may_update(self) -> bool:

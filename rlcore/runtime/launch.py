@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -28,8 +29,11 @@ from rlcore.engines.freed_memory import keep_freed_memory
 from rlcore.errors import CALLED, PlanError, PluginError, WorkerError, boundary, shown
 from rlcore.errors.checks.interfaces import check_product
 from rlcore.plan import CORE, ComponentPlan, RunPlan
+from rlcore.plan.limits import limited, where_in
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.runtime.colocation import DeviceLease
+from rlcore.runtime.hang_watch import HangWatch
+from rlcore.runtime.offering_plugin import naming_offers
 from rlcore.runtime.rollout_service import RolloutService
 from rlcore.runtime.utilization import BusyMeter, roles_by_pool
 from rlcore.runtime.weight_sync import WeightsSync
@@ -134,11 +138,12 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
     The algorithms are probed before the first worker starts. WorkerError naming the worker, or PluginError naming the
     component or algorithm, that did not start.
     """
-    limits = deadlines or Deadlines()
+    limits = deadlines or Deadlines(plan.config.cluster.start_s)
     algorithms = await asyncio.to_thread(_probed, plan)
     if plan.config.cluster.device == "cpu":
         keep_freed_memory()
     async with AsyncExitStack() as stack:
+        stack.enter_context(naming_offers(plan))
         tokens = await asyncio.to_thread(_tokens, plan)
         children = ChildProcesses()
         stack.push_async_callback(children.close)
@@ -150,7 +155,10 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
         weights = _weights_sync(plan, run_dir, groups, stack)
         turns = _turns(plan, groups, sink)
         context = await _build_context(plan, run_dir, groups, generator, tokens, children, sink)
-        built = {slot: await _start_component(plan, slot, context, groups, limits, stack) for slot in SLOT_INTERFACES}
+        watch = HangWatch(plan.config.cluster.stuck_s)
+        stack.callback(watch.close)
+        start = partial(_start_component, plan, context, groups, limits, stack, watch)
+        built = {slot: await start(slot) for slot in SLOT_INTERFACES}
         busy.take()  # the time of starting is not work
         yield Runtime(
             plan=plan,
@@ -281,29 +289,38 @@ async def _close_cluster(cluster: Cluster, who: str) -> None:
 
 
 async def _start_component(
-    plan: RunPlan, slot: str, shared: BuildContext, groups: Groups, limits: Deadlines, stack: AsyncExitStack
+    plan: RunPlan,
+    shared: BuildContext,
+    groups: Groups,
+    limits: Deadlines,
+    stack: AsyncExitStack,
+    watch: HangWatch,
+    slot: str,
 ) -> Any:
     """The slot's component, built with its own section and workers, and started."""
     chosen = plan.components[slot]
     who = owner_of(chosen)
     context = replace(shared, section=chosen.section, workers=partial(_own, plan, groups, who))
-    with boundary(f"{who}: build()", PluginError, CALLED):
+    step = f"{who}: build()"
+    limit = limited(step, limits.setup_s, "cluster.start_s")
+    with boundary(step, PluginError, CALLED), watch.watching(step), limit:
         component = chosen.component.build(context)
     check_product(type(component), SLOT_INTERFACES[slot], who)
     life = cast(_LifeCycle, component)
     stack.push_async_callback(_within, life.close, f"{who}: close()", limits.close_s)
-    await _within(life.start, f"{who}: start()", limits.setup_s)
-    return _checked(plan, slot, component, who)
+    with watch.watching(f"{who}: start()"):
+        await _within(life.start, f"{who}: start()", limits.setup_s)
+    return _checked(plan, slot, component, who, watch)
 
 
-def _checked(plan: RunPlan, slot: str, component: Any, who: str) -> Any:
+def _checked(plan: RunPlan, slot: str, component: Any, who: str, watch: HangWatch) -> Any:
     """The component, behind the checks of what it hands over while the run goes on."""
     if slot == "agent":
-        return CheckedAgent(component, who)
+        return CheckedAgent(component, who, watch)
     if slot == "reward":
-        return CheckedRewards(component, who)
+        return CheckedRewards(component, who, watch)
     needed = any(Need.VALUES in algorithm.algorithm.needs for algorithm in plan.algorithms.values())
-    return CheckedCritic(component, who, needed=needed)
+    return CheckedCritic(component, who, watch, needed=needed)
 
 
 async def _within(step: Callable[[], Awaitable[None]], whose: str, deadline_s: float) -> None:
@@ -315,7 +332,14 @@ async def _within(step: Callable[[], Awaitable[None]], whose: str, deadline_s: f
         except TimeoutError as cause:
             if not limit.expired():
                 raise
-            raise WorkerError(f"{whose} took longer than {deadline_s:g} s") from cause
+            raise WorkerError(f"{whose} took longer than {deadline_s:g} s{_interrupted(cause)}") from cause
+
+
+def _interrupted(cause: TimeoutError) -> str:
+    """Where the code stood that was cancelled, in the words of errors."""
+    trace = cause.__cause__.__traceback__ if cause.__cause__ else None
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    return f", {where_in(frames)}" if frames else ""
 
 
 def owner_of(chosen: ComponentPlan) -> str:

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 Prompts = Mapping[str, Sequence[Prompt]]
 
-DEADLINES = Deadlines(close_s=1.5)
+CLOSE_S = 1.5
 """A worker that is busy when the run ends is left behind after this long: a signal ends the run within 10 s."""
 
 
@@ -66,7 +66,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
             origin = find_origin(run_dir, start)
             if not origin.resumed and origin.checkpoint is None:
                 write_plan(run_dir, plan)
-            async with launch(plan, run_dir, DEADLINES) as run:
+            async with launch(plan, run_dir, Deadlines(plan.config.cluster.start_s, close_s=CLOSE_S)) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
                 session = Session(plan, run_dir, run, prompts, heldout, stop, window_of(run))
                 try:

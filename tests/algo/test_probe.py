@@ -59,6 +59,7 @@ def by_row(inputs): return torch.arange(len(inputs.rewards_B)).float()
 def learned(inputs): return inputs.rewards_B * torch.ones(1, requires_grad=True)
 def raises(inputs): raise KeyError("which")
 def leaves(inputs): sys.exit(0)
+def without_numbers(inputs): return inputs.rewards_B.to("meta")
 def fine(inputs): return inputs.rewards_B - 0.5
 def fine_by_token(inputs): return by_token(inputs)
 def with_values(inputs): return by_token(inputs) - inputs.values_BT
@@ -76,6 +77,9 @@ def of_another(inputs):
     return PolicyLossOutput(torch.where(inputs.mask_BT, torch.ones(inputs.mask_BT.shape, requires_grad=True), 0.0))
 def steep(inputs): return PolicyLossOutput((parts(inputs) * 0.0).sqrt())
 def a_number(inputs): return PolicyLossOutput(parts(inputs), {"size": 1.0})
+def by_number(inputs): return PolicyLossOutput(parts(inputs), {1: parts(inputs).detach()})
+def short(inputs): return PolicyLossOutput(parts(inputs), {"size": parts(inputs).detach()[1:]})
+def no_numbers(inputs): return PolicyLossOutput(parts(inputs).to("meta"))
 def with_gradient(inputs): return PolicyLossOutput(parts(inputs), {"size": parts(inputs)})
 def no_mapping(inputs): return PolicyLossOutput(parts(inputs), [parts(inputs)])
 def selected(inputs):
@@ -138,6 +142,7 @@ ESTIMATORS = {
     "late": ({}, r"returned coroutine \(it is an `async def`; needs a plain `def`\)"),
     "a_list": ({}, "returned list; needs a floating-point tensor"),
     "an_array": ({}, "returned ndarray; needs a floating-point tensor"),
+    "without_numbers": ({}, "it: (RuntimeError|NotImplementedError): "),
     "integers": ({}, r"returned a tensor of int64 of shape \(7,\); needs a floating-point tensor"),
     "scalar": ({}, r"returned a tensor of float32 of shape \(\); needs .* shape \(7,\)"),
     "by_token": ({}, r"shape \(7, 8\); needs .* shape \(7,\), one per row \(per_token=False\)"),
@@ -259,6 +264,9 @@ LOSSES = {
     "nans": "returned loss_BT: (nan|-?inf) for row 0, token 0; needs .*finite ones",
     "steep": "a gradient that is not finite with respect to logprobs_BT",
     "a_number": "returned the metric 'size', which is float; needs",
+    "by_number": "returned the metric 1, which is a tensor of float32 .*; needs",
+    "short": r"returned the metric 'size', which is a tensor of float32 of shape \(3, 8\); needs",
+    "no_numbers": "it: (RuntimeError|NotImplementedError): ",
     "with_gradient": "returned the metric 'size' with a gradient; needs it detached",
     "no_mapping": "metrics that are list; needs a mapping",
     "raises": "it failed: KeyError: 'which'",

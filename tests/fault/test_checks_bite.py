@@ -10,36 +10,72 @@ import pytest
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(560)]
 
 ROOT = Path(__file__).parent.parent.parent
-MODULES = (
-    "rlcore/errors/checks/data.py",
-    "rlcore/errors/checks/interfaces.py",
-    *(f"rlcore/plan/{name}.py" for name in ("requests", "pools", "components", "schedule", "ranks")),
-    *(f"rlcore/plugins/{name}.py" for name in ("hooks", "load")),
-)
-TESTS = (
-    "plan/test_plan.py",
-    "plan/test_plan_offers.py",
-    "plan/test_plan_ranks.py",
-    "plan/test_plan_refusals.py",
-    "plugins/test_plugins.py",
-    "plan/test_interfaces.py",
-    "plan/test_contract_classes.py",
-    "plan/test_contract_data.py",
-    "plan/test_shared_pools.py",
-    "plan/test_stated_resources.py",
-    "plan/test_shared_devices.py",
-    "plan/test_plan_pools.py",
-    "train/test_schedule.py",
-    "train/test_ppo.py",
-    "algo/test_algo_greedy.py",
-)
-UNREACHABLE = ("if spec is None", "if spec.loader is None", "not a Python f")
-"""A .py file always has a loader: these are for the type checker. Names of checks are cut."""
+PLANNED = ("requests", "pools", "components", "schedule", "ranks", "clusters", "offers", "rewards", "planner")
+GROUPS = {
+    "what plugins offer": (
+        (
+            *(f"rlcore/errors/checks/{name}.py" for name in ("data", "interfaces", "references")),
+            *(f"rlcore/plugins/{name}.py" for name in ("hooks", "load", "discover")),
+            *(f"rlcore/contracts/{name}.py" for name in ("offers", "requests", "components", "clusters")),
+        ),
+        (
+            "plan/test_cluster_offers.py",
+            "plan/test_contract_classes.py",
+            "plan/test_contract_data.py",
+            "plan/test_interfaces.py",
+            "plan/test_plan_refusals.py",
+            "plan/test_stated_resources.py",
+            "plugins/test_plugins.py",
+            "plugins/test_plugins_check.py",
+            "ground/test_listed.py",
+            "ground/test_references.py",
+        ),
+    ),
+    "what fits together": (
+        tuple(f"rlcore/plan/{name}.py" for name in (*PLANNED, "sources", "weights", "colocation", "prefixes")),
+        (
+            "plan/test_cluster_offers.py",
+            "plan/test_contract_classes.py",
+            "plan/test_plan.py",
+            "plan/test_plan_offers.py",
+            "plan/test_plan_pools.py",
+            "plan/test_plan_ranks.py",
+            "plan/test_plan_reference.py",
+            "plan/test_plan_refusals.py",
+            "plan/test_shared_devices.py",
+            "plan/test_shared_pools.py",
+            "plan/test_stated_resources.py",
+            "reward/test_reward_plan.py",
+            "train/test_schedule.py",
+            "train/test_ppo.py",
+            "algo/test_algo_greedy.py",
+        ),
+    ),
+    "what algorithms return": (
+        ("rlcore/algo/probe.py", "rlcore/algo/torch_state.py"),
+        ("algo/test_probe.py", "algo/test_probe_inputs.py"),
+    ),
+    "what arrives during a run": (
+        ("rlcore/errors/checks/arrays.py", "rlcore/errors/checks/results.py", "rlcore/runtime/checked_components.py"),
+        (
+            "runtime/test_checked_components.py",
+            "train/test_arrival.py",
+            "train/test_arrival_values.py",
+            "train/test_arrival_workers.py",
+            "train/test_arrival_runs.py",
+        ),
+    ),
+}
+UNREACHABLE = ("if spec is None", "if spec.loader is None", "not a Python f", "class stays what it is")
+"""A .py file always has a loader, and a checked component hands every attribute on: these are for the type checker.
+Names of checks are cut."""
 
 
-def test_no_check_of_the_contracts_can_be_taken_out_unnoticed() -> None:
-    weaken = [part for module in MODULES for part in ("--weaken", module)]
-    tests = [f"tests/{name}" for name in TESTS]
+@pytest.mark.parametrize("group", GROUPS)
+def test_no_check_of_the_contracts_can_be_taken_out_unnoticed(group: str) -> None:
+    modules, files = GROUPS[group]
+    weaken = [part for module in modules for part in ("--weaken", module)]
+    tests = [f"tests/{name}" for name in files]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "weakened", "-p", "no:cacheprovider", *weaken, *tests]
     path = os.pathsep.join((str(ROOT / "tests" / "weakened"), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(

@@ -129,6 +129,15 @@ def test_a_class_that_is_not_a_cluster_is_refused_with_what_it_lacks(site: Path,
             "abilities=lambda config, section: ClusterAbilities(placements={'tight'})",
             "placements is {'tight'}; needs a frozenset of: pack, spread, strict_spread, one_node",
         ),
+        (
+            "abilities=lambda config, section: ClusterAbilities(placements=frozenset({'tight'}))",
+            "placements is frozenset({'tight'}); needs a frozenset of: pack",
+        ),
+        (
+            "abilities=lambda config, section: ClusterAbilities(placements=('pack',))",
+            "placements is ('pack',); needs a frozenset of: pack",
+        ),
+        ("abilities=lambda config, section: ClusterAbilities(more_with=3)", "more_with is 3; needs a str"),
         ("problems=lambda *given: 1 / 0", "problems() of cluster 'odd': ZeroDivisionError"),
         ("problems=lambda *given: 'none'", "problems() of cluster 'odd' returned str; needs a list or tuple of str"),
         ("problems=lambda *given: [7]", "problems() of cluster 'odd' returned a list with 7; needs str"),
@@ -139,6 +148,18 @@ def test_what_a_cluster_says_of_itself_wrongly_is_refused(site: Path, more: str,
     line = refused(PluginError)
     assert line.startswith(f"{WHO}: ")
     assert said in line
+
+
+def test_a_cluster_class_that_raises_when_it_is_looked_at_is_named(site: Path) -> None:
+    meta = "class Meta(type(Good)):\n    __signature__ = property(lambda cls: 1 / 0)\n\n"
+    written(site, "ClusterOffer('odd', Odd)", f"{meta}class Odd(Good, metaclass=Meta): ...")
+    assert refused(PluginError) == f"{WHO}: looking at odd.Odd: ZeroDivisionError: division by zero"
+
+
+def test_ranks_are_refused_by_a_cluster_that_starts_no_processes(site: Path) -> None:
+    written(site, "ClusterOffer('odd', Good, abilities=lambda *given: ClusterAbilities(processes=ProcessUse.NONE))")
+    line = refused(PlanError, "actor.data_parallel=2", "rollout.backend=null_replica")
+    assert line.startswith("cluster.backend=odd: role 'actor' of core has 2 ranks, each a process, and this cluster")
 
 
 def test_two_plugins_that_offer_one_cluster_are_both_named(site: Path) -> None:

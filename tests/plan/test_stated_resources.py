@@ -14,6 +14,7 @@ from rlcore.cli import console as cli_console
 from rlcore.cli.plan import show
 from rlcore.contracts.requests import ModelShape
 from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
+from rlcore.plan.weights import plan_weights
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
@@ -324,7 +325,12 @@ def test_weights_come_in_a_way_that_the_class_takes() -> None:
     assert line.startswith(f"rollout.weight_sync=tcp: Engine of {WHO} does not take weights that way")
     assert line.endswith("choose from: disk")
     adapter = "replace(request, takes_adapter=True, pool='engines')"
-    assert planned(f'plugins.sprint.broken="{adapter}"').weights_kind == "adapter"
+    made = planned(f'plugins.sprint.broken="{adapter}"')
+    assert made.weights_kind == "adapter"
+    workers = [replace(worker, weight_sync=frozenset({"disk", "tcp"})) for worker in made.workers]
+    config = replace(made.config, rollout=replace(made.config.rollout, weight_sync="tcp"))
+    with pytest.raises(PlanError, match=r"^rollout\.weight_sync=tcp sends whole weights, and Engine of .* an adapter"):
+        plan_weights(config, workers)
 
 
 def test_a_copy_of_weights_that_is_not_embedded_is_counted_once() -> None:

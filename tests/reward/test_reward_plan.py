@@ -147,6 +147,47 @@ def test_the_settings_of_a_plugin_reach_its_reward_functions_in_their_processes(
     assert judged(made, site).score == 0.5 * 3**2
 
 
+def test_settings_that_cannot_be_sent_to_the_functions_process_are_refused(site: Path) -> None:
+    source = SECTION.replace("NAME", "locked").replace("REFERENCE", '"locked:scaled"')
+    source += (
+        "\n    def __post_init__(self):\n        object.__setattr__(self, 'lock', __import__('threading').Lock())\n"
+    )
+    head, _, tail = source.partition("    deep: Deep = field(default_factory=Deep)\n")
+    body, _, method = tail.rpartition("\n    def __post_init__")
+    write_package(
+        site, "locked", f"{head}    deep: Deep = field(default_factory=Deep)\n    def __post_init__{method}{body}"
+    )
+    line = refused(PluginError, f"{FN}=scaled", HALF.format("locked"), plugins=("locked",))
+    assert "plugin 'locked' (locked 1.0): its settings section cannot be sent to the process of 'scaled': " in line
+
+
+IGNORES = """
+from rlcore import hookimpl
+from rlcore.contracts.components import Component
+
+@hookimpl
+def rlcore_reward_managers():
+    return [Component("deaf", lambda context: None, reward_components=lambda config, section: PARTS, MORE)]
+"""
+
+
+def test_functions_that_the_chosen_manager_does_not_compute_are_refused(site: Path) -> None:
+    write_package(site, "deaf", IGNORES.replace("PARTS, MORE", "[]"))
+    (site / "mine.py").write_text("def score(trajectory): ...\n")
+    line = refused(ConfigError, "reward.manager=deaf", f"{FN}=mine:score", plugins=("deaf",))
+    assert line.startswith("reward.functions: ")
+    assert "letters" in line
+    assert "reward.manager=deaf of plugin 'deaf' (deaf 1.0) does not compute them" in line
+
+
+@pytest.mark.parametrize("parts", ["None", "['a']", "{'a': 1}"])
+def test_components_of_the_reward_that_are_not_such_are_refused(site: Path, parts: str) -> None:
+    write_package(site, "deaf", IGNORES.replace("PARTS, MORE", f"{parts}, uses_reward_functions=True"))
+    line = refused(PluginError, "reward.manager=deaf", plugins=("deaf",))
+    assert line.startswith("reward 'deaf' of plugin 'deaf' (deaf 1.0): reward_components() returned ")
+    assert line.endswith("RewardComponent")
+
+
 def test_the_settings_of_a_plugin_in_a_plain_file_reach_its_reward_functions(here: Path) -> None:
     path = here / "settled_file.py"
     path.write_text(SECTION.replace("NAME", "settled_file").replace("REFERENCE", '__file__ + ":scaled"'))

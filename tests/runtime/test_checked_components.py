@@ -1,11 +1,14 @@
 """Components behind the checks of what they hand over: their state and their scope."""
 
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlcore.errors import PluginError
-from rlcore.runtime.checked_components import CheckedRewards
+from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 
 
 @pytest.mark.parametrize("found", [None, [1], "text"])
@@ -20,3 +23,64 @@ def test_a_state_that_is_not_a_dict_and_a_scope_as_text_are_named(found: Any) ->
         CheckedRewards(Odd(), "reward 'r'").state()
     with pytest.raises(PluginError, match=r"^reward 'r': scope returned (None|list|str); needs a member of Scope"):
         CheckedRewards(Odd(), "reward 'r'").scope  # noqa: B018
+
+
+class Failing:
+    """Raises in every method and property, at once or when it is awaited."""
+
+    def __init__(self, late: bool) -> None:
+        vars(self).update(late=late)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__class__", "__dict__", "late"):
+            return object.__getattribute__(self, name)
+        if name == "scope":
+            raise KeyError("which")
+
+        async def later(*given: Any) -> Any:
+            raise KeyError("which")
+
+        def now(*given: Any) -> Any:
+            raise KeyError("which")
+
+        return later if object.__getattribute__(self, "late") else now
+
+
+BATCH: Any = None
+HERE = Path("here")
+CALLS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "agent metrics()": ("now", lambda failing: CheckedAgent(failing, "x").metrics()),
+    "agent state()": ("now", lambda failing: CheckedAgent(failing, "x").state()),
+    "agent check()": ("later", lambda failing: CheckedAgent(failing, "x").check([])),
+    "agent restore()": ("now", lambda failing: CheckedAgent(failing, "x").restore({})),
+    "reward scope": ("now", lambda failing: CheckedRewards(failing, "x").scope),
+    "reward restore()": ("now", lambda failing: CheckedRewards(failing, "x").restore({})),
+    "critic expect()": ("later", lambda failing: critic(failing).expect(1)),
+    "critic begin_updates()": ("later", lambda failing: critic(failing).begin_updates()),
+    "critic end_updates()": ("later", lambda failing: critic(failing).end_updates()),
+    "critic values()": ("later", lambda failing: critic(failing).values(BATCH)),
+    "critic update()": ("later", lambda failing: critic(failing).update(BATCH)),
+    "critic actor_may_update()": ("now", lambda failing: critic(failing).actor_may_update()),
+    "critic save()": ("later", lambda failing: critic(failing).save(HERE)),
+    "critic restore()": ("later", lambda failing: critic(failing).restore(HERE)),
+    "critic restore_state()": ("now", lambda failing: critic(failing).restore_state({})),
+}
+
+
+def critic(component: Any) -> CheckedCritic:
+    return CheckedCritic(component, "x", needed=True)
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+def test_what_a_component_raises_names_it_and_the_method(call: str, late: bool) -> None:
+    kind, called = CALLS[call]
+
+    async def run() -> None:
+        found = called(Failing(late and kind == "later"))
+        if kind == "later":
+            await found
+
+    with pytest.raises(PluginError) as caught:
+        asyncio.run(run())
+    assert str(caught.value) == f"x: {call.split()[1]}: KeyError: 'which'"

@@ -194,8 +194,25 @@ def test_a_start_that_hangs_is_ended_by_name(site: Path, tmp_path: Path) -> None
         async with launch(plan, tmp_path, Deadlines(setup_s=1.0)):
             pytest.fail("it was started")
 
-    with pytest.raises(WorkerError, match=r"agent 'tooled'.*start\(\) took longer than 1 s"):
+    where = r"in start at .*launch_agent\.py:\d+$"
+    with pytest.raises(
+        WorkerError, match=rf"agent 'tooled' of plugin 'launch_agent' .*start\(\) took longer than 1 s, {where}"
+    ):
         asyncio.run(story())
+
+
+def test_a_component_whose_build_hangs_is_ended_by_name_and_line(site: Path, tmp_path: Path) -> None:
+    write_agent(site, build="import time; time.sleep(60)")
+    plan = plan_run([], [*SETTINGS, "rollout.agent=tooled", "cluster.start_s=2"], ["null", "launch_agent"])
+
+    async def story() -> None:
+        async with launch(plan, tmp_path):
+            pytest.fail("it was started")
+
+    said = r"^agent 'tooled' of plugin 'launch_agent' .*: build\(\): not done after 2 s, in __init__ at .*launch_agent"
+    with pytest.raises(PluginError, match=said) as caught:
+        asyncio.run(story())
+    assert str(caught.value).endswith("; if it is only slow, set cluster.start_s to more")
 
 
 def test_an_error_inside_the_run_closes_everything_and_stays_itself(site: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Data from plugins is checked on arrival and refused in one line that names them."""
 
 import asyncio
-import math
 import pickle
 from collections.abc import Callable
 from contextlib import aclosing
@@ -13,13 +12,9 @@ import numpy as np
 import pytest
 
 from rlcore.contracts.agents import RolloutTask
-from rlcore.data.batch import collate
-from rlcore.errors import PluginError, WorkerError
-from rlcore.errors.checks.arrays import checked_metrics, per_token
-from rlcore.report.metrics import average
-from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
+from rlcore.errors import PluginError
+from rlcore.runtime.checked_components import CheckedAgent, CheckedRewards
 from rlcore.types import (
-    Batch,
     FinishReason,
     Lane,
     Prompt,
@@ -117,6 +112,7 @@ AGENTS: dict[str, tuple[Any, str]] = {
     "None": (Agent(None), "yielded None; needs Trajectory"),
     "another type": (Agent({"id": 1}), "yielded dict; needs Trajectory"),
     "an id that is text": (Agent(row(id="p/0/0")), "a Trajectory whose id is str; needs TrajectoryId"),
+    "a prompt's number": (Agent(row(id=TrajectoryId(3, 0, 0))), "its prompt is int; needs the prompt's id"),  # type: ignore[arg-type]
     "an unknown prompt": (Agent(row("z")), ".*'z'.*which no task asked for"),
     "a sample beyond n": (Agent(row("p", 2)), "yielded trajectory .*which no task asked for"),
     "a sample below 0": (Agent(row("p", -1)), "yielded trajectory .*which no task asked for"),
@@ -227,6 +223,17 @@ MANAGERS: dict[str, tuple[Any, str]] = {
         Manager(lambda rows: [ScoredTrajectory(rows[0], 1.0)]),  # type: ignore[arg-type]
         "yielded ScoredTrajectory of Trajectory and float; needs a Trajectory and its Reward",
     ),
+    "a reward without its trajectory": (
+        Manager(lambda rows: [ScoredTrajectory(None, Reward(1.0))]),  # type: ignore[arg-type]
+        "yielded ScoredTrajectory of None and Reward; needs a Trajectory and its Reward",
+    ),
+    "a number of hundreds of digits": (Manager(lambda rows: [scored(rows[0], 10**400)]), "OverflowError"),
+    "components by number": (Manager(lambda rows: [scored(rows[0], components={1: 1.0})]), "components has 1: 1.0"),
+    "components of flags": (Manager(lambda rows: [scored(rows[0], components={"a": True})]), "has 'a': True; needs"),
+    "token scores in a list": (
+        Manager(lambda rows: [scored(rows[0], token_scores=[0.0, 1.0, 2.0])]),
+        "token_scores is list; needs a numpy array",
+    ),
     "one that it was not given": (Manager(lambda rows: [scored(row("z"))]), "'z'.*which it was not given"),
     "one twice": (Manager(lambda rows: [scored(rows[0]), scored(rows[0])]), "twice.*must come exactly once"),
     "one left out": (Manager(lambda rows: [scored(item) for item in rows[1:]]), "ended without 1 of the 3 .*'q'"),
@@ -269,124 +276,3 @@ def test_a_reward_manager_that_hands_over_what_it_must_not_is_named(case: str) -
     manager, said = MANAGERS[case]
     with pytest.raises(PluginError, match=rf"^reward 'r' of plugin 'x': score\(\):? ?.*{said}"):
         asyncio.run(_judged(manager))
-
-
-BATCH: Batch = collate([[ScoredTrajectory(row("p", 0), Reward(0.0)), ScoredTrajectory(row("p", 1), Reward(1.0))]], 0)
-
-
-def values(*numbers: float) -> Any:
-    return np.array(numbers, dtype=np.float32).reshape(2, 3)
-
-
-class Critic:
-    """Returns what it was told to."""
-
-    def __init__(self, found: Any, sync: bool = False) -> None:
-        self.found, self.sync = found, sync
-
-    def _given(self, *_: Any) -> Any:
-        async def later() -> Any:
-            return self.found
-
-        return self.found if self.sync else later()
-
-    values = update = expect = _given
-
-    def actor_may_update(self) -> Any:
-        return self.found if self.sync else self._given()
-
-    def metrics(self) -> Any:
-        return self.found if self.sync else self._given()
-
-
-def critic(found: Any, sync: bool = False, needed: bool = True) -> CheckedCritic:
-    return CheckedCritic(Critic(found, sync), "critic 'c' of plugin 'x'", needed=needed)
-
-
-def test_values_of_every_sampled_token_pass_whatever_stands_elsewhere() -> None:
-    found = asyncio.run(critic(values(NAN, 1, 2, INF, 4, 5)).values(BATCH))
-    assert found is not None
-    assert found.dtype == np.float32
-    assert asyncio.run(critic(None, needed=False).values(BATCH)) is None
-
-
-VALUES: dict[str, tuple[CheckedCritic, str]] = {
-    "None where values are needed": (critic(None), r"returned None; needs a numpy array of \(2, 3\) floating-point"),
-    "a list": (critic([0.0]), "returned list; needs a numpy array"),
-    "another shape": (critic(floats(1, 2)), r"returned shape \(2,\) and dtype float32; needs .* array of \(2, 3\)"),
-    "integers": (critic(np.zeros((2, 3), np.int64)), "returned shape .* dtype int64; needs"),
-    "NaN": (critic(values(0, 1, NAN, 0, 1, 1)), "1 of 4 values are not finite, the first nan; needs a number"),
-    "infinity": (critic(values(0, 1, INF, 0, -INF, 1)), "2 of 4 values are not finite, the first inf"),
-    "beyond float32": (critic(np.full((2, 3), 1e300)), "4 of 4 values are not finite, the first inf"),
-    "a masked array": (critic(np.ma.zeros((2, 3))), "returned MaskedArray; needs"),
-    "no async def": (critic(values(0, 1, 1, 0, 1, 1), sync=True), "returned ndarray at once; needs an `async def`"),
-}
-
-
-@pytest.mark.parametrize("case", VALUES)
-def test_a_critic_without_a_value_for_every_token_is_named(case: str) -> None:
-    engine, said = VALUES[case]
-    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': values\(\):? {said}"):
-        asyncio.run(engine.values(BATCH))
-
-
-def test_values_stay_what_they_were_when_they_arrived() -> None:
-    own = values(0, 1, 2, 0, 1, 2)
-    found = asyncio.run(critic(own).values(BATCH))
-    own.fill(NAN)
-    assert found is not None
-    assert found.tolist() == [[0, 1, 2], [0, 1, 2]]
-
-
-@pytest.mark.parametrize("num", [-1, 4, True, 10**30])
-def test_a_number_of_updates_that_cannot_be_is_named(num: Any) -> None:
-    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': expect\(\) returned {num}; needs .*, 0 to 3"):
-        asyncio.run(critic(num).expect(3))
-    assert [asyncio.run(critic(number).expect(3)) for number in (0, 3)] == [0, 3]
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (None, "returned None; needs a dict of str to float"),
-        (1.0, "returned float; needs a dict"),
-        ({"critic/loss": "1"}, "returned 'critic/loss': '1'; needs"),
-        ({1: 1.0}, "returned 1: 1.0; needs"),
-        ({"critic/on": True}, "returned 'critic/on': True; needs"),
-    ],
-)
-def test_metrics_that_are_no_numbers_name_who_sent_them(found: Any, said: str) -> None:
-    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': update\(\) {said}"):
-        asyncio.run(critic(found).update(BATCH))
-    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': metrics\(\) {said}"):
-        critic(found, sync=True).metrics()
-    with pytest.raises(WorkerError, match=rf"^actor\[0\].update\(\) {said}"):
-        checked_metrics("actor[0].update()", found, WorkerError)
-
-
-def test_metrics_may_be_nan_and_of_numpy_and_are_averaged() -> None:
-    found = asyncio.run(critic({"critic/loss": NAN, "critic/x": np.float32(2), "n": 3}).update(BATCH))
-    assert math.isnan(found["critic/loss"])
-    assert {type(item) for item in found.values()} == {float}
-    assert math.isnan(average([{"x": INF}, {"x": -INF}])["x"])
-
-
-def test_async_where_sync_is_due_and_the_reverse_are_named() -> None:
-    with pytest.raises(PluginError, match=r"critic 'c' .*actor_may_update\(\) returned coroutine; needs True or False"):
-        critic(True).actor_may_update()
-    with pytest.raises(PluginError, match=r"critic 'c' .*metrics\(\) returned coroutine; needs a dict"):
-        critic({}).metrics()
-    with pytest.raises(PluginError, match=r"critic 'c' .*update\(\) returned dict at once; needs an `async def`"):
-        asyncio.run(critic({}, sync=True).update(BATCH))
-    with pytest.raises(PluginError, match=r"critic 'c' .*expect\(\) returned None; needs the number of updates"):
-        asyncio.run(critic(None).expect(3))
-
-
-def test_log_probs_that_are_no_numbers_name_the_worker() -> None:
-    for found, said in (
-        (values(0, 1, NAN, 0, 1, 1), "1 of 4 log-probs are not finite"),
-        (floats(1), r"returned shape \(1,\)"),
-        (None, "returned None; needs a numpy array"),
-    ):
-        with pytest.raises(WorkerError, match=rf"^reference\[0\]\.logprobs\(\):? {said}"):
-            per_token("reference[0].logprobs()", found, BATCH, WorkerError, "log-probs")

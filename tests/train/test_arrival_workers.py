@@ -69,6 +69,11 @@ COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "versions from the middle": ({"versions": ((1, 3),)}, "versions begins at position 1; needs 0"),
     "versions out of order": ({"versions": ((0, 3), (2, 4), (1, 5))}, r"versions holds \(1, 5\) of 3 tokens"),
     "versions beyond the end": ({"versions": ((0, 3), (3, 4))}, r"versions holds \(3, 4\) of 3 tokens"),
+    "versions of three": ({"versions": ((0, 3, 1),)}, r"versions holds \(0, 3, 1\); needs pairs"),
+    "positions as text": ({"versions": (("0", 3),)}, r"versions holds \('0', 3\); needs pairs"),
+    "numbers of versions as text": ({"versions": ((0, "3"),)}, r"versions holds \(0, '3'\); needs pairs"),
+    "versions below 0": ({"versions": ((0, -1),)}, r"versions holds \(0, -1\) of 3 tokens"),
+    "a request as a number": ({"request_id": 3}, "request_id and sample are not those of the request"),
     "sample as text": ({"sample": "0"}, "request_id and sample are not those of the request"),
 }
 
@@ -78,7 +83,7 @@ def test_a_completion_that_cannot_be_trained_on_names_the_replica(case: str) -> 
     change, said = COMPLETIONS[case]
     bad = object.__new__(Completion)
     bad.__dict__.update(GOOD.__dict__ | change)
-    with pytest.raises(WorkerError, match=rf"^rollout\[1\]\.generate\(\): sample .* of request 'a/0': {said}"):
+    with pytest.raises(WorkerError, match=rf"^rollout\[1\]\.generate\(\): sample .* of request ('a/0'|3): {said}"):
         check_completion("rollout[1].generate()", bad, 257)
 
 

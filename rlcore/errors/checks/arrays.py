@@ -4,7 +4,6 @@ Every check raises one line that begins with `who`: the worker and its method, o
 method. Metrics may be NaN or infinite, which says something of a run; what is trained on may not.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -185,7 +184,7 @@ def check_scored(who: str, row: Any) -> None:
     if not isinstance(score, _NUMBER) or isinstance(score, bool):
         raise PluginError(f"{who}: reward of {row.trajectory.id}: score is {kind(score)}; needs a number")
     # of a subclass the number itself, and not what its comparisons say
-    if status is RewardStatus.OK and not (math.isfinite(score) and -LARGEST <= float(score) <= LARGEST):
+    if status is RewardStatus.OK and not -LARGEST <= float(score) <= LARGEST:
         raise PluginError(
             f"{who}: reward of {row.trajectory.id}: score is {score} with status OK; needs a finite number, or a "
             "status that says that there is none"

@@ -1,0 +1,109 @@
+"""Tells of calls of components that do not come back: who, for how long, and the line where each waits."""
+
+import asyncio
+import gc
+import inspect
+import logging
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from rlcore.plan.limits import where_in
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call that is under way."""
+
+    who: str
+    thread: int
+    task: "asyncio.Task[Any] | None"
+    began: float = field(default_factory=time.monotonic)
+    told: int = 0
+
+
+class HangWatch:
+    """Warns of calls under way, after some seconds and again after as many more; calls go on.
+
+    A thread looks at them, so a call that blocks the event loop is told of as well. It runs from the first call on.
+    """
+
+    def __init__(self, after_s: float) -> None:
+        self._after_s = after_s
+        self._calls: set[_Call] = set()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watching(self, who: str) -> Iterator[None]:
+        """Around a call of somebody else's code."""
+        call = _Call(who, threading.get_ident(), _running_task())
+        self._calls.add(call)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="hang watch", daemon=True)
+            self._thread.start()
+        try:
+            yield
+        finally:
+            self._calls.discard(call)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        while not self._closed.wait(self._after_s / 4):
+            now = time.monotonic()
+            for call in tuple(self._calls):
+                waited_s = now - call.began
+                if waited_s >= (call.told + 1) * self._after_s:
+                    call.told = int(waited_s / self._after_s)
+                    logger.warning("%s has not returned for %.3g s, %s", call.who, waited_s, _standing(call))
+
+
+def _running_task() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def _standing(call: _Call) -> str:
+    """The innermost line outside the standard library at which the call waits or computes."""
+    frames = _awaited_frames(call.task) if call.task else []
+    running = sys._current_frames().get(call.thread)
+    stack = list(_stack(running))
+    if not frames or frames[-1] in stack:  # the task is the one that runs
+        frames = stack[::-1]
+    return where_in(frames)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _awaited_frames(task: "asyncio.Task[Any]") -> list[FrameType]:
+    """The frames of a task, the outermost first, through what they await."""
+    frames, waiting = [], task.get_coro()
+    while waiting is not None:
+        if inspect.iscoroutine(waiting):
+            frame, after = waiting.cr_frame, waiting.cr_await
+        elif inspect.isasyncgen(waiting):
+            frame, after = waiting.ag_frame, waiting.ag_await
+        else:  # what `async for` awaits refers to the generator, and to nothing else that waits
+            inside = [item for item in gc.get_referents(waiting) if inspect.isasyncgen(item)]
+            frame, after = None, inside[0] if inside else None
+        frames += [frame] if frame else []
+        waiting = after
+    return frames
