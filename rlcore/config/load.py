@@ -16,7 +16,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlcore.config.checks import check_bounds, check_effects, check_rules, has_effect, walk
-from rlcore.config.layers import Layer, Source, check_moved, from_mapping, leaves, nest, overlay, read_layers
+from rlcore.config.layers import (
+    Layer,
+    Source,
+    check_moved,
+    from_mapping,
+    join_layers,
+    leaves,
+    nest,
+    overlay,
+    read_layers,
+)
 from rlcore.config.names import check_name
 from rlcore.config.offered import check_conditions, check_made, plugin_layers, plugin_sections, without_paths
 from rlcore.config.presets import PRESETS
@@ -247,7 +257,9 @@ UNFIT = (OmegaConfBaseException, TypeError)
 def _merge(layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> DictConfig:
     """All layers over the dataclasses' defaults; ConfigError naming the value of the wrong type."""
     try:
-        merged = OmegaConf.unsafe_merge(_defaults(types), *(without_paths(layer.values, types) for layer in layers))
+        merged = OmegaConf.unsafe_merge(
+            _defaults(types), *join_layers(without_paths(layer.values, types) for layer in layers)
+        )
     except UNFIT as cause:
         raise _wrong_type(layers, types, cause) from cause
     if not isinstance(merged, DictConfig):

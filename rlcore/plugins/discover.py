@@ -39,9 +39,9 @@ def canonical(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _entries(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group; the metadata is read again when something was installed or removed meanwhile."""
-    return _by_group(tuple((place, _changed_at(place)) for place in sys.path))[group]
+def _places() -> tuple[tuple[str, int], ...]:
+    """sys.path, and when each directory changed: the metadata is read again when something was installed or removed."""
+    return tuple((place, _changed_at(place)) for place in sys.path)
 
 
 @lru_cache(maxsize=1)
@@ -49,6 +49,13 @@ def _by_group(places: tuple[tuple[str, int], ...]) -> dict[str, tuple[EntryPoint
     """The entry points at these places of sys.path, by group; finding them reads one file per distribution."""
     everything = entry_points()
     return {group: tuple(everything.select(group=group)) for group in (GROUP, REWARDS_GROUP)}
+
+
+@lru_cache(maxsize=1)
+def _plugins(places: tuple[tuple[str, int], ...]) -> tuple[InstalledPlugin, ...]:
+    """The plugins at these places, by name; names, versions and requirements are parsed from one file per plugin."""
+    found = [_plugin(point) for point in _by_group(places)[GROUP]]
+    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.provider.distribution)))
 
 
 def _changed_at(place: str) -> int:
@@ -61,8 +68,7 @@ def _changed_at(place: str) -> int:
 
 def installed() -> tuple[InstalledPlugin, ...]:
     """Every installed plugin by name, enabled or not, none of them imported; a name may occur twice."""
-    found = [_plugin(point) for point in _entries(GROUP)]
-    return tuple(sorted(found, key=lambda plugin: (plugin.name, plugin.provider.distribution)))
+    return _plugins(_places())
 
 
 def _plugin(entry: EntryPoint) -> InstalledPlugin:
@@ -80,7 +86,7 @@ def _provider(entry: EntryPoint, name: str, kind: str) -> Provider:
 def entry_point_rewards() -> tuple[Offer[RewardFunction], ...]:
     """Entry points of the group `rlcore.rewards` as offers, none of them loaded; one that names no function is none."""
     offers = []
-    for entry in sorted(_entries(REWARDS_GROUP), key=lambda entry: (entry.name, entry.value)):
+    for entry in sorted(_by_group(_places())[REWARDS_GROUP], key=lambda entry: (entry.name, entry.value)):
         with suppress(OfferError):  # of a distribution that the run may not use
             offers.append(Offer(RewardFunction(entry.name, entry.value), _provider(entry, entry.name, "entry point")))
     return tuple(offers)

@@ -114,8 +114,13 @@ def test_a_bound_that_the_chosen_loss_does_not_have_is_refused(config: dict[str,
         plan_run([config], [f"algo.{key}=0.5", f"algo.policy_loss={name}"], ["null"])
 
 
-def test_every_offered_algorithm_is_accepted(config: dict[str, Any]) -> None:
+def test_every_offered_algorithm_is_accepted_but_those_that_need_a_critic_without_one(config: dict[str, Any]) -> None:
     plain = plan_run([config], [], ["null"]).config
+    refused = set()
     for offer in OFFERS:
-        if Need.VALUES not in offer.needs:
+        try:
             check_needs(plain, {offer.kind.value: AlgorithmPlan(offer, "core")})
+        except ConfigError:
+            refused.add(offer.name)
+    assert refused == {offer.name for offer in OFFERS if Need.VALUES in offer.needs}
+    assert refused

@@ -167,10 +167,13 @@ def test_an_estimator_that_does_not_do_what_its_offer_says_is_refused(site: Path
 
 
 def test_estimators_that_do_what_they_say_pass(site: Path) -> None:
-    probe(estimator("fine"), "mine")
-    probe(estimator("fine_by_token", per_token=True), "mine")
-    probe(estimator("with_values", per_token=True, needs=frozenset({Need.VALUES})), "mine")
-    probe(estimator("with_baseline", needs=frozenset({Need.GREEDY_BASELINE})), "mine")
+    right = (
+        estimator("fine"),
+        estimator("fine_by_token", per_token=True),
+        estimator("with_values", per_token=True, needs=frozenset({Need.VALUES})),
+        estimator("with_baseline", needs=frozenset({Need.GREEDY_BASELINE})),
+    )
+    assert [probe(offer, "mine").function.__name__ for offer in right] == [offer.name for offer in right]
 
 
 @pytest.mark.parametrize("name", ["with_values", "with_baseline"])

@@ -9,6 +9,7 @@ import pytest
 
 from rlcore.config import LoadedConfig, RunConfig, load_config, option
 from rlcore.config.checks import walk
+from rlcore.config.layers import read_override
 from rlcore.config.options import condition_of, within
 from rlcore.errors import ConfigError
 
@@ -306,3 +307,13 @@ def test_yaml_that_is_nested_without_end_is_refused_in_one_line(tmp_path: Path) 
         with pytest.raises(ConfigError) as caught:
             load_config(files, overrides, ())
         assert "\n" not in str(caught.value)
+
+
+def test_a_value_of_a_wrong_type_is_refused_also_below_a_layer_that_sets_the_same_key() -> None:
+    found = error_of("actor.lr=1e-5", files=[{"actor.lr": "fast"}])
+    assert found.startswith("actor.lr: found 'fast' (Python); needs")
+
+
+def test_what_is_done_to_a_list_of_an_override_does_not_reach_the_next_reader() -> None:
+    read_override("data.sources.all.columns=[a]").values["data"]["sources"]["all"]["columns"].append("b")
+    assert read_override("x=[a]").values == {"x": ["a"]}

@@ -35,9 +35,18 @@ def load(path: Path, kind: ModelKind = ModelKind.CAUSAL_LM) -> Any:
     return load_model(kind, ModelConfig(path=str(path)), dtype="float32", device="cpu")
 
 
+def assert_holds_the_files(loaded: Any, path: Path) -> None:
+    """Every layer's weights and the embeddings are those of the files."""
+    files = {name: tensor for name, tensor in load_file(path / FILE).items() if name.startswith("model.")}
+    weights = loaded.transformer.state_dict()
+    held = {f"model.{name.removeprefix('model.')}": weight for name, weight in weights.items()}
+    assert files
+    assert [name for name, tensor in files.items() if not torch.equal(held[name], tensor)] == []
+
+
 @pytest.mark.parametrize("kind", ModelKind)
 def test_whole_models_load(model: Path, kind: ModelKind) -> None:
-    load(model, kind)
+    assert_holds_the_files(load(model, kind), model)
 
 
 def test_tensors_that_the_model_does_not_have_are_named(model: Path, tmp_path: Path) -> None:
@@ -64,17 +73,20 @@ def test_tied_weights_may_be_stored_twice_and_old_buffers_are_passed_over(tmp_pa
     tied = write_tiny_model(tmp_path / "tied", tie_word_embeddings=True)
     tensors = load_file(tied / FILE)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tied / FILE, metadata={"format": "pt"})
+    assert_holds_the_files(load(tied), tied)
+    assert_holds_the_files(load(tied, ModelKind.VALUE), tied)
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(4)
     save_file(tensors, tied / FILE, metadata={"format": "pt"})
-    load(tied)
-    load(tied, ModelKind.VALUE)
+    assert load(tied).transformer.model.rotary_emb.inv_freq.all()
+    assert load(tied, ModelKind.VALUE).transformer.rotary_emb.inv_freq.all()
 
 
 def test_a_policy_with_a_critics_head_beside_it_loads(model: Path, tmp_path: Path) -> None:
     path = changed(model, tmp_path / "critic")
     save_value_head(load(model, ModelKind.VALUE), path)
-    load(path)
-    load(path, ModelKind.VALUE)
+    assert_holds_the_files(load(path), model)
+    assert_holds_the_files(load(path, ModelKind.VALUE), model)
 
 
 def test_a_classifier_is_a_value_models_start_and_no_policy(tmp_path: Path) -> None:

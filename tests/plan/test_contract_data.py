@@ -176,10 +176,13 @@ def test_a_component_of_coroutine_functions_is_refused(field: str) -> None:
 
 
 def test_what_is_right_is_let_pass() -> None:
-    WorkerRequest(ACTOR, "a b", gpus=1, cpus=0, device_frac=1.0, targets={"loss": "/abs/a.py:f"}, isolated=True)
-    PoolSpec("p.1", 8, 2, ("a", "b"))
-    RewardFunction("two words", "a:Class.method", Scope.BATCH, 3)
-    Component("c", build=lambda *arguments: None, requests=lambda config, section=None: ())
+    request = WorkerRequest(
+        ACTOR, "a b", gpus=1, cpus=0, device_frac=1.0, targets={"loss": "/abs/a.py:f"}, isolated=True
+    )
+    assert (request.backend, request.cpus, dict(request.targets)) == ("a b", 0, {"loss": "/abs/a.py:f"})
+    assert PoolSpec("p.1", 8, 2, ("a", "b")).name == "p.1"
+    assert RewardFunction("two words", "a:Class.method", Scope.BATCH, 3).name == "two words"
+    assert Component("c", build=lambda *arguments: None, requests=lambda config, section=None: ()).name == "c"
 
 
 @pytest.fixture

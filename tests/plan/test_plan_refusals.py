@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import PlanError, PluginError
-from rlcore.plan import Facts, make_plan
+from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import Hooks, configure
 from rlcore.plugins.load import load_plugin
 from rlcore.testing.null import SETTINGS
@@ -131,13 +131,13 @@ def site(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def plan(requests: str, classes: str, pools: str, *overrides: str, site: Path) -> None:
+def plan(requests: str, classes: str, pools: str, *overrides: str, site: Path) -> RunPlan:
     """The plan of a null run whose reward manager has these requests, with a plugin that offers this."""
     hooks = HOOKS.replace("{requests}", requests).replace("{classes}", classes).replace("{pools}", pools)
     write_package(site, "refusals", HEAD + hooks)
     given = [*SETTINGS, "reward.manager=judged", *overrides]
     found, loaded = configure([], given, ["null", "refusals"])
-    make_plan(loaded, found, Facts(cpus=2, gpus=2))
+    return make_plan(loaded, found, Facts(cpus=2, gpus=2))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -151,7 +151,8 @@ def test_what_no_role_pool_or_link_can_be_is_refused_by_its_words(case: str, sit
 
 
 def test_the_plugin_of_these_cases_is_taken_where_nothing_is_wrong(site: Path) -> None:
-    plan("request()", INSIDE, "", site=site)
+    made = plan("request()", INSIDE, "", site=site)
+    assert "Judge" in {worker.cls.__name__ for worker in made.workers}
 
 
 def hooks_of(site: Path, text: str, **more: object) -> str:

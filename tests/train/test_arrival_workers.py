@@ -36,7 +36,7 @@ def floats(*values: float) -> Any:
 GOOD = Completion("a/0", 0, ids(1, 2, 256), floats(-1, 0, -0.5), FinishReason.STOP, 3, versions=((0, 3), (2, 4)))
 
 
-def test_a_completion_that_can_be_trained_on_passes() -> None:
+def test_a_completion_that_can_be_trained_on_raises_nothing() -> None:
     for good in (
         GOOD,
         replace(GOOD, logprobs=floats(5e-5, -80, 0)),

@@ -29,11 +29,12 @@ def runtime() -> Any:
     return SimpleNamespace(plan=plan, actor=actor, agent=Untouched(), reward=reward, critic=Untouched())
 
 
-def test_a_step_issues_its_prompts_when_it_is_told_to() -> None:
-    async def construct() -> None:
+def test_the_batcher_of_a_step_issues_no_prompt_and_calls_no_worker_while_it_is_made() -> None:
+    async def construct() -> set[str]:
         StepBatcher(runtime(), cast(Any, Untouched()), FixedKl(0.0), 1, 1)
+        return {task.get_name() for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
-    asyncio.run(construct())
+    assert asyncio.run(construct()) == set()
 
 
 def test_a_trainer_leaves_the_garbage_collector_alone_until_its_start_and_after_its_close() -> None:

@@ -187,7 +187,10 @@ def test_a_template_that_rewrites_is_refused_and_the_error_names_the_role(
 
 
 def test_a_template_that_forgets_at_users_serves_tools() -> None:
-    tokens_of(FORGETS, "<|im_end|>").check_continuation(["tool"])
+    tokens = tokens_of(FORGETS, "<|im_end|>")
+    tokens.check_continuation(["tool"])
+    with pytest.raises(ConfigError, match="the role 'user' breaks it"):
+        tokens.check_continuation(["user"])
 
 
 def test_the_loop_refuses_such_a_template_when_it_starts_and_names_its_key(echo: str) -> None:
