@@ -32,7 +32,6 @@ from rlcore.types import (
     GenerateRequest,
     Lane,
     Metrics,
-    Ref,
     Reward,
     ScoredTrajectory,
     Trajectory,
@@ -68,8 +67,8 @@ class TimedActor(ActorWorker):
     def setup(self) -> None:
         self._times: DeviceTimes = self.context.section
 
-    def logprobs(self, batch: Batch) -> Ref[Float32s]:
-        return Ref(np.zeros(batch.tokens.get().token_ids_BT.shape, np.float32))
+    def logprobs(self, batch: Batch) -> Float32s:
+        return np.zeros(batch.tokens.token_ids_BT.shape, np.float32)
 
     def update(self, minibatch: Batch) -> Metrics:
         time.sleep(self._times.train_s * len(minibatch) / self._times.train_devices)

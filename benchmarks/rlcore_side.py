@@ -28,7 +28,6 @@ from rlcore.types import (
     GenerateRequest,
     Lane,
     Prompt,
-    Ref,
     Reward,
     Sampling,
     ScoredTrajectory,
@@ -64,7 +63,7 @@ async def answer(run: Runtime, trainer: Trainer, run_dir: Path, question: dict[s
         case "warm":
             return await warm(run, trainer, question)
         case "logprobs":
-            logprobs = (await trainer.actor.call(ActorWorker.logprobs, fixed_batch(run, question))).get()
+            logprobs = await trainer.actor.call(ActorWorker.logprobs, fixed_batch(run, question))
             rows = [fixed_span(question, row) for row in range(len(question["prompt_ids"]))]
             return {"logprobs": [logprobs[row, span].tolist() for row, span in enumerate(rows)]}
         case "gate":
@@ -122,10 +121,10 @@ def fixed_batch(run: Runtime, question: dict[str, Any]) -> Batch:
     batch = collate(groups, run.tokens.pad_id)
     batch = replace(batch, advantages_B=np.array(question["advantages"], dtype=np.float32))
     if "old_logprobs" in question:
-        old_BT = batch.tokens.get().rollout_logprobs_BT.copy()
+        old_BT = batch.tokens.rollout_logprobs_BT.copy()
         for row, logprobs in enumerate(question["old_logprobs"]):
             old_BT[row, fixed_span(question, row)] = logprobs
-        batch = replace(batch, old_logprobs=Ref(old_BT))
+        batch = replace(batch, old_logprobs_BT=old_BT)
     return weigh(batch, run.plan.config.algo)
 
 

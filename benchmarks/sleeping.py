@@ -32,7 +32,6 @@ from rlcore.types import (
     GenerateRequest,
     Lane,
     Metrics,
-    Ref,
     Reward,
     ScoredTrajectory,
     Trajectory,
@@ -90,7 +89,7 @@ class SleepingActor(ActorWorker):
     def setup(self) -> None:
         self.settings: Sleeping = self.context.section
 
-    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+    def logprobs(self, batch: Batch) -> Float32s:
         return batch_zeros(batch)
 
     def update(self, minibatch: Batch) -> Metrics:
@@ -116,14 +115,14 @@ class SleepingReference(ReferenceWorker):
     def setup(self) -> None:
         """There is nothing to load."""
 
-    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+    def logprobs(self, batch: Batch) -> Float32s:
         time.sleep(self.context.section.pass_s)
         return batch_zeros(batch)
 
 
-def batch_zeros(batch: Batch) -> Ref[Float32s]:
+def batch_zeros(batch: Batch) -> Float32s:
     """(B, T) zeros."""
-    return Ref(np.zeros(batch.tokens.get().token_ids_BT.shape, np.float32))
+    return np.zeros(batch.tokens.token_ids_BT.shape, np.float32)
 
 
 class SleepingRollout(RolloutWorker):

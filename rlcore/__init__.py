@@ -80,7 +80,6 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `_
     from rlcore.types import Message as Message
     from rlcore.types import Metrics as Metrics
     from rlcore.types import Prompt as Prompt
-    from rlcore.types import Ref as Ref
     from rlcore.types import Reward as Reward
     from rlcore.types import RewardStatus as RewardStatus
     from rlcore.types import Sampling as Sampling

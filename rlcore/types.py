@@ -11,7 +11,7 @@ prompt.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,6 @@ what a call returns is the reward function."""
 
 K = TypeVar("K")
 V = TypeVar("V")
-R = TypeVar("R")
 
 
 class FrozenDict(dict[K, V]):
@@ -226,19 +225,6 @@ class ScoredTrajectory:
     """The score of a greedy sample of the same prompt, for estimators that ask for one."""
 
 
-class Ref(Generic[R]):
-    """A value that may live in another process; worker calls resolve it. In one process it holds the value itself."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: R) -> None:
-        self._value = value
-
-    def get(self) -> R:
-        """The value, fetched if it lives elsewhere; blocks, so only workers and tests call it."""
-        return self._value
-
-
 @dataclass(frozen=True, eq=False)
 class TokenArrays(ReadOnlyArrays):
     """The token arrays of a batch, padded on the right."""
@@ -252,13 +238,13 @@ class TokenArrays(ReadOnlyArrays):
 
 @dataclass(frozen=True, eq=False)
 class Batch(ReadOnlyArrays):
-    """Rows that are trained together: statistics per row here, statistics per token behind `Ref`s.
+    """Rows that are trained together: statistics per row and per token, read-only.
 
     The same class serves a whole step and a mini-batch of it (`rlcore.data.batch.select`). A field that a phase has not
     filled yet is None.
     """
 
-    tokens: Ref[TokenArrays]
+    tokens: TokenArrays
     sample_B: Int64s
     """Which sample the row is a part of: 0 .. number of samples - 1."""
     group_B: Int64s
@@ -273,27 +259,27 @@ class Batch(ReadOnlyArrays):
     """The reward of the row's sample (each part of a sample repeats it)."""
     truncated_B: Bools | None = None
     """True where a token budget ended the row (`FinishReason.LENGTH`)."""
-    token_scores: Ref[Float32s] | None = None
+    token_scores_BT: Float32s | None = None
     """(B, T) extra per-token rewards."""
     weights_B: Float32s | None = None
     """What one token's loss of the row counts in the loss of the mini-batch: see `rlcore.algo.aggregation`."""
     advantages_B: Float32s | None = None
     """One advantage per row; None when the estimator gives one per token."""
-    advantages: Ref[Float32s] | None = None
+    advantages_BT: Float32s | None = None
     """(B, T) one advantage a token."""
-    returns: Ref[Float32s] | None = None
+    returns_BT: Float32s | None = None
     """(B, T) targets of the critic."""
-    values: Ref[Float32s] | None = None
+    values_BT: Float32s | None = None
     """(B, T) the step-start critic's values."""
-    old_logprobs: Ref[Float32s] | None = None
+    old_logprobs_BT: Float32s | None = None
     """(B, T) log-probs of pi_old, the weights at the start of the step; None when pi_old is the detached pi."""
-    reference_logprobs: Ref[Float32s] | None = None
+    reference_logprobs_BT: Float32s | None = None
     """(B, T) log-probs of the reference policy; None without a KL term."""
     baselines_B: Float32s | None = None
     """The score of a greedy sample of the row's prompt; None unless the estimator asks for one."""
-    selected: Ref[Bools] | None = None
+    selected_BT: Bools | None = None
     """(B, T) tokens that the policy loss's selection picked out of the whole mini-batch: `Algorithm.selection`."""
-    same_weights: Ref[Bools] | None = None
+    same_weights_BT: Bools | None = None
     """(B, T) loss tokens that were sampled with the weights that pi_old's log-probs are of; None: all were."""
 
     def __len__(self) -> int:

@@ -20,7 +20,7 @@ from rlcore.algo.token_rewards import sample_rewards, token_rewards
 from rlcore.algo.torch_state import unchanged_torch
 from rlcore.config import AlgoConfig
 from rlcore.errors import CALLED, PluginError, boundary
-from rlcore.types import Batch, Bools, Float32s, Metrics, Ref
+from rlcore.types import Batch, Bools, Float32s, Metrics
 
 Estimator = Callable[[AdvantageInputs], Tensor]
 Selection = Callable[[SelectionInputs], Tensor]
@@ -37,13 +37,13 @@ def with_advantages(
     the sum. PluginError for advantages of another shape, or that are not finite.
     """
     rewards_B, metrics = torch.from_numpy(_shaped_rewards(batch, algo, max_tokens)), Metrics()
-    sample_B, loss_mask_BT = _tensor(batch.sample_B), _tensor(batch.tokens.get().loss_mask_BT)
-    scores_BT = None if batch.token_scores is None else _tensor(batch.token_scores.get())
+    sample_B, loss_mask_BT = _tensor(batch.sample_B), _tensor(batch.tokens.loss_mask_BT)
+    scores_BT = None if batch.token_scores_BT is None else _tensor(batch.token_scores_BT)
     kl_BT, coef = None, 0.0
     if algo.kl.placement == "reward":
         kl_BT, coef = _kl(batch, algo), kl.coef
         metrics = _kl_metrics(torch.where(loss_mask_BT, kl_BT, 0.0), batch, kl)
-    values_BT = None if batch.values is None else _tensor(batch.values.get())
+    values_BT = None if batch.values_BT is None else _tensor(batch.values_BT)
     rewards_BT = token_rewards(rewards_B, sample_B, loss_mask_BT, scores_BT, kl_BT, coef) if per_token else None
     inputs = AdvantageInputs(
         rewards_B=sample_rewards(rewards_B, sample_B, loss_mask_BT, scores_BT, kl_BT, coef),
@@ -64,11 +64,11 @@ def with_advantages(
     if not per_token:
         return replace(batch, advantages_B=advantages.numpy()), metrics
     if values_BT is None:
-        return replace(batch, advantages=Ref(advantages.numpy())), metrics
-    returns = Ref(np.where(loss_mask_BT.numpy(), advantages.numpy() + values_BT.numpy(), np.float32(0.0)))
+        return replace(batch, advantages_BT=advantages.numpy()), metrics
+    returns_BT = np.where(loss_mask_BT.numpy(), advantages.numpy() + values_BT.numpy(), np.float32(0.0))
     if algo.whiten_advantages:
         advantages = whitened(advantages, loss_mask_BT)
-    return replace(batch, advantages=Ref(advantages.numpy()), returns=returns), metrics
+    return replace(batch, advantages_BT=advantages.numpy(), returns_BT=returns_BT), metrics
 
 
 def weigh(minibatch: Batch, algo: AlgoConfig, selection: Selection | None = None) -> Batch:
@@ -81,17 +81,15 @@ def weigh(minibatch: Batch, algo: AlgoConfig, selection: Selection | None = None
         num_loss_tokens_B = np.where(keeps_loss(minibatch.truncated_B, minibatch.sample_B), num_loss_tokens_B, 0)
     weights_B = row_weights(algo.aggregation, num_loss_tokens_B, minibatch.sample_B, algo.aggregation_constant)
     weighed = replace(minibatch, weights_B=weights_B)
-    return (
-        weighed if selection is None else replace(weighed, selected=Ref(_select(weighed, weights_B, selection, algo)))
-    )
+    return weighed if selection is None else replace(weighed, selected_BT=_select(weighed, weights_B, selection, algo))
 
 
 def _select(minibatch: Batch, weights_B: Float32s, selection: Selection, algo: AlgoConfig) -> Bools:
     """(B, T) the tokens that the selection picks out of the whole mini-batch."""
-    tokens = minibatch.tokens.get()
+    tokens = minibatch.tokens
     logprobs_BT = _old_logprobs(minibatch)
-    if minibatch.advantages is not None:
-        advantages_BT = minibatch.advantages.get()
+    if minibatch.advantages_BT is not None:
+        advantages_BT = minibatch.advantages_BT
     elif minibatch.advantages_B is not None:
         advantages_BT = np.broadcast_to(minibatch.advantages_B[:, None], logprobs_BT.shape)
     else:
@@ -119,14 +117,14 @@ def _shaped_rewards(batch: Batch, algo: AlgoConfig, max_tokens: int) -> Float32s
 
 
 def _kl(batch: Batch, algo: AlgoConfig) -> Tensor:
-    if batch.reference_logprobs is None:
+    if batch.reference_logprobs_BT is None:
         raise RuntimeError("a KL penalty in the reward needs the reference's log-probs; the plan asks for its role")
-    return kl_penalty(_tensor(_old_logprobs(batch)), _tensor(batch.reference_logprobs.get()), algo.kl.estimator)
+    return kl_penalty(_tensor(_old_logprobs(batch)), _tensor(batch.reference_logprobs_BT), algo.kl.estimator)
 
 
 def _old_logprobs(batch: Batch) -> Float32s:
     """(B, T) of pi_old where the batch has them, else those of the sampler."""
-    return batch.tokens.get().rollout_logprobs_BT if batch.old_logprobs is None else batch.old_logprobs.get()
+    return batch.tokens.rollout_logprobs_BT if batch.old_logprobs_BT is None else batch.old_logprobs_BT
 
 
 def _kl_metrics(kl_BT: Tensor, batch: Batch, kl: FixedKl) -> Metrics:

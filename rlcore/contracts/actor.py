@@ -7,14 +7,14 @@ from typing import Any
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import Worker
 from rlcore.errors import WorkerError
-from rlcore.types import Batch, Float32s, Metrics, Ref, WeightsHandle
+from rlcore.types import Batch, Float32s, Metrics, WeightsHandle
 
 
 class ActorWorker(Worker):
     """Owns the policy's weights and optimizer."""
 
     @abstractmethod
-    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+    def logprobs(self, batch: Batch) -> Float32s:
         """(B, T) log-probs of the batch's tokens under the current weights and the rollout's temperature."""
 
     def expect(self, num_updates: int) -> None:

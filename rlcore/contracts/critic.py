@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.contracts.workers import Worker
-from rlcore.types import Batch, Float32s, Metrics, Ref
+from rlcore.types import Batch, Float32s, Metrics
 
 
 class CriticWorker(Worker):
     """Owns a value model and its optimizer."""
 
     @abstractmethod
-    def values(self, batch: Batch) -> Ref[Float32s]:
+    def values(self, batch: Batch) -> Float32s:
         """(B, T) value of the state before token t is sampled, where the loss mask is True, else 0."""
 
     def expect(self, num_updates: int) -> None:
@@ -61,7 +61,7 @@ class CriticEngine(ABC):
         """Called after the last update of a step, and after an error."""
 
     @abstractmethod
-    async def values(self, batch: Batch) -> Ref[Float32s] | None:
+    async def values(self, batch: Batch) -> Float32s | None:
         """(B, T) values of the step-start critic; None of the engine 'none'."""
 
     @abstractmethod
@@ -91,7 +91,7 @@ class CriticEngine(ABC):
 class NoCritic(CriticEngine):
     """The engine 'none': estimators that need no values."""
 
-    async def values(self, batch: Batch) -> Ref[Float32s] | None:
+    async def values(self, batch: Batch) -> Float32s | None:
         return None
 
     async def update(self, minibatch: Batch) -> Metrics:

@@ -4,14 +4,14 @@ from abc import abstractmethod
 
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import Worker
-from rlcore.types import Batch, Float32s, Ref
+from rlcore.types import Batch, Float32s
 
 
 class ReferenceWorker(Worker):
     """Holds frozen weights."""
 
     @abstractmethod
-    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+    def logprobs(self, batch: Batch) -> Float32s:
         """(B, T) log-probs of the batch's tokens under the rollout's temperature."""
 
 

@@ -19,7 +19,6 @@ from rlcore.types import (
     FinishReason,
     Float32s,
     Int64s,
-    Ref,
     RewardStatus,
     ScoredTrajectory,
     TokenArrays,
@@ -51,7 +50,7 @@ def collate(groups: Sequence[Sequence[ScoredTrajectory]], pad_id: int) -> Batch:
     group_B = _int64s([index for index, group in enumerate(sorted_groups) for _ in group])
     lengths_B = _int64s([len(trajectory.token_ids) for trajectory in trajectories])
     return Batch(
-        tokens=Ref(tokens),
+        tokens=tokens,
         sample_B=_unit_numbers(group_B, _int64s([trajectory.id.sample for trajectory in trajectories])),
         group_B=group_B,
         lengths_B=lengths_B,
@@ -59,7 +58,7 @@ def collate(groups: Sequence[Sequence[ScoredTrajectory]], pad_id: int) -> Batch:
         prompt_lengths_B=_prompt_lengths(tokens.loss_mask_BT, lengths_B),
         rewards_B=np.array([row.reward.score for row in rows], dtype=np.float32),
         truncated_B=np.array([trajectory.finish is FinishReason.LENGTH for trajectory in trajectories], dtype=np.bool_),
-        token_scores=_token_scores(rows),
+        token_scores_BT=_token_scores(rows),
         baselines_B=_baselines(rows),
     )
 
@@ -73,24 +72,24 @@ def rescored(batch: Batch, groups: Sequence[Sequence[ScoredTrajectory]]) -> Batc
         _check_rewards(group)
     rows = [sample for group in groups for sample in group]
     rewards_B = np.array([row.reward.score for row in rows], dtype=np.float32)
-    return replace(batch, rewards_B=rewards_B, token_scores=_token_scores(rows), baselines_B=_baselines(rows))
+    return replace(batch, rewards_B=rewards_B, token_scores_BT=_token_scores(rows), baselines_B=_baselines(rows))
 
 
 def select(batch: Batch, rows: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
     """The chosen rows as a new batch, in the order given, trimmed to the longest of them.
 
     Samples and groups are renumbered from 0, in the order of their old numbers. Weights stay: they hold the
-    denominators of the mini-batch that was weighed. Fetches every `Ref`, so it belongs where the arrays live.
+    denominators of the mini-batch that was weighed.
     """
     index = np.asarray(rows, dtype=np.int64)
     length = int(batch.lengths_B[index].max(initial=0))
     chosen: dict[str, Any] = {}
     for spec in fields(batch):
         value = getattr(batch, spec.name)
-        if isinstance(value, Ref):
-            value = Ref(_select_tokens(value.get(), index, length))
+        if isinstance(value, TokenArrays):
+            value = TokenArrays(**{inner.name: getattr(value, inner.name)[index, :length] for inner in fields(value)})
         elif value is not None:
-            value = value[index]
+            value = value[index, :length] if value.ndim == 2 else value[index]
         chosen[spec.name] = value
     for name in ("sample_B", "group_B"):
         chosen[name] = np.unique(chosen[name], return_inverse=True)[1].astype(np.int64)
@@ -132,7 +131,7 @@ def micro_batches(lengths_B: npt.NDArray[np.integer], max_tokens: int) -> list[I
 
 def shared_prefixes(batch: Batch) -> Int64s:
     """(B,) how many tokens every row of the row's group begins with alike; none of them was sampled in any row."""
-    token_ids_BT = batch.tokens.get().token_ids_BT
+    token_ids_BT = batch.tokens.token_ids_BT
     prefix_B = np.zeros(len(batch), dtype=np.int64)
     for group in np.unique(batch.group_B):
         rows = np.flatnonzero(batch.group_B == group)
@@ -145,7 +144,7 @@ def shared_prefixes(batch: Batch) -> Int64s:
 
 def suffix_lengths(batch: Batch, prefix_B: Int64s) -> Int64s:
     """(B,) tokens of each row after its prefix that a prediction needs: those before the row's last loss token."""
-    loss_mask_BT = batch.tokens.get().loss_mask_BT
+    loss_mask_BT = batch.tokens.loss_mask_BT
     last_B = np.where(loss_mask_BT.any(axis=1), loss_mask_BT.shape[1] - 1 - loss_mask_BT[:, ::-1].argmax(axis=1), 0)
     return np.maximum(last_B - prefix_B, 0)
 
@@ -282,7 +281,7 @@ def _token_arrays(trajectories: Sequence[Trajectory], pad_id: int) -> TokenArray
     return TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, logprobs_BT)
 
 
-def _token_scores(rows: Sequence[ScoredTrajectory]) -> Ref[Float32s] | None:
+def _token_scores(rows: Sequence[ScoredTrajectory]) -> Float32s | None:
     """(B, T) extra rewards, 0 where a sample has none; None when no sample has any."""
     if all(row.reward.token_scores is None for row in rows):
         return None
@@ -290,21 +289,13 @@ def _token_scores(rows: Sequence[ScoredTrajectory]) -> Ref[Float32s] | None:
     for row, sample in enumerate(rows):
         if sample.reward.token_scores is not None:
             scores_BT[row, : len(sample.reward.token_scores)] = sample.reward.token_scores
-    scores_BT.flags.writeable = False
-    return Ref(scores_BT)
+    return scores_BT
 
 
 def _baselines(rows: Sequence[ScoredTrajectory]) -> Float32s | None:
     """(B,) scores of greedy samples; None when a row has none."""
     found = [row.baseline for row in rows if row.baseline is not None]
     return np.array(found, dtype=np.float32) if rows and len(found) == len(rows) else None
-
-
-def _select_tokens(value: Any, rows: Int64s, length: int) -> Any:
-    """Rows of an array or of every array of a `TokenArrays`, trimmed."""
-    if isinstance(value, TokenArrays):
-        return TokenArrays(**{spec.name: getattr(value, spec.name)[rows, :length] for spec in fields(value)})
-    return value[rows, :length]
 
 
 def _int64s(values: Sequence[int]) -> Int64s:

@@ -22,7 +22,6 @@ from rlcore.types import (
     Lane,
     Metrics,
     Prompt,
-    Ref,
     Sampling,
     ScoredTrajectory,
     Trajectory,
@@ -217,14 +216,14 @@ class CheckedCritic(_Checked):
         with self._boundary("end_updates()"):
             await self._component.end_updates()
 
-    async def values(self, batch: Batch) -> Ref[Float32s] | None:
+    async def values(self, batch: Batch) -> Float32s | None:
         """See `CriticEngine.values`."""
         who = f"{self._who}: values()"
         with boundary(who, PluginError):
             found = await awaitable(who, self._component.values(batch))
             if found is None and not self._needed:
                 return None
-            return Ref(per_token(who, found, batch, PluginError, "values"))
+            return per_token(who, found, batch, PluginError, "values")
 
     async def update(self, minibatch: Batch) -> Metrics:
         """See `CriticEngine.update`."""

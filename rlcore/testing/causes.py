@@ -30,7 +30,7 @@ from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing.runs import run_settings
 from rlcore.train.session import load_data
 from rlcore.train.trainer import Progress, Sinks, Trainer
-from rlcore.types import Batch, Float32s, Lane, Metrics, Prompt, Ref, Reward, Sampling, ScoredTrajectory, Trajectory
+from rlcore.types import Batch, Float32s, Lane, Metrics, Prompt, Reward, Sampling, ScoredTrajectory, Trajectory
 
 PROMPTS, SAMPLES = 3, 2
 NUM = PROMPTS * SAMPLES
@@ -273,7 +273,7 @@ class _Critic(CriticEngine):
     def __init__(self, inner: CriticEngine, events: Events) -> None:
         self.inner, self.events = inner, events
 
-    async def values(self, batch: Batch) -> Ref[Float32s] | None:
+    async def values(self, batch: Batch) -> Float32s | None:
         step = self.events.trainer.progress.step + 1
         self.events.note(Event("values", step))
         found = await self.inner.values(batch)

@@ -35,7 +35,7 @@ from rlcore.testing.null_busy import Busy
 from rlcore.testing.null_critic import NullCritic
 from rlcore.testing.null_decoding import Float64s, decode, log_softmax
 from rlcore.testing.null_settings import NullSection
-from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, Ref, WeightsHandle
+from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, WeightsHandle
 
 ADAM_EPSILON = 1e-8
 
@@ -54,7 +54,7 @@ SETTINGS: tuple[str, ...] = (
 
 def logprobs_of(logits_V: Float64s, batch: Batch, temperature: float) -> Float32s:
     """(B, T) log-probs of the batch's tokens; 0 at position 0 and at padding."""
-    tokens = batch.tokens.get()
+    tokens = batch.tokens
     logprobs_BT = log_softmax(logits_V, temperature)[tokens.token_ids_BT]
     counts_BT = tokens.valid_BT.copy()
     counts_BT[:, 0] = False
@@ -78,10 +78,10 @@ class NullActor(Busy, ActorWorker):
     def setup(self) -> None:
         time.sleep(self.settings.setup_s)
 
-    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+    def logprobs(self, batch: Batch) -> Float32s:
         time.sleep(self.settings.logprobs_s)
         with self.busy():
-            return Ref(logprobs_of(self.logits_V, batch, self.context.config.rollout.temperature))
+            return logprobs_of(self.logits_V, batch, self.context.config.rollout.temperature)
 
     def update(self, minibatch: Batch) -> Metrics:
         """One Adam step on -sum_b weights_B[b] * sum_t advantage * log-prob: the policy gradient without clipping."""
@@ -110,10 +110,10 @@ class NullActor(Busy, ActorWorker):
 
     def _gradient(self, minibatch: Batch) -> tuple[float, Float64s]:
         temperature = self.context.config.rollout.temperature
-        tokens = minibatch.tokens.get()
+        tokens = minibatch.tokens
         weights_B = minibatch.weights_B if minibatch.weights_B is not None else np.ones(len(minibatch))
-        if minibatch.advantages is not None:
-            advantages_BT = minibatch.advantages.get()
+        if minibatch.advantages_BT is not None:
+            advantages_BT = minibatch.advantages_BT
         elif minibatch.advantages_B is not None:
             advantages_BT = np.broadcast_to(minibatch.advantages_B[:, None], tokens.loss_mask_BT.shape)
         else:
@@ -194,11 +194,11 @@ class NullReference(ReferenceWorker):
     def setup(self) -> None:
         """Does nothing: the policy needs no files."""
 
-    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+    def logprobs(self, batch: Batch) -> Float32s:
         settings: NullSection = self.context.section or NullSection()
         time.sleep(settings.logprobs_s)
         uniform_V = np.zeros(ByteTokens.VOCABULARY)
-        return Ref(logprobs_of(uniform_V, batch, self.context.config.rollout.temperature))
+        return logprobs_of(uniform_V, batch, self.context.config.rollout.temperature)
 
 
 class NullRollout(RolloutWorker):

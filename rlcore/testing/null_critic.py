@@ -15,7 +15,7 @@ from rlcore.contracts.critic import CriticWorker
 from rlcore.contracts.workers import WorkerContext
 from rlcore.errors import CheckpointError, boundary
 from rlcore.testing.null_busy import Busy
-from rlcore.types import Batch, Float32s, Metrics, Ref
+from rlcore.types import Batch, Float32s, Metrics
 
 PLACES = 64
 RATE = 0.5
@@ -32,20 +32,20 @@ class NullCritic(Busy, CriticWorker):
     def setup(self) -> None:
         """Does nothing: the critic needs no files."""
 
-    def values(self, batch: Batch) -> Ref[Float32s]:
+    def values(self, batch: Batch) -> Float32s:
         with self.busy():
-            mask_BT = batch.tokens.get().loss_mask_BT
-            return Ref(np.where(mask_BT, self.values_L[_places(batch)], 0.0).astype(np.float32))
+            mask_BT = batch.tokens.loss_mask_BT
+            return np.where(mask_BT, self.values_L[_places(batch)], 0.0).astype(np.float32)
 
     def update(self, minibatch: Batch) -> Metrics:
         """Half the mean squared distance from the returns, before the update; ValueError without returns."""
-        if minibatch.returns is None:
+        if minibatch.returns_BT is None:
             raise ValueError("the mini-batch has no returns")
         with self.busy():
-            return self._update(minibatch, minibatch.returns.get())
+            return self._update(minibatch, minibatch.returns_BT)
 
     def _update(self, minibatch: Batch, returns_BT: Float32s) -> Metrics:
-        mask_BT = minibatch.tokens.get().loss_mask_BT
+        mask_BT = minibatch.tokens.loss_mask_BT
         place_N = _places(minibatch)[mask_BT]
         errors_N = returns_BT[mask_BT].astype(np.float64) - self.values_L[place_N]
         counts_L = np.bincount(place_N, minlength=PLACES)
@@ -64,6 +64,6 @@ class NullCritic(Busy, CriticWorker):
 
 def _places(batch: Batch) -> npt.NDArray[np.int64]:
     """(B, T) number of the row's tokens that were sampled before."""
-    mask_BT = batch.tokens.get().loss_mask_BT
+    mask_BT = batch.tokens.loss_mask_BT
     places_BT: npt.NDArray[np.int64] = np.clip(np.cumsum(mask_BT, axis=1) - mask_BT, 0, PLACES - 1)
     return places_BT

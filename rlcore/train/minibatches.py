@@ -42,8 +42,8 @@ def row_advantages(batch: Batch) -> list[float]:
     """One advantage per row: the estimator's, or the mean over the row's sampled tokens if it gives one per token."""
     if batch.advantages_B is not None:
         advantages_B = batch.advantages_B
-    elif batch.advantages is not None:
-        sums_B = (batch.advantages.get() * batch.tokens.get().loss_mask_BT).sum(axis=1)
+    elif batch.advantages_BT is not None:
+        sums_B = (batch.advantages_BT * batch.tokens.loss_mask_BT).sum(axis=1)
         advantages_B = sums_B / np.maximum(batch.num_sampled_B, 1)
     else:
         return [0.0] * len(batch)

@@ -19,7 +19,7 @@ from rlcore.errors.checks.arrays import check_tokens, per_token
 from rlcore.plan import OldLogprobs
 from rlcore.runtime.launch import Runtime, owner_of
 from rlcore.train.timing import StepTimeline
-from rlcore.types import Batch, Float32s, Ref, Reward, ScoredTrajectory, Trajectory, TrajectoryId
+from rlcore.types import Batch, Float32s, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
 
 class ForwardPasses:
@@ -78,36 +78,33 @@ class ForwardPasses:
     async def _pass(self, batch: Batch) -> dict[str, Float32s]:
         run, found = self._run, dict[str, Float32s]()
         if run.reference is not None:
-            found["reference_logprobs"] = await _logprobs(run.reference.replicas[0], ReferenceWorker.logprobs, batch)
+            found["reference_logprobs_BT"] = await _logprobs(run.reference.replicas[0], ReferenceWorker.logprobs, batch)
         if self._old is OldLogprobs.PASS:
-            found["old_logprobs"] = await _logprobs(run.actor.replicas[0], ActorWorker.logprobs, batch)
+            found["old_logprobs_BT"] = await _logprobs(run.actor.replicas[0], ActorWorker.logprobs, batch)
         if (values := await run.critic.values(batch)) is not None:
-            found["values"] = values.get()
+            found["values_BT"] = values
         return found
 
     def attach(self, batch: Batch, rows: Sequence[TrajectoryId]) -> Batch:
         """The batch, whose rows are `rows`, with its arrays; 0 at padding."""
         if self._old is OldLogprobs.SAMPLED:
-            batch = replace(batch, old_logprobs=Ref(batch.tokens.get().rollout_logprobs_BT))
+            batch = replace(batch, old_logprobs_BT=batch.tokens.rollout_logprobs_BT)
         if not self._passes or not rows:
             return batch
         for pass_ in self._passes:
             if pass_.rows == rows:
                 for name, values_BT in pass_.found.items():
-                    read_only_BT = np.asarray(values_BT, dtype=np.float32).view()
-                    read_only_BT.flags.writeable = False
-                    batch = _FILL[name](batch, Ref(read_only_BT))
+                    batch = _FILL[name](batch, values_BT)
                 return batch
         where_B2 = np.array([self._where[row] for row in rows])
-        shape = batch.tokens.get().token_ids_BT.shape
+        shape = batch.tokens.token_ids_BT.shape
         for name in self._passes[0].found:
             values_BT = np.zeros(shape, dtype=np.float32)
             for number, pass_ in enumerate(self._passes):
                 mine, known_BT = np.flatnonzero(where_B2[:, 0] == number), pass_.found[name]
                 length = min(shape[1], known_BT.shape[1])
                 values_BT[mine, :length] = known_BT[where_B2[mine, 1], :length]
-            values_BT.flags.writeable = False
-            batch = _FILL[name](batch, Ref(values_BT))
+            batch = _FILL[name](batch, values_BT)
         return batch
 
 
@@ -128,10 +125,10 @@ class _Pass:
     """By field, (B, T); empty until it has ended."""
 
 
-_FILL: dict[str, Callable[[Batch, Ref[Float32s]], Batch]] = {
-    "reference_logprobs": lambda batch, value: replace(batch, reference_logprobs=value),
-    "old_logprobs": lambda batch, value: replace(batch, old_logprobs=value),
-    "values": lambda batch, value: replace(batch, values=value),
+_FILL: dict[str, Callable[[Batch, Float32s], Batch]] = {
+    "reference_logprobs_BT": lambda batch, value: replace(batch, reference_logprobs_BT=value),
+    "old_logprobs_BT": lambda batch, value: replace(batch, old_logprobs_BT=value),
+    "values_BT": lambda batch, value: replace(batch, values_BT=value),
 }
 """By the name of the field of a `Batch`."""
 

@@ -25,7 +25,7 @@ from rlcore.train.passes import ForwardPasses
 from rlcore.train.pending import Group, PendingGroup
 from rlcore.train.timing import StepTimeline, length_correlation
 from rlcore.train.versions import sampled_with
-from rlcore.types import Batch, Lane, Metrics, Ref, ScoredTrajectory, Trajectory, TrajectoryId
+from rlcore.types import Batch, Lane, Metrics, ScoredTrajectory, Trajectory, TrajectoryId
 
 
 class StepBatcher:
@@ -232,7 +232,7 @@ class StepBatcher:
         await self._arrays.ensure([row.trajectory for row in rows])
         batch = self._arrays.attach(batch, ids)
         if self._schedule.max_staleness:
-            batch = replace(batch, same_weights=Ref(sampled_with([row.trajectory for row in rows], self._step - 1)))
+            batch = replace(batch, same_weights_BT=sampled_with([row.trajectory for row in rows], self._step - 1))
         per_token, max_tokens = run.advantage_algorithm.per_token, config.rollout.max_tokens
         batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl)
         self.advantages |= zip(ids, row_advantages(batch), strict=True)

@@ -94,7 +94,7 @@ def test_the_policy_loss_is_multiplied_only_where_the_sampler_differs() -> None:
     algo = AlgoConfig(entropy_coef=0.5)
     same, differs = (PolicyLoss(clip, algo, sampler_differs=flag)(micro, predictions) for flag in (False, True))
     assert not any("importance" in name for name in same.metrics)
-    mu_BT = torch.tensor(batch.tokens.get().rollout_logprobs_BT)
+    mu_BT = torch.tensor(batch.tokens.rollout_logprobs_BT)
     factor_BT = torch.where(micro.mask_BT, (logprobs_BT - mu_BT).exp().clamp(max=2.0), 0.0)
     torch.testing.assert_close(differs.loss_BT + 0.5, (same.loss_BT + 0.5) * factor_BT)
     assert {name for name in differs.metrics if "importance" in name} == {

@@ -17,7 +17,7 @@ from rlcore.data.batch import micro_batches
 from rlcore.engines.hf import TrainEngine
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Batch, Metrics, Ref
+from rlcore.types import Batch, Metrics
 
 torch.set_num_threads(1)
 
@@ -80,10 +80,10 @@ def test_tokens_of_truncated_samples_that_have_no_loss_are_not_selected() -> Non
     truncated_B = np.arange(len(batch)) % 2 == 0
     config = AlgoConfig(overlong="mask", kl_cov_frac=1.0)
     weighed = weigh(replace(batch, truncated_B=truncated_B), config, select_kl_cov)
-    assert weighed.selected is not None
-    expected_BT = batch.tokens.get().loss_mask_BT & ~truncated_B[:, None]
-    np.testing.assert_array_equal(weighed.selected.get(), expected_BT)
-    assert weigh(batch, config).selected is None
+    assert weighed.selected_BT is not None
+    expected_BT = batch.tokens.loss_mask_BT & ~truncated_B[:, None]
+    np.testing.assert_array_equal(weighed.selected_BT, expected_BT)
+    assert weigh(batch, config).selected_BT is None
 
 
 @pytest.fixture(scope="module")
@@ -127,11 +127,11 @@ def test_any_split_into_micro_batches_gives_the_same_gradient_and_metrics(
     old_BT = engine_of(llama, loss, algo).logprobs(batch)
     old_BT = (old_BT + 0.2 * rng.standard_normal(old_BT.shape)).astype(np.float32)
     mu_BT = (old_BT + 0.2 * rng.standard_normal(old_BT.shape)).astype(np.float32)
-    tokens = replace(batch.tokens.get(), rollout_logprobs_BT=mu_BT)
-    batch = weigh(replace(batch, tokens=Ref(tokens), old_logprobs=Ref(old_BT)), algo, LOSSES[loss])
+    tokens = replace(batch.tokens, rollout_logprobs_BT=mu_BT)
+    batch = weigh(replace(batch, tokens=tokens, old_logprobs_BT=old_BT), algo, LOSSES[loss])
     if LOSSES[loss] is not None:
-        assert batch.selected is not None
-        assert batch.selected.get().any()
+        assert batch.selected_BT is not None
+        assert batch.selected_BT.any()
     expected, metrics = gradients_of(engine_of(llama, loss, algo), batch)
     assert 0.0 < metrics["policy/importance_capped_frac"] < 1.0
     longest = int(batch.lengths_B.max())

@@ -242,7 +242,7 @@ def test_a_selection_that_goes_wrong_in_a_later_call_is_named(picked: str | None
         whole_BT = torch.ones_like(inputs.mask_BT)
         return {"too_much": whole_BT, "short": whole_BT[1:]}.get(picked or "")
 
-    batch = replace(random_batch(), advantages_B=np.ones(8, np.float32), old_logprobs=None)
+    batch = replace(random_batch(), advantages_B=np.ones(8, np.float32), old_logprobs_BT=None)
     with pytest.raises(PluginError, match=r"^algo\.policy_loss=clip: its selection (returned|picked)"):
         weigh(batch, AlgoConfig(), select)  # type: ignore[arg-type]
 

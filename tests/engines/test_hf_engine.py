@@ -19,7 +19,7 @@ from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import ConfigError, WorkerError
 from rlcore.testing.runs import untimed
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Batch, Float32s, Metrics, Ref
+from rlcore.types import Batch, Float32s, Metrics
 
 torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
 
@@ -62,7 +62,7 @@ def policy_batch(engine: TrainEngine, seed: int = 0, **extra: Any) -> Batch:
     old_BT, reference_BT = (
         (current_BT + 0.3 * rng.standard_normal(current_BT.shape)).astype(np.float32) for _ in range(2)
     )
-    return replace(batch, old_logprobs=Ref(old_BT), reference_logprobs=Ref(reference_BT))
+    return replace(batch, old_logprobs_BT=old_BT, reference_logprobs_BT=reference_BT)
 
 
 FULL = AlgoConfig(entropy_coef=0.05, kl=KlConfig(placement="loss", estimator="k3", coef=0.1))
@@ -70,11 +70,11 @@ FULL = AlgoConfig(entropy_coef=0.05, kl=KlConfig(placement="loss", estimator="k3
 
 def plain_loss(engine: TrainEngine, batch: Batch, algo: AlgoConfig) -> Tensor:
     """A second implementation: token by token over the full logits of one row at a time."""
-    arrays = batch.tokens.get()
+    arrays = batch.tokens
     assert batch.weights_B is not None
     assert batch.advantages_B is not None
-    assert batch.old_logprobs is not None
-    assert batch.reference_logprobs is not None
+    assert batch.old_logprobs_BT is not None
+    assert batch.reference_logprobs_BT is not None
     total = torch.zeros((), dtype=torch.float64)
     for row in range(len(batch)):
         token_ids_T = torch.tensor(arrays.token_ids_BT[row, : batch.lengths_B[row]], dtype=torch.int64)
@@ -84,11 +84,11 @@ def plain_loss(engine: TrainEngine, batch: Batch, algo: AlgoConfig) -> Tensor:
                 continue
             logprobs_V = torch.log_softmax(logits_TV[t - 1], dim=-1)
             logprob = logprobs_V[token_ids_T[t]]
-            ratio = torch.exp(logprob - float(batch.old_logprobs.get()[row, t]))
+            ratio = torch.exp(logprob - float(batch.old_logprobs_BT[row, t]))
             advantage = float(batch.advantages_B[row])
             clipped = ratio.clamp(1 - algo.clip_low, 1 + algo.clip_high)
             loss = torch.maximum(-ratio * advantage, -clipped * advantage)
-            difference = logprob - float(batch.reference_logprobs.get()[row, t])
+            difference = logprob - float(batch.reference_logprobs_BT[row, t])
             loss = loss + algo.kl.coef * (torch.exp(-difference) - 1 + difference)
             loss = loss + algo.entropy_coef * (logprobs_V.exp() * logprobs_V).sum()
             total = total + float(batch.weights_B[row]) * loss
@@ -98,7 +98,7 @@ def plain_loss(engine: TrainEngine, batch: Batch, algo: AlgoConfig) -> Tensor:
 def test_logprobs_are_those_of_the_full_logits_at_the_rollouts_temperature(llama: Path) -> None:
     engine, batch = engine_of(llama, temperature=0.7, micro_batch_tokens=40), random_batch()
     logprobs_BT = engine.logprobs(batch)
-    arrays = batch.tokens.get()
+    arrays = batch.tokens
     for row, length in enumerate(batch.lengths_B):
         token_ids_T = torch.tensor(arrays.token_ids_BT[row, :length], dtype=torch.int64)
         with torch.no_grad():
@@ -158,7 +158,7 @@ def test_an_update_is_one_step_of_adamw_that_spares_vectors_from_weight_decay(ll
 def test_without_old_logprobs_the_ratio_is_one_and_the_gradient_is_that_of_the_policy_itself(llama: Path) -> None:
     batch = random_batch()
     on_policy = engine_of(llama)
-    with_pass = replace(batch, old_logprobs=Ref(on_policy.logprobs(batch)))
+    with_pass = replace(batch, old_logprobs_BT=on_policy.logprobs(batch))
     expected, _ = gradients_of(engine_of(llama), with_pass)
     gradients, metrics = gradients_of(on_policy, batch)
     assert metrics["policy/ratio_mean"] == 1.0
@@ -169,12 +169,12 @@ def test_without_old_logprobs_the_ratio_is_one_and_the_gradient_is_that_of_the_p
 def test_policy_metrics_are_averages_over_loss_tokens(llama: Path) -> None:
     engine = engine_of(llama, FULL, micro_batch_tokens=50)
     batch = policy_batch(engine)
-    assert batch.old_logprobs is not None
-    assert batch.reference_logprobs is not None
-    mask_BT = batch.tokens.get().loss_mask_BT
+    assert batch.old_logprobs_BT is not None
+    assert batch.reference_logprobs_BT is not None
+    mask_BT = batch.tokens.loss_mask_BT
     logprobs_BT = engine.logprobs(batch)
-    ratios = np.exp((logprobs_BT - batch.old_logprobs.get())[mask_BT].astype(np.float64))
-    difference = (logprobs_BT - batch.reference_logprobs.get())[mask_BT].astype(np.float64)
+    ratios = np.exp((logprobs_BT - batch.old_logprobs_BT)[mask_BT].astype(np.float64))
+    difference = (logprobs_BT - batch.reference_logprobs_BT)[mask_BT].astype(np.float64)
     advantages = np.repeat(np.asarray(batch.advantages_B), mask_BT.sum(1))
     metrics = engine.update(batch)
     assert metrics["policy/ratio_mean"] == pytest.approx(ratios.mean(), rel=1e-5)
@@ -270,7 +270,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory(llama: Path) -> None:
 def test_the_models_own_dropout_is_off_in_training_so_the_ratio_is_exact(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path, "GPT2", embd_pdrop=0.5, resid_pdrop=0.5, attn_pdrop=0.5)
     engine, batch = engine_of(path, gradient_checkpointing=True), random_batch()
-    metrics = engine.update(replace(batch, old_logprobs=Ref(engine.logprobs(batch))))
+    metrics = engine.update(replace(batch, old_logprobs_BT=engine.logprobs(batch)))
     assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
 
 
@@ -285,15 +285,15 @@ def test_bfloat16_weights_learn_by_updates_that_are_smaller_than_their_precision
 
 
 def value_loss(micro: MicroBatch, predictions: Predictions) -> LossTerms:
-    assert micro.batch.returns is not None
-    return LossTerms(0.5 * (predictions.scores_BT - micro.per_token(micro.batch.returns)) ** 2)
+    assert micro.batch.returns_BT is not None
+    return LossTerms(0.5 * (predictions.scores_BT - micro.per_token(micro.batch.returns_BT)) ** 2)
 
 
 def test_a_value_model_starts_at_zero_and_learns_its_targets(llama: Path) -> None:
     batch = random_batch()
-    mask_BT = batch.tokens.get().loss_mask_BT
+    mask_BT = batch.tokens.loss_mask_BT
     returns_BT = (np.asarray(batch.rewards_B)[:, None] * mask_BT).astype(np.float32)
-    batch = replace(batch, returns=Ref(returns_BT))
+    batch = replace(batch, returns_BT=returns_BT)
     engine = engine_of(llama, kind="value", loss=value_loss, lr=1e-2, micro_batch_tokens=80)
 
     def error(values_BT: Float32s) -> float:
@@ -312,12 +312,12 @@ def test_a_value_is_that_of_the_state_before_the_token(llama: Path) -> None:
     batch = random_batch(num_groups=1, samples=1, seed=5)
     engine = engine_of(llama, kind="value", loss=value_loss)
     torch.nn.init.normal_(engine.model.value_head.weight, generator=torch.Generator().manual_seed(0))  # type: ignore[union-attr,arg-type]
-    arrays = batch.tokens.get()
+    arrays = batch.tokens
     place = int(np.flatnonzero(arrays.loss_mask_BT[0])[2])
     changed = arrays.token_ids_BT.copy()
     changed[0, place] += 1 if changed[0, place] < 200 else -1
     before = engine.values(batch)
-    after = engine.values(replace(batch, tokens=Ref(replace(arrays, token_ids_BT=changed))))
+    after = engine.values(replace(batch, tokens=replace(arrays, token_ids_BT=changed)))
     np.testing.assert_array_equal(before[0, : place + 1], after[0, : place + 1])
     assert (before[0, place + 1 : int(batch.lengths_B[0])] != after[0, place + 1 : int(batch.lengths_B[0])]).all()
 
@@ -338,10 +338,10 @@ def test_a_model_that_does_not_exist_is_a_one_line_config_error(tmp_path: Path) 
 
 def test_rows_without_a_loss_token_change_nothing(llama: Path) -> None:
     batch = policy_batch(engine_of(llama))
-    arrays = batch.tokens.get()
+    arrays = batch.tokens
     mask_BT = arrays.loss_mask_BT.copy()
     mask_BT[0] = False
-    masked = replace(batch, tokens=Ref(replace(arrays, loss_mask_BT=mask_BT)))
+    masked = replace(batch, tokens=replace(arrays, loss_mask_BT=mask_BT))
     expected, _ = gradients_of(engine_of(llama), select(batch, range(1, len(batch))))
     gradients, _ = gradients_of(engine_of(llama, micro_batch_tokens=30), masked)
     torch.testing.assert_close(gradients, expected, rtol=1e-7, atol=1e-10)

@@ -21,7 +21,6 @@ from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.engines.hf.train.state import whole_tensors
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Ref
 
 torch.set_num_threads(1)
 
@@ -89,7 +88,7 @@ def test_no_result_depends_on_offload(llama: Path, host: HostMemory, settings: d
         for step in range(2):
             before_BT = engine.logprobs(BATCHES[step])
             engine.begin_updates()
-            rows = [engine.update(replace(batch, old_logprobs=Ref(engine.logprobs(batch)))) for batch in BATCHES[2:]]
+            rows = [engine.update(replace(batch, old_logprobs_BT=engine.logprobs(batch))) for batch in BATCHES[2:]]
             engine.end_updates()
             timeless = [{name: row[name] for name in row if not name.startswith("time/")} for row in rows]
             seen.append((before_BT.tolist(), timeless))

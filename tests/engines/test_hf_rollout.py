@@ -89,7 +89,7 @@ def test_recorded_logprobs_are_those_of_the_trainer(llama: Path, temperature: fl
     batch = collate(
         [[scored(request, completions[request.id, i]) for i in range(request.n)] for request in requests], END
     )
-    arrays = batch.tokens.get()
+    arrays = batch.tokens
     difference = (engine.logprobs(batch) - arrays.rollout_logprobs_BT)[arrays.loss_mask_BT]
     assert np.abs(difference).max() < 1e-4
     assert np.exp(difference).mean() == pytest.approx(1.0, abs=1e-5)

@@ -21,7 +21,6 @@ from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import CheckpointError, ConfigError
 from rlcore.testing.runs import untimed
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Ref
 
 torch.set_num_threads(1)  # the models are tiny, and the tests may share their cores
 
@@ -161,8 +160,8 @@ def test_damaged_training_state_is_a_checkpoint_error(llama: Path, tmp_path: Pat
 
 
 def value_loss(micro: MicroBatch, predictions: Predictions) -> LossTerms:
-    assert micro.batch.returns is not None
-    return LossTerms((predictions.scores_BT - micro.per_token(micro.batch.returns)) ** 2)
+    assert micro.batch.returns_BT is not None
+    return LossTerms((predictions.scores_BT - micro.per_token(micro.batch.returns_BT)) ** 2)
 
 
 @pytest.mark.parametrize("lora", [LoraConfig(), LORA], ids=["full", "lora"])
@@ -170,7 +169,7 @@ def test_a_value_model_is_restored_with_its_head_and_can_be_started_from(
     llama: Path, tmp_path: Path, lora: LoraConfig
 ) -> None:
     batch = random_batch()
-    batch = replace(batch, returns=Ref(np.ones(batch.tokens.get().token_ids_BT.shape, dtype=np.float32)))
+    batch = replace(batch, returns_BT=np.ones(batch.tokens.token_ids_BT.shape, dtype=np.float32))
 
     def value_engine(path: Path) -> TrainEngine:
         config = EngineConfig(lr=1e-2, lora=lora)
@@ -208,7 +207,7 @@ def test_lora_dropout_is_on_in_updates_only(llama: Path) -> None:
     engine.update(batch)  # the adapter starts as a no-op; now it has an effect
     scored_BT = engine.logprobs(batch)
     np.testing.assert_array_equal(engine.logprobs(batch), scored_BT)
-    metrics = engine.update(replace(batch, old_logprobs=Ref(scored_BT)))
+    metrics = engine.update(replace(batch, old_logprobs_BT=scored_BT))
     assert metrics["policy/ratio_max"] > 1.001
 
 

@@ -94,13 +94,13 @@ def test_logprobs_of_actor_and_reference_agree_before_the_first_update_and_diffe
             assert run.reference is not None
             actor, reference = run.actor.replicas[0], run.reference.replicas[0]
             batch = random_batch()
-            before = (await actor.call(ActorWorker.logprobs, batch)).get()
+            before = await actor.call(ActorWorker.logprobs, batch)
             frozen = await reference.call(ReferenceWorker.logprobs, batch)
-            np.testing.assert_array_equal(frozen.get(), before)
-            await actor.call(ActorWorker.update, replace(batch, reference_logprobs=frozen))
-            after = (await actor.call(ActorWorker.logprobs, batch)).get()
+            np.testing.assert_array_equal(frozen, before)
+            await actor.call(ActorWorker.update, replace(batch, reference_logprobs_BT=frozen))
+            after = await actor.call(ActorWorker.logprobs, batch)
             assert (after != before).any()
-            again = (await reference.call(ReferenceWorker.logprobs, batch)).get()
+            again = await reference.call(ReferenceWorker.logprobs, batch)
             np.testing.assert_array_equal(again, before)
 
     asyncio.run(story())

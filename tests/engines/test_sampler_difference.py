@@ -14,7 +14,7 @@ from rlcore.engines.hf.train.microbatch import MetricSums, ReadMetrics
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.testing.tiny import random_batch, random_groups
 from rlcore.train.versions import sampled_with
-from rlcore.types import Batch, Ref, Trajectory
+from rlcore.types import Batch, Trajectory
 
 NAME = "policy/rollout_logprob_diff"
 
@@ -42,7 +42,7 @@ def test_tokens_of_a_version_are_those_of_its_runs_that_the_policy_sampled() -> 
 
 def terms_of(batch: Batch, logprobs_BT: torch.Tensor) -> tuple[LossTerms, torch.Tensor]:
     micro = MicroBatch(batch, torch.device("cpu"))
-    old = replace(batch, old_logprobs=Ref(logprobs_BT.numpy()))
+    old = replace(batch, old_logprobs_BT=logprobs_BT.numpy())
     loss = PolicyLoss(clip, AlgoConfig(), sampler_differs=True)
     return loss(MicroBatch(old, micro.device), Predictions(logprobs_BT, torch.zeros_like(logprobs_BT))), micro.mask_BT
 
@@ -60,10 +60,10 @@ def summed(batches: list[tuple[Batch, torch.Tensor]]) -> dict[str, float]:
 def test_the_difference_is_that_of_tokens_of_the_same_weights_and_is_not_said_without_any() -> None:
     """The others have moved by 10 since they were sampled; those of the same weights differ by 0.25."""
     batch = random_batch()
-    mask_BT = batch.tokens.get().loss_mask_BT
+    mask_BT = batch.tokens.loss_mask_BT
     same_BT = mask_BT & (np.arange(len(batch))[:, None] == 1)
     assert 0 < same_BT.sum() < mask_BT.sum()
-    rollout_BT = batch.tokens.get().rollout_logprobs_BT
+    rollout_BT = batch.tokens.rollout_logprobs_BT
     logprobs_BT = torch.tensor(np.where(mask_BT, rollout_BT + np.where(same_BT, -0.25, 10.0), 0.0).astype(np.float32))
     halves = np.array_split(np.arange(len(batch)), 2)
 
@@ -74,8 +74,8 @@ def test_the_difference_is_that_of_tokens_of_the_same_weights_and_is_not_said_wi
     all_the_same = summed(parts(batch))
     num_same, num = int(same_BT.sum()), int(mask_BT.sum())
     assert all_the_same[NAME] == pytest.approx((0.25 * num_same + 10.0 * (num - num_same)) / num, rel=1e-5)
-    marked = summed(parts(replace(batch, same_weights=Ref(same_BT))))
+    marked = summed(parts(replace(batch, same_weights_BT=same_BT)))
     assert marked[NAME] == pytest.approx(0.25, abs=1e-5)
-    none = summed(parts(replace(batch, same_weights=Ref(np.zeros_like(same_BT)))))
+    none = summed(parts(replace(batch, same_weights_BT=np.zeros_like(same_BT))))
     assert NAME not in none
     assert {name: value for name, value in marked.items() if name != NAME} == none, "nothing else changes"

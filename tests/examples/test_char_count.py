@@ -74,7 +74,7 @@ def test_the_warm_up_teaches_a_tiny_model_the_form_of_the_response(tmp_path: Pat
         return [*response.encode(), ByteTokens.EOS]
 
     batch = sft.batch_of(rows, tokens, encode)
-    arrays = batch.tokens.get()
+    arrays = batch.tokens
     for index, row in enumerate(rows):
         sampled = arrays.token_ids_BT[index][arrays.loss_mask_BT[index]].tolist()
         assert sampled == encode(row["response"])

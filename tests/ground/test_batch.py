@@ -1,5 +1,6 @@
 """Batches: what lands where, whatever arrived first; and mini- and micro-batches with every row exactly once."""
 
+import pickle
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +22,6 @@ from rlcore.types import (
     FinishReason,
     FrozenDict,
     Prompt,
-    Ref,
     Reward,
     RewardStatus,
     ScoredTrajectory,
@@ -81,7 +81,7 @@ def test_a_batch_of_two_groups_by_hand() -> None:
         ],
         PAD,
     )
-    tokens = batch.tokens.get()
+    tokens = batch.tokens
     assert tokens.token_ids_BT.tolist() == [
         [7, 8, 9, 1, 2, PAD, PAD, PAD],
         [7, 8, 9, 4, PAD, PAD, PAD, PAD],
@@ -98,7 +98,7 @@ def test_a_batch_of_two_groups_by_hand() -> None:
     assert batch.rewards_B.tolist() == [1.0, 0.5, 2.0, 2.0]
     assert batch.truncated_B is not None
     assert batch.truncated_B.tolist() == [False, False, True, False]
-    assert batch.token_scores is None
+    assert batch.token_scores_BT is None
     with pytest.raises(ValueError, match="read-only"):
         tokens.token_ids_BT[0, 0] = 1
 
@@ -114,7 +114,7 @@ def test_reward_i_lands_on_the_last_sampled_token_of_sample_i_in_1000_orders_of_
         draw.shuffle(arrivals)
         groups = [[arrival for arrival in arrivals if arrival.trajectory.id.prompt == f"p{g}"] for g in range(3)]
         batch = collate(groups, PAD)
-        tokens = batch.tokens.get()
+        tokens = batch.tokens
         rewards_BT = token_rewards(
             torch.tensor(batch.rewards_B), torch.tensor(batch.sample_B), torch.tensor(tokens.loss_mask_BT)
         ).numpy()
@@ -132,7 +132,7 @@ def test_zero_length_and_eos_only_responses() -> None:
     """Scorecard case 16: nothing is written at index -1, EOS alone is trained, an empty row weighs nothing."""
     groups = [[row("a", 0, [], 5.0), row("a", 1, [0], 1.0), row("a", 2, [1, 2, 0], 0.0)]]
     batch = collate(groups, PAD)
-    tokens = batch.tokens.get()
+    tokens = batch.tokens
     assert batch.num_sampled_B.tolist() == [0, 1, 3]
     assert batch.prompt_lengths_B.tolist() == [3, 3, 3]
     mask_BT = torch.tensor(tokens.loss_mask_BT)
@@ -141,7 +141,7 @@ def test_zero_length_and_eos_only_responses() -> None:
     weights_B = row_weights("seq_mean_token_mean", batch.num_sampled_B, batch.sample_B)
     np.testing.assert_allclose(weights_B, [0.0, 1 / 2, 1 / 6], rtol=1e-6)
     assert weighted_sum(torch.ones(3, 6), mask_BT, torch.tensor(weights_B)).item() == pytest.approx(1.0)
-    assert collate([[row("a", 0, [], 1.0, prompt_ids=[])]], PAD).tokens.get().token_ids_BT.shape == (1, 0)
+    assert collate([[row("a", 0, [], 1.0, prompt_ids=[])]], PAD).tokens.token_ids_BT.shape == (1, 0)
 
 
 def test_a_batch_of_nothing_is_empty_and_has_no_mini_batches() -> None:
@@ -149,7 +149,7 @@ def test_a_batch_of_nothing_is_empty_and_has_no_mini_batches() -> None:
     for groups in nothing:
         batch = collate(groups, PAD)
         assert len(batch) == 0
-        assert batch.tokens.get().token_ids_BT.shape == (0, 0)
+        assert batch.tokens.token_ids_BT.shape == (0, 0)
         assert minibatches(batch, 2, np.random.default_rng(0)) == []
         assert micro_batches(batch.lengths_B, 10) == []
 
@@ -163,8 +163,8 @@ def test_a_group_of_which_nothing_is_left_does_not_take_a_number() -> None:
 def test_token_scores_stand_at_their_tokens() -> None:
     scores = np.array([0, 0, 0, 0.5, 0.25], dtype=np.float32)
     batch = collate([[row("a", 0, [1, 2], token_scores=scores), row("a", 1, [1, 2, 3])]], PAD)
-    assert batch.token_scores is not None
-    assert batch.token_scores.get().tolist() == [[0, 0, 0, 0.5, 0.25, 0], [0] * 6]
+    assert batch.token_scores_BT is not None
+    assert batch.token_scores_BT.tolist() == [[0, 0, 0, 0.5, 0.25, 0], [0] * 6]
 
 
 def with_arrays(scored: ScoredTrajectory, **arrays: Any) -> ScoredTrajectory:
@@ -199,34 +199,43 @@ def test_what_would_train_on_a_wrong_number_is_refused(
 
 def filled(batch: Batch) -> Batch:
     """The batch with every optional field set to numbers that tell row and position."""
-    shape = batch.tokens.get().token_ids_BT.shape
+    shape = batch.tokens.token_ids_BT.shape
     numbers_BT = np.arange(shape[0] * shape[1], dtype=np.float32).reshape(shape)
     return replace(
         batch,
         weights_B=np.arange(len(batch), dtype=np.float32),
         advantages_B=np.arange(len(batch), dtype=np.float32) * 2,
-        values=Ref(numbers_BT),
-        old_logprobs=Ref(numbers_BT + np.float32(0.5)),
-        reference_logprobs=Ref(-numbers_BT),
+        values_BT=numbers_BT,
+        old_logprobs_BT=numbers_BT + np.float32(0.5),
+        reference_logprobs_BT=-numbers_BT,
     )
+
+
+def test_arrays_of_a_batch_cannot_be_written_also_where_it_arrives() -> None:
+    batch = filled(collate([[row("a", 0, [1, 2])]], PAD))
+    for copy in (batch, select(batch, [0]), pickle.loads(pickle.dumps(batch))):
+        arrays = [*vars(copy).values(), *vars(copy.tokens).values()]
+        assert not any(array.flags.writeable for array in arrays if isinstance(array, np.ndarray))
+        assert copy.values_BT is not None
+        assert copy.values_BT.dtype == np.float32
 
 
 def test_select_takes_every_field_of_the_rows_and_trims_the_padding() -> None:
     batch = filled(collate([[row("a", s, [s] * s) for s in range(5)], [row("b", 0, [9])]], PAD))
     part = select(batch, [5, 2, 1])
     assert part.lengths_B.tolist() == [4, 5, 4]
-    assert part.tokens.get().token_ids_BT.tolist() == [[7, 8, 9, 9, PAD], [7, 8, 9, 2, 2], [7, 8, 9, 1, PAD]]
+    assert part.tokens.token_ids_BT.tolist() == [[7, 8, 9, 9, PAD], [7, 8, 9, 2, 2], [7, 8, 9, 1, PAD]]
     assert part.group_B.tolist() == [1, 0, 0]
     assert part.sample_B.tolist() == [2, 1, 0]
     assert part.weights_B is not None
     assert part.weights_B.tolist() == [5.0, 2.0, 1.0]
     assert part.advantages_B is not None
     assert part.advantages_B.tolist() == [10.0, 4.0, 2.0]
-    assert part.values is not None
-    assert part.values.get().tolist() == [[35, 36, 37, 38, 39], [14, 15, 16, 17, 18], [7, 8, 9, 10, 11]]
-    assert part.old_logprobs is not None
-    assert part.old_logprobs.get().shape == (3, 5)
-    assert part.returns is None
+    assert part.values_BT is not None
+    assert part.values_BT.tolist() == [[35, 36, 37, 38, 39], [14, 15, 16, 17, 18], [7, 8, 9, 10, 11]]
+    assert part.old_logprobs_BT is not None
+    assert part.old_logprobs_BT.shape == (3, 5)
+    assert part.returns_BT is None
 
 
 @given(seed=st.integers(0, 10_000), num_groups=st.integers(0, 5))
@@ -255,7 +264,7 @@ def test_mini_batches_follow_their_random_stream() -> None:
 
     def order(seed: int) -> list[float]:
         parts = minibatches(batch, 3, np.random.default_rng(seed))
-        return [part.tokens.get().token_ids_BT[:, 3].tolist() for part in parts]
+        return [part.tokens.token_ids_BT[:, 3].tolist() for part in parts]
 
     assert order(1) == order(1)
     assert order(1) != order(2)
@@ -293,7 +302,7 @@ def test_any_micro_batches_of_any_mini_batch_give_its_loss(seed: int, max_tokens
 
 def loss_of(batch: Batch) -> float:
     """A loss that depends on token and position, aggregated with the batch's weights."""
-    tokens = batch.tokens.get()
+    tokens = batch.tokens
     losses_BT = torch.tensor(tokens.token_ids_BT, dtype=torch.float64).sin() + torch.arange(
         tokens.token_ids_BT.shape[1], dtype=torch.float64
     )

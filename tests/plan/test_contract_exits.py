@@ -22,7 +22,6 @@ from rlcore.contracts.critic import CriticEngine
 from rlcore.contracts.hooks import hookimpl
 from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
 from rlcore.reward.functions import FunctionRewards
-from rlcore.types import Ref
 from rlcore.contracts.workers import Worker
 
 class Mute(Exception):
@@ -56,7 +55,7 @@ class Agent(SingleTurn): ...
 class Rewards(FunctionRewards): ...
 class Critic(CriticEngine):
     async def values(self, batch):
-        return Ref(np.zeros(batch.tokens.get().token_ids_BT.shape, np.float32))
+        return np.zeros(batch.tokens.token_ids_BT.shape, np.float32)
     async def update(self, minibatch):
         return {}
     def actor_may_update(self):

@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlcore import (
-    ActorWorker, Batch, Completion, ConfigSection, GenerateRequest, Metrics, PoolSpec, Ref, ReferenceWorker,
+    ActorWorker, Batch, Completion, ConfigSection, GenerateRequest, Metrics, PoolSpec, ReferenceWorker,
     RolloutWorker, RunConfig, WorkerClass, WeightsHandle, WorkerRequest, hookimpl,
 )
 
@@ -64,7 +64,7 @@ class Unwakeable(Engine):
 class Trainer(ActorWorker):
     def setup(self) -> None: ...
 
-    def logprobs(self, batch: Batch) -> "Ref[Any]": ...
+    def logprobs(self, batch: Batch) -> Any: ...
 
     def update(self, minibatch: Batch) -> Metrics: ...
 
@@ -82,7 +82,7 @@ class Trainer(ActorWorker):
 class Frozen(ReferenceWorker):
     def setup(self) -> None: ...
 
-    def logprobs(self, batch: Batch) -> "Ref[Any]": ...
+    def logprobs(self, batch: Batch) -> Any: ...
 
 
 def samples(config: RunConfig, section: Settings, request: WorkerRequest) -> Any:

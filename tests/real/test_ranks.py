@@ -150,7 +150,7 @@ def test_two_ranks_have_the_gradient_of_one(site: Path, tmp_path: Path, settings
                     np.testing.assert_allclose(right, left, rtol=1e-5, atol=1e-5 * np.abs(left).max(), err_msg=name)
                 assert found[0] == pytest.approx(expected[0], rel=1e-5)
                 assert found[1] == pytest.approx(expected[1], rel=1e-4)
-                logprobs = [(await run.call(Open.logprobs, batch)).get() for run in (one, two)]
+                logprobs = [await run.call(Open.logprobs, batch) for run in (one, two)]
                 np.testing.assert_allclose(logprobs[1], logprobs[0], atol=1e-5)
             norms = [(await run.call(Open.update, replace(batches()["five"])))["actor/grad_norm"] for run in (one, two)]
             assert norms[1] == pytest.approx(norms[0], rel=1e-5)

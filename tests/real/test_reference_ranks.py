@@ -64,10 +64,10 @@ def said(plan: RunPlan, directory: Path, trains: bool = False) -> tuple[list[Flo
             await actor.call(ActorWorker.expect, 100)
             for _ in range(3 if trains else 0):
                 frozen = await reference.call(ReferenceWorker.logprobs, batches()[0])
-                await actor.call(ActorWorker.update, replace(batches()[0], reference_logprobs=frozen))
+                await actor.call(ActorWorker.update, replace(batches()[0], reference_logprobs_BT=frozen))
             return (
-                [(await reference.call(ReferenceWorker.logprobs, batch)).get() for batch in batches()],
-                [(await actor.call(ActorWorker.logprobs, batch)).get() for batch in batches()],
+                [await reference.call(ReferenceWorker.logprobs, batch) for batch in batches()],
+                [await actor.call(ActorWorker.logprobs, batch) for batch in batches()],
             )
         finally:
             await cluster.close()

@@ -115,7 +115,7 @@ def test_the_prompt_and_its_end_are_smollm2s_own(tokens: Tokens) -> None:
 
 
 def test_sampler_and_trainer_agree_on_every_logprob(engine: TrainEngine, batch: Batch) -> None:
-    arrays = batch.tokens.get()
+    arrays = batch.tokens
     difference = (engine.logprobs(batch) - arrays.rollout_logprobs_BT)[arrays.loss_mask_BT]
     assert len(difference) > 16
     assert np.abs(difference).max() < 1e-3

@@ -174,8 +174,8 @@ async def difference(run: Runtime, trajectories: Sequence[Trajectory]) -> dict[s
         groups.setdefault(trajectory.id.prompt, []).append(ScoredTrajectory(trajectory, Reward(0.0)))
     batch = collate(list(groups.values()), run.tokens.pad_id)
     computed = await run.actor.replicas[0].call(ActorWorker.logprobs, batch)
-    tokens = batch.tokens.get()
-    apart = np.abs(computed.get() - tokens.rollout_logprobs_BT)[tokens.loss_mask_BT]
+    tokens = batch.tokens
+    apart = np.abs(computed - tokens.rollout_logprobs_BT)[tokens.loss_mask_BT]
     return {"mean": float(apart.mean()), "max": float(apart.max()), "num": len(apart)}
 
 

@@ -17,7 +17,7 @@ from rlcore.testing.suites.agents import AgentLoopSuite
 from rlcore.testing.suites.critic import CriticEngineSuite
 from rlcore.testing.suites.harness import all_checks, failures
 from rlcore.testing.suites.pool import ResourcePoolSuite
-from rlcore.types import Ref, TrajectoryId
+from rlcore.types import TrajectoryId
 
 LIFE = {
     "test_it_is_what_its_slot_calls_for",
@@ -132,11 +132,11 @@ class Critic(CriticEngine):
         self.value = 0.0
 
     async def values(self, batch):
-        return Ref(np.where(batch.tokens.get().loss_mask_BT, self.value, 0).astype(np.float32))
+        return np.where(batch.tokens.loss_mask_BT, self.value, 0).astype(np.float32)
 
     async def update(self, minibatch):
-        mask_BT = minibatch.tokens.get().loss_mask_BT
-        self.value += 0.5 * (float(minibatch.returns.get()[mask_BT].mean()) - self.value)
+        mask_BT = minibatch.tokens.loss_mask_BT
+        self.value += 0.5 * (float(minibatch.returns_BT[mask_BT].mean()) - self.value)
         return {"critic/loss": self.value}
 
     def actor_may_update(self):
@@ -151,12 +151,12 @@ class Critic(CriticEngine):
 
 class Everywhere(Critic):
     async def values(self, batch):
-        return Ref(np.ones(batch.tokens.get().token_ids_BT.shape, dtype=np.float32))
+        return np.ones(batch.tokens.token_ids_BT.shape, dtype=np.float32)
 
 
 class NotFinite(Critic):
     async def values(self, batch):
-        return Ref((await super().values(batch)).get() + np.float32("nan"))
+        return await super().values(batch) + np.float32("nan")
 
 
 class NoValues(Critic):

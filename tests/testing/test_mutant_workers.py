@@ -17,7 +17,6 @@ from rlcore.testing.suites.critic import CriticWorkerSuite
 from rlcore.testing.suites.harness import all_checks, failures
 from rlcore.testing.suites.reference import ReferenceWorkerSuite
 from rlcore.testing.suites.rollout import RolloutWorkerSuite
-from rlcore.types import Ref
 
 OPEN: list[int] = []
 
@@ -46,7 +45,7 @@ def per_token(change):
 
     class Changed(NullActor):
         def logprobs(self, batch):
-            return Ref(change(super().logprobs(batch).get()))
+            return change(super().logprobs(batch))
 
     return Changed
 
@@ -119,15 +118,15 @@ def reference(change):
 
     class Changed(NullReference):
         def logprobs(self, batch):
-            return Ref(change(super().logprobs(batch).get()))
+            return change(super().logprobs(batch))
 
     return Changed
 
 
 class Random(NullReference):
     def logprobs(self, batch):
-        found_BT = super().logprobs(batch).get()
-        return Ref((found_BT - np.random.default_rng().random()).astype(np.float32))
+        found_BT = super().logprobs(batch)
+        return (found_BT - np.random.default_rng().random()).astype(np.float32)
 
 
 class Follows(NullReference):
@@ -141,13 +140,13 @@ def by_row(found_BT):
 
 class ValuesEverywhere(NullCritic):
     def values(self, batch):
-        return Ref(super().values(batch).get() + np.float32(1))
+        return super().values(batch) + np.float32(1)
 
 
 class ValuesByRow(NullCritic):
     def values(self, batch):
-        mask_BT = batch.tokens.get().loss_mask_BT
-        return Ref(np.where(mask_BT, by_row(super().values(batch).get()), 0).astype(np.float32))
+        mask_BT = batch.tokens.loss_mask_BT
+        return np.where(mask_BT, by_row(super().values(batch)), 0).astype(np.float32)
 
 
 class NeverLearns(NullCritic):

@@ -23,7 +23,6 @@ from rlcore.types import (
     FinishReason,
     Lane,
     Prompt,
-    Ref,
     Reward,
     RewardStatus,
     Sampling,
@@ -276,7 +275,7 @@ BATCH: Batch = collate([[ScoredTrajectory(row("p", 0), Reward(0.0)), ScoredTraje
 
 
 def values(*numbers: float) -> Any:
-    return Ref(np.array(numbers, dtype=np.float32).reshape(2, 3))
+    return np.array(numbers, dtype=np.float32).reshape(2, 3)
 
 
 class Critic:
@@ -307,21 +306,20 @@ def critic(found: Any, sync: bool = False, needed: bool = True) -> CheckedCritic
 def test_values_of_every_sampled_token_pass_whatever_stands_elsewhere() -> None:
     found = asyncio.run(critic(values(NAN, 1, 2, INF, 4, 5)).values(BATCH))
     assert found is not None
-    assert found.get().dtype == np.float32
+    assert found.dtype == np.float32
     assert asyncio.run(critic(None, needed=False).values(BATCH)) is None
 
 
 VALUES: dict[str, tuple[CheckedCritic, str]] = {
-    "None where values are needed": (critic(None), r"returned None; needs a Ref of \(2, 3\) floating-point numbers"),
-    "an array without a Ref": (critic(floats(1, 2)), "returned ndarray; needs a Ref"),
-    "a list in a Ref": (critic(Ref([0.0])), "returned a Ref of list; needs"),
-    "another shape": (critic(Ref(floats(1, 2))), r"returned shape \(2,\) and dtype float32; needs a Ref of \(2, 3\)"),
-    "integers": (critic(Ref(np.zeros((2, 3), np.int64))), "returned shape .* dtype int64; needs"),
+    "None where values are needed": (critic(None), r"returned None; needs a numpy array of \(2, 3\) floating-point"),
+    "a list": (critic([0.0]), "returned list; needs a numpy array"),
+    "another shape": (critic(floats(1, 2)), r"returned shape \(2,\) and dtype float32; needs .* array of \(2, 3\)"),
+    "integers": (critic(np.zeros((2, 3), np.int64)), "returned shape .* dtype int64; needs"),
     "NaN": (critic(values(0, 1, NAN, 0, 1, 1)), "1 of 4 values are not finite, the first nan; needs a number"),
     "infinity": (critic(values(0, 1, INF, 0, -INF, 1)), "2 of 4 values are not finite, the first inf"),
-    "beyond float32": (critic(Ref(np.full((2, 3), 1e300))), "4 of 4 values are not finite, the first inf"),
-    "a masked array": (critic(Ref(np.ma.zeros((2, 3)))), "returned a Ref of MaskedArray; needs"),
-    "no async def": (critic(values(0, 1, 1, 0, 1, 1), sync=True), "returned Ref at once; needs an `async def`"),
+    "beyond float32": (critic(np.full((2, 3), 1e300)), "4 of 4 values are not finite, the first inf"),
+    "a masked array": (critic(np.ma.zeros((2, 3))), "returned MaskedArray; needs"),
+    "no async def": (critic(values(0, 1, 1, 0, 1, 1), sync=True), "returned ndarray at once; needs an `async def`"),
 }
 
 
@@ -335,9 +333,9 @@ def test_a_critic_without_a_value_for_every_token_is_named(case: str) -> None:
 def test_values_stay_what_they_were_when_they_arrived() -> None:
     own = values(0, 1, 2, 0, 1, 2)
     found = asyncio.run(critic(own).values(BATCH))
-    own.get().fill(NAN)
+    own.fill(NAN)
     assert found is not None
-    assert found.get().tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert found.tolist() == [[0, 1, 2], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("num", [-1, 4, True, 10**30])
@@ -387,8 +385,8 @@ def test_async_where_sync_is_due_and_the_reverse_are_named() -> None:
 def test_log_probs_that_are_no_numbers_name_the_worker() -> None:
     for found, said in (
         (values(0, 1, NAN, 0, 1, 1), "1 of 4 log-probs are not finite"),
-        (Ref(floats(1)), r"returned shape \(1,\)"),
-        (None, "returned None; needs a Ref"),
+        (floats(1), r"returned shape \(1,\)"),
+        (None, "returned None; needs a numpy array"),
     ):
         with pytest.raises(WorkerError, match=rf"^reference\[0\]\.logprobs\(\):? {said}"):
             per_token("reference[0].logprobs()", found, BATCH, WorkerError, "log-probs")

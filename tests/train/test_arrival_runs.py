@@ -35,7 +35,7 @@ from rlcore.contracts.rollout import RolloutWorker
 from rlcore.testing.null import NullActor, NullReference, NullRollout
 from rlcore.testing.null_settings import NullSection
 from rlcore.testing.null_critic import NullCritic
-from rlcore.types import Ref, Reward, ScoredTrajectory
+from rlcore.types import Reward, ScoredTrajectory
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class OddActor(NullActor):
 
 class OddReference(NullReference):
     def logprobs(self, batch):
-        found = super().logprobs(batch).get()
-        return Ref(found * np.nan if mode(self.context) == "reference nan" else found)
+        found = super().logprobs(batch)
+        return found * np.nan if mode(self.context) == "reference nan" else found
 
 
 class OddRollout(NullRollout):
@@ -102,9 +102,9 @@ class OddCritic(CriticEngine):
         self.mode, self.updates = mode(context), 0
 
     async def values(self, batch):
-        shape = batch.tokens.get().loss_mask_BT.shape
+        shape = batch.tokens.loss_mask_BT.shape
         value = np.nan if self.mode == "critic nan" else 0.5
-        return None if self.mode == "critic None" else Ref(np.full(shape, value, np.float32))
+        return None if self.mode == "critic None" else np.full(shape, value, np.float32)
 
     async def update(self, minibatch):
         self.updates += 1
@@ -170,7 +170,7 @@ def odd_run(tmp_path: Path, mode: str, chosen: dict[str, Any], *, resume: bool =
 
 RUNS: dict[str, tuple[dict[str, Any], type[RlcoreError], str]] = {
     "critic nan": (PPO, PluginError, r"critic 'odd' of plugin 'odd' .*values\(\): \d+ of \d+ values are not finite"),
-    "critic None": (PPO, PluginError, r"critic 'odd' of plugin 'odd' .*values\(\) returned None; needs a Ref"),
+    "critic None": (PPO, PluginError, r"critic 'odd' of plugin 'odd' .*values\(\) returned None; needs a numpy array"),
     "critic update None": (PPO, PluginError, r"critic 'odd' of plugin 'odd' .*update\(\) returned None; needs a dict"),
     "agent None": (AGENT, PluginError, r"agent 'odd' of plugin 'odd' .*rollout\(\) yielded None; needs Trajectory"),
     "agent logprobs": (AGENT, PluginError, r"agent 'odd' of plugin 'odd' .*rollout\(\): trajectory .*log-prob"),

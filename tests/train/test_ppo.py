@@ -19,7 +19,7 @@ from rlcore.config import AlgoConfig, KlConfig
 from rlcore.errors import ConfigError, PlanError
 from rlcore.plugins.planning import plan_run
 from rlcore.testing.tiny import random_batch
-from rlcore.types import Batch, Ref, TokenArrays
+from rlcore.types import Batch, TokenArrays
 
 IN_REWARD = KlConfig(placement="reward", estimator="k1", coef=0.5)
 
@@ -51,7 +51,7 @@ def batch_of(rows: Sequence[Sequence[Token]], rewards: Sequence[float], samples:
     tokens = TokenArrays(np.zeros(shape, dtype=np.int32), valid_BT, mask_BT, array("logprob"))
     return replace(
         random_batch(num_groups=1, samples=len(rows)),
-        tokens=Ref(tokens),
+        tokens=tokens,
         sample_B=np.array(samples, dtype=np.int64),
         group_B=np.zeros(len(rows), dtype=np.int64),
         lengths_B=np.array(lengths, dtype=np.int64),
@@ -59,9 +59,9 @@ def batch_of(rows: Sequence[Sequence[Token]], rewards: Sequence[float], samples:
         rewards_B=np.array(rewards, dtype=np.float32),
         advantages_B=None,
         weights_B=None,
-        token_scores=Ref(array("score")),
-        values=Ref(array("value")),
-        reference_logprobs=Ref(array("reference")),
+        token_scores_BT=array("score"),
+        values_BT=array("value"),
+        reference_logprobs_BT=array("reference"),
     )
 
 
@@ -91,9 +91,9 @@ def plain_ppo(
 
 def arrays_of(batch: Batch, algo: AlgoConfig, kl: FixedKl) -> tuple[Any, Any, dict[str, float]]:
     made, metrics = with_advantages(batch, gae, True, algo, 64, kl)
-    assert made.advantages is not None
-    assert made.returns is not None
-    return made.advantages.get(), made.returns.get(), metrics
+    assert made.advantages_BT is not None
+    assert made.returns_BT is not None
+    return made.advantages_BT, made.returns_BT, metrics
 
 
 def test_a_row_by_hand_with_a_tools_answer_a_token_reward_and_a_kl_penalty() -> None:
@@ -140,7 +140,7 @@ def test_the_kl_in_the_reward_is_of_pi_old_where_the_batch_has_it_and_else_of_th
     advantages_BT, _, metrics = arrays_of(batch, algo, FixedKl(0.5))
     assert (advantages_BT[0, 1], metrics["policy/kl"]) == (pytest.approx(-0.5 * 2.0), pytest.approx(2.0))
     old_BT = np.array([[0.0, -1.5]], dtype=np.float32)  # weights have moved since the token was sampled
-    advantages_BT, _, metrics = arrays_of(replace(batch, old_logprobs=Ref(old_BT)), algo, FixedKl(0.5))
+    advantages_BT, _, metrics = arrays_of(replace(batch, old_logprobs_BT=old_BT), algo, FixedKl(0.5))
     assert (advantages_BT[0, 1], metrics["policy/kl"]) == (pytest.approx(-0.5 * 1.5), pytest.approx(1.5))
 
 

@@ -179,8 +179,8 @@ class Watched(NullCritic):
         return super().values(batch)
 
     def update(self, minibatch):
-        mask_BT = minibatch.tokens.get().loss_mask_BT
-        places, values = _places(minibatch)[mask_BT], minibatch.values.get()[mask_BT]
+        mask_BT = minibatch.tokens.loss_mask_BT
+        places, values = _places(minibatch)[mask_BT], minibatch.values_BT[mask_BT]
         self.note(event="update", table=self.values_L.tolist(), places=places.tolist(), values=values.tolist())
         return super().update(minibatch)
 

@@ -93,9 +93,9 @@ def minibatches(directory: Path, *overrides: str) -> list[Batch]:
 def spread(minibatches: list[Batch]) -> tuple[float, float]:
     """Mean and standard deviation of all their token advantages."""
     pairs = [
-        (minibatch.advantages.get(), minibatch.tokens.get().loss_mask_BT)
+        (minibatch.advantages_BT, minibatch.tokens.loss_mask_BT)
         for minibatch in minibatches
-        if minibatch.advantages
+        if minibatch.advantages_BT is not None
     ]
     chosen_N = np.concatenate([advantages_BT[mask_BT] for advantages_BT, mask_BT in pairs])
     return float(chosen_N.mean()), float(chosen_N.std())

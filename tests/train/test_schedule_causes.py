@@ -226,8 +226,8 @@ def old_logprobs_by_token(minibatches: list[Batch]) -> dict[int, set[float]]:
     """What pi_old says of each token that was sampled; the null policy says the same at every position."""
     found: dict[int, set[float]] = {}
     for minibatch in minibatches:
-        assert minibatch.old_logprobs is not None
-        tokens, old_BT = minibatch.tokens.get(), minibatch.old_logprobs.get()
+        assert minibatch.old_logprobs_BT is not None
+        tokens, old_BT = minibatch.tokens, minibatch.old_logprobs_BT
         for token, logprob in zip(tokens.token_ids_BT[tokens.loss_mask_BT], old_BT[tokens.loss_mask_BT], strict=True):
             found.setdefault(int(token), set()).add(float(logprob))
     return found
@@ -243,9 +243,9 @@ def test_every_update_of_a_step_is_compared_with_the_policy_at_its_start(
     minibatches = played(tmp_path, Script(), 2, FAST, schedule).minibatches[PROMPTS:]
     assert all(len(name) == 1 for name in old_logprobs_by_token(minibatches).values())
     recorded = [
-        bool(np.array_equal(minibatch.old_logprobs.get(), minibatch.tokens.get().rollout_logprobs_BT))
+        bool(np.array_equal(minibatch.old_logprobs_BT, minibatch.tokens.rollout_logprobs_BT))
         for minibatch in minibatches
-        if minibatch.old_logprobs is not None
+        if minibatch.old_logprobs_BT is not None
     ]
     assert recorded == [schedule in ({}, STREAM)] * PROMPTS, "one step off another policy sampled"
 
@@ -255,20 +255,20 @@ def test_with_one_update_per_step_the_policy_is_compared_with_itself_and_behavio
 ) -> None:
     single = {"actor.minibatch_prompts": 0}
     for minibatch in played(tmp_path / "a", Script(), 2, FAST, ONE_OFF, single).minibatches:
-        assert minibatch.old_logprobs is None
+        assert minibatch.old_logprobs_BT is None
     for minibatch in played(
         tmp_path / "b", Script(), 2, FAST, ONE_OFF, {"schedule.old_logprobs": "behaviour"}
     ).minibatches:
-        assert minibatch.old_logprobs is not None
-        assert np.array_equal(minibatch.old_logprobs.get(), minibatch.tokens.get().rollout_logprobs_BT)
+        assert minibatch.old_logprobs_BT is not None
+        assert np.array_equal(minibatch.old_logprobs_BT, minibatch.tokens.rollout_logprobs_BT)
 
 
 def test_one_step_off_tokens_that_the_weights_at_the_start_of_the_step_sampled_are_known(tmp_path: Path) -> None:
     minibatches = played(tmp_path, Script(), 2, FAST, ONE_OFF).minibatches
     for number, minibatch in enumerate(minibatches):
-        assert minibatch.same_weights is not None
-        mask_BT = minibatch.tokens.get().loss_mask_BT
-        assert np.array_equal(minibatch.same_weights.get(), mask_BT & (number < PROMPTS))
+        assert minibatch.same_weights_BT is not None
+        mask_BT = minibatch.tokens.loss_mask_BT
+        assert np.array_equal(minibatch.same_weights_BT, mask_BT & (number < PROMPTS))
 
 
 def test_under_dynamic_sampling_equal_groups_fill_what_is_missing_with_advantage_0(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def gae_of(batch: Batch, values_BT: torch.Tensor) -> torch.Tensor:
             group_B=torch.tensor(batch.group_B),
             sample_B=torch.tensor(batch.sample_B),
             lengths_B=torch.tensor(batch.num_sampled_B),
-            loss_mask_BT=torch.tensor(batch.tokens.get().loss_mask_BT),
+            loss_mask_BT=torch.tensor(batch.tokens.loss_mask_BT),
             values_BT=values_BT,
             gamma=GAMMA,
             lam=LAM,
@@ -55,10 +55,10 @@ def test_gae_passes_over_a_tools_answer_without_discount(mine: Path) -> None:
     settings = AgentLoopSettings(tools={"look": ToolSettings(f"{mine}:look")}, describe_tools="never", children=1)
     policy = ScriptedPolicy(lambda sample, turn, ids: call("look").encode() if turn == 1 else [END])
     batch = batch_of([talk(policy, settings).only], reward=1.0)
-    [sampled] = [row.nonzero()[0].tolist() for row in batch.tokens.get().loss_mask_BT]
+    [sampled] = [row.nonzero()[0].tolist() for row in batch.tokens.loss_mask_BT]
     before, last = sampled[-2], sampled[-1]
     assert last - before > 10  # the tool's answer and the opening of the next turn lie between them
-    values_BT = torch.full(batch.tokens.get().loss_mask_BT.shape, 99.0)
+    values_BT = torch.full(batch.tokens.loss_mask_BT.shape, 99.0)
     values_BT[0, sampled] = 0.5
     advantages_T = gae_of(batch, values_BT)[0]
     at_last = 1.0 - 0.5
@@ -74,7 +74,7 @@ def test_gae_passes_from_one_part_of_a_sample_to_the_next(mine: Path) -> None:
     parts = talk(ScriptedPolicy(lambda sample, turn, ids: [65, END]), settings).trajectories
     batch = batch_of(parts, reward=1.0)
     assert batch.sample_B.tolist() == [0, 0]
-    mask_BT = torch.tensor(batch.tokens.get().loss_mask_BT)
+    mask_BT = torch.tensor(batch.tokens.loss_mask_BT)
     values_BT = torch.full(mask_BT.shape, 99.0)
     values_BT[mask_BT] = torch.tensor([0.1, 0.2, 0.3, 0.4])
     fourth = 1.0 - 0.4

@@ -8,7 +8,7 @@ from rlcore.contracts.critic import CriticEngine, CriticWorker
 from rlcore.contracts.requests import Role
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import ConfigError
-from rlcore.types import Batch, Float32s, Metrics, Ref
+from rlcore.types import Batch, Float32s, Metrics
 from rlcore_critic_engine.settings import SECTION, CriticSettings
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class ValueCritic(CriticEngine):
     async def end_updates(self) -> None:
         await self._worker.call(CriticWorker.end_updates)
 
-    async def values(self, batch: Batch) -> Ref[Float32s]:
+    async def values(self, batch: Batch) -> Float32s:
         """(B, T) values before the first update of a step."""
         return await self._worker.call(CriticWorker.values, batch)
 

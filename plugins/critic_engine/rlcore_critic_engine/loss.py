@@ -21,11 +21,11 @@ class ValueLoss:
         Metrics are averaged over loss tokens: critic/squared_error, and critic/clip_frac, the share of tokens whose
         loss is that of the value held back.
         """
-        if micro.batch.returns is None or micro.batch.values is None:
+        if micro.batch.returns_BT is None or micro.batch.values_BT is None:
             raise ValueError("the mini-batch has no returns or no values of the step's start")
         values_BT = predictions.scores_BT
-        returns_BT = micro.per_token(micro.batch.returns)
-        old_BT = micro.per_token(micro.batch.values)
+        returns_BT = micro.per_token(micro.batch.returns_BT)
+        old_BT = micro.per_token(micro.batch.values_BT)
         plain_BT = (values_BT - returns_BT) ** 2
         metrics = {"critic/squared_error": plain_BT}
         if not self._clip:

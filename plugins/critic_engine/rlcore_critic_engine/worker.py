@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.contracts.critic import CriticWorker
 from rlcore.errors import ConfigError, WorkerError
-from rlcore.types import Batch, Float32s, Metrics, Ref
+from rlcore.types import Batch, Float32s, Metrics
 
 if TYPE_CHECKING:
     from rlcore.engines.hf import TrainEngine
@@ -42,7 +42,7 @@ class HfCritic(CriticWorker):
     def end_updates(self) -> None:
         self.engine.end_updates()
 
-    def values(self, batch: Batch) -> Ref[Float32s]:
+    def values(self, batch: Batch) -> Float32s:
         """(B, T) values, 0 outside the loss mask.
 
         ConfigError when a row does not fit the critic's window, WorkerError when a value is not a number; both before
@@ -64,7 +64,7 @@ class HfCritic(CriticWorker):
                 "critic has diverged, and nothing was updated: lower plugins.critic_engine.lr, or go on from an "
                 "earlier checkpoint"
             )
-        return Ref(values_BT)
+        return values_BT
 
     def update(self, minibatch: Batch) -> Metrics:
         """One optimizer step; WorkerError for a mini-batch without a sampled token.
@@ -98,11 +98,11 @@ def explained(minibatch: Batch) -> Metrics:
     """
     import numpy as np
 
-    if minibatch.values is None or minibatch.returns is None:
+    if minibatch.values_BT is None or minibatch.returns_BT is None:
         raise ValueError("the mini-batch has no returns or no values of the step's start")
-    mask_BT = minibatch.tokens.get().loss_mask_BT
-    values_N = minibatch.values.get()[mask_BT].astype(np.float64)
-    returns_N = minibatch.returns.get()[mask_BT].astype(np.float64)
+    mask_BT = minibatch.tokens.loss_mask_BT
+    values_N = minibatch.values_BT[mask_BT].astype(np.float64)
+    returns_N = minibatch.returns_BT[mask_BT].astype(np.float64)
     metrics = {"critic/value_mean": float(values_N.mean()), "critic/return_mean": float(returns_N.mean())}
     if returns_N.min() < returns_N.max():
         metrics["critic/explained_variance"] = float(1.0 - np.var(returns_N - values_N) / np.var(returns_N))

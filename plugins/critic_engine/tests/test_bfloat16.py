@@ -14,7 +14,6 @@ from rlcore.config import EngineConfig, LoraConfig, ModelConfig
 from rlcore.engines.hf import PolicyModel, TrainEngine, ValueModel
 from rlcore.engines.hf.train.model import ModelKind, load_model
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Ref
 
 STEP = 2.0**-8
 """Distance of two bfloat16 numbers just below 1."""
@@ -43,9 +42,9 @@ def test_values_near_one_are_finer_than_bfloat16_before_and_after_an_update(
         model.value_head.bias.fill_(1.0)
     engine = TrainEngine("value", model, EngineConfig(lr=1e-6), ValueLoss(0.0), name="critic")
     values_BT = engine.values(batch)
-    values_N = values_BT[batch.tokens.get().loss_mask_BT]
+    values_N = values_BT[batch.tokens.loss_mask_BT]
     assert np.abs(values_N - 1.0).max() < 0.1
     assert np.abs(values_N / STEP - np.round(values_N / STEP)).max() > 0.1
-    engine.update(replace(batch, values=Ref(values_BT), returns=Ref(np.ones_like(values_BT) * 2)))
+    engine.update(replace(batch, values_BT=values_BT, returns_BT=np.ones_like(values_BT) * 2))
     moved = float(model.value_head.bias.detach()[0]) - 1.0
     assert 0.0 < moved < STEP / 8  # as far as the learning rate says

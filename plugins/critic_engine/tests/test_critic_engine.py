@@ -24,15 +24,15 @@ from rlcore.data.batch import select
 from rlcore.engines.hf import MicroBatch, Predictions
 from rlcore.errors import ConfigError
 from rlcore.testing.tiny import random_batch
-from rlcore.types import Batch, Ref
+from rlcore.types import Batch
 
 
 def with_targets(batch: Batch, seed: int = 0) -> Batch:
     """The batch with random values of the step's start and random returns, both 0 outside the loss mask."""
-    rng, mask_BT = np.random.default_rng(seed), batch.tokens.get().loss_mask_BT
+    rng, mask_BT = np.random.default_rng(seed), batch.tokens.loss_mask_BT
     values_BT = np.where(mask_BT, rng.standard_normal(mask_BT.shape), 0).astype(np.float32)
     returns_BT = np.where(mask_BT, rng.standard_normal(mask_BT.shape), 0).astype(np.float32)
-    return replace(batch, values=Ref(values_BT), returns=Ref(returns_BT))
+    return replace(batch, values_BT=values_BT, returns_BT=returns_BT)
 
 
 def plain_value_loss(value: float, old: float, target: float, clip: float) -> float:
@@ -48,12 +48,12 @@ def loss_of(batch: Batch, values_BT: np.ndarray[Any, Any], clip: float) -> Any:
 
 def test_the_loss_of_each_token_is_that_of_a_plain_loop() -> None:
     batch = with_targets(random_batch(num_groups=6))
-    assert batch.values is not None
-    assert batch.returns is not None
-    old_BT, returns_BT = batch.values.get(), batch.returns.get()
+    assert batch.values_BT is not None
+    assert batch.returns_BT is not None
+    old_BT, returns_BT = batch.values_BT, batch.returns_BT
     values_BT = old_BT + np.random.default_rng(1).standard_normal(old_BT.shape)
     terms = loss_of(batch, values_BT, clip=0.2)
-    mask_BT = batch.tokens.get().loss_mask_BT
+    mask_BT = batch.tokens.loss_mask_BT
     for row, position in zip(*np.nonzero(mask_BT), strict=True):
         numbers = (float(tensor[row, position]) for tensor in (values_BT, old_BT, returns_BT))
         assert float(terms.loss_BT[row, position]) == pytest.approx(plain_value_loss(*numbers, clip=0.2), abs=1e-6)
@@ -73,9 +73,9 @@ def test_the_loss_by_hand(
     value: float, old: float, target: float, clip: float, expected: float, clipped: float | None
 ) -> None:
     batch = select(random_batch(num_groups=1, samples=1), [0])
-    shape = batch.tokens.get().loss_mask_BT.shape
+    shape = batch.tokens.loss_mask_BT.shape
     full = [np.full(shape, number, dtype=np.float32) for number in (value, old, target)]
-    terms = loss_of(replace(batch, values=Ref(full[1]), returns=Ref(full[2])), full[0], clip)
+    terms = loss_of(replace(batch, values_BT=full[1], returns_BT=full[2]), full[0], clip)
     assert terms.loss_BT.numpy() == pytest.approx(expected)
     if clipped is None:
         assert "critic/clip_frac" not in terms.metrics
@@ -86,7 +86,7 @@ def test_the_loss_by_hand(
 def test_a_batch_without_returns_is_refused() -> None:
     batch = random_batch()
     with pytest.raises(ValueError, match="no returns"):
-        loss_of(batch, np.zeros(batch.tokens.get().loss_mask_BT.shape, dtype=np.float32), 0.2)
+        loss_of(batch, np.zeros(batch.tokens.loss_mask_BT.shape, dtype=np.float32), 0.2)
 
 
 @dataclass

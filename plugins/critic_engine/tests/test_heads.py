@@ -25,7 +25,7 @@ from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
 from rlcore.testing.tiny import random_batch, write_tiny_classifier, write_tiny_model
-from rlcore.types import Batch, Float32s, Ref
+from rlcore.types import Batch, Float32s
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
 
@@ -93,7 +93,7 @@ def scores_of(path: Path, batch: Batch) -> Float32s:
     """(B, T) what transformers' own classifier says of the tokens before each loss token."""
     model = _opened(path)
     model.config.pad_token_id = None  # else the score is that of the last token which is not the pad token
-    arrays = batch.tokens.get()
+    arrays = batch.tokens
     scores_BT = np.zeros(arrays.loss_mask_BT.shape, dtype=np.float32)
     for row, column in np.argwhere(arrays.loss_mask_BT):
         before = torch.tensor(arrays.token_ids_BT[row, :column][None], dtype=torch.int64)
@@ -110,9 +110,9 @@ def _opened(path: Path, **more: Any) -> Any:
 
 def ready(seed: int = 0) -> Batch:
     batch = random_batch(seed=seed)
-    mask_BT = batch.tokens.get().loss_mask_BT
+    mask_BT = batch.tokens.loss_mask_BT
     values_BT, returns_BT = (np.where(mask_BT, temperature, 0).astype(np.float32) for temperature in (0.0, 0.7))
-    return replace(batch, values=Ref(values_BT), returns=Ref(returns_BT))
+    return replace(batch, values_BT=values_BT, returns_BT=returns_BT)
 
 
 @pytest.mark.parametrize("of", ["Sequence", "Token"])
@@ -121,7 +121,7 @@ def test_values_are_the_scores_of_the_classifier(models: Path, of: str, head: st
     worker = critic(models, models / of, head=head)
     expected_BT = scores_of(models / of, ready())
     assert np.abs(expected_BT).max() > 0.1
-    np.testing.assert_allclose(worker.values(ready()).get(), expected_BT, atol=1e-5 * np.abs(expected_BT).max())
+    np.testing.assert_allclose(worker.values(ready()), expected_BT, atol=1e-5 * np.abs(expected_BT).max())
     assert worker.facts()["head"] == f"the head 'score' of the LlamaFor{of}Classification '{models / of}'"
 
 
@@ -130,7 +130,7 @@ def test_heads_of_other_names_and_models_are_found(models: Path, tmp_path: Path,
     path = write_tiny_classifier(tmp_path, architecture, of="Token")
     worker = critic(models, path)
     expected_BT = scores_of(path, ready())
-    np.testing.assert_allclose(worker.values(ready()).get(), expected_BT, atol=1e-5 * np.abs(expected_BT).max())
+    np.testing.assert_allclose(worker.values(ready()), expected_BT, atol=1e-5 * np.abs(expected_BT).max())
     assert f"the head '{name}' of the {architecture}ForTokenClassification" in worker.facts()["head"]
 
 
@@ -160,7 +160,7 @@ def test_a_value_head_of_trl_beside_a_causal_model_is_found(models: Path, tmp_pa
 def test_a_head_in_one_of_several_files_is_found(models: Path, tmp_path: Path) -> None:
     _opened(models / "Token").save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    values = [critic(models, item).values(ready()).get() for item in (tmp_path, models / "Token")]
+    values = [critic(models, item).values(ready()) for item in (tmp_path, models / "Token")]
     assert np.array_equal(*values)
 
 
@@ -168,15 +168,15 @@ def test_a_critic_that_started_from_a_classifier_learns_and_goes_on(models: Path
     for lora in (False, True):
         settings = {"lora": LoraConfig(enabled=lora, rank=2)}
         worker = critic(models, models / "Token", **settings)
-        before = worker.values(ready()).get()
+        before = worker.values(ready())
         worker.update(ready())
         worker.save(tmp_path / str(lora))
-        after = worker.values(ready()).get()
+        after = worker.values(ready())
         assert (before != after).any()
         other = critic(models, models / "Token", **settings)
-        assert np.array_equal(other.values(ready()).get(), before)
+        assert np.array_equal(other.values(ready()), before)
         other.restore(tmp_path / str(lora))
-        assert np.array_equal(other.values(ready()).get(), after)
+        assert np.array_equal(other.values(ready()), after)
 
 
 def test_the_plan_says_which_head_and_the_log_which_was_loaded(models: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -207,7 +207,7 @@ def test_the_plan_says_which_head_and_the_log_which_was_loaded(models: Path, cap
 
 
 def test_a_new_head_leaves_the_classifiers_out(models: Path) -> None:
-    assert not critic(models, models / "Token", head="new").values(ready()).get().any()
+    assert not critic(models, models / "Token", head="new").values(ready()).any()
 
 
 def test_files_that_come_while_the_model_is_loaded_are_looked_at(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_files_that_come_while_the_model_is_loaded_are_looked_at(models: Path, m
 
     monkeypatch.setattr(start, "starting_head", later)
     worker = critic(models, models / "Token")
-    assert worker.values(ready()).get().any()
+    assert worker.values(ready()).any()
     assert "'score'" in worker.facts()["head"]
 
 

@@ -20,7 +20,7 @@ from rlcore.engines.hf import VALUE_HEAD_FILE
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.testing.tiny import random_batch, write_tiny_classifier, write_tiny_model
-from rlcore.types import Batch, Metrics, Ref
+from rlcore.types import Batch, Metrics
 
 KINDS = {
     "whole, shared prompts": (
@@ -75,9 +75,9 @@ def planned(model: Path, *overrides: str) -> RunPlan:
 def batches() -> list[Batch]:
     """Twelve rows, five, a whole group, and one, which leaves a rank without any; with random targets."""
     whole, rng = random_batch(num_groups=4, samples=3, seed=5), np.random.default_rng(1)
-    mask_BT = whole.tokens.get().loss_mask_BT
+    mask_BT = whole.tokens.loss_mask_BT
     targets = [np.where(mask_BT, rng.standard_normal(mask_BT.shape), 0).astype(np.float32) for _ in range(2)]
-    whole = replace(whole, values=Ref(targets[0]), returns=Ref(targets[1]))
+    whole = replace(whole, values_BT=targets[0], returns_BT=targets[1])
     return [whole, *(select(whole, rows) for rows in ([0, 1, 2, 4, 7], [3, 4, 5], [6]))]
 
 
@@ -100,7 +100,7 @@ async def asked(plan: RunPlan, directory: Path) -> Found:
         critic = (await cluster.start(by_role["critic"])).replicas[0]
         await critic.call(CriticWorker.expect, 100)
         for number, batch in enumerate(batches()):
-            found.values.append((await critic.call(CriticWorker.values, batch)).get())
+            found.values.append(await critic.call(CriticWorker.values, batch))
             found.metrics.append(await critic.call(CriticWorker.update, batch))
             saved = directory / str(number)
             await critic.call(CriticWorker.save, saved)
@@ -108,7 +108,7 @@ async def asked(plan: RunPlan, directory: Path) -> Found:
                 tensors = load_file(saved / "trainer_state.safetensors")
                 found.gradients.append({name: tensor for name, tensor in tensors.items() if "exp_avg" in name})
         await critic.call(CriticWorker.restore, directory / "0")
-        found.values.append((await critic.call(CriticWorker.values, batches()[0])).get())
+        found.values.append(await critic.call(CriticWorker.values, batches()[0]))
     finally:
         await cluster.close()
     return found

@@ -18,7 +18,7 @@ from rlcore.engines.hf import ValueModel, load_value_head
 from rlcore.engines.hf.train.model import ModelKind, load_model
 from rlcore.errors import CheckpointError, ConfigError, RlcoreError, WorkerError
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Batch, Ref, SharedPrefix, TokenArrays
+from rlcore.types import Batch, SharedPrefix, TokenArrays
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,9 @@ def critic(models: Path, **settings: Any) -> HfCritic:
 
 def ready() -> Batch:
     batch = random_batch()
-    mask_BT = batch.tokens.get().loss_mask_BT
+    mask_BT = batch.tokens.loss_mask_BT
     values_BT, returns_BT = (np.where(mask_BT, temperature, 0).astype(np.float32) for temperature in (0.0, 0.7))
-    return replace(batch, values=Ref(values_BT), returns=Ref(returns_BT))
+    return replace(batch, values_BT=values_BT, returns_BT=returns_BT)
 
 
 def saved(models: Path, directory: Path, **settings: Any) -> HfCritic:
@@ -82,15 +82,15 @@ def refused(error: type[RlcoreError], make: Any) -> str:
 @pytest.mark.parametrize("name", ["wide", "qwen"])
 def test_another_model_with_the_policys_tokens_can_be_the_critic(models: Path, name: str) -> None:
     worker = critic(models, path=str(models / name))
-    assert not worker.values(ready()).get().any()
+    assert not worker.values(ready()).any()
     worker.update(ready())
-    assert worker.values(ready()).get().any()
+    assert worker.values(ready()).any()
 
 
 def test_a_saved_critic_is_taken_up_with_its_head(models: Path, tmp_path: Path) -> None:
     worker = saved(models, tmp_path)
     other = critic(models, path=str(tmp_path / "model"), head="saved")
-    assert np.array_equal(other.values(ready()).get(), worker.values(ready()).get())
+    assert np.array_equal(other.values(ready()), worker.values(ready()))
     assert other.engine.updates_done == 0
 
 
@@ -107,7 +107,7 @@ def test_a_head_that_would_be_left_out_is_refused(models: Path, tmp_path: Path) 
     said = refused(ConfigError, lambda: critic(models, path=str(tmp_path / "model"), head="new"))
     assert "head=saved" in said
     planned = critic(models, path=str(tmp_path / "model"))
-    assert np.array_equal(planned.values(ready()).get(), worker.values(ready()).get())
+    assert np.array_equal(planned.values(ready()), worker.values(ready()))
 
 
 def test_the_head_of_another_model_is_refused(models: Path, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_the_head_of_a_model_of_another_type_is_refused_also_when_it_is_as_wide(
 def test_a_head_that_does_not_say_of_which_model_it_is_counts_as_that_of_the_model_beside_it(tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "llama")
     save_file({"weight": torch.ones(1, 32), "bias": torch.zeros(1)}, path / "value_head.safetensors")
-    assert critic(tmp_path, path=str(path), head="saved").values(ready()).get().any()
+    assert critic(tmp_path, path=str(path), head="saved").values(ready()).any()
     head = ValueModel(
         load_model(ModelKind.CAUSAL_LM, ModelConfig(str(path)), dtype="float32", device="cpu").transformer
     )
@@ -255,7 +255,7 @@ def test_targets_that_are_not_numbers_skip_the_update_and_end_the_run_when_they_
 ) -> None:
     worker = saved(models, tmp_path / "a", max_skipped_updates=2)
     before, batch = state_of(worker, tmp_path / "b"), ready()
-    bad = replace(batch, returns=Ref(np.where(batch.tokens.get().loss_mask_BT, np.nan, 0).astype(np.float32)))
+    bad = replace(batch, returns_BT=np.where(batch.tokens.loss_mask_BT, np.nan, 0).astype(np.float32))
     assert worker.update(bad)["critic/skipped"] == 1.0
     said = refused(WorkerError, lambda: worker.update(bad))
     assert "plugins.critic_engine.max_skipped_updates=2" in said
@@ -271,11 +271,11 @@ def _weights(_: bytes, directory: Path) -> list[bytes]:
 def test_a_minibatch_without_a_sampled_token_is_an_error_and_nothing_moves(models: Path, tmp_path: Path) -> None:
     worker = saved(models, tmp_path / "a")
     before, batch = state_of(worker, tmp_path / "b"), ready()
-    tokens = batch.tokens.get()
+    tokens = batch.tokens
     masked = TokenArrays(
         tokens.token_ids_BT, tokens.valid_BT, np.zeros_like(tokens.loss_mask_BT), tokens.rollout_logprobs_BT
     )
-    nothing = replace(batch, tokens=Ref(masked), num_sampled_B=np.zeros_like(batch.num_sampled_B))
+    nothing = replace(batch, tokens=masked, num_sampled_B=np.zeros_like(batch.num_sampled_B))
     assert "none of the 8 rows" in refused(WorkerError, lambda: worker.update(nothing))
     assert state_of(worker, tmp_path / "c") == before
 

@@ -21,7 +21,7 @@ from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.data.batch import micro_batches
 from rlcore.engines.hf.worker import HfActor
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Batch, Ref, SharedPrefix
+from rlcore.types import Batch, SharedPrefix
 
 LORA = LoraConfig(enabled=True, rank=2)
 KINDS: dict[str, dict[str, Any]] = {
@@ -82,10 +82,10 @@ def shaken(worker: HfCritic, seed: int = 1) -> HfCritic:
 
 def with_targets(batch: Batch, seed: int = 0) -> Batch:
     """The batch with random values of the step's start and random returns, both 0 outside the loss mask."""
-    rng, mask_BT = np.random.default_rng(seed), batch.tokens.get().loss_mask_BT
+    rng, mask_BT = np.random.default_rng(seed), batch.tokens.loss_mask_BT
     values_BT = np.where(mask_BT, rng.standard_normal(mask_BT.shape), 0).astype(np.float32)
     returns_BT = np.where(mask_BT, rng.standard_normal(mask_BT.shape), 0).astype(np.float32)
-    return replace(batch, values=Ref(values_BT), returns=Ref(returns_BT))
+    return replace(batch, values_BT=values_BT, returns_BT=returns_BT)
 
 
 def trained(worker: HfCritic) -> list[torch.Tensor]:
@@ -112,7 +112,7 @@ def plain_values(path: Path, head: torch.nn.Linear, batch: Batch, attention: str
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention)
-    tokens = batch.tokens.get()
+    tokens = batch.tokens
     values_BT = np.zeros(tokens.loss_mask_BT.shape)
     for row, length in enumerate(batch.lengths_B.tolist()):
         ids = torch.tensor(tokens.token_ids_BT[row, :length], dtype=torch.int64)[None]
@@ -129,16 +129,16 @@ def test_values_are_those_of_a_plain_transformers_forward(model_directory: Path,
     worker, batch = shaken(critic(model_directory, attention=attention, **KINDS[kind])), random_batch()
     expected_BT = plain_values(model_directory, worker.engine.model.value_head, batch, attention)  # type: ignore[arg-type]
     assert np.abs(expected_BT).max() > 0.1
-    assert worker.values(batch).get() == pytest.approx(expected_BT, abs=1e-5)
+    assert worker.values(batch) == pytest.approx(expected_BT, abs=1e-5)
 
 
 def loss_at(worker: HfCritic, batch: Batch) -> float:
     """The value loss by a plain loop over tokens, in float64."""
-    assert batch.returns is not None
+    assert batch.returns_BT is not None
     assert batch.weights_B is not None
-    values_BT, returns_BT = exact_values(worker, batch), batch.returns.get()
+    values_BT, returns_BT = exact_values(worker, batch), batch.returns_BT
     total = 0.0
-    for b, t in zip(*np.nonzero(batch.tokens.get().loss_mask_BT), strict=True):
+    for b, t in zip(*np.nonzero(batch.tokens.loss_mask_BT), strict=True):
         total += float(batch.weights_B[b]) * 0.5 * (values_BT[b, t] - float(returns_BT[b, t])) ** 2
     return total
 
@@ -198,14 +198,14 @@ def test_the_gradient_is_that_of_a_plain_model(model_directory: Path, kind: str)
             weights[f"{layer}.weight"].add_(b @ a)
     head: Any = worker.engine.model.value_head
     vector, bias = (tensor.detach().clone().requires_grad_() for tensor in (head.weight, head.bias))
-    tokens = batch.tokens.get()
+    tokens = batch.tokens
     assert batch.weights_B is not None
-    assert batch.returns is not None
+    assert batch.returns_BT is not None
     for row, length in enumerate(batch.lengths_B.tolist()):
         hidden_TH = model(torch.tensor(tokens.token_ids_BT[row, :length], dtype=torch.int64)[None])[0][0]
         for t in np.flatnonzero(tokens.loss_mask_BT[row]):
             value = vector[0] @ hidden_TH[t - 1] + bias[0]
-            loss = float(batch.weights_B[row]) * 0.5 * (value - float(batch.returns.get()[row, t])) ** 2
+            loss = float(batch.weights_B[row]) * 0.5 * (value - float(batch.returns_BT[row, t])) ** 2
             loss.backward(retain_graph=True)
     names = [name for name, parameter in worker.engine.model.named_parameters() if parameter.requires_grad]
     found = dict(zip(names, gradient_of(worker, batch), strict=True))
@@ -237,7 +237,7 @@ def test_one_two_and_four_micro_batches_are_the_same_update(model_directory: Pat
     for tokens in (budget(batch, num) for num in (1, 2, 4)):
         worker = shaken(critic(model_directory, dtype="float64", micro_batch_tokens=tokens, **KINDS[kind]))
         metrics = worker.update(batch)
-        results.append((metrics["critic/loss"], metrics["critic/grad_norm"], worker.values(batch).get()))
+        results.append((metrics["critic/loss"], metrics["critic/grad_norm"], worker.values(batch)))
     for loss, norm, values_BT in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-9)
         assert norm == pytest.approx(results[0][1], rel=1e-9)
@@ -255,7 +255,7 @@ def test_with_shared_prompts_values_and_gradients_are_the_same(
     for shared_prefix in (SharedPrefix.NONE, way):
         worker = shaken(critic(model_directory, dtype="float64", **KINDS[kind]))
         worker.engine.shared_prefix = shared_prefix
-        found.append((worker.values(batch).get(), gradient_of(worker, batch)))
+        found.append((worker.values(batch), gradient_of(worker, batch)))
     assert found[1][0] == pytest.approx(found[0][0], abs=1e-5)
     for one, other in zip(found[1][1], found[0][1], strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5 * max(1.0, float(np.abs(other).max())))
@@ -283,29 +283,29 @@ def test_checkpointed_gradients_are_the_same(model_directory: Path) -> None:
 def test_values_begin_at_zero_and_updates_bring_them_to_the_returns(model_directory: Path, kind: str) -> None:
     worker = critic(model_directory, **KINDS[kind])
     batch = random_batch(num_groups=2)
-    mask_BT = batch.tokens.get().loss_mask_BT
-    start_BT = worker.values(batch).get()
+    mask_BT = batch.tokens.loss_mask_BT
+    start_BT = worker.values(batch)
     assert not start_BT.any()
-    batch = replace(batch, values=Ref(start_BT), returns=Ref(np.where(mask_BT, 0.7, 0).astype(np.float32)))
+    batch = replace(batch, values_BT=start_BT, returns_BT=np.where(mask_BT, 0.7, 0).astype(np.float32))
     errors = [worker.update(batch)["critic/squared_error"] for _ in range(40)]
     assert errors[0] == pytest.approx(0.49)
     assert errors[-1] < 0.1
-    assert not worker.values(batch).get()[~mask_BT].any()
+    assert not worker.values(batch)[~mask_BT].any()
 
 
 def test_with_a_rate_of_zero_the_critic_stays_at_zero(model_directory: Path) -> None:
     worker, batch = critic(model_directory, lr=0.0, weight_decay=0.1), with_targets(random_batch())
     assert worker.update(batch)["critic/grad_norm"] > 0
-    assert not worker.values(batch).get().any()
+    assert not worker.values(batch).any()
 
 
 def test_metrics_of_an_update(model_directory: Path) -> None:
     batch = with_targets(random_batch(num_groups=4))
-    assert batch.values is not None
-    assert batch.returns is not None
+    assert batch.values_BT is not None
+    assert batch.returns_BT is not None
     metrics = critic(model_directory, value_clip=0.2, lr=1e-3).update(batch)
-    mask_BT = batch.tokens.get().loss_mask_BT
-    values, returns = (item.get()[mask_BT].tolist() for item in (batch.values, batch.returns))
+    mask_BT = batch.tokens.loss_mask_BT
+    values, returns = (item[mask_BT].tolist() for item in (batch.values_BT, batch.returns_BT))
     mean = sum(returns) / len(returns)
     errors = [r - v for r, v in zip(returns, values, strict=True)]
     bias = sum(errors) / len(errors)
@@ -332,13 +332,13 @@ def test_a_critic_on_the_actors_trunk_leaves_the_actor_as_it_was(
     host: Any = worker.context.host
     before = state_of(list(host.engine.model.parameters()))
     flags = [parameter.requires_grad for parameter in host.engine.model.parameters()]
-    logprobs_BT = host.logprobs(batch).get()
+    logprobs_BT = host.logprobs(batch)
     worker.values(batch)
     worker.update(batch)
     assert state_of(list(host.engine.model.parameters())) == before
     assert [parameter.requires_grad for parameter in host.engine.model.parameters()] == flags
     assert all(parameter.grad is None for parameter in host.engine.model.parameters())
-    assert np.array_equal(host.logprobs(batch).get(), logprobs_BT)
+    assert np.array_equal(host.logprobs(batch), logprobs_BT)
     own = sum(parameter.numel() for parameter in worker.engine.model.parameters())
     assert own < 0.3 * sum(parameter.numel() for parameter in host.engine.model.parameters())
 
@@ -348,10 +348,10 @@ def test_on_a_whole_actor_the_critic_sees_the_weights_of_the_moment_and_on_adapt
 ) -> None:
     for actor, moves in (({}, True), ({"lora": LORA}, False)):
         worker, batch = shaken(critic(model_directory, actor=actor, trunk="actor")), random_batch()
-        before_BT = worker.values(batch).get()
+        before_BT = worker.values(batch)
         host: Any = worker.context.host
         host.update(batch)
-        assert np.array_equal(worker.values(batch).get(), before_BT) is not moves
+        assert np.array_equal(worker.values(batch), before_BT) is not moves
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -364,7 +364,7 @@ def test_a_restored_critic_goes_on_bit_for_bit(model_directory: Path, tmp_path: 
     other.restore(tmp_path / "saved")
     for item in (worker, other):
         assert item.update(batch)["critic/lr"] == pytest.approx(1e-2)
-    assert np.array_equal(worker.values(batch).get(), other.values(batch).get())
+    assert np.array_equal(worker.values(batch), other.values(batch))
     assert (tmp_path / "saved" / "model" / "config.json").exists() is (kind == "whole")
 
 

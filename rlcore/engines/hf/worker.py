@@ -15,7 +15,7 @@ from rlcore.contracts.reference import ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.engines.freed_memory import give_back_freed_memory
 from rlcore.errors import WorkerError
-from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, Ref, WeightsHandle
+from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, WeightsHandle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,8 +74,8 @@ class HfActor(ActorWorker):
         if engine is not None and engine.ranks is not None:
             engine.ranks.close()
 
-    def logprobs(self, batch: Batch) -> Ref[Float32s]:
-        return Ref(self.engine.logprobs(batch))
+    def logprobs(self, batch: Batch) -> Float32s:
+        return self.engine.logprobs(batch)
 
     def update(self, minibatch: Batch) -> Metrics:
         self._weights_change()
@@ -191,10 +191,10 @@ class HfReference(ReferenceWorker):
         if engine is not None and engine.ranks is not None and self.context.host is None:  # else the actor's
             engine.ranks.close()
 
-    def logprobs(self, batch: Batch) -> Ref[Float32s]:
+    def logprobs(self, batch: Batch) -> Float32s:
         if self.context.host is None:
-            return Ref(self.engine.logprobs(batch))
-        return Ref(self.engine.base_logprobs(batch, self.context.config.reference.micro_batch_tokens))
+            return self.engine.logprobs(batch)
+        return self.engine.base_logprobs(batch, self.context.config.reference.micro_batch_tokens)
 
 
 class HfRollout(RolloutWorker):

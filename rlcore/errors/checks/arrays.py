@@ -20,7 +20,6 @@ from rlcore.types import (
     Float32s,
     Metrics,
     Prompt,
-    Ref,
     Reward,
     RewardStatus,
     ScoredTrajectory,
@@ -217,7 +216,7 @@ def check_tokens(who: str, batch: Batch, rows: Sequence[TrajectoryId], vocabular
 
     `rows` are the trajectories of the batch, which `who` made. Ids of None: the vocabulary's size is not known.
     """
-    tokens = batch.tokens.get()
+    tokens = batch.tokens
     mask_BT = tokens.loss_mask_BT
     sampled_N, ids_N = tokens.rollout_logprobs_BT[mask_BT], tokens.token_ids_BT[tokens.valid_BT]
     if len(ids_N) and (problem := _wrong_ids(ids_N, vocabulary)):
@@ -232,17 +231,14 @@ def per_token(who: str, value: Any, batch: Batch, error: type[RlcoreError], name
 
     `error` for anything else; what stands outside the mask is not looked at.
     """
-    mask_BT = batch.tokens.get().loss_mask_BT
-    needed = f"needs a Ref of {mask_BT.shape} floating-point numbers, one per token"
-    if not isinstance(value, Ref):
+    mask_BT = batch.tokens.loss_mask_BT
+    needed = f"needs a numpy array of {mask_BT.shape} floating-point numbers, one per token"
+    if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise error(f"{who} returned {kind(value)}; {needed}")
-    values_BT = value.get()
-    if not isinstance(values_BT, np.ndarray) or isinstance(values_BT, np.ma.MaskedArray):
-        raise error(f"{who} returned a Ref of {kind(values_BT)}; {needed}")
-    if values_BT.shape != mask_BT.shape or values_BT.dtype.kind != "f":
-        raise error(f"{who} returned shape {values_BT.shape} and dtype {values_BT.dtype}; {needed}")
+    if value.shape != mask_BT.shape or value.dtype.kind != "f":
+        raise error(f"{who} returned shape {value.shape} and dtype {value.dtype}; {needed}")
     with np.errstate(over="ignore"):
-        values_BT = np.array(values_BT, dtype=np.float32)  # a copy: the sender may go on writing into its own
+        values_BT = np.array(value, dtype=np.float32)  # a copy: the sender may go on writing into its own
     if not np.isfinite(values_BT).all() and (bad_BT := ~np.isfinite(values_BT) & mask_BT).any():
         found = f"{int(bad_BT.sum())} of {int(mask_BT.sum())} {named} are not finite, the first {values_BT[bad_BT][0]}"
         raise error(f"{who}: {found}; needs a number for every token that was sampled; nothing was updated on them")

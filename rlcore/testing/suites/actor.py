@@ -34,7 +34,7 @@ class ActorWorkerSuite(WorkerSuite):
             actor, batch = await work.start(), batch_of(self.vocabulary)
             found_BT = await logprobs(actor, batch)
             need_per_token(self, "log-probs", found_BT, batch)
-            mask_BT = batch.tokens.get().loss_mask_BT
+            mask_BT = batch.tokens.loss_mask_BT
             highest = float(found_BT[mask_BT].max())
             self.need(highest <= TOLERANCE, f"a log-prob is {highest:g}; needs at most 0")
             self.need(not found_BT[:, 0].any(), "position 0 has a log-prob; nothing comes before it, so it needs 0")
@@ -49,7 +49,7 @@ class ActorWorkerSuite(WorkerSuite):
             whole_BT = await logprobs(actor, batch)
             for rows in ([3], [5, 0]):
                 part = select(batch, rows)
-                mask_BT = part.tokens.get().loss_mask_BT
+                mask_BT = part.tokens.loss_mask_BT
                 found_BT = await logprobs(actor, part)
                 off = np.abs(found_BT - whole_BT[rows, : found_BT.shape[1]])[mask_BT].max()
                 self.need(off <= TOLERANCE, f"log-probs of rows {rows} alone differ by {off:g} from those in a batch")
@@ -156,20 +156,20 @@ class ActorWorkerSuite(WorkerSuite):
 
 async def logprobs(actor: Any, batch: Batch) -> Float32s:
     """(B, T) log-probs, fetched."""
-    found: Float32s = (await actor.call(ActorWorker.logprobs, batch)).get()
+    found: Float32s = await actor.call(ActorWorker.logprobs, batch)
     return found
 
 
 async def update(actor: Any, batch: Batch) -> Metrics:
     """An update whose pi_old is the policy that recorded the log-probs, as at a step's first."""
     current_BT = await logprobs(actor, batch)
-    mask_BT = batch.tokens.get().loss_mask_BT
-    tokens = replace(batch.tokens.get(), rollout_logprobs_BT=np.where(mask_BT, current_BT, 0.0).astype(np.float32))
-    metrics: Metrics = await actor.call(ActorWorker.update, replace(batch, tokens=type(batch.tokens)(tokens)))
+    mask_BT = batch.tokens.loss_mask_BT
+    tokens = replace(batch.tokens, rollout_logprobs_BT=np.where(mask_BT, current_BT, 0.0).astype(np.float32))
+    metrics: Metrics = await actor.call(ActorWorker.update, replace(batch, tokens=tokens))
     return metrics
 
 
 async def weighted(actor: Any, batch: Batch) -> float:
     """The sum of the sampled tokens' log-probs."""
     found_BT = await logprobs(actor, batch)
-    return float(found_BT[batch.tokens.get().loss_mask_BT].astype(np.float64).sum())
+    return float(found_BT[batch.tokens.loss_mask_BT].astype(np.float64).sum())

@@ -9,7 +9,7 @@ from rlcore.contracts.critic import CriticEngine, CriticWorker
 from rlcore.data.batch import select
 from rlcore.testing.suites.harness import ComponentSuite, Suite, extra, need_metrics, run
 from rlcore.testing.suites.workers import Work, WorkerSuite, batch_of, need_per_token, same_bits
-from rlcore.types import Batch, Float32s, Ref
+from rlcore.types import Batch, Float32s
 
 TOLERANCE = 1e-4
 RETURN = 0.5
@@ -29,7 +29,7 @@ class CriticWorkerSuite(WorkerSuite):
 
         async def main(work: Work) -> None:
             critic, batch = await work.start(), batch_of(self.vocabulary)
-            need_values(self, (await critic.call(CriticWorker.values, batch)).get(), batch)
+            need_values(self, await critic.call(CriticWorker.values, batch), batch)
 
         self.use(main)
 
@@ -39,8 +39,8 @@ class CriticWorkerSuite(WorkerSuite):
         async def main(work: Work) -> None:
             critic, batch = await work.start(), batch_of(self.vocabulary)
             await critic.call(CriticWorker.update, await targets(critic, batch))
-            whole_BT = (await critic.call(CriticWorker.values, batch)).get()
-            found_BT = (await critic.call(CriticWorker.values, select(batch, [5, 0]))).get()
+            whole_BT = await critic.call(CriticWorker.values, batch)
+            found_BT = await critic.call(CriticWorker.values, select(batch, [5, 0]))
             off = float(np.abs(found_BT - whole_BT[[5, 0], : found_BT.shape[1]]).max())
             self.need(off <= TOLERANCE, f"values of two rows alone differ by {off:g} from those in a batch")
 
@@ -52,11 +52,11 @@ class CriticWorkerSuite(WorkerSuite):
         async def main(work: Work) -> None:
             critic, batch = await work.start(), batch_of(self.vocabulary)
             await critic.call(CriticWorker.expect, self.updates)
-            first_BT = (await critic.call(CriticWorker.values, batch)).get()
+            first_BT = await critic.call(CriticWorker.values, batch)
             for _ in range(self.updates):
                 metrics = await critic.call(CriticWorker.update, await targets(critic, batch))
                 need_metrics(f"{self.who}: update()", metrics)
-            need_closer(self, first_BT, (await critic.call(CriticWorker.values, batch)).get(), batch)
+            need_closer(self, first_BT, await critic.call(CriticWorker.values, batch), batch)
 
         self.use(main)
 
@@ -69,16 +69,16 @@ class CriticWorkerSuite(WorkerSuite):
             await critic.call(CriticWorker.update, await targets(critic, batch))
             directory = work.bench.run_dir / "checkpoint"
             directory.mkdir()
-            saved_BT = (await critic.call(CriticWorker.values, batch)).get()
+            saved_BT = await critic.call(CriticWorker.values, batch)
             await critic.call(CriticWorker.save, directory)
             other = await work.start()
             await other.call(CriticWorker.expect, 10)
             await other.call(CriticWorker.restore, directory)
-            found_BT = (await other.call(CriticWorker.values, batch)).get()
+            found_BT = await other.call(CriticWorker.values, batch)
             self.need(same_bits(saved_BT, found_BT), "values after restore() are not those saved")
             for item in (critic, other):
                 await item.call(CriticWorker.update, await targets(item, batch_of(self.vocabulary, seed=1)))
-            pair = [(await item.call(CriticWorker.values, batch)).get() for item in (critic, other)]
+            pair = [await item.call(CriticWorker.values, batch) for item in (critic, other)]
             self.need(same_bits(*pair), "an update after restore() differs: some state of the optimizer was not saved")
 
         self.use(main)
@@ -100,8 +100,8 @@ class CriticEngineSuite(ComponentSuite):
 
     async def _targets(self, critic: CriticEngine, batch: Batch) -> Batch:
         values = await critic.values(batch)
-        mask_BT = batch.tokens.get().loss_mask_BT
-        values_BT = np.zeros(mask_BT.shape, dtype=np.float32) if values is None else values.get()
+        mask_BT = batch.tokens.loss_mask_BT
+        values_BT = np.zeros(mask_BT.shape, dtype=np.float32) if values is None else values
         return with_targets(batch, values_BT)
 
     def test_it_says_when_the_actor_may_update(self) -> None:
@@ -146,7 +146,7 @@ class CriticEngineSuite(ComponentSuite):
                     found = await critic.values(batch)
                 finally:
                     await critic.close()
-                same = saved is None if found is None else saved is not None and same_bits(saved.get(), found.get())
+                same = saved is None if found is None else saved is not None and same_bits(saved, found)
                 self.need(same, "values after restore() are not those at save()")
 
         run(main())
@@ -158,7 +158,7 @@ class CriticEngineSuite(ComponentSuite):
         async def main(critic: CriticEngine) -> None:
             batch = batch_of(self.vocabulary)
             values = await critic.values(batch)
-            need_values(self, None if values is None else values.get(), batch)
+            need_values(self, values, batch)
 
         self.use(main)
 
@@ -175,33 +175,33 @@ class CriticEngineSuite(ComponentSuite):
             last = await critic.values(batch)
             self.need(first is not None and last is not None, "values() returned None; needs (B, T) values")
             if first is not None and last is not None:
-                need_closer(self, first.get(), last.get(), batch)
+                need_closer(self, first, last, batch)
 
         self.use(main)
 
 
 def with_targets(batch: Batch, values_BT: Float32s) -> Batch:
     """The batch with these values of the step's start and the same return everywhere."""
-    mask_BT = batch.tokens.get().loss_mask_BT
+    mask_BT = batch.tokens.loss_mask_BT
     returns_BT = np.where(mask_BT, RETURN, 0.0).astype(np.float32)
-    return replace(batch, values=Ref(values_BT), returns=Ref(returns_BT))
+    return replace(batch, values_BT=values_BT, returns_BT=returns_BT)
 
 
 async def targets(critic: Any, batch: Batch) -> Batch:
     """The batch as an update of the worker needs it."""
-    return with_targets(batch, (await critic.call(CriticWorker.values, batch)).get())
+    return with_targets(batch, await critic.call(CriticWorker.values, batch))
 
 
 def need_values(suite: Suite, values_BT: Any, batch: Batch) -> None:
     """`Breach` unless these are values of the batch."""
     need_per_token(suite, "values", values_BT, batch)
-    outside = values_BT[~batch.tokens.get().loss_mask_BT]
+    outside = values_BT[~batch.tokens.loss_mask_BT]
     suite.need(not outside.any(), "a value stands where the policy did not sample; needs 0 there")
 
 
 def need_closer(suite: Suite, first_BT: Float32s, last_BT: Float32s, batch: Batch) -> None:
     """`Breach` unless the values came closer to the returns."""
-    mask_BT = batch.tokens.get().loss_mask_BT
+    mask_BT = batch.tokens.loss_mask_BT
     before, after = (float(np.square(tensor[mask_BT] - RETURN).mean()) for tensor in (first_BT, last_BT))
     suite.need(
         after < before, f"updates took the mean squared error of values from {before:g} to {after:g}; needs less"

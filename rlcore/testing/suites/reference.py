@@ -20,9 +20,9 @@ class ReferenceWorkerSuite(WorkerSuite):
 
         async def main(work: Work) -> None:
             reference, batch = await work.start(), batch_of(self.vocabulary)
-            found_BT = (await reference.call(ReferenceWorker.logprobs, batch)).get()
+            found_BT = await reference.call(ReferenceWorker.logprobs, batch)
             need_per_token(self, "log-probs", found_BT, batch)
-            highest = float(found_BT[batch.tokens.get().loss_mask_BT].max())
+            highest = float(found_BT[batch.tokens.loss_mask_BT].max())
             self.need(highest <= actors.TOLERANCE, f"a log-prob is {highest:g}; needs at most 0")
 
         self.use(main)
@@ -32,11 +32,11 @@ class ReferenceWorkerSuite(WorkerSuite):
 
         async def main(work: Work) -> None:
             reference, batch = await work.start(), batch_of(self.vocabulary)
-            whole_BT = (await reference.call(ReferenceWorker.logprobs, batch)).get()
+            whole_BT = await reference.call(ReferenceWorker.logprobs, batch)
             part = select(batch, [5, 0])
-            found_BT = (await reference.call(ReferenceWorker.logprobs, part)).get()
+            found_BT = await reference.call(ReferenceWorker.logprobs, part)
             off_BT = np.abs(found_BT - whole_BT[[5, 0], : found_BT.shape[1]])
-            off = float(off_BT[part.tokens.get().loss_mask_BT].max())
+            off = float(off_BT[part.tokens.loss_mask_BT].max())
             self.need(off <= actors.TOLERANCE, f"log-probs of two rows alone differ by {off:g} from those in a batch")
 
         self.use(main)
@@ -49,7 +49,7 @@ class ReferenceWorkerSuite(WorkerSuite):
             for _ in range(2):
                 reference = await work.start()
                 for _ in range(2):
-                    found.append((await reference.call(ReferenceWorker.logprobs, batch)).get())
+                    found.append(await reference.call(ReferenceWorker.logprobs, batch))
             self.need(all(same_bits(found[0], item) for item in found), "log-probs of the frozen policy differ")
 
         self.use(main)
@@ -60,9 +60,9 @@ class ReferenceWorkerSuite(WorkerSuite):
 
         async def main(work: Work) -> None:
             reference, batch = await work.start(), batch_of(self.vocabulary)
-            before_BT = (await reference.call(ReferenceWorker.logprobs, batch)).get()
+            before_BT = await reference.call(ReferenceWorker.logprobs, batch)
             await actors.update(work.actor, batch_of(self.vocabulary, advantages=1.0))
-            after_BT = (await reference.call(ReferenceWorker.logprobs, batch)).get()
+            after_BT = await reference.call(ReferenceWorker.logprobs, batch)
             self.need(same_bits(before_BT, after_BT), "its log-probs changed with an update of the actor that hosts it")
 
         self.use(main)

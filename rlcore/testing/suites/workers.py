@@ -11,7 +11,7 @@ from rlcore.contracts.workers import Worker
 from rlcore.testing.suites.bench import Bench
 from rlcore.testing.suites.harness import Suite, loaded, need_conforming, run, scratch
 from rlcore.testing.tiny import random_batch
-from rlcore.types import Batch, Float32s, Ref
+from rlcore.types import Batch, Float32s
 
 T = TypeVar("T")
 
@@ -85,16 +85,16 @@ class Work:
 def batch_of(vocabulary: int, seed: int = 0, advantages: float | None = None) -> Batch:
     """Eight rows in four groups, ready for an update; `advantages`: the same for every row."""
     batch = random_batch(seed=seed, advantages=None if advantages is None else [advantages] * 8)
-    tokens = batch.tokens.get()
-    return replace(batch, tokens=Ref(replace(tokens, token_ids_BT=tokens.token_ids_BT % vocabulary)))
+    tokens = batch.tokens
+    return replace(batch, tokens=replace(tokens, token_ids_BT=tokens.token_ids_BT % vocabulary))
 
 
 def need_per_token(suite: Suite, what: str, found_BT: Any, batch: Batch) -> None:
     """`Breach` unless it is a finite float32 array of the batch's shape."""
-    shape = batch.tokens.get().token_ids_BT.shape
+    shape = batch.tokens.token_ids_BT.shape
     given = (getattr(found_BT, "shape", None), str(getattr(found_BT, "dtype", type(found_BT).__name__)))
     suite.need(given == (shape, "float32"), f"{what} are {given[1]} of shape {given[0]}; needs float32 {shape}")
-    mask_BT = batch.tokens.get().loss_mask_BT
+    mask_BT = batch.tokens.loss_mask_BT
     suite.need(bool(np.isfinite(found_BT[mask_BT]).all()), f"{what} are not finite where a token was sampled")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlcore.data.batch import micro_batches, shared_micro_batches
 from rlcore.engines.hf.train.prefixes import Arrangement, arrange
-from rlcore.types import Batch, Float32s, Int64s, Ref, SharedPrefix
+from rlcore.types import Batch, Float32s, Int64s, SharedPrefix
 
 LOWEST = -math.inf
 """Where the maximum of no token begins."""
@@ -37,12 +37,12 @@ class MicroBatch:
     @cached_property
     def token_ids_BT(self) -> Tensor:
         """Int64 token ids."""
-        return torch.tensor(self.batch.tokens.get().token_ids_BT, dtype=torch.int64, device=self.device)
+        return torch.tensor(self.batch.tokens.token_ids_BT, dtype=torch.int64, device=self.device)
 
     @cached_property
     def mask_BT(self) -> Tensor:
         """True where the token has a loss."""
-        return torch.tensor(self.batch.tokens.get().loss_mask_BT, device=self.device)
+        return torch.tensor(self.batch.tokens.loss_mask_BT, device=self.device)
 
     @cached_property
     def flat_N(self) -> Tensor:
@@ -53,16 +53,16 @@ class MicroBatch:
     @cached_property
     def advantages_BT(self) -> Tensor:
         """The advantage of each token; ValueError when the batch has none yet."""
-        if self.batch.advantages is not None:
-            return self.per_token(self.batch.advantages)
+        if self.batch.advantages_BT is not None:
+            return self.per_token(self.batch.advantages_BT)
         if self.batch.advantages_B is None:
             raise ValueError("the mini-batch has no advantages")
         advantages_B = torch.tensor(self.batch.advantages_B, device=self.device)
         return advantages_B[:, None].expand(self.mask_BT.shape)
 
-    def per_token(self, ref: Ref[Float32s]) -> Tensor:
+    def per_token(self, array_BT: Float32s) -> Tensor:
         """A (B, T) array of the batch as a tensor."""
-        return torch.tensor(ref.get(), device=self.device)
+        return torch.tensor(array_BT, device=self.device)
 
     def spread(self, values_N: Tensor) -> Tensor:
         """(B, T) with the values at the positions with a loss, and 0 elsewhere."""

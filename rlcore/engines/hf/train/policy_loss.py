@@ -59,15 +59,15 @@ class PolicyLoss:
 
     def __call__(self, micro: MicroBatch, predictions: Predictions) -> LossTerms:
         """The loss of each token and the policy's metrics."""
-        logprobs_BT, old = predictions.scores_BT, micro.batch.old_logprobs
-        selected = micro.batch.selected
+        logprobs_BT, old = predictions.scores_BT, micro.batch.old_logprobs_BT
+        selected = micro.batch.selected_BT
         inputs = PolicyLossInputs(
             logprobs_BT=logprobs_BT,
             old_logprobs_BT=logprobs_BT.detach() if old is None else micro.per_token(old),
             advantages_BT=micro.advantages_BT,
             mask_BT=micro.mask_BT,
             config=self._config,
-            selected_BT=None if selected is None else torch.tensor(selected.get(), device=micro.device),
+            selected_BT=None if selected is None else torch.tensor(selected, device=micro.device),
         )
         output = self._policy_loss(inputs)
         metrics: dict[str, Tensor] = {
@@ -78,7 +78,7 @@ class PolicyLoss:
         metrics["policy/entropy"] = predictions.entropy_BT
         counted: dict[str, Tensor] = {}
         loss_BT = output.loss_BT
-        rollout_BT = torch.tensor(micro.batch.tokens.get().rollout_logprobs_BT, device=micro.device)
+        rollout_BT = torch.tensor(micro.batch.tokens.rollout_logprobs_BT, device=micro.device)
         if self._corrects:
             factor_BT, importance = importance_factor(
                 inputs.old_logprobs_BT, rollout_BT, micro.mask_BT, self._config.importance
@@ -88,12 +88,12 @@ class PolicyLoss:
         if self._corrects or self.weights_sampled:
             trainer_BT = inputs.old_logprobs_BT if self._corrects else logprobs_BT
             metrics[DIFFERENCE] = (trainer_BT.detach() - rollout_BT).abs()
-            if micro.batch.same_weights is not None:
-                counted[DIFFERENCE] = torch.tensor(micro.batch.same_weights.get(), device=micro.device)
+            if micro.batch.same_weights_BT is not None:
+                counted[DIFFERENCE] = torch.tensor(micro.batch.same_weights_BT, device=micro.device)
         if self._config.entropy_coef:
             loss_BT = loss_BT - self._config.entropy_coef * predictions.entropy_BT
-        if micro.batch.reference_logprobs is not None:
-            reference_BT = micro.per_token(micro.batch.reference_logprobs)
+        if micro.batch.reference_logprobs_BT is not None:
+            reference_BT = micro.per_token(micro.batch.reference_logprobs_BT)
             # Masked first: what stands at other tokens may overflow k3's exponential, and inf * 0 is NaN.
             kl_BT = kl_penalty(
                 torch.where(micro.mask_BT, logprobs_BT, 0.0),

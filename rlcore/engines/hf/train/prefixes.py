@@ -83,7 +83,7 @@ class Arrangement:
 
 def arrange(batch: Batch, device: torch.device) -> Arrangement:
     """The rows of a micro-batch with the prefix of each group stored once."""
-    tokens = batch.tokens.get()
+    tokens = batch.tokens
     prefix_B = shared_prefixes(batch)
     suffix_B = suffix_lengths(batch, prefix_B)
     first_G = np.unique(batch.group_B, return_index=True)[1]

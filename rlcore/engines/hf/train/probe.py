@@ -6,7 +6,7 @@ import torch
 from rlcore.engines.hf.train.microbatch import MicroBatch
 from rlcore.engines.hf.train.model import Model
 from rlcore.errors import ConfigError
-from rlcore.types import Batch, Int64s, Ref, SharedPrefix, TokenArrays
+from rlcore.types import Batch, Int64s, SharedPrefix, TokenArrays
 
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest difference of a hidden state, of the largest hidden state; bfloat16 rounds at every layer."""
@@ -51,7 +51,7 @@ def two_groups(vocabulary: int) -> Batch:
     row_B = np.where(columns < prefixes_B[:, None], prefixes_B[:, None], 11 + np.arange(4)[:, None])
     token_ids_BT = np.where(valid_BT, (row_B * 7919 + columns * 104729) % vocabulary, 0).astype(np.int32)
     return Batch(
-        tokens=Ref(TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, np.zeros((4, 9), dtype=np.float32))),
+        tokens=TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, np.zeros((4, 9), dtype=np.float32)),
         sample_B=np.arange(4),
         group_B=np.array([0, 0, 1, 1]),
         lengths_B=lengths_B,

@@ -69,7 +69,7 @@ class Ranks:
 
     def scored(self, batch: Batch, shared_prefix: SharedPrefix, score: Callable[[Batch], Float32s]) -> Float32s:
         """(B, T) scores of the whole batch, of which each rank computes those of its rows with `score`."""
-        scores_BT = np.zeros(batch.tokens.get().loss_mask_BT.shape, dtype=np.float32)
+        scores_BT = np.zeros(batch.tokens.loss_mask_BT.shape, dtype=np.float32)
         rows = self.rows_of(batch, shared_prefix)
         if len(rows):
             some_BT = score(select(batch, rows))

@@ -20,7 +20,7 @@ def score(
     shared_prefix: SharedPrefix = SharedPrefix.NONE,
 ) -> Float32s:
     """(B, T) log-probs or values of the batch's loss tokens, 0 elsewhere; micro-batches of at most `max_tokens`."""
-    scores_BT = np.zeros(batch.tokens.get().loss_mask_BT.shape, dtype=np.float32)
+    scores_BT = np.zeros(batch.tokens.loss_mask_BT.shape, dtype=np.float32)
     with model.attending(shared_prefix):
         for rows in split(batch, max_tokens, shared_prefix):
             micro = MicroBatch(select(batch, rows), device, shared_prefix)
