@@ -4,12 +4,10 @@ The public names below are imported when they are first used, so that `import rl
 """
 
 import sys
-from functools import cache
-from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `_homes` does
+if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `lazy_names` does
     from rlcore.config import EngineConfig as EngineConfig
     from rlcore.config import LoadedConfig as LoadedConfig
     from rlcore.config import RunConfig as RunConfig
@@ -91,24 +89,16 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `_
 __version__ = "0.1.0"
 
 
-@cache
-def _homes() -> dict[str, str]:
-    """The module of each public name, read from the imports above when a name is first used."""
-    from rlcore.imports import names_for_checkers
-
-    return names_for_checkers(__file__)
-
-
 def __getattr__(name: str) -> Any:
-    if name == "__all__":
-        return sorted(_homes())
-    if name.startswith("__") or name not in _homes():
-        raise AttributeError(f"module 'rlcore' has no attribute '{name}'")
-    return getattr(import_module(_homes()[name]), name)
+    from rlcore.imports import lazy_names  # at first use: `import rlcore` imports nothing else
+
+    return lazy_names(__name__, __file__)[0](name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_homes()])
+    from rlcore.imports import lazy_names
+
+    return lazy_names(__name__, __file__)[1]()
 
 
 class _Package(ModuleType):

@@ -1,6 +1,7 @@
 """From 'module:attr' or 'file.py:attr' to the object. The standard library and `rlcore.errors` only: children use
 it."""
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -56,6 +57,7 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
+@functools.cache
 def names_for_checkers(file: str) -> dict[str, str]:
     """The module of each name that an `__init__.py` imports under `if TYPE_CHECKING:` as `from module import X as X`.
 
@@ -63,6 +65,23 @@ def names_for_checkers(file: str) -> dict[str, str]:
     """
     source = Path(file).read_text("utf-8")
     return {name: module for module, name in re.findall(r"^ +from (\S+) import (\w+) as \2$", source, re.MULTILINE)}
+
+
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of the package in `file`, which imports its public names when they are first used.
+
+    The names are those of `names_for_checkers`; `__all__` lists them. AttributeError for any other.
+    """
+
+    def found(name: str) -> Any:
+        modules = names_for_checkers(file)
+        if name == "__all__":
+            return sorted(modules)
+        if name.startswith("__") or name not in modules:
+            raise AttributeError(f"module '{package}' has no attribute '{name}'")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    return found, lambda: sorted([*vars(sys.modules[package]), *names_for_checkers(file)])
 
 
 def import_target(reference: str) -> Any:

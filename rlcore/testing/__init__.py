@@ -4,13 +4,11 @@
 files; the suites (`rlcore.testing.suites`) check what a plugin offers, `check_plugin` what it declares.
 """
 
-from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rlcore.imports import names_for_checkers
+from rlcore.imports import lazy_names
 
-if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `_homes` does
+if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `lazy_names` does
     from rlcore.data.tokens import ByteTokens as ByteTokens
     from rlcore.testing.conformance import Report as Report
     from rlcore.testing.conformance import check_plugin as check_plugin
@@ -32,15 +30,4 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `_
     from rlcore.testing.suites.scorer import ScorerSuite as ScorerSuite
 
 
-@cache
-def _homes() -> dict[str, str]:
-    return names_for_checkers(__file__)
-
-
-def __getattr__(name: str) -> Any:
-    # Late, because reward children import `rlcore.testing.letters` and need neither configuration nor plugins.
-    if name == "__all__":
-        return sorted(_homes())
-    if name.startswith("__") or name not in _homes():
-        raise AttributeError(f"module 'rlcore.testing' has no attribute '{name}'")
-    return getattr(import_module(_homes()[name]), name)
+__getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -4,13 +4,11 @@ In a worker: `prepare_process(context)`, then a `TrainEngine` with a `Loss`, the
 worker inside the actor reads the actor's model through `actor_engine(context)`.
 """
 
-from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rlcore.imports import names_for_checkers
+from rlcore.imports import lazy_names
 
-if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `_homes` does
+if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `lazy_names` does
     from rlcore.engines.hf.train.engine import TrainEngine as TrainEngine
     from rlcore.engines.hf.train.microbatch import Loss as Loss
     from rlcore.engines.hf.train.microbatch import LossTerms as LossTerms
@@ -25,15 +23,4 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `_
     from rlcore.engines.hf.worker import prepare_process as prepare_process
 
 
-@cache
-def _homes() -> dict[str, str]:
-    return names_for_checkers(__file__)
-
-
-def __getattr__(name: str) -> Any:
-    """Imports a public name at its first use, because its module imports torch."""
-    if name == "__all__":
-        return sorted(_homes())
-    if name.startswith("__") or name not in _homes():
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_homes()[name]), name)
+__getattr__, __dir__ = lazy_names(__name__, __file__)
