@@ -211,7 +211,11 @@ class Slot:
 
 
 class SlotQueue(Generic[S]):
-    """Hands out slots: urgent calls come before others, and of one kind the first comes first."""
+    """Hands out slots: urgent calls come before others, and of one kind the first comes first.
+
+    Each call holds one place, and their number is fixed. A limit that moves with a service, or keeps a reserve for
+    evaluation, is another matter: it counts calls and has no places.
+    """
 
     def __init__(self, slots: Sequence[S], queued: Stopwatch) -> None:
         """`queued` runs while a call waits."""

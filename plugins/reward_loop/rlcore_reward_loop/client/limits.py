@@ -27,6 +27,8 @@ class ConcurrencyLimiter:
 
     With `adaptive`, `overloaded` halves the concurrency and every success raises it by 1 / concurrency (AIMD), between
     1 and what was configured; the reserved slots shrink in proportion, to no less than 1.
+
+    It counts calls; `rlcore.aio.SlotQueue` hands out places of which each is held by one call, and never reserves one.
     """
 
     def __init__(self, concurrency: int, eval_slots: int, adaptive: bool, queued: Stopwatch) -> None:
