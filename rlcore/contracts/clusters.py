@@ -13,11 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rlcore.config import RunConfig
 from rlcore.contracts.pool_placement import PLACEMENTS
 from rlcore.contracts.requests import WorkerRequest
+from rlcore.contracts.sections import settings_as
 from rlcore.contracts.workers import Worker, WorkerGroup
 from rlcore.errors.checks.data import (
     check_call,
@@ -29,6 +30,8 @@ from rlcore.errors.checks.data import (
     refuse,
 )
 from rlcore.types import SharedPrefix
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class WorkerPlan:
     cls: type[Worker]
     asked_by: str
     provided_by: str
-    section: Any = None
+    section: object = None
     """The settings section of the plugin that offered the class, or None."""
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """The planned way to compute the prompt of a group once for all its samples."""
@@ -81,8 +84,8 @@ class ClusterContext:
     """Everything that a cluster is told: the plan's pools and workers, and the run directory."""
 
     config: RunConfig
-    section: Any
-    """The settings section of the plugin that offered the cluster, or None."""
+    section: object
+    """The settings section of the plugin that offered the cluster, or None; `settings` reads it as its class."""
     pools: tuple[PoolPlan, ...]
     workers: tuple[WorkerPlan, ...]
     """In start order: an embedded worker comes after its host."""
@@ -98,6 +101,10 @@ class ClusterContext:
     """Devices of this machine that the run may use."""
     run_dir: Path
     deadlines: Deadlines
+
+    def settings(self, cls: type[S]) -> S:
+        """The plugin's settings section; PluginError where it is not a `cls`."""
+        return settings_as(f"cluster {self.config.cluster.backend}", self.section, cls)
 
     def threads_of(self, worker: WorkerPlan) -> int:
         """Compute threads of a rank: what its request says, else the configuration, else one per core here."""

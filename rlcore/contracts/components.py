@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlcore.config import RunConfig
+from rlcore.contracts.sections import settings_as
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors.checks.data import (
     check_above,
@@ -28,6 +29,7 @@ from rlcore.contracts.offers import Scope
 from rlcore.contracts.requests import Role, WorkerRequest
 
 T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S")
 
 
 def no_requests(config: RunConfig, section: Any) -> Sequence[WorkerRequest]:
@@ -88,8 +90,8 @@ class BuildContext:
     """Everything that a component is built with. It reaches its own workers only."""
 
     config: RunConfig
-    section: Any
-    """The settings section of the plugin that offered the component, or None."""
+    section: object
+    """The settings section of the plugin that offered the component, or None; `settings` reads it as its class."""
     workers: Callable[[Role[Any]], WorkerGroup[Any]]
     """The workers of one of the component's own roles; PlanError for any other."""
     generator: Generator | None
@@ -107,6 +109,10 @@ class BuildContext:
     context_length: int | None = None
     """The most tokens of a prompt with its response, as the rollout says; None when it does not."""
 
+    def settings(self, cls: type[S]) -> S:
+        """The plugin's settings section; PluginError where it is not a `cls`."""
+        return settings_as("the component", self.section, cls)
+
 
 @dataclass(frozen=True)
 class ResolvedReward:
@@ -120,7 +126,7 @@ class ResolvedReward:
     scope: Scope
     deadline_s: float
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    settings: Any = None
+    settings: object = None
     """The settings section of the plugin that offers it, for a function that takes `settings`; None without one."""
     is_factory: bool = False
     """True if its source shows that a call with `kwargs` returns the function; False also while that is unknown."""

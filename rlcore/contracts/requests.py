@@ -76,7 +76,7 @@ class WorkerRequest:
     """Tokens whose keys and values a rank holds at most."""
     takes_adapter: bool = False
     """Of a rollout with a copy of the weights: a LoRA actor hands it the adapter alone, as files."""
-    spec: Any = None
+    spec: object = None
     """Frozen data that says what the workers serve; the role's interface defines its type: `RewardModel` for
     RewardReplica."""
     note: str = ""

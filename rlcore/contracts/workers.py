@@ -13,11 +13,13 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 
 from rlcore.config import RunConfig
 from rlcore.contracts.children import Children, NoChildren
+from rlcore.contracts.sections import settings_as
 from rlcore.types import SharedPrefix
 
 W_co = TypeVar("W_co", bound="Worker", covariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +32,8 @@ class WorkerContext:
     """Rank within the replica."""
     num_ranks: int
     config: RunConfig
-    section: Any
-    """The settings section of the plugin that offered the class, or None."""
+    section: object
+    """The settings section of the plugin that offered the class, or None; `settings` reads it as its class."""
     targets: Mapping[str, str]
     """Functions chosen by the plan for this role, by purpose: {'policy_loss': 'rlcore.algo.loss:clip'}."""
     run_dir: Path
@@ -50,7 +52,7 @@ class WorkerContext:
     """The address where the ranks of this replica meet: `init_method` of torch.distributed; empty with one rank."""
     weights_kind: str = ""
     """The kind of weight sync, a `WeightsHandle.kind`; '' when the rollout samples from the actor's own weights."""
-    spec: Any = None
+    spec: object = None
     """`WorkerRequest.spec`, as the class's `complete` left it."""
     address: str = "127.0.0.1"
     """This node's address, as the run's other nodes reach it."""
@@ -59,6 +61,10 @@ class WorkerContext:
 
     def __str__(self) -> str:
         return f"{self.role}[{self.replica}.{self.rank}]"
+
+    def settings(self, cls: type[S]) -> S:
+        """The plugin's settings section; PluginError where it is not a `cls`."""
+        return settings_as(str(self), self.section, cls)
 
 
 class Worker(ABC):

@@ -61,12 +61,16 @@ def logprobs_of(logits_V: Float64s, batch: Batch, temperature: float) -> Float32
     return np.where(counts_BT, logprobs_BT, 0.0).astype(np.float32)
 
 
+def _settings(context: WorkerContext) -> NullSection:
+    return NullSection() if context.section is None else context.settings(NullSection)
+
+
 class NullActor(Busy, ActorWorker):
     """A unigram policy; busy with updates, log-probs and, of the embedded rollout, sampling."""
 
     def __init__(self, context: WorkerContext) -> None:
         super().__init__(context)
-        self.settings: NullSection = context.section or NullSection()
+        self.settings = _settings(context)
         self.logits_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
         self.moment1_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
         self.moment2_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
@@ -195,8 +199,7 @@ class NullReference(ReferenceWorker):
         """Does nothing: the policy needs no files."""
 
     def logprobs(self, batch: Batch) -> Float32s:
-        settings: NullSection = self.context.section or NullSection()
-        time.sleep(settings.logprobs_s)
+        time.sleep(_settings(self.context).logprobs_s)
         uniform_V = np.zeros(ByteTokens.VOCABULARY)
         return logprobs_of(uniform_V, batch, self.context.config.rollout.temperature)
 
@@ -225,7 +228,7 @@ class NullReplica(RolloutWorker):
     """Samples in a separate process with the weights that it was last handed."""
 
     def setup(self) -> None:
-        self._settings: NullSection = self.context.section or NullSection()
+        self._settings = _settings(self.context)
         self._logits_V: Float64s = np.zeros(ByteTokens.VOCABULARY)
         self._version = 0
         self._admission = SleepGate()

@@ -36,11 +36,12 @@ def build(context: BuildContext) -> AgentLoop:
 
     if context.generator is None:
         raise PluginError("agent loop 'agent_loop': it was built without a rollout service")
-    if context.section.workers:
+    settings = context.settings(AgentLoopSettings)
+    if settings.workers:
         workers = context.workers(AGENT)
         restarts = context.config.cluster.max_restarts
-        return DistributedToolLoop(context.generator, workers, context.section, restarts, context.context_length)
-    return ToolLoop(context.generator, context.tokens, context.children, context.section, context.context_length)
+        return DistributedToolLoop(context.generator, workers, settings, restarts, context.context_length)
+    return ToolLoop(context.generator, context.tokens, context.children, settings, context.context_length)
 
 
 @hookimpl

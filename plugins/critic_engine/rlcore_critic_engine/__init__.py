@@ -103,7 +103,7 @@ def _check(config: RunConfig, section: CriticSettings) -> None:
 
 
 def build(context: BuildContext) -> CriticEngine:
-    return ValueCritic(context.workers(CRITIC), context.section)
+    return ValueCritic(context.workers(CRITIC), context.settings(CriticSettings))
 
 
 @hookimpl

@@ -35,7 +35,7 @@ def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
 
     CheckpointError or ConfigError when what it is to start from does not serve.
     """
-    settings: CriticSettings = context.section
+    settings = context.settings(CriticSettings)
     model: ModelConfig = context.config.model
     head = starting_head(model, settings)
     if head.kind == "saved":

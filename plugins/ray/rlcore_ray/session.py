@@ -47,7 +47,7 @@ class RaySession:
 
     def __init__(self, context: ClusterContext) -> None:
         self._context = context
-        self._settings: RaySettings = context.section
+        self._settings = context.settings(RaySettings)
         self._slots = slots_of(context)
         self._placement = Placement(context.run_dir.name, context.pools)
         self._thread: WorkerThread | None = None

@@ -35,7 +35,7 @@ class RewardLoop(RewardManager):
     """Scores by everything that `plugins.reward_loop` and `reward.functions` name; failures are data that say why."""
 
     def __init__(self, context: BuildContext) -> None:
-        settings: RewardLoopSettings = context.section
+        settings = context.settings(RewardLoopSettings)
         self._context = context
         self._asked = Stopwatch()
         self._audit = CallLog(context.run_dir, settings.audit, settings.audit_characters)

@@ -24,9 +24,11 @@ class VllmRollout(RolloutWorker):
         from rlcore import load_tokens
         from rlcore_vllm.engine import ending_with, open_engine, rollout_arguments
         from rlcore_vllm.sampler import VllmSampler
+        from rlcore_vllm.settings import VllmSettings
 
         context, config = self.context, self.context.config
-        engine = open_engine(rollout_arguments(config, context.section, context.device), str(context), context.threads)
+        settings = context.settings(VllmSettings)
+        engine = open_engine(rollout_arguments(config, settings, context.device), str(context), context.threads)
         self._sampler = VllmSampler(engine, load_tokens(config.model, config.data.system_prompt), str(context))
         self._ending = partial(ending_with, engine, context)
 

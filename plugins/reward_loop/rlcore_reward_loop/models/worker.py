@@ -23,8 +23,8 @@ class HfReplica(RewardReplica):
         self._awake.set()
 
     def _section(self) -> RewardLoopSettings:
-        section = self.context.section
-        if not isinstance(section, RewardLoopSettings) or self.context.role not in section.models:
+        section = self.context.settings(RewardLoopSettings)
+        if self.context.role not in section.models:
             raise WorkerError(f"{self.context}: plugins.reward_loop.models has no '{self.context.role}'")
         return section
 

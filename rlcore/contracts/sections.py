@@ -1,0 +1,18 @@
+"""The settings of a plugin, as the class that its author declared."""
+
+from typing import TypeVar
+
+from rlcore.errors import PluginError
+
+S = TypeVar("S")
+
+
+def settings_as(who: str, section: object, cls: type[S]) -> S:
+    """The section, which must be a `cls`; PluginError naming `who` where it is of another class, or None.
+
+    A plugin without `ConfigSection` has None. `who` reads its settings as a class that a type checker knows.
+    """
+    if isinstance(section, cls):
+        return section
+    found = "no settings" if section is None else f"settings of class {type(section).__name__}"
+    raise PluginError(f"{who}: found {found}; needs {cls.__name__}; offer ConfigSection(name, {cls.__name__})")
