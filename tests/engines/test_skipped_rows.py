@@ -21,7 +21,7 @@ from rlcore.engines.hf.train.ranks import Ranks, balanced, computed_tokens
 from rlcore.engines.hf.train.shards import idle
 from rlcore.testing.runs import untimed
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Batch, Int64s, Metrics, Ref, SharedPrefix
+from rlcore.types import Batch, Int64s, Metrics, SharedPrefix
 
 torch.set_num_threads(1)
 
@@ -45,7 +45,7 @@ def batch_of(zero_rows: Sequence[int], seed: int = 0) -> Batch:
     """Four groups of three rows, with log-probs of pi_old that differ from the model's and advantages of 0 in rows."""
     batch = random_batch(num_groups=4, samples=SAMPLES, seed=seed)
     advantages_B = np.where(np.isin(np.arange(len(batch)), zero_rows), np.float32(0.0), batch.advantages_B)
-    return replace(batch, advantages_B=advantages_B, old_logprobs=Ref(batch.tokens.get().rollout_logprobs_BT))
+    return replace(batch, advantages_B=advantages_B, old_logprobs_BT=batch.tokens.rollout_logprobs_BT)
 
 
 def groups(*numbers: int) -> list[int]:
@@ -162,11 +162,11 @@ def test_a_first_update_without_any_advantage_is_that_of_all_rows_computed(llama
 def test_a_row_is_taught_by_a_weight_and_one_advantage_at_a_loss_token() -> None:
     batch = batch_of([1, 5])
     assert np.flatnonzero(~taught_rows(batch)).tolist() == [1, 5]
-    mask_BT = batch.tokens.get().loss_mask_BT
+    mask_BT = batch.tokens.loss_mask_BT
     advantages_BT = np.where(mask_BT, np.float32(0.0), np.float32(1.0))  # outside the mask they count for nothing
     for row, value in ((2, 1e-30), (3, np.nan), (7, -0.5)):
         advantages_BT[row, np.flatnonzero(mask_BT[row])[-1]] = value
-    per_token = replace(batch, advantages_B=None, advantages=Ref(advantages_BT))
+    per_token = replace(batch, advantages_B=None, advantages_BT=advantages_BT)
     assert np.flatnonzero(taught_rows(per_token)).tolist() == [2, 3, 7]
     assert batch.weights_B is not None
     weightless = replace(batch, weights_B=np.where(np.arange(12) == 8, np.float32(0.0), batch.weights_B))

@@ -19,7 +19,7 @@ from rlcore.engines.hf.train.microbatch import MetricSums
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.testing.runs import untimed
 from rlcore.testing.tiny import random_batch, write_tiny_model
-from rlcore.types import Batch, Ref, SharedPrefix
+from rlcore.types import Batch, SharedPrefix
 
 torch.set_num_threads(1)
 
@@ -73,8 +73,8 @@ def engine_of(path: Path, micro_batch_tokens: int, way: SharedPrefix) -> TrainEn
 
 def full_batch() -> Batch:
     batch = random_batch(num_groups=4, samples=3)
-    recorded = Ref(batch.tokens.get().rollout_logprobs_BT)
-    return replace(batch, old_logprobs=recorded, reference_logprobs=recorded)
+    recorded = batch.tokens.rollout_logprobs_BT
+    return replace(batch, old_logprobs_BT=recorded, reference_logprobs_BT=recorded)
 
 
 @pytest.mark.parametrize("way", [SharedPrefix.NONE, SharedPrefix.TREE])

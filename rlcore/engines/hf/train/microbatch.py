@@ -47,7 +47,7 @@ class MicroBatch:
     @cached_property
     def flat_N(self) -> Tensor:
         """row * T + t of each position with a loss."""
-        loss_mask_BT = self.batch.tokens.get().loss_mask_BT  # the host knows it: asking the device would wait for it
+        loss_mask_BT = self.batch.tokens.loss_mask_BT  # the host knows it: asking the device would wait for it
         return torch.tensor(np.flatnonzero(loss_mask_BT), device=self.device)
 
     @cached_property

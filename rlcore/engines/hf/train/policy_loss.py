@@ -24,8 +24,8 @@ def taught_rows(batch: Batch) -> Bools:
     The others add nothing to the gradient of a policy loss that ignores zero advantages
     (`Algorithm.ignores_zero_advantages`) and stands alone in the loss. ValueError when the batch has no advantages.
     """
-    if batch.advantages is not None:
-        has_advantage_B = ((batch.advantages.get() != 0) & batch.tokens.get().loss_mask_BT).any(axis=1)
+    if batch.advantages_BT is not None:
+        has_advantage_B = ((batch.advantages_BT != 0) & batch.tokens.loss_mask_BT).any(axis=1)
     elif batch.advantages_B is not None:
         has_advantage_B = batch.advantages_B != 0
     else:
