@@ -58,12 +58,12 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parsed = parser.parse(arguments)
     named = parsed.check or []
-    parsed.settings += [pair for pair in named if _is_setting(pair)]
+    parsed.settings += [word for word in named if _is_setting(word)]
     rows = _rows(settings_of(parsed))
     if parsed.check is None:
         rows = _loaded(rows)
     else:
-        names = [pair for pair in named if not _is_setting(pair)]
+        names = [word for word in named if not _is_setting(word)]
         rows = [_checked(row) for row in (_selected(rows, names) if names else rows)]
     if parsed.json:
         answer(json.dumps([asdict(row) for row in rows], indent=1))

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
 from rlcore.errors import RlcoreError, WorkerError, boundary
 
@@ -23,7 +23,11 @@ class WorkerThread:
         self._loop = asyncio.new_event_loop()
         self._ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> Self:
+        """Start the thread; returns itself. Called once, before anything runs on it."""
         self._thread.start()
+        return self
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

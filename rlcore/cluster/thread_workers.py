@@ -98,7 +98,7 @@ class ThreadWorkers:
         hosts = [worker for worker in self._started if embedded_in and worker.name == f"{embedded_in.name}[{index}]"]
         host = hosts[0] if hosts else None
         if host is None:
-            self._threads.append(WorkerThread(name))
+            self._threads.append(WorkerThread(name).start())
         thread = host.thread if host else self._threads[-1]
         context = context_of(self._context, worker, index, device=device, host=host.worker if host else None)
         deadlines = self._context.deadlines

@@ -169,7 +169,7 @@ def _origin(key: str, set_by: list[tuple[str, dict[str, Any]]]) -> str:
     parts = key.split(".")
     above = [".".join(parts[:depth]) for depth in range(1, len(parts))]
     for origin, values in set_by[::-1]:
-        if key in values or any(values.get(layer) for layer in above):
+        if key in values or any(values.get(parent) for parent in above):
             return origin
     return "default"
 

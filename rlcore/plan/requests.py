@@ -71,8 +71,8 @@ FIXED = ("role", "backend", "targets", "isolated")
 
 def choose_classes(config: RunConfig, offers: Offers, asked: Sequence[OwnedRequest]) -> tuple[WorkerPlan, ...]:
     """A class for each request, in start order: by role name, a worker served inside another after its host."""
-    plans = {request.request.role.name: _fill(config, offers, request) for request in asked}
-    everywhere = {request.request.role.name for request in asked if _only_class(offers, request).value.on_every_rank}
+    plans = {owned.request.role.name: _fill(config, offers, owned) for owned in asked}
+    everywhere = {owned.request.role.name for owned in asked if _only_class(offers, owned).value.on_every_rank}
     for name in sorted(plans):
         plans[name] = _beside_host(plans[name], plans, everywhere, offers)
     inside = [name for name in sorted(plans) if plans[name].request.embedded_in is not None]

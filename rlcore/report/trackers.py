@@ -46,7 +46,7 @@ MakeTracker = Callable[[str, str, Path, str], Tracker]
 
 
 class Trackers:
-    """The trackers of `track.to`, started."""
+    """The trackers of `track.to`; nothing runs before `start`."""
 
     def __init__(
         self,
@@ -59,17 +59,24 @@ class Trackers:
         make: "MakeTracker | None" = None,
         find: Callable[[str], object | None] = importlib.util.find_spec,
     ) -> None:
-        """Start them and hand them `run_config` (YAML); ConfigError when one is not installed or does not start."""
-        self._warn, self._trackers = warn, dict[str, Tracker]()
+        """`run_config` is YAML, which every tracker gets when it starts."""
+        self._config, self._run_dir, self._run_name, self._run_config = config, run_dir, run_name, run_config
+        self._warn, self._make, self._find = warn, make or make_tracker, find
+        self._trackers: dict[str, Tracker] = {}
         self._thread: _DaemonThread | None = None
-        if not config.to:
+
+    def start(self) -> None:
+        """Starts every tracker and gives it the configuration; ConfigError if one is not installed or fails."""
+        names = self._config.to
+        if not names:
             return
-        require_installed(config.to, find)
+        require_installed(names, self._find)
         self._thread = _DaemonThread("trackers")
-        build = make or make_tracker
-        settings = _flat(run_config)
-        for name in dict.fromkeys(config.to):
-            self._start(name, partial(build, name, config.project, run_dir, run_name), settings)
+        self._thread.start()
+        settings = _flat(self._run_config)
+        for name in dict.fromkeys(names):
+            build = partial(self._make, name, self._config.project, self._run_dir, self._run_name)
+            self._start(name, build, settings)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand the metrics over; returns at once."""
@@ -158,6 +165,9 @@ class _DaemonThread:
     def __init__(self, name: str) -> None:
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to run what is submitted."""
         self._thread.start()
 
     def submit(self, work: Callable[[], Any]) -> "Future[Any]":

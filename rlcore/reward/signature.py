@@ -219,8 +219,8 @@ def _classify(who: str, parameters: list[inspect.Parameter], method: str, is_asy
     named = [
         parameter for parameter in parameters if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    names = frozenset(pair.name for pair in named)
-    required = frozenset(pair.name for pair in named if pair.default is pair.empty)
+    names = frozenset(parameter.name for parameter in named)
+    required = frozenset(parameter.name for parameter in named if parameter.default is parameter.empty)
     is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     style = None
     if not names.isdisjoint(TRL_NAMES):

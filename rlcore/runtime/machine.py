@@ -75,7 +75,7 @@ def gpu_memory_bytes(nvml: Any = None) -> int | None:
     except (OSError, AttributeError):
         return None
     named = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    chosen = [sizes[int(pair)] for pair in named if pair.isdecimal() and int(pair) < len(sizes)]
+    chosen = [sizes[int(name)] for name in named if name.isdecimal() and int(name) < len(sizes)]
     return min(chosen or sizes, default=None)
 
 

@@ -165,7 +165,7 @@ class RolloutBuffer:
         stale = [pending for pending in self._issued.values() if pending.version < oldest]
         self.retire(stale)
         for queue, ready in list(self._ready.items()):
-            self._ready[queue] = deque(task for task in ready if not task.retired)
+            self._ready[queue] = deque(pending for pending in ready if not pending.retired)
         return len(stale)
 
     def watch(self, task: "asyncio.Task[None]") -> None:

@@ -218,7 +218,7 @@ def _remove_tree(path: Path, files: FileOperations) -> None:
 
 def _prune(run_dir: Path, step: int, keep: int, files: FileOperations) -> None:
     """Remove all but the newest `keep` checkpoints up to `step`, which is complete and always stays."""
-    older = sorted((item, path) for path, item in _published(run_dir) if item < step)
+    older = sorted((published, path) for path, published in _published(run_dir) if published < step)
     for version, path in older[: len(older) - keep + 1] if keep > 0 else []:
         # renamed first: half a checkpoint never stands under a checkpoint's name
         doomed = path.with_name(f".step_{version}.pruned")

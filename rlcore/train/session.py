@@ -199,6 +199,7 @@ class Session:
         self.saver.last = origin.checkpoint if origin.resumed else None
         async with AsyncExitStack() as stack:
             stack.callback(self._sinks.trackers.close)
+            self._sinks.trackers.start()
             stack.push_async_callback(trainer.close)
             trainer.start()
             await self._run.agent.check(self._asked)

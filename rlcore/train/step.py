@@ -182,12 +182,12 @@ class StepBatcher:
 
     async def _round(self, num: int) -> list[Group]:
         """The groups that the failure policies leave of the next `num` prompts."""
-        taken = sorted([await self._next() for _ in range(num)], key=lambda item: item.number)
-        groups = [task.group() for task in taken]
+        taken = sorted([await self._next() for _ in range(num)], key=lambda pending: pending.number)
+        groups = [pending.group() for pending in taken]
         kept, counts = apply_failures(groups, self._config.reward)
         self._count(counts)
         if Need.GREEDY_BASELINE in self._run.advantage_algorithm.needs:
-            kept = await with_greedy_baselines(self._run, [task.task for task in taken], kept, self._metrics)
+            kept = await with_greedy_baselines(self._run, [pending.task for pending in taken], kept, self._metrics)
         return kept
 
     async def _first_ready(self) -> AsyncGenerator[list[Group], None]:

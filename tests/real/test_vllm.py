@@ -71,7 +71,7 @@ def test_on_ray_three_steps_are_judged_by_another_vllm_and_sampled_with_the_weig
     check(tmp_path, steps, 3)
     assert len(seen) > 4, "a replica has an engine and its worker below it"
     ends_at = time.monotonic() + 10.0  # a killed process gives back its gigabytes first
-    while (left := [event for event in seen if is_running(event)]) and time.monotonic() < ends_at:
+    while (left := [pid for pid in seen if is_running(pid)]) and time.monotonic() < ends_at:
         time.sleep(0.1)
     assert not left, "the engines' processes end with the run"
 

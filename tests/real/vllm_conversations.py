@@ -269,7 +269,7 @@ async def weights_between_turns(run: Runtime) -> dict[str, Any]:
     with watched(run) as seen:
         rolling = asyncio.create_task(rolled(run, tasks, SAMPLING))
         async with asyncio.timeout(60):
-            while not any(sum(event) for event in seen) or sum(outstanding(run)):
+            while not any(sum(value) for value in seen) or sum(outstanding(run)):
                 await asyncio.sleep(0.01)
         await run.actor.replicas[0].call(ActorWorker.publish, 2)
         await run.sync_weights(2)

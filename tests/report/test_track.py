@@ -49,7 +49,9 @@ def trackers_of(tmp_path: Path, warnings: list[str], **fakes: FakeTracker) -> Tr
 
     config = TrackConfig(to=tuple(fakes))  # type: ignore[arg-type]
     found = {name: object() for name in fakes}
-    return Trackers(config, tmp_path, "my-run", RUN_CONFIG, warn=warnings.append, make=make, find=found.get)
+    trackers = Trackers(config, tmp_path, "my-run", RUN_CONFIG, warn=warnings.append, make=make, find=found.get)
+    trackers.start()
+    return trackers
 
 
 def failing(when: str) -> Callable[[str], None]:
@@ -67,6 +69,7 @@ def test_tensorboard_has_every_metric_under_its_step(tmp_path: Path) -> None:
 
     state_before = dict(PartialState._shared_state)
     trackers = Trackers(TrackConfig(to=("tensorboard",)), tmp_path, "my-run", RUN_CONFIG, warn=pytest.fail)
+    trackers.start()
     trackers.log(1, {"reward/mean": 0.25, "actor/loss": -1.5})
     trackers.log(2, {"reward/mean": 0.5, "actor/loss": math.nan})
     trackers.close()
@@ -86,7 +89,8 @@ def test_without_trackers_nothing_is_imported_and_no_thread_runs(tmp_path: Path)
     program = (
         "import sys, threading\nfrom pathlib import Path\nfrom rlcore.config import TrackConfig\n"
         "from rlcore.report.trackers import Trackers\n"
-        "trackers = Trackers(TrackConfig(), Path(), 'x', '')\ntrackers.log(1, {'a': 1.0})\ntrackers.close()\n"
+        "trackers = Trackers(TrackConfig(), Path(), 'x', '')\ntrackers.start()\n"
+        "trackers.log(1, {'a': 1.0})\ntrackers.close()\n"
         "sys.exit(str([m for m in ('torch', 'accelerate') if m in sys.modules] + threading.enumerate()[1:]))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

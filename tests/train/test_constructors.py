@@ -1,14 +1,21 @@
-"""Trainer and StepBatcher start nothing while they are constructed."""
+"""Constructors start nothing: trainer, step, trackers and the threads of workers."""
 
 import asyncio
 import gc
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from rlcore.algo.kl import FixedKl
-from rlcore.config import RunConfig
+from rlcore.cluster.thread import WorkerThread
+from rlcore.config import RunConfig, TrackConfig
 from rlcore.contracts.offers import Scope
 from rlcore.data import PromptOrder
+from rlcore.errors import ConfigError
+from rlcore.report.trackers import Trackers
 from rlcore.testing.rewards import make_prompt
 from rlcore.train.step import StepBatcher
 from rlcore.train.trainer import QUIET_THRESHOLDS, Progress, Trainer
@@ -51,5 +58,28 @@ def test_a_trainer_leaves_the_garbage_collector_alone_until_its_start_and_after_
         assert gc.get_threshold() == QUIET_THRESHOLDS
         await trainer.close()
         assert gc.get_threshold() == thresholds
+
+    asyncio.run(use())
+
+
+def test_trackers_start_no_thread_and_no_tracker_until_their_start(tmp_path: Path) -> None:
+    def make(*_: object) -> Any:
+        raise RuntimeError("a tracker was made")
+
+    before = threading.enumerate()
+    trackers = Trackers(TrackConfig(to=("wandb",)), tmp_path, "run", "", make=make, find=lambda name: name)
+    assert threading.enumerate() == before
+    with pytest.raises(ConfigError, match="wandb did not start: RuntimeError: a tracker was made"):
+        trackers.start()
+    assert "trackers" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_the_thread_of_a_worker_runs_from_its_start() -> None:
+    async def use() -> None:
+        thread = WorkerThread("worker[0]")
+        assert "worker[0]" not in [thread.name for thread in threading.enumerate()]
+        thread.start()
+        assert await thread.run(lambda: threading.current_thread().name, "naming it", 10.0) == "worker[0]"
+        await thread.stop(10.0)
 
     asyncio.run(use())

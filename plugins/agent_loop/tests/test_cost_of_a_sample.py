@@ -86,8 +86,8 @@ def cost_of_a_step(agent: Callable[[Generator], AgentLoop], reward: str, directo
         flight.issue(PROMPTS, 1)
         ready = [await flight.next_ready(1) for _ in range(PROMPTS)]
         cost = loop.num_tasks - before[0], loop.num_callbacks - before[1]
-        assert {len(task.group()) for task in ready} == {GROUP}
-        assert {row.reward.score for task in ready for row in task.group()} == {1.0}
+        assert {len(pending.group()) for pending in ready} == {GROUP}
+        assert {row.reward.score for pending in ready for row in pending.group()} == {1.0}
         await flight.close()
         await manager.close()
         return cost

@@ -67,7 +67,7 @@ class RaySession:
             self._output.join()
         else:
             # Processes that Ray starts here end with the thread that starts them, so that thread stays.
-            self._thread = WorkerThread("ray")
+            self._thread = WorkerThread("ray").start()
             with _own_signals():
                 await self._thread.run(self._connect, "cluster: connecting to Ray", CONNECT_S)
         await self._placement.place(bundles_of(self._slots, self._context.pools), settings.placement_s)

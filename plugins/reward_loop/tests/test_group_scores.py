@@ -110,7 +110,7 @@ def test_scores_are_normalised_by_the_samples_of_earlier_steps(tmp_path: Path) -
     first, second = (list(metrics.read_trajectories(result.run_dir, step)) for step in (1, 2))
     seen = [row["score"] for row in first]
     mean = sum(seen) / len(seen)
-    deviation = (sum((event - mean) ** 2 for event in seen) / len(seen)) ** 0.5
+    deviation = (sum((value - mean) ** 2 for value in seen) / len(seen)) ** 0.5
     assert deviation > 0
     for row in second:
         assert row["score"] == pytest.approx((row["info"]["raw_score"] - mean) / deviation)

@@ -172,7 +172,8 @@ def _wrong_parameters(found: Any, declared: Any) -> str:
     ]
     if isinstance(found, staticmethod):
         due = due[1:]
-    for given in ([check.name for check in due if check.default is check.empty], [check.name for check in due]):
+    required = [parameter.name for parameter in due if parameter.default is parameter.empty]
+    for given in (required, [parameter.name for parameter in due]):
         if problem := refuses(_function(found), given):
             return f"() {problem}"
     return ""

@@ -122,9 +122,7 @@ def _in_module(module: ModuleType, where: str, names: Sequence[str], num_argumen
     if names[0] not in contents:
         if "__getattr__" in contents or type(module) is not ModuleType:
             return None
-        return _missing(
-            names[0], f"module '{where}'", [content for content, value in contents.items() if callable(value)]
-        )
+        return _missing(names[0], f"module '{where}'", [name for name, value in contents.items() if callable(value)])
     if len(names) > 1:
         return None
     found = contents[names[0]]

@@ -37,7 +37,7 @@ def checked_result(where: str, method: Callable[..., Any], result: Any) -> Any:
         return result
     if due == (NoneType,) and type(result).__name__ not in _NEVER_RAN:
         return result
-    needed = " or ".join(_NAMES.get(check, check.__name__) for check in due)
+    needed = " or ".join(_NAMES.get(cls, cls.__name__) for cls in due)
     raise WorkerError(f"{where} returned {kind(result)}; needs {needed}, as {method.__qualname__}() declares")
 
 

@@ -51,7 +51,7 @@ class Bench:
         """A worker, set up on a thread, or on that of its host; WorkerError naming what failed."""
         name = f"{role}[0]"
         if host is None:
-            self._threads.append(WorkerThread(name))
+            self._threads.append(WorkerThread(name).start())
         thread = host.thread if host else self._threads[-1]
         context = self.context(role, section, host.worker if host else None)
 
