@@ -45,6 +45,7 @@ def run_settings(directory: Path, num_prompts: int, **more: Any) -> dict[str, An
         "rollout.samples_per_prompt": 2,
         "rollout.max_tokens": 8,
         "reward.functions.letters.fn": "count_letter",
+        "reward.functions.letters.children": 1,  # starting a process takes longer than a step
         "train.dir": str(directory / "runs"),
         "train.max_steps": 2,
         "train.prompts_per_step": 2,

@@ -257,6 +257,7 @@ def test_closing_ends_pending_calls_and_refuses_later_ones(probed: RunPlan, tmp_
     asyncio.run(story())
 
 
+@pytest.mark.fault
 def test_a_worker_that_is_stuck_is_left_behind_and_named(
     probed: RunPlan, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -41,6 +41,7 @@ def strays_of(text: str) -> list[int]:
     return [int(line.rsplit(" ", 1)[1]) for line in text.splitlines() if " stray " in line]
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize("clean", [False, True])
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_process_that_left_group_and_session_holds_up_nothing(
@@ -68,6 +69,7 @@ def test_a_process_that_left_group_and_session_holds_up_nothing(
         assert not is_running(stray)
 
 
+@pytest.mark.fault
 def test_closing_ends_also_where_a_stray_cannot_be_found(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,6 +173,7 @@ def test_a_text_that_no_window_holds_is_refused() -> None:
         render(tokenizer_with("{{ 'x' * 9000000 }}"), CONVERSATIONS[0], "it")
 
 
+@pytest.mark.fault
 def test_a_bound_holds_for_one_conversation_and_not_for_all() -> None:
     busy = tokenizer_with("{% for i in range(99999) %}{% for j in range(5) %}{% endfor %}{% endfor %}done")
     began = time.process_time()
@@ -187,6 +188,7 @@ def _cpu_s(process: "subprocess.Popen[bytes] | None") -> float:
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.fault
 def test_a_child_that_is_killed_or_says_nothing_is_an_error_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     fine = tokenizer_with("fine")
     assert found(fine, CONVERSATIONS[0]) == "fine"

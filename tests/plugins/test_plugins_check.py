@@ -161,6 +161,7 @@ def test_an_algorithm_is_called_on_a_small_batch(site: Path) -> None:
     assert "it returned None; needs" in problem
 
 
+@pytest.mark.fault
 def test_a_check_that_hangs_names_the_line(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_check_that_hangs_names_the_line(
     assert (site / "imports").read_text() == "once "
 
 
+@pytest.mark.fault
 def test_a_check_that_no_signal_reaches_names_the_line(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ class C:
 """
 
 
+@pytest.mark.fault
 @pytest.mark.parametrize(
     ("source", "where"), [("import time; time.sleep(60)", "1 in <module>"), (HANGING_CLASS, "5 in setup")]
 )
@@ -169,6 +170,7 @@ def test_a_start_that_hangs_names_the_function_and_the_line(tmp_path: Path, sour
         score_rewards({"f": function(f"{tmp_path / 'slow.py'}:C", start_s=2.5)}, [make_trajectory()])
 
 
+@pytest.mark.fault
 def test_a_setup_of_an_async_class_that_never_ends_is_named(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(ASYNC_CLASS)
     with pytest.raises(PluginError, match=r"slow\.py:C\): setup has not ended within 2\.5 s; .*start_s"):

@@ -186,6 +186,7 @@ def test_a_crash_during_the_start_closes_what_was_started(
     assert not [thread for thread in threading.enumerate() if "[" in thread.name]
 
 
+@pytest.mark.fault
 def test_a_start_that_hangs_is_ended_by_name(site: Path, tmp_path: Path) -> None:
     write_agent(site, start="import asyncio; await asyncio.sleep(3600)")
     plan = plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "launch_agent"])

@@ -162,7 +162,7 @@ def odd_run(tmp_path: Path, mode: str, chosen: dict[str, Any], *, resume: bool =
     (tmp_path / "odd.py").write_text(ODD)
     settings = run_settings(tmp_path, 12) | {"train.name": "odd", "train.max_steps": 5} | chosen | more
     if "reward.manager" in chosen:
-        settings.pop("reward.functions.letters.fn")
+        settings = {key: value for key, value in settings.items() if not key.startswith("reward.functions.")}
     overrides = [f"{key}={value}" for key, value in (settings | {"plugins.odd.mode": mode}).items()]
     return train({}, *overrides, plugins=["null", str(tmp_path / "odd.py")], resume=resume).run_dir
 

@@ -208,6 +208,7 @@ def test_a_body_without_a_token_is_not_read(monkeypatch: pytest.MonkeyPatch) -> 
     serving(work)
 
 
+@pytest.mark.fault
 def test_a_body_that_comes_too_slowly_or_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_S", 1.0)
 

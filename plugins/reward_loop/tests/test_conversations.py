@@ -87,6 +87,7 @@ def test_a_template_that_refuses_system_messages_costs_the_replica_nothing(tmp_p
         worker.close()
 
 
+@pytest.mark.fault
 def test_a_template_that_does_not_end_fails_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     tokenizer = SimpleNamespace(chat_template=loops, special_tokens_map={}, name_or_path="models/m")
