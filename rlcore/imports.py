@@ -15,24 +15,24 @@ from typing import Any
 from rlcore.errors import PluginError, boundary, nearest
 
 
-def import_function(reference: str) -> Callable[..., Any]:
+def import_function(target: str) -> Callable[..., Any]:
     """The function that 'module:attr' or '/absolute/file.py:attr' names; a file is imported once a process.
 
-    PluginError when the reference is malformed, the import fails, or the module lacks the function.
+    PluginError when the target is malformed, the import fails, or the module lacks the function.
     """
-    where, separator, name = reference.rpartition(":")
+    where, separator, name = target.rpartition(":")
     if not (separator and where and name):
-        raise PluginError(f"reference '{reference}': needs the form 'module:function' or '/absolute/file.py:function'")
-    with boundary(f"reference '{reference}': importing '{where}' failed", PluginError):
+        raise PluginError(f"target '{target}': needs the form 'module:function' or '/absolute/file.py:function'")
+    with boundary(f"target '{target}': importing '{where}' failed", PluginError):
         module = _from_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     found = getattr(module, name, None)
     if callable(found):
         result: Callable[..., Any] = found
         return result
     if found is not None:
-        raise PluginError(f"reference '{reference}': '{name}' is {type(found).__name__}, a function is needed")
+        raise PluginError(f"target '{target}': '{name}' is {type(found).__name__}, a function is needed")
     choices = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-    raise PluginError(f"reference '{reference}': '{where}' has no '{name}'; {nearest(name, choices)}")
+    raise PluginError(f"target '{target}': '{where}' has no '{name}'; {nearest(name, choices)}")
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -84,30 +84,30 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     return found, lambda: sorted([*vars(sys.modules[package]), *names_for_checkers(file)])
 
 
-def import_target(reference: str) -> Any:
+def import_target(target: str) -> Any:
     """The object that 'module:attr' or '/path/file.py:attr' names; attr may have dots.
 
     A file is imported once per process, and its directory is appended to `sys.path`. PluginError when the file, module
     or attribute does not exist; errors of the import itself pass unchanged.
     """
-    where, separator, attribute = reference.rpartition(":")
+    where, separator, attribute = target.rpartition(":")
     if not separator or not where or not attribute:
-        raise PluginError(f"reference '{reference}': needs the form module:name or file.py:name")
-    target: Any = _load_file(where) if where.endswith(".py") else _load_module(where, reference)
+        raise PluginError(f"target '{target}': needs the form module:name or file.py:name")
+    found: Any = _load_file(where) if where.endswith(".py") else _load_module(where, target)
     for name in attribute.split("."):
-        if not hasattr(target, name):
-            public = [name for name in dir(target) if not name.startswith("_")]
-            raise PluginError(f"reference '{reference}': there is no '{name}' in {where}; {nearest(name, public)}")
-        target = getattr(target, name)
-    return target
+        if not hasattr(found, name):
+            public = [name for name in dir(found) if not name.startswith("_")]
+            raise PluginError(f"target '{target}': there is no '{name}' in {where}; {nearest(name, public)}")
+        found = getattr(found, name)
+    return found
 
 
-def _load_module(name: str, reference: str) -> ModuleType:
+def _load_module(name: str, target: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as cause:
         if cause.name and (name == cause.name or name.startswith(f"{cause.name}.")):
-            raise PluginError(f"reference '{reference}': there is no module '{cause.name}'") from cause
+            raise PluginError(f"target '{target}': there is no module '{cause.name}'") from cause
         raise
 
 
@@ -118,7 +118,7 @@ def _load_file(path: str) -> ModuleType:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, full)
     if not full.is_file() or spec is None or spec.loader is None:
-        raise PluginError(f"reference to '{path}': there is no such file")
+        raise PluginError(f"target '{path}': there is no such file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(full.parent) not in sys.path:

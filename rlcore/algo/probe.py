@@ -91,10 +91,10 @@ def finite_tensor(who: str, found: Any, shape: torch.Size, declared: str, about_
     return found
 
 
-def _resolved(reference: str, who: str) -> Callable[..., Any]:
+def _resolved(target: str, who: str) -> Callable[..., Any]:
     with unchanged_torch(f"{who}: importing it"):
         try:
-            return import_function(reference)
+            return import_function(target)
         except PluginError as error:
             raise PluginError(f"{who}: {error}") from error
 

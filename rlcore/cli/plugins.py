@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlcore.cli.arguments import Parser, Settings, settings_of
 from rlcore.cli.console import answer
 from rlcore.cli.endings import refuse_early_ends
-from rlcore.cluster.fresh import run_fresh
+from rlcore.cluster.interpreter import run_in_new_interpreter
 
 if TYPE_CHECKING:
     from rlcore.config.offers import Provider
@@ -154,7 +154,7 @@ def _checked(row: PluginRow) -> PluginRow:
         found_at = Path(directory) / "found.json"  # a plugin may write to stdout whenever it likes
         said = f"report({row.source!r}, {str(found_at)!r})"
         code = f"import sys; sys.path[:] = {sys.path!r}; from rlcore.cli.plugins import report; {said}"
-        done = run_fresh(code, _hard_limit_s() + _START_S)
+        done = run_in_new_interpreter(code, _hard_limit_s() + _START_S)
         text = found_at.read_text("utf-8") if found_at.exists() else ""
     if done is None:
         return replace(

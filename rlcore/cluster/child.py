@@ -328,7 +328,7 @@ class ChildProcesses:
 
     async def start(
         self,
-        reference: str,
+        target: str,
         *args: Any,
         name: str,
         threads: int = 1,
@@ -345,7 +345,7 @@ class ChildProcesses:
         ready = False
         try:
             await asyncio.shield(spawning)
-            start = start_message(name, reference, args, threads, self._max_bytes)
+            start = start_message(name, target, args, threads, self._max_bytes)
             stack_s = max(deadline_s - STACK_BEFORE_S, STACK_FRAC * deadline_s)
             await child.setup({**start, "stack_s": stack_s}, deadline_s)
             ready = True
@@ -366,11 +366,11 @@ class ChildProcesses:
         self._children.clear()
 
 
-def start_message(name: str, reference: str, args: Sequence[Any], threads: int, max_bytes: int) -> dict[str, Any]:
+def start_message(name: str, target: str, args: Sequence[Any], threads: int, max_bytes: int) -> dict[str, Any]:
     """The first message to a child: the object to make, and the search path to import it with."""
     return {
         "name": name,
-        "reference": reference,
+        "target": target,
         "args": pickle.dumps(tuple(args)),
         "threads": threads,
         "max_bytes": max_bytes,

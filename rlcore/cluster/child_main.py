@@ -186,7 +186,7 @@ def main(arguments: list[str]) -> None:
     if start.get("stack_s"):  # also while C code holds the interpreter lock
         faulthandler.dump_traceback_later(start["stack_s"])
     is_ready = answered(
-        pipe, SETUP, lambda: served.append(import_target(start["reference"])(*pickle.loads(start["args"])))
+        pipe, SETUP, lambda: served.append(import_target(start["target"])(*pickle.loads(start["args"])))
     )
     faulthandler.cancel_dump_traceback_later()
     if is_ready:

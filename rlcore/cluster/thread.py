@@ -73,16 +73,16 @@ class WorkerThread:
         """
         if self.closed:
             raise WorkerError(f"{self.name} is closed")
-        asked = _Asked(work, what)
-        self._loop.call_soon_threadsafe(asked.begin)
+        call = _ThreadCall(work, what)
+        self._loop.call_soon_threadsafe(call.begin)
         try:
             async with asyncio.timeout(deadline_s):
-                return await asked.answer
+                return await call.answer
         except TimeoutError as cause:
-            self._soon(asked.cancel)
+            self._soon(call.cancel)
             raise WorkerError(f"{self.name}: {what} took longer than {deadline_s:g} s") from cause
         except asyncio.CancelledError:
-            self._soon(asked.cancel)
+            self._soon(call.cancel)
             task = asyncio.current_task()
             if self.closed and task is not None and not task.cancelling():
                 raise WorkerError(f"{self.name}: closed during {what}") from None
@@ -100,7 +100,7 @@ class WorkerThread:
             logger.warning("%s: still busy %g s after it was asked to end; left behind", self.name, deadline_s)
 
 
-class _Asked:
+class _ThreadCall:
     """Something to do on a worker's thread; the loop that it was made on is told what it came to.
 
     Most of it ends without waiting, and has no task there.

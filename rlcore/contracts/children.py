@@ -37,14 +37,14 @@ class Children(Protocol):
 
     async def start(
         self,
-        reference: str,
+        target: str,
         *args: Any,
         name: str,
         threads: int = 1,
         deadline_s: float = 60.0,
         env: Sequence[str] | None = None,
     ) -> Child:
-        """A child in which `reference` ('module:attr' or '/abs/file.py:attr') was called with `args` (picklable).
+        """A child in which `target` ('module:attr' or '/abs/file.py:attr') was called with `args` (picklable).
 
         The result is the object whose methods the child serves; `threads` calls run at a time, on the child's main
         thread when it is 1. Nothing of rlcore that imports torch is imported there. Results are built-in values, numpy
@@ -59,7 +59,7 @@ class NoChildren:
 
     async def start(
         self,
-        reference: str,
+        target: str,
         *args: Any,
         name: str,
         threads: int = 1,

@@ -54,7 +54,7 @@ def _check_computes(names: Sequence[str], manager: ComponentPlan) -> None:
 
 def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offers: Offers) -> ResolvedReward:
     key = f"reward.functions.{name}"
-    reference, provided_by, offer = _find(f"{key}.fn", config.fn, loaded, offers)
+    target, provided_by, offer = _find(f"{key}.fn", config.fn, loaded, offers)
     function = offer.value if offer else None
     scope = Scope(config.scope) if config.scope != "declared" else (function.scope if function else Scope.SAMPLE)
     deadline = config.deadline_s
@@ -68,15 +68,15 @@ def _resolve(name: str, config: RewardFunctionConfig, loaded: LoadedConfig, offe
     settings = section_of(loaded.config, offers, offer.provider) if offer else None
     with boundary(f"{provided_by}: its settings section cannot be sent to the process of '{config.fn}'", PluginError):
         pickle.dumps(settings)
-    is_factory = _takes_nothing_of_a_sample(f"{key}.fn", reference, config, settings)
+    is_factory = _takes_nothing_of_a_sample(f"{key}.fn", target, config, settings)
     return ResolvedReward(
-        name, reference, provided_by, config.weight, scope, deadline, dict(config.kwargs), settings, is_factory, after
+        name, target, provided_by, config.weight, scope, deadline, dict(config.kwargs), settings, is_factory, after
     )
 
 
-def _takes_nothing_of_a_sample(key: str, reference: str, config: RewardFunctionConfig, settings: Any) -> bool:
+def _takes_nothing_of_a_sample(key: str, target: str, config: RewardFunctionConfig, settings: Any) -> bool:
     """True if the function's source says that a call of it returns the function; ConfigError if that lacks `kwargs`."""
-    node = function_node(reference)
+    node = function_node(target)
     if node is None or node.args.vararg or node.args.kwarg:
         return False
     positional = [*node.args.posonlyargs, *node.args.args]
@@ -89,7 +89,7 @@ def _takes_nothing_of_a_sample(key: str, reference: str, config: RewardFunctionC
     missing = sorted(required - set(config.kwargs) - ({"settings"} if settings is not None else set()))
     if missing:
         raise ConfigError(
-            f"{key}: {reference} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample; needs "
+            f"{key}: {target} has the signature ({ast.unparse(node.args)}), which takes nothing of a sample; needs "
             "a signature of docs/rewards.md, or, where a call of it returns the function, kwargs for "
             f"{', '.join(missing)}"
         )

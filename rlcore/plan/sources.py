@@ -11,9 +11,9 @@ MAX_HOPS = 5
 """Modules that hand a name on to each other, at most."""
 
 
-def source_file(reference: str) -> Path | None:
+def source_file(target: str) -> Path | None:
     """The file that a reference 'module:attr' or 'file.py:attr' will be loaded from, found without importing it."""
-    where = reference.rpartition(":")[0]
+    where = target.rpartition(":")[0]
     if where.endswith(".py"):
         path = Path(where)
         return path if path.is_file() else None
@@ -27,12 +27,12 @@ def source_file(reference: str) -> Path | None:
     return origin if origin is not None and origin.is_file() else None
 
 
-def function_node(reference: str) -> ast.FunctionDef | None:
+def function_node(target: str) -> ast.FunctionDef | None:
     """The plain function that a reference names, as a file defines it at its top level, also where modules hand it on.
 
     None for anything else, for a function with decorators, which may have another signature, and without a source.
     """
-    where, _, attribute = reference.rpartition(":")
+    where, _, attribute = target.rpartition(":")
     path = source_file(f"{where}:{attribute}")
     for _ in range(MAX_HOPS):
         if path is None or path.suffix != ".py":

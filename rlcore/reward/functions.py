@@ -130,24 +130,24 @@ def _places(function: FunctionCalls) -> str:
 
 
 def function_spec(
-    context: BuildContext, name: str, reference: str, scope: str, kwargs: Mapping[str, Any], settings: Any = None
+    context: BuildContext, name: str, target: str, scope: str, kwargs: Mapping[str, Any], settings: Any = None
 ) -> FunctionSpec:
     """The spec from which a child of this run loads and calls a function."""
     config = context.config
     sources = {**config.eval.sources, **config.data.sources}
     answer_columns = {source: item.answer_column for source, item in sources.items() if item.answer_column}
-    return FunctionSpec(name, reference, dict(kwargs), scope, answer_columns, config.train.max_steps, sent(settings))
+    return FunctionSpec(name, target, dict(kwargs), scope, answer_columns, config.train.max_steps, sent(settings))
 
 
 def group_function(
-    context: BuildContext, name: str, reference: str, deadline_s: float, config: RewardFunctionConfig | None = None
+    context: BuildContext, name: str, target: str, deadline_s: float, config: RewardFunctionConfig | None = None
 ) -> FunctionCalls:
-    """The function `reference` that looks at a group's scores, called like a reward function of scope 'group'.
+    """The function `target` that looks at a group's scores, called like a reward function of scope 'group'.
 
     `config` is that of the function whose scores they are.
     """
-    spec = function_spec(context, f"{name}.post_process", reference, "group", {})
-    settings = replace(config or RewardFunctionConfig(), fn=reference, scope="group", deadline_s=deadline_s)
+    spec = function_spec(context, f"{name}.post_process", target, "group", {})
+    settings = replace(config or RewardFunctionConfig(), fn=target, scope="group", deadline_s=deadline_s)
     return FunctionCalls(spec, replace(settings, post_process="", log_calls=False), 1.0, deadline_s)
 
 

@@ -16,10 +16,10 @@ def reward_provenance(rewards: Iterable[ResolvedReward]) -> dict[str, dict[str, 
     Imports nothing.
     """
     found: dict[str, dict[str, Any]] = {}
-    for name, reference, reward in _functions(rewards):
-        path = source_file(reference)
+    for name, target, reward in _functions(rewards):
+        path = source_file(target)
         found[name] = {
-            "reference": reference,
+            "reference": target,
             "provided_by": reward.provided_by,
             "path": str(path) if path else None,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
@@ -33,8 +33,8 @@ def copy_reward_files(rewards: Iterable[ResolvedReward], directory: Path) -> Map
     Modules of installed packages are not copied: their distribution's version is in the plan.
     """
     copies: dict[str, Path] = {}
-    for name, reference, _ in _functions(rewards):
-        where = Path(reference.rpartition(":")[0])
+    for name, target, _ in _functions(rewards):
+        where = Path(target.rpartition(":")[0])
         if where.suffix == ".py" and where.is_file():
             directory.mkdir(parents=True, exist_ok=True)
             copies[name] = directory / f"{name}_{where.name}"

@@ -33,7 +33,7 @@ class FunctionSpec:
 class SentSection:
     """A settings section whose class is in a plain file, which another process can import by its path only."""
 
-    reference: str
+    target: str
     values: Mapping[str, Any]
 
 
@@ -57,4 +57,4 @@ def received(section: Any) -> Any:
         return {key: received(value) for key, value in section.items()}
     if not isinstance(section, SentSection):
         return section
-    return import_target(section.reference)(**{name: received(value) for name, value in section.values.items()})
+    return import_target(section.target)(**{name: received(value) for name, value in section.values.items()})

@@ -50,7 +50,7 @@ class HereChildren:
 
     async def start(
         self,
-        reference: str,
+        target: str,
         *args: Any,
         name: str,
         threads: int = 1,
@@ -58,7 +58,7 @@ class HereChildren:
         env: Sequence[str] | None = None,
     ) -> Child:
         """See `rlcore.contracts.children.Children`."""
-        self.started.append(HereChild(import_target(reference)(*args), name))
+        self.started.append(HereChild(import_target(target)(*args), name))
         return self.started[-1]
 
     async def close(self) -> None:

@@ -67,10 +67,10 @@ def _check_limits(config: RunConfig, settings: AgentLoopSettings) -> None:
         )
 
 
-def _check_reference(key: str, reference: str) -> None:
-    where, _, attribute = reference.rpartition(":")
+def _check_reference(key: str, target: str) -> None:
+    where, _, attribute = target.rpartition(":")
     if not where or not attribute:
-        raise ConfigError(f"{key}: found '{reference}'; needs file.py:name or module:name")
+        raise ConfigError(f"{key}: found '{target}'; needs file.py:name or module:name")
     if where.endswith(".py") and not Path(where).is_file():
         raise ConfigError(f"{key}: there is no file '{where}'; needs one, relative to {Path.cwd()}")
 
@@ -86,7 +86,7 @@ def located(settings: AgentLoopSettings) -> AgentLoopSettings:
     )
 
 
-def absolute(reference: str) -> str:
+def absolute(target: str) -> str:
     """The reference with a full path, as a child may run elsewhere."""
-    where, _, attribute = reference.rpartition(":")
-    return f"{Path(where).absolute()}:{attribute}" if where.endswith(".py") else reference
+    where, _, attribute = target.rpartition(":")
+    return f"{Path(where).absolute()}:{attribute}" if where.endswith(".py") else target

@@ -13,7 +13,15 @@ from rlcore.contracts.scorer import Outcome, Scorer, beside_score, failed, numbe
 from rlcore.errors.redaction import clipped
 from rlcore_reward_loop.client.http import NoAnswer
 from rlcore_reward_loop.client.service import Call, Service
-from rlcore_reward_loop.judges.judge import answer_tokens, chat, engine_options, messages, response_text, said, score_of
+from rlcore_reward_loop.judges.judge import (
+    answer_text,
+    answer_tokens,
+    chat,
+    engine_options,
+    messages,
+    response_text,
+    score_of,
+)
 from rlcore_reward_loop.models.replicas import Replicas
 from rlcore_reward_loop.running import RunningStatistics
 from rlcore_reward_loop.settings import JudgeSettings, RewardSettings
@@ -61,7 +69,7 @@ class JudgeSource(ScoreSource):
         if isinstance(self._served_by, Service):
             body = chat(trajectory, self._template, judge)
             call = Call(reward, identity(trajectory), body, CHAT_PATH, answer_tokens(judge))
-            text = said(await self._served_by.ask(call, lane))
+            text = answer_text(await self._served_by.ask(call, lane))
         else:
             asked = tuple(FrozenDict[str, Any](message) for message in messages(trajectory, self._template, judge))
             request = ScoreRequest(identity(trajectory), asked, FrozenDict(engine_options(judge)))

@@ -24,18 +24,18 @@ _Body = Sequence[ast.stmt]
 _Definitions = dict[str, list[ast.AST]]
 
 
-def static_problem(reference: object, num_arguments: int | None = None) -> str | None:
+def static_problem(target: object, num_arguments: int | None = None) -> str | None:
     """The certain problem with a reference: 'there is no module 'x''; None where nothing is known to be.
 
     With `num_arguments` it is a plain function that is called with so many arguments by position; without, it may also
     be a class or `async def`, and `attr` may have dots. Imports nothing; a module that is loaded is looked at as it is.
     """
-    if not well_formed(reference):
-        return f"found {shown(reference)}; needs {FORM}"
-    where, _, attribute = str(reference).rpartition(":")
+    if not well_formed(target):
+        return f"found {shown(target)}; needs {FORM}"
+    where, _, attribute = str(target).rpartition(":")
     names = attribute.split(".")
     if num_arguments is not None and len(names) > 1:
-        return f"found {shown(reference)}; needs {FORM}"
+        return f"found {shown(target)}; needs {FORM}"
     if where.endswith(".py"):
         return _in_file(Path(where), names, num_arguments)
     module = sys.modules.get(where)
@@ -47,9 +47,9 @@ def static_problem(reference: object, num_arguments: int | None = None) -> str |
     return _in_source(found, f"module '{where}'", names, num_arguments)
 
 
-def well_formed(reference: object) -> bool:
+def well_formed(target: object) -> bool:
     """True for 'a.b:c' and '/abs/file.py:c'; c may have dots."""
-    where, _, attribute = reference.rpartition(":") if isinstance(reference, str) else ("", "", "")
+    where, _, attribute = target.rpartition(":") if isinstance(target, str) else ("", "", "")
     is_place = where.endswith(".py") or all(part.isidentifier() for part in where.split("."))
     return is_place and all(name.isidentifier() for name in attribute.split("."))
 

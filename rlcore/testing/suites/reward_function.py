@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlcore.cluster.fresh import run_fresh
+from rlcore.cluster.interpreter import run_in_new_interpreter
 from rlcore.contracts.scorer import Outcome, failed
 from rlcore.errors import ChildError, RlcoreError, boundary
 from rlcore.reward.served import ServedReward
@@ -115,7 +115,7 @@ class RewardFunctionSuite(Suite):
             f"served = ServedReward(pickle.loads({pickle.dumps(self.spec())!r}))\n"
             "print(json.dumps('torch' in sys.modules))"
         )
-        done = run_fresh(code, START_S)
+        done = run_in_new_interpreter(code, START_S)
         if done is None:
             self.need(False, f"loading it in a process of its own took more than {START_S:g} s")
             return

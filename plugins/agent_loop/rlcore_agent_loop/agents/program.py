@@ -17,8 +17,8 @@ class Program:
     """Holds the function, or the object that a class made; `rlcore.cluster.child_main` serves `run`, several at a time
     unless `alone`."""
 
-    def __init__(self, reference: str, kwargs: Mapping[str, Any], alone: bool) -> None:
-        self._function, self._kwargs, self._alone = import_target(reference), dict(kwargs), alone
+    def __init__(self, target: str, kwargs: Mapping[str, Any], alone: bool) -> None:
+        self._function, self._kwargs, self._alone = import_target(target), dict(kwargs), alone
         if isinstance(self._function, type):
             self._function, self._kwargs = self._function(**kwargs), {}
         parameters = inspect.signature(self._function).parameters.values()
@@ -32,12 +32,12 @@ class Program:
         }
         if unknown := sorted(required - set(GIVEN) - set(self._kwargs)):
             raise ConfigError(
-                f"plugins.agent_loop.agent.fn: {reference} needs {', '.join(unknown)}; given are {', '.join(GIVEN)} "
+                f"plugins.agent_loop.agent.fn: {target} needs {', '.join(unknown)}; given are {', '.join(GIVEN)} "
                 "and plugins.agent_loop.agent.kwargs"
             )
         if not alone and not self._open and not {"base_url", "api_key"} <= self._names:
             raise ConfigError(
-                f"plugins.agent_loop.agent.fn: {reference} takes no base_url and api_key; needs both, or "
+                f"plugins.agent_loop.agent.fn: {target} takes no base_url and api_key; needs both, or "
                 "plugins.agent_loop.agent.threads=1, with which OPENAI_BASE_URL and OPENAI_API_KEY say them"
             )
 

@@ -92,7 +92,7 @@ class Recording:
                 self.threads.remove(thread)
                 self.episode.segments.remove(part)
         # Only now: what was not answered is asked again, and must not stand there twice.
-        part.told(ids, new)
+        part.append_given(ids, new)
         part.sampled(completion, message)
         thread.history = [*messages, message]
         cut = completion.finish is FinishReason.LENGTH

@@ -235,7 +235,7 @@ class Conversation:
             return self._failed(error)
         if len(ids) >= self._rest(part):
             return MAX_TOKENS
-        part.told(ids, messages)
+        part.append_given(ids, messages)
         return None
 
     async def _answer(self, tools: SampleTools, text: str, last: bool) -> tuple[str, Sequence[Message], bool]:

@@ -77,7 +77,7 @@ class Segment:
         self.generate_s.append(completion.generate_s)
         self.tools_s.append(0.0)
 
-    def told(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
+    def append_given(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
         """Append tokens that the policy did not sample: results, a user's words, and the opening of the next turn."""
         self.ids += ids
         self.messages += messages

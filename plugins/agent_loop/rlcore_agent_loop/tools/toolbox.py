@@ -24,7 +24,7 @@ class Toolbox:
     """Holds functions, and the objects of samples; `rlcore.cluster.child_main` serves its methods."""
 
     def __init__(self, tools: Mapping[str, str], environment: str, environment_kwargs: Mapping[str, Any]) -> None:
-        self._tools = {name: import_target(reference) for name, reference in tools.items()}
+        self._tools = {name: import_target(target) for name, target in tools.items()}
         self._environment = import_target(environment) if environment else None
         self._environment_kwargs = environment_kwargs
         self._objects: dict[tuple[str, str], Any] = {}

@@ -95,7 +95,7 @@ def score_schema(judge: JudgeSettings) -> dict[str, Any]:
     }
 
 
-def said(answer: Any) -> str:
+def answer_text(answer: Any) -> str:
     """The text of a chat answer; NoAnswer when there is none, or it was cut off."""
     try:
         choice = answer["choices"][0]

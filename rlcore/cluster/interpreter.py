@@ -7,7 +7,7 @@ from tempfile import TemporaryFile
 
 
 @dataclass(frozen=True)
-class FreshRun:
+class InterpreterResult:
     """The ending of a fresh interpreter."""
 
     code: int
@@ -15,7 +15,7 @@ class FreshRun:
     errors: str
 
 
-def run_fresh(code: str, deadline_s: float) -> FreshRun | None:
+def run_in_new_interpreter(code: str, deadline_s: float) -> InterpreterResult | None:
     """Run Python code in a fresh interpreter; None when the deadline passed, and it was killed."""
     command = [sys.executable, "-c", code]
     # Into files: a process that the code leaves behind would hold a pipe open.
@@ -24,8 +24,8 @@ def run_fresh(code: str, deadline_s: float) -> FreshRun | None:
             done = subprocess.run(command, stdout=output, stderr=errors, timeout=deadline_s, check=False)
         except subprocess.TimeoutExpired:
             return None
-        said = []
+        texts = []
         for file in (output, errors):
             file.seek(0)
-            said.append(file.read().decode("utf-8", "replace"))
-    return FreshRun(done.returncode, *said)
+            texts.append(file.read().decode("utf-8", "replace"))
+    return InterpreterResult(done.returncode, *texts)
