@@ -242,7 +242,7 @@ def _runs(packed: Tensor, spans: Spans, lengths: int) -> list[Tensor]:
     """Views of the spans' (1, heads, tokens, ...) as (number, heads, tokens of each, ...), one for each of `alike`."""
     pieces = torch.split(packed, [run[0] * run[lengths] for run in spans.alike], dim=2)
     return [
-        piece if run[0] == 1 else piece[0].unflatten(1, (run[0], -1)).transpose(0, 1)
+        piece if run[0] == 1 else torch.unflatten(piece[0], 1, (run[0], -1)).transpose(0, 1)
         for run, piece in zip(spans.alike, pieces, strict=True)
     ]
 
