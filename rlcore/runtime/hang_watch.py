@@ -95,7 +95,8 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _awaited_frames(task: "asyncio.Task[Any]") -> list[FrameType]:
     """The frames of a task, the outermost first, through what they await."""
-    frames, waiting = [], task.get_coro()
+    frames: list[FrameType] = []
+    waiting: Any = task.get_coro()
     while waiting is not None:
         if inspect.iscoroutine(waiting):
             frame, after = waiting.cr_frame, waiting.cr_await

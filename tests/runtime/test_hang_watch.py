@@ -30,7 +30,7 @@ class Slow:
 
     async def wait(self) -> None:
         if self.way == "blocks":
-            time.sleep(0.3)  # noqa: ASYNC251: what a plugin must not do
+            time.sleep(0.3)
         elif self.way == "streams":
             async for _ in self.items():
                 pass
