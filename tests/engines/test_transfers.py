@@ -73,7 +73,10 @@ def test_all_arrays_of_a_micro_batch_go_the_same_way(
     terms = loss(micro, Predictions(scores_BT, scores_BT))
     TrainEngine._weighted(terms.loss_BT, micro)
     assert micro.token_ids_BT.dtype is torch.int64
-    assert (micro.flat_N.numel(), micro.arrangement.predict_M.numel()) == (mask_BT.sum(), mask_BT.sum())
+    predicted = (micro.flat_N, micro.packed.predict_M, micro.padded.predict_M)
+    assert [places_M.numel() for places_M in predicted] == [mask_BT.sum()] * 3
+    bounds = [getattr(spans, name) for spans in micro.packed.tree.spans for name in ("query_bounds", "key_bounds")]
+    assert all(places.dtype is torch.int32 for places in bounds)
     made = [what for what, _ in copies]
     assert made.count("pinned") == made.count("copied") >= 18
     assert all(non_blocking is True for what, non_blocking in copies if what == "copied")

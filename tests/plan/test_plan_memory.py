@@ -199,60 +199,6 @@ def test_keys_and_values_of_a_shared_prompt_are_copied_for_each_row_that_fits_by
     assert made.memory_bytes["actor"] == PROCESS + 16000 + kept + LOGITS
 
 
-# Qwen2.5-7B on one device of 80 GB, with an adapter: one row of 33 792 tokens needs what its tokens leave behind.
-LONG = (
-    *(
-        "cluster.device=cuda",
-        "actor.backend=hf",
-        "rollout.backend=hf",
-        "actor.dtype=bfloat16",
-        "data.max_prompt_tokens=1024",
-    ),
-    *("rollout.max_tokens=32768", "actor.lora.enabled=true", "rollout.max_rows=1", "algo.kl.placement=none"),
-)
-
-
-@pytest.mark.parametrize("checkpointing", [True, False])
-def test_a_response_of_32k_tokens_is_planned_by_what_its_tokens_leave_behind_and_refused_where_that_does_not_fit(
-    checkpointing: bool,
-) -> None:
-    shape = ModelShape("qwen2", 28, 3584, 18944, 512, 152064, full_attention=True)
-    facts = Facts(gpus=1, parameters=7_600_000_000, gpu_memory_bytes=80 * 10**9, shape=shape)
-    settings = (*LONG, f"actor.gradient_checkpointing={str(checkpointing).lower()}")
-    if not checkpointing:
-        with pytest.raises(PlanError, match=r"role 'actor' needs about .* GiB.*gradient_checkpointing=true"):
-            plan(*settings, facts=facts)
-        return
-    made = plan(*settings, facts=facts)
-    assert made.workers[0].shared_prefix == SharedPrefix.TREE
-    layer = 14 * 3584 + int(4.5 * 18944) + 4 * 512
-    expected = 2 * 7_600_000_000 + 33792 * (28 * 3584 + layer) * 2 + LOGITS
-    assert made.memory_bytes["actor"] == expected
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "way"),
-    [
-        ("cpu", "float32", "tree"),
-        ("cuda", "bfloat16", "tree"),
-        ("cuda", "float16", "tree"),
-        ("cuda", "float32", "none"),
-    ],
-)
-def test_prompts_are_shared_where_the_device_has_flash_attention_in_the_number_format(
-    device: str, dtype: str, way: str
-) -> None:
-    settings = (f"cluster.device={device}", f"actor.dtype={dtype}", "actor.backend=hf", "rollout.backend=hf")
-    facts = Facts(gpus=1, shape=LLAMA)
-    made = plan(*settings, facts=facts)
-    assert made.workers[0].shared_prefix == way
-    told = [note for note in made.notes if "flash attention of GPUs computes in half precision" in note]
-    assert bool(told) == (way == "none")
-    if way == "none":
-        with pytest.raises(PlanError, match=r"^actor\.shared_prefix=tree: flash .*float32; choose .*dtype=bfloat16$"):
-            plan(*settings, "actor.shared_prefix=tree", facts=facts)
-
-
 def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values_and_logits() -> None:
     sizes = (
         "data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4", "rollout.samples_per_prompt=2",
@@ -279,29 +225,43 @@ def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values
     assert half == PROCESS + 2 * 10**9 + 8 * 16 * 200 * 2 * 2 + LOGITS, "weights in bfloat16 are not packed"
 
 
-@pytest.mark.parametrize(
-    ("sizes", "micro_batch_tokens", "measured"),
-    [
-        ((45, 64, 8), 600, 4.13e9),
-        ((45, 64, 8), 1200, 5.10e9),
-        ((45, 64, 8), 557, E1_BYTES),
-        ((45, 64, 8), 557, E2_BYTES),
-        ((512, 16, 32), 1024, 6.07e9),
-    ],
-)
-def test_the_estimate_is_within_15_percent_of_what_was_measured_of_smollm2(
-    sizes: tuple[int, int, int], micro_batch_tokens: int, measured: float
-) -> None:
-    """Updates alone, and whole steps of E1 and E2: docs/results/performance.md."""
-    shape = ModelShape("llama", 30, 576, 1536, 192, 49152, full_attention=True)
+def smollm2_bytes(sizes: tuple[int, int, int], micro_batch_tokens: int, way: str) -> int:
+    """The estimate of an update with prompts, responses and samples of these sizes."""
     prompt, response, samples = sizes
     made = plan(
         *(f"data.max_prompt_tokens={prompt}", f"rollout.max_tokens={response}", "train.prompts_per_step=8"),
         *(f"rollout.samples_per_prompt={samples}", "actor.backend=hf", "rollout.backend=hf"),
-        f"actor.micro_batch_tokens={micro_batch_tokens}",
-        facts=Facts(cpus=2, parameters=134_515_008, shape=shape),
+        *(f"actor.micro_batch_tokens={micro_batch_tokens}", f"actor.shared_prefix={way}"),
+        facts=Facts(
+            cpus=2,
+            parameters=134_515_008,
+            shape=ModelShape("llama", 30, 576, 1536, 192, 49152, full_attention=True),
+        ),
     )
-    assert made.memory_bytes["actor"] == pytest.approx(measured, rel=0.15)
+    return made.memory_bytes["actor"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "micro_batch_tokens", "way", "measured"),
+    [
+        ((45, 64, 8), 600, "planned", 4.13e9),
+        ((45, 64, 8), 1200, "planned", 5.10e9),
+        ((45, 64, 8), 557, "planned", E1_BYTES),
+        ((45, 64, 8), 557, "planned", E2_BYTES),
+        ((512, 16, 32), 1024, "cache", 6.07e9),
+    ],
+)
+def test_the_estimate_is_within_15_percent_of_what_was_measured_of_smollm2(
+    sizes: tuple[int, int, int], micro_batch_tokens: int, way: str, measured: float
+) -> None:
+    """Updates alone, and whole steps of E1 and E2: docs/results/performance.md."""
+    assert smollm2_bytes(sizes, micro_batch_tokens, way) == pytest.approx(measured, rel=0.15)
+
+
+def test_a_long_prompt_that_is_not_copied_is_estimated_at_up_to_a_quarter_more_than_was_measured() -> None:
+    """The same update as the last one above, by the way `tree`: docs/results/performance.md."""
+    measured = 4.04e9
+    assert measured <= smollm2_bytes((512, 16, 32), 1024, "planned") <= 1.25 * measured
 
 
 def test_a_run_that_does_not_fit_is_refused_with_the_estimate_and_the_knobs() -> None:

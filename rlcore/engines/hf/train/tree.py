@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlcore.data.batch import shared_prefixes, suffix_lengths
+from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.engines.hf.train.tree_attention import Spans, Tree, attend
 from rlcore.types import Batch, Int64s
 
@@ -74,7 +75,7 @@ def pack(batch: Batch, device: torch.device) -> PackedBatch:
     predict_M = np.where(after_M < 0, starts_G[batch.group_B[row_M]] + before_M, starts_B[row_M] + after_M)
 
     def tensor(array: Int64s) -> Tensor:
-        return torch.tensor(array, dtype=torch.int64, device=device)
+        return device_tensor(array.astype(np.int64), device)
 
     return PackedBatch(tensor(tokens.token_ids_BT[row_N, positions_N]), tensor(positions_N), tree, tensor(predict_M))
 

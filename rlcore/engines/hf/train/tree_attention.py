@@ -15,8 +15,11 @@ from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from rlcore.engines.hf.train.transfers import device_tensor
 
 aten = torch.ops.aten
 
@@ -61,7 +64,7 @@ class Spans:
         return self._bounds(self.key_lengths)
 
     def _bounds(self, lengths: tuple[int, ...]) -> Tensor:
-        return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
+        return device_tensor(np.array([0, *accumulate(lengths)], dtype=np.int32), self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +75,11 @@ class Tree:
     """Every prefix and every suffix sees itself; these are all tokens of the sequence."""
     shared: Spans
     """The suffixes of a group see its prefix; without runs where no group has both."""
+
+    @property
+    def spans(self) -> tuple[Spans, Spans]:
+        """Both."""
+        return self.own, self.shared
 
 
 @dataclass(frozen=True, eq=False)
