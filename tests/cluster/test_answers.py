@@ -18,7 +18,6 @@ import pytest
 
 from rlcore.cluster import answers
 from rlcore.cluster.child import ChildProcesses
-from rlcore.config.offers import ConfigSection
 from rlcore.contracts.scorer import Outcome
 from rlcore.errors import ChildError
 from rlcore.testing.leaks import leaks
@@ -128,6 +127,7 @@ FORGED = {
     "a member that is not there": forged(("enum", ("rlcore.types", "Lane", "__class__"))),
     "a dataclass as enum": forged(("enum", ("rlcore.contracts.scorer", "Outcome", "status"))),
     "an array of objects": forged(("array", ("|O", (1,), b"\0" * 8, False))),
+    "an array of texts": forged(("array", ("<U1", (1,), b"\0" * 4, False))),
     "an array of other size": forged(("array", ("<f4", (9,), b"\0" * 8, False))),
     "a negative shape": forged(("array", ("<f4", (-1, 0), b"", False))),
     "not a dict": forged(("frozen", [1])),
@@ -145,9 +145,11 @@ def test_a_forged_answer_is_refused_and_runs_nothing(name: str) -> None:
 
 
 def test_nothing_that_is_called_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConfigSection, "__call__", lambda self, *args: print("run"), raising=False)
+    told = forged(("dataclass", ("rlcore.contracts.scorer", "Outcome", {"status": 1})))
+    assert answers.loads(told).status == 1
+    monkeypatch.setattr(Outcome, "__call__", lambda self, *args: print("run"), raising=False)
     with pytest.raises(pickle.UnpicklingError):
-        answers.loads(forged(("dataclass", ("rlcore.config.offers", "ConfigSection", {"name": "x", "cls": None}))))
+        answers.loads(told)
 
 
 def test_the_package_that_is_served_may_add_dataclasses() -> None:
