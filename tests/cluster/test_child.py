@@ -276,7 +276,6 @@ def test_a_start_that_fails_names_its_cause_and_leaves_nothing(served: str) -> N
     run(use)
 
 
-@pytest.mark.fault
 def test_close_lets_the_object_close_and_kills_what_hangs_and_what_its_code_started(
     served: str, tmp_path: Path
 ) -> None:
