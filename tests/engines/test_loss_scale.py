@@ -105,6 +105,7 @@ def test_nan_in_one_micro_batch_skips_the_update_at_once_and_three_in_a_row_stop
     with pytest.raises(WorkerError, match=r"3 updates in a row had a loss \(nan\)") as caught:
         engine.update(bad)
     assert "\n" not in str(caught.value)
+    assert ("choose actor.dtype=bfloat16" in str(caught.value)) is (dtype == "float16")
     assert engine.update(random_batch())["actor/skipped"] == 0.0
 
 

@@ -82,3 +82,20 @@ def test_weights_that_float16_does_not_hold_are_refused_in_one_line(tmp_path: Pa
         "actor.dtype=bfloat16 or float32"
     )
     assert engine_of(path).model.transformer.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["causal_lm", "value"])
+def test_activations_that_overflow_in_float16_are_refused_in_one_line(tmp_path: Path, kind: str) -> None:
+    """Every weight is below 65504; what the layers make of them is not."""
+    path = write_tiny_model(tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    louder = {name: item * 3000 if "_proj" in name and "mlp" in name else item for name, item in tensors.items()}
+    assert max(float(item.abs().max()) for item in louder.values()) < 65504
+    save_file(louder, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError) as caught:
+        TrainEngine(kind, ModelConfig(path=str(path)), EngineConfig(dtype="float16"), None)
+    assert str(caught.value) == (
+        f"model.path='{path}': its activations overflow in float16 (65504 at most); choose actor.dtype=bfloat16 or "
+        "float32"
+    )
+    TrainEngine(kind, ModelConfig(path=str(path)), EngineConfig(dtype="bfloat16"), None)

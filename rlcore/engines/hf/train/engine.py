@@ -395,9 +395,10 @@ class TrainEngine:
 
     def _stop_if_hopeless(self, loss: float, norm: float) -> None:
         if self._skipped_in_a_row >= self.config.max_skipped_updates:
+            other_format = f", choose {self._section}.dtype=bfloat16" if self._scale.enabled else ""
             raise WorkerError(
                 f"{self.name}: {self._skipped_in_a_row} updates in a row had a loss ({loss}) or gradient norm ({norm}) "
                 f"that is not finite, and were skipped; {self._section}.max_skipped_updates="
-                f"{self.config.max_skipped_updates}; look at rewards and advantages, lower {self._section}.lr, or "
-                "start from the last checkpoint"
+                f"{self.config.max_skipped_updates}; look at rewards and advantages, lower {self._section}.lr"
+                f"{other_format}, or start from the last checkpoint"
             )

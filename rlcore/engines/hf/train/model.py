@@ -22,7 +22,13 @@ from rlcore.engines.hf.train.head import Head, check_head, find_head, token_scor
 from rlcore.engines.hf.train.prefixes import cache_hidden
 from rlcore.engines.hf.train.rounding import HALF
 from rlcore.engines.hf.train.sharded_tensors import put
-from rlcore.engines.hf.train.stored_weights import check_not_quantised, check_range, check_stored, start_masters
+from rlcore.engines.hf.train.stored_weights import (
+    check_activations,
+    check_not_quantised,
+    check_range,
+    check_stored,
+    start_masters,
+)
 from rlcore.engines.hf.train.tensor_names import check_tensors
 from rlcore.engines.hf.train.tree import TREE_ATTENTION, register_tree_attention, tree_hidden
 from rlcore.errors import CheckpointError, ConfigError, boundary
@@ -226,6 +232,7 @@ def load_model(
     if lora is not None and lora.enabled:
         adapter = _add_adapter(kind, transformer, lora, model.path, section)
     transformer.eval()
+    check_activations(path_key, model.path, f"{section}.dtype", transformer)
     if kind == ModelKind.VALUE:
         value_model = ValueModel(transformer, adapter)
         if (Path(model.path) / VALUE_HEAD_FILE).is_file():

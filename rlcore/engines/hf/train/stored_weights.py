@@ -52,6 +52,25 @@ def check_range(path_key: str, path: str, dtype_key: str, model: nn.Module) -> N
             )
 
 
+@torch.no_grad()
+def check_activations(path_key: str, path: str, dtype_key: str, model: Any) -> None:
+    """ConfigError when a float16 model gives infinite or NaN hidden states for eight tokens.
+
+    Models that were trained in bfloat16 have activations above 65504. Longer prompts may overflow where eight tokens do
+    not; such updates are skipped.
+    """
+    embeddings = model.get_input_embeddings().weight
+    if embeddings.dtype != torch.float16:
+        return
+    probe_BT = (torch.arange(8, device=embeddings.device) * 7919 % len(embeddings))[None]
+    hidden_BTH = model.base_model(input_ids=probe_BT, use_cache=False).last_hidden_state
+    if not bool(hidden_BTH.isfinite().all()):
+        raise ConfigError(
+            f"{path_key}='{path}': its activations overflow in float16 (65504 at most); choose {dtype_key}=bfloat16 or "
+            "float32"
+        )
+
+
 def start_masters(model: nn.Module, stored: nn.Module) -> dict[str, Tensor]:
     """The weights of `stored`, the same model in float32, by the names of `model`'s half-precision parameters.
 
