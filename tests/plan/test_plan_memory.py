@@ -226,7 +226,7 @@ def test_a_response_of_32k_tokens_is_planned_by_what_its_tokens_leave_behind_and
     made = plan(*settings, facts=facts)
     assert made.workers[0].shared_prefix == SharedPrefix.TREE
     layer = 14 * 3584 + int(4.5 * 18944) + 4 * 512
-    expected = 2 * 7_600_000_000 + 33792 * (28 * 3584 + layer) * 2 + LOGITS
+    expected = 2 * 7_600_000_000 + 33792 * (28 * 3584 + layer) * 2 + 4 * 4 * 1024 * 152064
     assert made.memory_bytes["actor"] == expected
 
 
