@@ -101,7 +101,7 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> in
         num_tokens, copied_tokens = _micro_batch(config, engine, plan.shared_prefix)
         layers = 1 if engine.gradient_checkpointing else shape.layers
         copies = copied_tokens * layers * 2 * shape.kv_size * BYTES[engine.dtype]
-        return num_tokens * activation_bytes(shape, engine) + copies + _logit_bytes(config, shape, num_tokens)
+        return num_tokens * activation_bytes(shape, engine) + copies + _logit_bytes(config, engine, shape, num_tokens)
     if not cached:
         return 0
     # An embedded rollout has its copy where the actor's gradients are otherwise; that of another is counted as held.
@@ -122,13 +122,14 @@ def device_logit_rows(vocabulary: int) -> int:
     return min(most, max(fewest, DEVICE_LOGITS // vocabulary))
 
 
-def _logit_bytes(config: RunConfig, shape: ModelShape, num_tokens: int) -> int:
-    """Of an update: four arrays of a chunk of logits in float32; on an accelerator also the gradient of the output
-    layer's weight in float32 and the product that is added to it."""
+def _logit_bytes(config: RunConfig, engine: EngineConfig, shape: ModelShape, num_tokens: int) -> int:
+    """Of an update: four arrays of a chunk of logits in float32; on an accelerator also the gradient of a trained
+    output layer's weight in float32 and the product that is added to it."""
     if config.cluster.device == "cpu":
         return LOGIT_BYTES
     rows = min(num_tokens, device_logit_rows(shape.vocabulary))
-    return 4 * shape.vocabulary * (4 * rows + 2 * shape.hidden_size)
+    gradient = 0 if engine.lora.enabled else 2 * shape.hidden_size
+    return 4 * shape.vocabulary * (4 * rows + gradient)
 
 
 def _micro_batch(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> tuple[int, int]:

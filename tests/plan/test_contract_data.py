@@ -138,6 +138,7 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (Algorithm, "scope"): (SCOPES, ["group", None]),
     (Algorithm, "needs"): ("needs a frozenset of Need.VALUES", [None, "values", {"values"}, ["values"]]),
     (Algorithm, "per_token"): ("needs True or False", ["yes", 1, None]),
+    (Algorithm, "ignores_zero_advantages"): ("needs True or False", ["yes", 1, None]),
     (Algorithm, "selection"): (FORM, [None, "math", 3]),
     (ConfigSection, "name"): (NAME, [None, "", "a b"]),
     (ConfigSection, "type"): ("needs a frozen dataclass", [None, int, Melting, PoolSpec("a"), "Settings"]),
