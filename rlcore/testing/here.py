@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.children import Child, Children
-from rlcore.errors import ChildError, boundary
+from rlcore.errors import CALLED, ChildError, boundary
 from rlcore.imports import import_target
 
 
@@ -31,9 +31,14 @@ class HereChild:
 
     async def call(self, method: str, *args: Any, deadline_s: float) -> Any:
         """The method's result; its exceptions become those that a child would send."""
+
+        def work() -> Any:
+            with boundary("", ChildError, CALLED):  # a future takes no StopIteration
+                return getattr(self._served, method)(*args)
+
         try:
             with boundary("", ChildError):
-                return await asyncio.to_thread(getattr(self._served, method), *args)
+                return await asyncio.to_thread(work)
         except ChildError as error:
             raise ChildError(str(error).removeprefix(": ")) from error
 

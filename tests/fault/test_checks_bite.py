@@ -10,7 +10,25 @@ import pytest
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(560)]
 
 ROOT = Path(__file__).parent.parent.parent
-PLANNED = ("requests", "pools", "components", "schedule", "ranks", "clusters", "offers", "rewards", "planner")
+ASKED = ("requests", "components", "offers", "rewards", "planner", "sources")
+FITTING = ("pools", "schedule", "ranks", "clusters", "weights", "colocation", "prefixes")
+PLANS = (
+    "plan/test_cluster_offers.py",
+    "plan/test_contract_classes.py",
+    "plan/test_plan.py",
+    "plan/test_plan_offers.py",
+    "plan/test_plan_pools.py",
+    "plan/test_plan_ranks.py",
+    "plan/test_plan_reference.py",
+    "plan/test_plan_refusals.py",
+    "plan/test_shared_devices.py",
+    "plan/test_shared_pools.py",
+    "plan/test_stated_resources.py",
+    "reward/test_reward_plan.py",
+    "train/test_schedule.py",
+    "train/test_ppo.py",
+    "algo/test_algo_greedy.py",
+)
 GROUPS = {
     "what plugins offer": (
         (
@@ -31,26 +49,8 @@ GROUPS = {
             "ground/test_references.py",
         ),
     ),
-    "what fits together": (
-        tuple(f"rlcore/plan/{name}.py" for name in (*PLANNED, "sources", "weights", "colocation", "prefixes")),
-        (
-            "plan/test_cluster_offers.py",
-            "plan/test_contract_classes.py",
-            "plan/test_plan.py",
-            "plan/test_plan_offers.py",
-            "plan/test_plan_pools.py",
-            "plan/test_plan_ranks.py",
-            "plan/test_plan_reference.py",
-            "plan/test_plan_refusals.py",
-            "plan/test_shared_devices.py",
-            "plan/test_shared_pools.py",
-            "plan/test_stated_resources.py",
-            "reward/test_reward_plan.py",
-            "train/test_schedule.py",
-            "train/test_ppo.py",
-            "algo/test_algo_greedy.py",
-        ),
-    ),
+    "what is asked for": (tuple(f"rlcore/plan/{name}.py" for name in ASKED), PLANS),
+    "what fits together": (tuple(f"rlcore/plan/{name}.py" for name in FITTING), PLANS),
     "what algorithms return": (
         ("rlcore/algo/probe.py", "rlcore/algo/torch_state.py"),
         ("algo/test_probe.py", "algo/test_probe_inputs.py"),

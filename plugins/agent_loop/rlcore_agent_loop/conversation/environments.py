@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from rlcore.contracts.children import ChildPool, ChildSlot
-from rlcore.errors import ChildError
+from rlcore.errors import ChildError, shown
 from rlcore.imports import import_target
 from rlcore.types import Message, Prompt
 from rlcore_agent_loop.settings import EnvironmentSettings
@@ -17,6 +19,9 @@ from rlcore_agent_loop.tools.in_child import in_child
 from rlcore_agent_loop.tools.sources import awaited, within
 
 logger = logging.getLogger(__name__)
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Rewards are float32 in a batch."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +188,10 @@ def checked(step: Any) -> Step:
         raise ChildError(f"environment.step returned {type(step).__name__}; needs rlcore_agent_loop.Step")
     if not step.done and not step.messages:
         raise ChildError("environment.step returned no messages and is not done; needs one of them")
-    if not isinstance(step.reward, (int, float)) or step.reward != step.reward:
-        raise ChildError(f"environment.step returned reward={step.reward!r}; needs a number")
+    if not isinstance(step.done, (bool, np.bool_)):
+        raise ChildError(f"environment.step returned done={shown(step.done)}; needs True or False")
+    if not isinstance(step.reward, (int, float)) or not abs(step.reward) <= LARGEST:
+        raise ChildError(f"environment.step returned reward={shown(step.reward)}; needs a finite number")
     if not isinstance(step.info, Mapping):
         raise ChildError(f"environment.step returned {type(step.info).__name__} as info; needs a mapping")
     return step if step.done else replace(step, messages=readable("step returned", step.messages))
