@@ -126,7 +126,7 @@ class ChildProcess(Child):
 
     async def setup(self, start: dict[str, Any], deadline_s: float) -> None:
         """Make the object that is served. An error of rlcore passes with its own class, any other as ChildError."""
-        self._package = answers.package_of(start["reference"])
+        self._package = answers.package_of(start["target"])
         try:
             await self._exchange(pickle.dumps(start), deadline_s)
         except TimeoutError as cause:
