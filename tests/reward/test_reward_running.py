@@ -141,6 +141,7 @@ def test_an_async_function_fails_its_sample_whatever_it_raises(rewards: str, nam
     assert error in one(rewards, name).info["error"]
 
 
+@pytest.mark.fault
 def test_an_async_function_that_blocks_the_loop_is_warned_of_by_name_and_others_finish(
     rewards: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,6 +174,7 @@ def test_retry_asks_again_within_the_deadline(rewards: str, tmp_path: Path) -> N
     assert int((tmp_path / "marker").read_text()) < 5
 
 
+@pytest.mark.fault
 def test_service_bound_says_when_calls_wait_for_children(rewards: str) -> None:
     async def use(manager: FunctionRewards) -> list[float]:
         found = []

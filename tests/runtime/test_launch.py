@@ -202,6 +202,7 @@ def test_a_start_that_hangs_is_ended_by_name(site: Path, tmp_path: Path) -> None
         asyncio.run(story())
 
 
+@pytest.mark.fault
 def test_a_component_whose_build_hangs_is_ended_by_name_and_line(site: Path, tmp_path: Path) -> None:
     write_agent(site, build="import time; time.sleep(60)")
     plan = plan_run([], [*SETTINGS, "rollout.agent=tooled", "cluster.start_s=2"], ["null", "launch_agent"])

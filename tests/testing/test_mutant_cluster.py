@@ -149,7 +149,12 @@ def test_a_cluster_without_fault_passes_them_all() -> None:
     assert failures(suite_of(ClusterOffer("odd", Threads))) == {}
 
 
-@pytest.mark.parametrize("check", MUTANTS)
+SLOW = "test_an_isolated_replica_that_dies_is_lost_and_restored"
+
+
+@pytest.mark.parametrize(
+    "check", [pytest.param(check, marks=[pytest.mark.fault] if check == SLOW else []) for check in MUTANTS]
+)
 def test_a_check_is_red_on_its_mutant(check: str) -> None:
     with leaks():
         found = failures(suite_of(MUTANTS[check], 10.0 if "dies" in check else 30.0), [check])

@@ -43,6 +43,7 @@ def damaged(checkpoint_dir: Path) -> None:
     path.write_bytes(bytes(data))
 
 
+@pytest.mark.fault
 def test_resume_names_a_damaged_checkpoint_and_takes_the_one_before(
     config: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,8 +120,9 @@ def test_rows_of_groups_with_equal_rewards_are_left_out_of_updates(config: dict[
 def test_how_far_sampler_and_trainer_differ_is_logged_of_the_embedded_sampler_too(
     config: dict[str, Any], dtype: str, low: float, high: float
 ) -> None:
-    every_row = "algo.entropy_coef=1e-9"  # so that the first update of a step has tokens, whatever the rewards are
-    rows = step_rows(train(config, "train.max_steps=2", f"actor.dtype={dtype}", "actor.lr=1e-2", every_row))
+    # So that the first update of a step has tokens, whatever the rewards are; and computed as the sampler does not.
+    differently = ("algo.entropy_coef=1e-9", "actor.shared_prefix=none")
+    rows = step_rows(train(config, "train.max_steps=2", f"actor.dtype={dtype}", "actor.lr=1e-2", *differently))
     assert all(low <= row["policy/rollout_logprob_diff"] < high for row in rows), "not of updates after the first"
     assert all(("policy/importance_mean" in row) is (dtype != "float32") for row in rows)
 

@@ -204,6 +204,7 @@ def test_no_more_calls_are_open_than_slots_and_waiting_for_one_fails_nobody(
     assert all(result.reward.status is RewardStatus.OK for result in results)
 
 
+@pytest.mark.fault
 def test_a_call_that_is_never_answered_fails_at_its_deadline_and_the_others_are_scored(
     score: Score, samples: Samples, echo: Script, one_service: Settings
 ) -> None:
