@@ -15,7 +15,11 @@ FITTING = ("pools", "schedule", "ranks", "clusters", "weights", "colocation", "p
 PLANS = (
     "plan/test_cluster_offers.py",
     "plan/test_contract_classes.py",
+    "plan/test_contract_data.py",
+    "plan/test_contract_exits.py",
     "plan/test_plan.py",
+    "plan/test_plan_attention.py",
+    "plan/test_plan_memory.py",
     "plan/test_plan_offers.py",
     "plan/test_plan_pools.py",
     "plan/test_plan_ranks.py",

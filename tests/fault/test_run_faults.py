@@ -84,7 +84,7 @@ def test_killed_at_random_moments_and_resumed_a_run_is_bitwise_the_uninterrupted
     whole = train(config, "whole")
     rng = random.Random(0)
     slow = ("plugins.null.update_s=0.05", "plugins.null.save_s=0.05")
-    kills, names = 0, [f"killed-{number}" for number in range(20)]
+    kills, names = 0, [f"killed-{number}" for number in range(60)]
     for name in names:
         run, more = config.parent / "runs" / name, ("train.seed=0",)
         ended = False
