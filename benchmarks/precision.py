@@ -230,7 +230,7 @@ def _differences(kind: str, seeds: Mapping[int, Any]) -> str:
 
 
 def kept_curves(out: Path | None) -> Curves:
-    """The curves that OUT.json holds; none where there is no such file."""
+    """The curves in OUT.json; none without that file."""
     if out is None or not out.with_suffix(".json").exists():
         return {}
     record = json.loads(out.with_suffix(".json").read_text())

@@ -106,7 +106,7 @@ def ways_of(
 
 
 def padded_places(prefixes: list[int], suffixes: list[list[int]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where padded prefixes and suffixes stand in the packed sequence, the mask of the suffixes, and the inverse."""
+    """Indices of padded prefixes and suffixes in the packed sequence, the mask of the suffixes, and the inverse."""
     flat, prefix = [length for group in suffixes for length in group], prefixes[0]
     gather_GP = torch.arange(len(prefixes) * prefix).view(-1, prefix)
     starts_B = torch.tensor([gather_GP.numel(), *flat]).cumsum(0)[:-1]

@@ -251,7 +251,7 @@ def _defaults(types: Mapping[str, type[Any]]) -> DictConfig:
 
 
 UNFIT = (OmegaConfBaseException, TypeError)
-"""What OmegaConf raises for a value of the wrong type; TypeError for a section in the place of a list."""
+"""Errors of OmegaConf for a value of the wrong type; TypeError for a section in the place of a list."""
 
 
 def _merge(layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> DictConfig:

@@ -16,7 +16,7 @@ from rlcore.errors.redaction import displayable
 
 LIMIT = "RLCORE_PLUGIN_LIMIT_S"
 """Set this environment variable to give imports, hooks and requests of plugins more seconds, each."""
-DEFAULT_LIMIT_S = 10.0
+DEFAULT_LIMIT_S = 30.0
 _AGAIN_S = 1.0
 """Between interruptions of code that goes on in spite of them."""
 _TRIES = 5

@@ -43,7 +43,7 @@ class HangWatch:
 
     @contextmanager
     def watching(self, who: str) -> Iterator[None]:
-        """Around a call of somebody else's code."""
+        """Watch a call of a component until the block ends."""
         call = _Call(who, threading.get_ident(), _running_task())
         self._calls.add(call)
         if self._thread is None:

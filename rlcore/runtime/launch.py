@@ -336,7 +336,7 @@ async def _within(step: Callable[[], Awaitable[None]], whose: str, deadline_s: f
 
 
 def _interrupted(cause: TimeoutError) -> str:
-    """Where the code stood that was cancelled, in the words of errors."""
+    """The line at which the cancelled code waited, for an error; empty when it is not known."""
     trace = cause.__cause__.__traceback__ if cause.__cause__ else None
     frames = [frame for frame, _ in traceback.walk_tb(trace)]
     return f", {where_in(frames)}" if frames else ""

@@ -248,7 +248,6 @@ def smollm2_bytes(sizes: tuple[int, int, int], micro_batch_tokens: int, way: str
         ((45, 64, 8), 1200, "planned", 5.10e9),
         ((45, 64, 8), 557, "planned", E1_BYTES),
         ((45, 64, 8), 557, "planned", E2_BYTES),
-        ((512, 16, 32), 1024, "cache", 6.07e9),
     ],
 )
 def test_the_estimate_is_within_15_percent_of_what_was_measured_of_smollm2(
@@ -259,7 +258,7 @@ def test_the_estimate_is_within_15_percent_of_what_was_measured_of_smollm2(
 
 
 def test_a_long_prompt_that_is_not_copied_is_estimated_at_up_to_a_quarter_more_than_was_measured() -> None:
-    """The same update as the last one above, by the way `tree`: docs/results/performance.md."""
+    """32 samples of 16 tokens after a prompt of 512, by the way `tree`: docs/results/performance.md."""
     measured = 4.04e9
     assert measured <= smollm2_bytes((512, 16, 32), 1024, "planned") <= 1.25 * measured
 

@@ -12,47 +12,29 @@ from rlcore.errors import PluginError, WorkerError
 from rlcore.errors.checks.arrays import check_tokens, checked_metrics, per_token
 from rlcore.report.metrics import average
 from rlcore.runtime.checked_components import CheckedCritic
-from rlcore.types import (
-    Batch,
-    FinishReason,
-    Prompt,
-    Reward,
-    ScoredTrajectory,
-    Trajectory,
-    TrajectoryId,
-)
+from rlcore.testing.rewards import make_trajectory
+from rlcore.types import Batch, Prompt, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
 NAN, INF = float("nan"), float("inf")
-
-
-def ids(*values: int) -> Any:
-    return np.array(values, dtype=np.int32)
 
 
 def floats(*values: float) -> Any:
     return np.array(values, dtype=np.float32)
 
 
-def prompt(name: str) -> Prompt:
-    return Prompt(name, ({"role": "user", "content": name},), None, "test")
-
-
-def row(name: str = "p", sample: int = 0, part: int = 0, **more: Any) -> Trajectory:
-    made = Trajectory(
-        id=TrajectoryId(name, 0, sample, part),
-        prompt=prompt(name),
-        token_ids=ids(1, 2, 3),
+def row(sample: int) -> Trajectory:
+    return make_trajectory(
+        Prompt("p", ({"role": "user", "content": "p"},), None, "test"),
+        sample,
+        "x",
+        token_ids=np.array([1, 2, 3], dtype=np.int32),
         loss_mask=np.array([False, True, True]),
         logprobs=floats(0, -1, -1),
-        completion="x",
-        finish=FinishReason.STOP,
         versions=((1, 0),),
     )
-    made.__dict__.update(more)
-    return made
 
 
-BATCH: Batch = collate([[ScoredTrajectory(row("p", 0), Reward(0.0)), ScoredTrajectory(row("p", 1), Reward(1.0))]], 0)
+BATCH: Batch = collate([[ScoredTrajectory(row(0), Reward(0.0)), ScoredTrajectory(row(1), Reward(1.0))]], 0)
 
 
 def values(*numbers: float) -> Any:

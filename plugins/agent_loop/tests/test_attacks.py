@@ -104,11 +104,10 @@ def tools_of(directory: Path, name: str, body: str = "") -> AgentLoopSettings:
 
 
 def told(settings: AgentLoopSettings, attack: str) -> str:
-    """What the policy is told of the attack; the call after it works, and the sample ends as usual."""
+    """The tool's message to the policy. The call after the attack works, and the sample ends as usual."""
     found = talk(says(attack, call("add", a=2, b=3), "Done."), settings).only
     result, good = [content for role, content in contents(found) if role == "tool"]
     assert (good, found.info["ended_by"]) == ("5", "stop")
-    assert len(result) < 300
     result.encode()
     return result
 
@@ -118,17 +117,20 @@ def told(settings: AgentLoopSettings, attack: str) -> str:
 def test_what_a_tool_raises_is_told_as_an_error(tmp_path: Path, raised: str, kind: str) -> None:
     result = told(tools_of(tmp_path, "attack", f"{kind} attack():\n    raise {raised}\n"), call("attack"))
     assert result.startswith("error: ")
+    assert len(result) < 300
 
 
 @pytest.mark.parametrize("kind", ["async def", "def"])
 @pytest.mark.parametrize("returned", RETURNED)
 def test_what_a_tool_returns_is_told_as_text(tmp_path: Path, returned: str, kind: str) -> None:
-    told(tools_of(tmp_path, "attack", f"{kind} attack():\n    return {returned}\n"), call("attack"))
+    result = told(tools_of(tmp_path, "attack", f"{kind} attack():\n    return {returned}\n"), call("attack"))
+    assert len(result) < 300, "cut at max_result_chars"
 
 
 @pytest.mark.parametrize("name", sorted(LAST))
 def test_tools_of_odd_kinds_are_told(tmp_path: Path, name: str) -> None:
-    told(tools_of(tmp_path, name), call(name, items=[1]) if name != "nothing" else call(name))
+    result = told(tools_of(tmp_path, name), call(name, items=[1]) if name != "nothing" else call(name))
+    assert len(result) < 300
 
 
 WORLD = """

@@ -25,7 +25,7 @@ _Definitions = dict[str, list[ast.AST]]
 
 
 def static_problem(target: object, num_arguments: int | None = None) -> str | None:
-    """The certain problem with a reference: 'there is no module 'x''; None where nothing is known to be.
+    """The certain problem with a reference: 'there is no module 'x''; None if it may be importable.
 
     With `num_arguments` it is a plain function that is called with so many arguments by position; without, it may also
     be a class or `async def`, and `attr` may have dots. Imports nothing; a module that is loaded is looked at as it is.

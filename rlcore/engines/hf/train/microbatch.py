@@ -20,7 +20,7 @@ from rlcore.engines.hf.train.tree import PackedBatch, pack
 from rlcore.types import Batch, Bools, Float32s, Int64s, SharedPrefix
 
 LOWEST = -math.inf
-"""Where the maximum of no token begins."""
+"""The maximum over no tokens."""
 
 
 @dataclass(frozen=True, eq=False)

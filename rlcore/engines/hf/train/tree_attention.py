@@ -69,7 +69,7 @@ class Spans:
 
 @dataclass(frozen=True, eq=False)
 class Tree:
-    """Which tokens of a packed sequence see which."""
+    """The keys that each token of a packed sequence attends to."""
 
     own: Spans
     """Every prefix and every suffix sees itself; these are all tokens of the sequence."""
@@ -220,7 +220,9 @@ def attend(query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, tree: Tree,
     if value_1KND.shape != key_1KND.shape:
         raise ValueError(f"its values have the shape {tuple(value_1KND.shape)} and its keys {tuple(key_1KND.shape)}")
     if query_1HND.device.type not in KERNELS:
-        raise ValueError(f"there is no flash attention on the device '{query_1HND.device.type}'")
+        raise ValueError(
+            f"found the device '{query_1HND.device.type}'; flash attention needs one of: {', '.join(KERNELS)}"
+        )
     if not tree.own.query_lengths:  # a flash operation of the CPU divides by the number of queries
         return query_1HND
     scale = query_1HND.shape[-1] ** -0.5 if scale is None else scale
