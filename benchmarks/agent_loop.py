@@ -89,7 +89,7 @@ async def conversations(directory: Path, pauses: Sequence[Sequence[float]], turn
             began = time.perf_counter()
             found = [trajectory async for trajectory in run.agent.rollout(tasks, sampling, Lane.TRAIN)]
             seconds = time.perf_counter() - began
-    cut = [item for item in found if item.turns != turns]
+    cut = [sample for sample in found if sample.turns != turns]
     if len(found) != len(pauses) or len(cut) > len(found) // 20:
         raise SystemExit(f"agent_loop: {len(cut)} of {len(found)} conversations ended before their {turns} turns")
     return seconds

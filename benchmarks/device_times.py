@@ -149,7 +149,7 @@ class Judged(RewardManager):
 
     def __init__(self, context: BuildContext) -> None:
         self._replicas = context.workers(JUDGE).replicas
-        self._owed = [0] * len(self._replicas)
+        self._num_pending = [0] * len(self._replicas)
 
     async def score(self, stream: AsyncIterator[Trajectory], lane: Lane) -> AsyncIterator[ScoredTrajectory]:
         finished: asyncio.Queue[ScoredTrajectory | None] = asyncio.Queue()
@@ -173,11 +173,11 @@ class Judged(RewardManager):
             finished.put_nowait(None)
 
     async def _judge(self, row: Trajectory, finished: "asyncio.Queue[ScoredTrajectory | None]") -> None:
-        place = min(range(len(self._owed)), key=self._owed.__getitem__)
-        self._owed[place] += 1
+        place = min(range(len(self._num_pending)), key=self._num_pending.__getitem__)
+        self._num_pending[place] += 1
         request = ScoreRequest(str(row.id), (), FrozenDict({}))
         [raw] = await self._replicas[place].call(RewardReplica.score, [request])
-        self._owed[place] -= 1
+        self._num_pending[place] -= 1
         finished.put_nowait(ScoredTrajectory(row, Reward((raw.score or 0.0) + row.id.sample)))
 
 

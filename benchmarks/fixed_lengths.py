@@ -31,20 +31,20 @@ class FixedLengths(AgentLoop):
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
         """Every sample of every task, each as it finishes."""
-        asked: dict[str, tuple[RolloutTask, int, tuple[int, ...]]] = {}
+        origins: dict[str, tuple[RolloutTask, int, tuple[int, ...]]] = {}
         requests = []
         for task in tasks:
             ids = self._context.tokens.encode_prompt(task.prompt.messages)
             index = int(task.prompt.id.rpartition("/")[2])
             for sample in range(task.n):
                 name = f"{task.prompt.id}/{task.epoch}/{sample:03d}"
-                asked[name] = (task, sample, ids)
+                origins[name] = (task, sample, ids)
                 length = self._lengths[(index * task.n + sample) % len(self._lengths)]
                 own = replace(sampling, max_tokens=length)
                 requests.append(GenerateRequest(name, ids, own, n=1, seed=task.seed + sample))
         async with aclosing(self._context.generator.generate(requests, lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:
-                yield self._trajectory(*asked[completion.request_id], completion)
+                yield self._trajectory(*origins[completion.request_id], completion)
 
     def _trajectory(self, task: RolloutTask, sample: int, ids: tuple[int, ...], completion: Completion) -> Trajectory:
         num_prompt, num_sampled = len(ids), len(completion.token_ids)

@@ -66,7 +66,7 @@ def curves_of_seed(task: Task, seed: int, root: Path, names: Sequence[str]) -> d
 
 def judged(curves: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
     """Each run against GRPO."""
-    by_name = {name: [item[name] for item in curves] for name in curves[0]}
+    by_name = {name: [curve[name] for curve in curves] for name in curves[0]}
     against = {name: paired(rows, by_name["grpo"]) for name, rows in by_name.items() if name != "grpo"}
     return {
         "curves": by_name,
@@ -93,12 +93,12 @@ def report(result: dict[str, Any], task: Task, commit: str) -> str:
         lines.append(f"| {index * task.every} | " + " | ".join(f"{value:.3f}" for value in row) + " |")
     for name, verdict in result["against_grpo"].items():
         low, high = verdict["interval_95"]
-        said = "within noise" if verdict["within_noise"] else "not within noise"
+        phrase = "within noise" if verdict["within_noise"] else "not within noise"
         role = ", a control that must fail" if name in MUST_FAIL else ""
         lines += [
             "",
             f"Area, {TITLES[name]} - GRPO: {verdict['mean_difference']:+.4f}, 95 % [{low:+.4f}, {high:+.4f}]: "
-            f"{said}{role}.",
+            f"{phrase}{role}.",
         ]
     if result["against_grpo"].get("four_late_ratio_1", {}).get("within_noise"):
         lines += ["", NOT_TOLD_APART]

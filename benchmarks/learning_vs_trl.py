@@ -144,7 +144,7 @@ def area(curve: Sequence[float]) -> float:
 
 def paired(ours: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The mean difference of areas, its 95 % interval, and whether it is within noise: at most 0.05 either way."""
-    differences = [area(one) - area(other) for one, other in zip(ours, others, strict=True)]
+    differences = [area(left) - area(right) for left, right in zip(ours, others, strict=True)]
     mean = statistics.fmean(differences)
     half = 0.0
     if len(differences) > 1:
@@ -154,7 +154,7 @@ def paired(ours: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -
 
 def judged(curves: Sequence[dict[str, list[float]]]) -> dict[str, Any]:
     """Ours against TRL, and the control against TRL, which must fail."""
-    by_name = {name: [item[name] for item in curves] for name in ("ours", "trl", "control")}
+    by_name = {name: [curve[name] for curve in curves] for name in ("ours", "trl", "control")}
     ends = {name: statistics.fmean(rows[-1] for rows in found) for name, found in by_name.items()}
     against_trl, control = paired(by_name["ours"], by_name["trl"]), paired(by_name["control"], by_name["trl"])
     return {

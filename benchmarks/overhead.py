@@ -103,7 +103,7 @@ async def _timed_step(trainer: Any) -> dict[str, float]:
 def _clocks(trainer: Any) -> dict[str, float]:
     critic = getattr(trainer.run.critic, "_worker", None)
     # what meters how busy a role is stands around its replicas
-    models = [getattr(item, "replica", item).worker for item in (trainer.actor, critic) if item is not None]
+    models = [getattr(owner, "replica", owner).worker for owner in (trainer.actor, critic) if owner is not None]
     return {
         "wall": time.perf_counter(),
         "process_cpu": time.process_time(),
@@ -170,7 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "group": GROUP,
             "step_s": by_samples,
             "s_per_sample": per_sample,
-            "s_per_sample_growth": {kind: item[counts[-1]] / item[counts[0]] for kind, item in per_sample.items()},
+            "s_per_sample_growth": {
+                kind: figures[counts[-1]] / figures[counts[0]] for kind, figures in per_sample.items()
+            },
             "step_with_children_s": children,
             "all_plugins_step_s": together,
             "import_s": imported,

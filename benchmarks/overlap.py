@@ -139,7 +139,7 @@ def draws(rows: Sequence[dict[str, Any]], load: Workload, times: Sleeping) -> Dr
     groups = {key: index for index, key in enumerate(sorted({(prompt, epoch) for prompt, epoch, _ in names}))}
     return Draws(
         finished_s=[times.generate_s * (index + 1) / len(names) for index in range(len(names))],
-        reward_s=[reward_s(times, *item) for item in names],
+        reward_s=[reward_s(times, *pair) for pair in names],
         group=[groups[prompt, epoch] for prompt, epoch, _ in names],
         prepare_s=times.pass_s,
         update_s=[times.update_s] * load.minibatches,

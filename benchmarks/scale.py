@@ -122,7 +122,11 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
             f"| {title} | " + " | ".join(f"{result[name][text]:.2f}" for text in ("median", "min", "max")) + " |"
         )
     warm, end = result["resident_warm_bytes"] / 2**20, result["resident_end_bytes"] / 2**20
-    kib = [f"{item / 2**10:+.1f}" for part in (growth, late) for item in (part["slope"], part["low"], part["high"])]
+    kib = [
+        f"{bytes_grown / 2**10:+.1f}"
+        for part in (growth, late)
+        for bytes_grown in (part["slope"], part["low"], part["high"])
+    ]
     lines += [
         "",
         f"The larger of both is {result['share_of_60_s']:.1%} of a step of {STEP_S:.0f} s; less than {MOST_FRAC:.0%} "

@@ -97,7 +97,7 @@ class Soak:
             "injected": dict(sorted(self.injected.items())),
             "nothing_to_do_it_to": dict(self.skipped),
             "requests_to_services": self.weather.served,
-            "first_step_after_s": [round(item, 1) for item in self.resumed_s],
+            "first_step_after_s": [round(seconds, 1) for seconds in self.resumed_s],
             "full_disk": "tmpfs" if self.mounted else "limit of file size",
             "samples": [asdict(sample) for sample in self.samples],
             "problems": self.problems,

@@ -79,14 +79,14 @@ def always(text: str) -> list[Any]:
 def agent(base_url: str, api_key: str, messages: Sequence[Mapping[str, Any]], num_turns: int = 2) -> float:
     """An agent that talks to the policy over HTTP."""
     register("agent")
-    said = [dict(message) for message in messages]
+    conversation = [dict(message) for message in messages]
     for turn in range(num_turns):
-        body = json.dumps({"model": "policy", "messages": said, "max_tokens": 8}).encode()
+        body = json.dumps({"model": "policy", "messages": conversation, "max_tokens": 8}).encode()
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {api_key}"}
         with urllib.request.urlopen(urllib.request.Request(f"{base_url}/chat/completions", body, headers)) as answer:
             message = json.load(answer)["choices"][0]["message"]
-        said.append({"role": "assistant", "content": message["content"] or ""})
-        said.append({"role": "user", "content": f"turn {turn}"})
+        conversation.append({"role": "assistant", "content": message["content"] or ""})
+        conversation.append({"role": "user", "content": f"turn {turn}"})
     return 0.0
 
 

@@ -54,15 +54,15 @@ class Weather:
         """Answers to the next requests, one answer per request."""
         self.served = 0
 
-    def score(self, asked: ServiceCall) -> ServiceAnswer:
+    def score(self, call: ServiceCall) -> ServiceAnswer:
         """The script of the reward service."""
-        return self._but(lambda: ServiceAnswer({"score": share(json.dumps(asked.json()["completion"]))}))
+        return self._but(lambda: ServiceAnswer({"score": share(json.dumps(call.json()["completion"]))}))
 
-    def judge(self, asked: ServiceCall) -> ServiceAnswer:
+    def judge(self, call: ServiceCall) -> ServiceAnswer:
         """The script of the judge."""
 
         def judged() -> ServiceAnswer:
-            found = RESPONSE.search(asked.json()["messages"][-1]["content"])
+            found = RESPONSE.search(call.json()["messages"][-1]["content"])
             return chat_answer(json.dumps({"score": round(10 * share(found.group(1) if found else ""), 3)}))
 
         return self._but(judged)
@@ -78,8 +78,8 @@ class Weather:
             return ServiceAnswer({}, cut_at=-1)
         if self.nonsense:
             return self.nonsense.pop()
-        given: ServiceAnswer = answer()
-        return ServiceAnswer(given.body, after_s=self.stall_s) if self.stall_s else given
+        result: ServiceAnswer = answer()
+        return ServiceAnswer(result.body, after_s=self.stall_s) if self.stall_s else result
 
 
 def config(work: Path, scene: str, urls: dict[str, list[str]], seed: int, update_s: float) -> dict[str, Any]:
@@ -156,12 +156,12 @@ class Controller:
 
     def __init__(self, work: Path, name: str, number: int, *more: str, config: str = "config.json") -> None:
         self.run = work / "runs" / name
-        self.said = work / f"{name}-{number}.out"
+        self.output_path = work / f"{name}-{number}.out"
         command = [sys.executable, str(work / "controller.py"), "train", str(work / config)]
         command += ["--plugin", str(work / "parts.py"), f"train.name={name}", *more]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         self.began = time.monotonic()
-        with self.said.open("w") as file:
+        with self.output_path.open("w") as file:
             self._popen = subprocess.Popen(command, stdout=file, stderr=file, cwd=work, env=environment)
         self.process = psutil.Process(self._popen.pid)
 
@@ -180,7 +180,7 @@ class Controller:
 
     def text(self) -> str:
         """Everything that the controller printed."""
-        return self.said.read_text(errors="replace")
+        return self.output_path.read_text(errors="replace")
 
     def children(self, kind: str = "") -> list[psutil.Process]:
         """Its descendants that are alive, all or of one kind."""
@@ -191,7 +191,9 @@ class Controller:
         if not kind:
             return found
         marks = self.run.parent.parent / "pids"
-        return sorted((item for item in found if (marks / f"{kind}.{item.pid}").exists()), key=lambda item: item.pid)
+        return sorted(
+            (child for child in found if (marks / f"{kind}.{child.pid}").exists()), key=lambda child: child.pid
+        )
 
 
 def last_step(run: Path) -> int:

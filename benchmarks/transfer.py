@@ -140,12 +140,12 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for kind, found in result["batches"].items():
-        for size, item in ((size, item) for size, item in found.items() if size != "call_s"):
-            held = "-" if item["copies_in_driver"] is None else f"{item['copies_in_driver']:.1f}"
+        for size, figures in ((size, figures) for size, figures in found.items() if size != "call_s"):
+            held = "-" if figures["copies_in_driver"] is None else f"{figures['copies_in_driver']:.1f}"
             lines.append(
                 f"| {kind} | {1e3 * found['call_s']['median']:.2f} | {size.replace('_', ' ')} | "
-                f"{1e3 * item['s']['median']:.1f} | {item['bytes_per_s'] / 1e6:.0f} | "
-                f"{'yes' if item['copied'] else 'no'} | {held} |"
+                f"{1e3 * figures['s']['median']:.1f} | {figures['bytes_per_s'] / 1e6:.0f} | "
+                f"{'yes' if figures['copied'] else 'no'} | {held} |"
             )
     if result["weights"]:
         lines += [

@@ -47,7 +47,7 @@ def trend(values: Sequence[float]) -> Trend:
     slope = math.fsum((index - middle) * (value - mean) for index, value in enumerate(values)) / spread
     residuals = [value - mean - slope * (index - middle) for index, value in enumerate(values)]
     squares = math.fsum(residual**2 for residual in residuals)
-    pairs = math.fsum(one * other for one, other in pairwise(residuals))
+    pairs = math.fsum(left * right for left, right in pairwise(residuals))
     alike = min(0.95, max(0.0, pairs / squares)) if squares else 0.0
     independent = max(3.0, num * (1 - alike) / (1 + alike))
     error = math.sqrt(squares / (independent - 2) / spread)

@@ -184,7 +184,7 @@ def gate(comparison: Comparison, limit: float) -> dict[str, float]:
     found = {
         "loss": relative(our_answer["loss"], trl_answer["loss"]),
         "grad_norm": relative(our_answer["grad_norm"], trl_answer["grad_norm"]),
-        "logprob_abs_max": max(abs(one - other) for one, other in pairs),
+        "logprob_abs_max": max(abs(left - right) for left, right in pairs),
         "loss_value": our_answer["loss"],
         "grad_norm_value": our_answer["grad_norm"],
     }

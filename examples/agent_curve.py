@@ -63,9 +63,9 @@ def conversation(run: Path) -> list[str]:
     for file in sorted((run / "trajectories").iterdir(), reverse=True):
         for line in reversed(file.read_text().splitlines()):
             sample = json.loads(line)
-            said = sample["completion"] if isinstance(sample["completion"], list) else []
-            if sample["lane"] == "train" and any(line["role"] != "assistant" for line in said):
-                return [f"{message['role']}: {message['content']}" for message in [*sample["prompt"], *said]]
+            messages = sample["completion"] if isinstance(sample["completion"], list) else []
+            if sample["lane"] == "train" and any(line["role"] != "assistant" for line in messages):
+                return [f"{message['role']}: {message['content']}" for message in [*sample["prompt"], *messages]]
     return []
 
 
@@ -79,9 +79,9 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[str]:
     return lines
 
 
-def lines_of(title: str, lines: Sequence[str], found: Mapping[str, Any], told: Sequence[str]) -> list[str]:
-    """The result as Markdown: `lines` is the table, `told` a conversation."""
-    shown = ["", "A conversation near the end of training:", "", "```", *told, "```"] if told else []
+def lines_of(title: str, lines: Sequence[str], found: Mapping[str, Any], excerpt: Sequence[str]) -> list[str]:
+    """The result as Markdown: `lines` is the table, `excerpt` a conversation."""
+    shown = ["", "A conversation near the end of training:", "", "```", *excerpt, "```"] if excerpt else []
     return [
         f"# {title}",
         "",

@@ -87,11 +87,11 @@ def table(runs: Mapping[str, Sequence[Run]], titles: Mapping[str, str]) -> list[
     """Lines of Markdown: a row for each step, means over seeds, the median seconds of a step, and minutes of a run."""
     lines = [f"| step | {' | '.join(titles[name] for name in runs)} |", f"|---|{'---|' * len(runs)}"]
     for step in sorted(next(iter(runs.values()))[0]["curve"]):
-        means = (statistics.fmean(item["curve"][step] for item in found) for found in runs.values())
+        means = (statistics.fmean(seed_run["curve"][step] for seed_run in found) for found in runs.values())
         lines.append(f"| {step} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
-    seconds = (statistics.median(item["step_s"] for item in found) for found in runs.values())
+    seconds = (statistics.median(seed_run["step_s"] for seed_run in found) for found in runs.values())
     lines.append(f"| s/step | {' | '.join(f'{duration:.1f}' for duration in seconds)} |")
-    walls = [[item.get("wall_s") for item in found] for found in runs.values()]
+    walls = [[seed_run.get("wall_s") for seed_run in found] for found in runs.values()]
     if all(None not in found for found in walls):
         lines.append(f"| min/run | {' | '.join(f'{statistics.median(found) / 60:.1f}' for found in walls)} |")
     return lines

@@ -21,14 +21,17 @@ HELDOUT_FRAC = 0.1
 def item(shortest: int, longest: int, draw: random.Random) -> dict[str, str]:
     """One question with its answer and the response to imitate."""
     length = draw.randint(shortest, longest)
-    asked = draw.choice(ascii_lowercase)
+    wanted_letter = draw.choice(ascii_lowercase)
     count = draw.randint(1, length)
-    others = [draw.choice(ascii_lowercase.replace(asked, "")) for _ in range(length - count)]
-    letters = [asked] * count + others
+    others = [draw.choice(ascii_lowercase.replace(wanted_letter, "")) for _ in range(length - count)]
+    letters = [wanted_letter] * count + others
     draw.shuffle(letters)
-    lines = [f"{letter} = {asked}" if letter == asked else f"{letter} != {asked}" for letter in letters]
+    lines = [
+        f"{letter} = {wanted_letter}" if letter == wanted_letter else f"{letter} != {wanted_letter}"
+        for letter in letters
+    ]
     return {
-        "prompt": f"How many {asked} are there in word {'-'.join(letters)}?",
+        "prompt": f"How many {wanted_letter} are there in word {'-'.join(letters)}?",
         "answer": str(count),
         "response": "\n".join([*lines, rf"\boxed{{{count}}}"]),
     }
@@ -54,16 +57,16 @@ def main() -> None:
     parser.add_argument("--shortest", type=int, default=5)
     parser.add_argument("--longest", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    if not (1 <= given.shortest <= given.longest and given.items >= 10):
+    options = parser.parse_args()
+    if not (1 <= options.shortest <= options.longest and options.items >= 10):
         raise SystemExit("make_data: needs 1 <= shortest <= longest, and 10 items or more")
-    rows = items(given.items, given.shortest, given.longest, given.seed)
+    rows = items(options.items, options.shortest, options.longest, options.seed)
     num_heldout = int(HELDOUT_FRAC * len(rows))
-    given.directory.mkdir(parents=True, exist_ok=True)
+    options.directory.mkdir(parents=True, exist_ok=True)
     for name, part in (("train", rows[num_heldout:]), ("heldout", rows[:num_heldout])):
         lines = "".join(json.dumps(row) + "\n" for row in part)
-        (given.directory / f"{name}.jsonl").write_text(lines)
-        print(f"make_data: {len(part)} rows in {given.directory / name}.jsonl")
+        (options.directory / f"{name}.jsonl").write_text(lines)
+        print(f"make_data: {len(part)} rows in {options.directory / name}.jsonl")
 
 
 if __name__ == "__main__":

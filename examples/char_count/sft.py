@@ -87,26 +87,26 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    rows = [json.loads(line) for line in (given.data / "train.jsonl").read_text().splitlines()]
-    source = ModelConfig(path=given.model)
-    tokens, encode = load_tokens(source, ""), Encode(given.model)
-    settings = EngineConfig(lr=given.lr, dtype=given.dtype, micro_batch_tokens=given.micro_batch_tokens)
-    engine = TrainEngine("causal_lm", source, settings, imitation, name="sft", loss_name="loss", device=given.device)
-    draw, began, done = random.Random(given.seed), time.monotonic(), 0
-    per_epoch = max(1, len(rows) // given.batch)
-    updates = given.max_updates or given.epochs * per_epoch
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in (options.data / "train.jsonl").read_text().splitlines()]
+    source = ModelConfig(path=options.model)
+    tokens, encode = load_tokens(source, ""), Encode(options.model)
+    settings = EngineConfig(lr=options.lr, dtype=options.dtype, micro_batch_tokens=options.micro_batch_tokens)
+    engine = TrainEngine("causal_lm", source, settings, imitation, name="sft", loss_name="loss", device=options.device)
+    draw, began, done = random.Random(options.seed), time.monotonic(), 0
+    per_epoch = max(1, len(rows) // options.batch)
+    updates = options.max_updates or options.epochs * per_epoch
     while done < updates:
         if done % per_epoch == 0:
             draw.shuffle(rows)
-        start = done % per_epoch * given.batch
-        metrics = engine.update(batch_of(rows[start : start + given.batch], tokens, encode))
+        start = done % per_epoch * options.batch
+        metrics = engine.update(batch_of(rows[start : start + options.batch], tokens, encode))
         done += 1
         seconds = time.monotonic() - began
         print(f"update {done}/{updates}  loss {metrics['loss']:.4f}  {seconds:.0f} s", flush=True)
-    engine.save(given.target)
-    tokens.save(given.target / "model")
-    print(f"sft: wrote {given.target / 'model'}")
+    engine.save(options.target)
+    tokens.save(options.target / "model")
+    print(f"sft: wrote {options.target / 'model'}")
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ THINGS = ("apples", "stamps", "marbles", "postcards", "buttons", "shells")
 def shared(draw: random.Random, name: str, thing: str) -> tuple[str, str, int]:
     """Two steps: buy bags, give some away."""
     bags, size = draw.randrange(2, 7), draw.randrange(2, 9)
-    given = draw.randrange(1, bags * size)
-    left = bags * size - given
+    gift = draw.randrange(1, bags * size)
+    left = bags * size - gift
     return (
-        f"{name} buys {bags} bags with {size} {thing} in each. {name} gives {given} of them to a friend. How many "
+        f"{name} buys {bags} bags with {size} {thing} in each. {name} gives {gift} of them to a friend. How many "
         f"{thing} does {name} have left?",
         f"{name} buys {bags}*{size} = <<{bags}*{size}={bags * size}>>{bags * size} {thing}.\n"
-        f"{bags * size}-{given} = <<{bags * size}-{given}={left}>>{left} are left.",
+        f"{bags * size}-{gift} = <<{bags * size}-{gift}={left}>>{left} are left.",
         left,
     )
 

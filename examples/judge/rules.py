@@ -27,8 +27,8 @@ class RulesReplica(RewardReplica):
 
 def grade(request: ScoreRequest) -> int:
     """The rules' verdict on the response in the judge's last message."""
-    asked = str(request.messages[-1]["content"])
-    answer, response = ANSWER.search(asked), RESPONSE.search(asked)
+    question = str(request.messages[-1]["content"])
+    answer, response = ANSWER.search(question), RESPONSE.search(question)
     if answer is None or response is None:
         return 0
     text, wanted = response.group(2).strip(), answer.group(1).strip()

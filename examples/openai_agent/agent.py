@@ -21,11 +21,11 @@ def solve(question: str, base_url: str | None = None, api_key: str | None = None
     """The answer to a question: worked out first, and then given as a number."""
     messages: list = [*SHOWN, {"role": "user", "content": question}]
     with OpenAI(base_url=base_url, api_key=api_key) as client:
-        for asked in (NUMBER, ""):
+        for instruction in (NUMBER, ""):
             response = client.chat.completions.create(model=model, messages=messages, max_tokens=12)
             messages.append(response.choices[0].message)
-            if asked:
-                messages.append({"role": "user", "content": asked})
+            if instruction:
+                messages.append({"role": "user", "content": instruction})
     found = re.findall(r"-?\d+", messages[-1].content or "")
     return found[-1] if found else ""
 

@@ -56,7 +56,7 @@ def judged(runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
     """Passed: each mode's steps, over all seeds, take at most 1.05 of the ideal, and staleness is within noise."""
     times = {}
     for name, found in runs.items():
-        mean = {key: statistics.fmean(item["times"][key] for item in found) for key in found[0]["times"]}
+        mean = {key: statistics.fmean(run["times"][key] for run in found) for key in found[0]["times"]}
         times[name] = mean | {"ratio": mean["step_s"] / mean["ideal_s"]}
     verdict = compared(runs["one_step_off"], runs["synchronous"])
     fast = all(time["ratio"] <= LARGEST_RATIO for time in times.values())

@@ -36,10 +36,10 @@ class SingleTurn(AgentLoop):
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
         """Every trajectory of every task, the moment its completion is finished; all go to the generator at once."""
-        asked = {f"{task.prompt.id}/{task.epoch}": task for task in tasks}
-        if len(asked) != len(tasks):
+        by_id = {f"{task.prompt.id}/{task.epoch}": task for task in tasks}
+        if len(by_id) != len(tasks):
             raise WorkerError(
-                f"agent 'single_turn': {len(tasks)} tasks hold {len(asked)} different pairs of prompt and epoch; each "
+                f"agent 'single_turn': {len(tasks)} tasks hold {len(by_id)} different pairs of prompt and epoch; each "
                 "must come once"
             )
         requests = [
@@ -50,13 +50,13 @@ class SingleTurn(AgentLoop):
                 n=task.n,
                 seed=task.seed,
             )
-            for name, task in asked.items()
+            for name, task in by_id.items()
         ]
         prompts = {request.id: _Opening(request.token_ids, sampling.max_tokens) for request in requests}
         async with aclosing(self._generator.generate(requests, lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:
                 name = completion.request_id
-                yield self._trajectory(asked[name], prompts[name], completion)
+                yield self._trajectory(by_id[name], prompts[name], completion)
 
     def _trajectory(self, task: RolloutTask, prompt: "_Opening", completion: Completion) -> Trajectory:
         num_prompt = len(prompt.token_ids_P)

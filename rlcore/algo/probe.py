@@ -81,7 +81,7 @@ def finite_tensor(who: str, found: Any, shape: torch.Size, declared: str, about_
     """A floating-point tensor of that shape, all of it finite; PluginError that begins with `who` for anything else."""
     needed = f"needs a floating-point tensor of shape {tuple(shape)}, {declared}"
     if not isinstance(found, Tensor) or found.shape != shape or not found.dtype.is_floating_point:
-        raise PluginError(f"{who} {_said(found)}; {needed}")
+        raise PluginError(f"{who} {_described(found)}; {needed}")
     finite = found.isfinite()
     if not bool(finite.all()):
         first = (~finite).nonzero()[0].tolist()
@@ -151,7 +151,7 @@ def _probe_loss(
     who = f"{who}: probed on 4 rows, it"
     output = _called(function, inputs, who)
     if not isinstance(output, PolicyLossOutput):
-        raise PluginError(f"{who} returned {_said(output)}; needs rlcore.algo.loss.PolicyLossOutput")
+        raise PluginError(f"{who} returned {_described(output)}; needs rlcore.algo.loss.PolicyLossOutput")
     with boundary(who, PluginError):
         _check_loss(who, output, mask_BT, logprobs_BT)
     if ignores_zero_advantages:
@@ -186,7 +186,9 @@ def _check_loss(who: str, output: PolicyLossOutput, mask_BT: Tensor, logprobs_BT
         raise PluginError(f"{who} returned metrics that are {kind(output.metrics)}; needs a mapping of str to tensors")
     for name, values_BT in output.metrics.items():
         if not isinstance(name, str) or not isinstance(values_BT, Tensor) or values_BT.shape != mask_BT.shape:
-            raise PluginError(f"{who} returned the metric {name!r}, which is {_said(values_BT)}; needs (B, T) numbers")
+            raise PluginError(
+                f"{who} returned the metric {name!r}, which is {_described(values_BT)}; needs (B, T) numbers"
+            )
         if values_BT.requires_grad:
             raise PluginError(f"{who} returned the metric '{name}' with a gradient; needs it detached")
 
@@ -200,7 +202,7 @@ def checked_selection(who: str, found: Any, mask_BT: Tensor) -> Tensor:
     """(B, T) what a selection returned; PluginError unless it is a tensor of booleans, False outside the mask."""
     shape = tuple(mask_BT.shape)
     if not isinstance(found, Tensor) or found.shape != mask_BT.shape or found.dtype is not torch.bool:
-        raise PluginError(f"{who} returned {_said(found)}; needs a tensor of booleans of shape {shape}")
+        raise PluginError(f"{who} returned {_described(found)}; needs a tensor of booleans of shape {shape}")
     if bool((found & ~mask_BT).any()):
         raise PluginError(f"{who} picked tokens outside mask_BT; needs tokens that have a loss")
     return found
@@ -217,10 +219,10 @@ def _called(function: Callable[..., Any], inputs: Any, who: str) -> Any:
         pass
     with warnings.catch_warnings(), boundary(f"{who} failed", PluginError, CALLED):
         warnings.simplefilter("ignore")
-        given = {name: value.detach().clone() for name, value in vars(inputs).items() if isinstance(value, Tensor)}
+        copies = {name: value.detach().clone() for name, value in vars(inputs).items() if isinstance(value, Tensor)}
         with unchanged_torch(who):
             found = function(inputs)
-    for name, before in given.items():
+    for name, before in copies.items():
         if not torch.equal(getattr(inputs, name), before):
             raise PluginError(f"{who} changed {name} in place; needs its inputs left as they are")
     return found
@@ -234,7 +236,7 @@ def _check_zero(who: str, values_BT: Tensor, mask_BT: Tensor) -> None:
         raise PluginError(f"{who} {found}, outside the loss mask; needs 0 there")
 
 
-def _said(found: Any) -> str:
+def _described(found: Any) -> str:
     """A result in the words of errors."""
     if isinstance(found, Tensor):
         return f"a tensor of {str(found.dtype).removeprefix('torch.')} of shape {tuple(found.shape)}"

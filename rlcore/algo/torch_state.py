@@ -57,5 +57,5 @@ def unchanged_torch(who: str, beside_workers: bool = False) -> Iterator[None]:
         raise PluginError(f"{who} changed torch's global state: {' and '.join(changed)}; {needed}")
 
 
-def _same(one: Any, other: Any) -> bool:
-    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+def _same(left: Any, right: Any) -> bool:
+    return torch.equal(left, right) if isinstance(left, Tensor) else bool(left == right)

@@ -47,8 +47,8 @@ class Endings:
                 raise EndOfProcess(call)
             if self.code is None:
                 complain(f"rlcore: thread '{threading.current_thread().name}'{_where(caller)} called {call}")
-            asked = arguments[0] if name == "_exit" else 0
-            return self._exit(self.code or asked % 256 or int(self.code is None))
+            exit_code = arguments[0] if name == "_exit" else 0
+            return self._exit(self.code or exit_code % 256 or int(self.code is None))
 
         return refuse
 

@@ -152,8 +152,8 @@ def _checked(row: PluginRow) -> PluginRow:
     """The row with what a fresh process finds wrong with the plugin."""
     with TemporaryDirectory(prefix="rlcore-check-") as directory:
         found_at = Path(directory) / "found.json"  # a plugin may write to stdout whenever it likes
-        said = f"report({row.source!r}, {str(found_at)!r})"
-        code = f"import sys; sys.path[:] = {sys.path!r}; from rlcore.cli.plugins import report; {said}"
+        statement = f"report({row.source!r}, {str(found_at)!r})"
+        code = f"import sys; sys.path[:] = {sys.path!r}; from rlcore.cli.plugins import report; {statement}"
         done = run_in_new_interpreter(code, _hard_limit_s() + _START_S)
         text = found_at.read_text("utf-8") if found_at.exists() else ""
     if done is None:

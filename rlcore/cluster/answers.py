@@ -74,7 +74,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, enum.Enum):
             return "enum", (cls.__module__, cls.__qualname__, value.name)
         if dataclasses.is_dataclass(cls):
-            fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
             return "dataclass", (cls.__module__, cls.__qualname__, fields)
         return _told_by_numpy(value) or _as_base(value)
 
@@ -109,21 +109,21 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}; {NEEDED}")
 
-    def persistent_load(self, told: Any) -> Any:
-        if not (isinstance(told, tuple) and len(told) == 2 and isinstance(told[0], str) and told[0] in _READERS):
+    def persistent_load(self, pid: Any) -> Any:
+        if not (isinstance(pid, tuple) and len(pid) == 2 and isinstance(pid[0], str) and pid[0] in _READERS):
             raise pickle.UnpicklingError(f"it is not an answer of a child; {NEEDED}")
         try:
-            return _READERS[told[0]](told[1], self._packages)
+            return _READERS[pid[0]](pid[1], self._packages)
         except (TypeError, ValueError, KeyError) as cause:
             raise pickle.UnpicklingError(
                 f"it is not an answer of a child ({type(cause).__name__}); {NEEDED}"
             ) from cause
 
 
-def _read_array(told: Any, packages: tuple[str, ...]) -> Any:
+def _read_array(pid: Any, packages: tuple[str, ...]) -> Any:
     import numpy as np
 
-    dtype, shape, data, is_scalar = told
+    dtype, shape, data, is_scalar = pid
     found = np.dtype(str(dtype))
     if found.kind not in "biufc":
         raise TypeError(dtype)
@@ -131,8 +131,8 @@ def _read_array(told: Any, packages: tuple[str, ...]) -> Any:
     return array[()] if is_scalar else array
 
 
-def _read_dataclass(told: Any, packages: tuple[str, ...]) -> Any:
-    module, name, fields = told
+def _read_dataclass(pid: Any, packages: tuple[str, ...]) -> Any:
+    module, name, fields = pid
     cls = _known(module, name, packages)
     if not (dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen):  # type: ignore[attr-defined]
         raise TypeError(name)
@@ -142,8 +142,8 @@ def _read_dataclass(told: Any, packages: tuple[str, ...]) -> Any:
     return found
 
 
-def _read_enum(told: Any, packages: tuple[str, ...]) -> Any:
-    module, name, member = told
+def _read_enum(pid: Any, packages: tuple[str, ...]) -> Any:
+    module, name, member = pid
     cls = _known(module, name, packages)
     if not issubclass(cls, enum.Enum):
         raise TypeError(name)
@@ -160,16 +160,16 @@ def _known(module: Any, name: Any, packages: tuple[str, ...]) -> type[Any]:
     return cls
 
 
-def _read_frozen(told: Any, packages: tuple[str, ...]) -> Mapping[Any, Any]:
-    if type(told) is not dict:
-        raise TypeError(told)
+def _read_frozen(pid: Any, packages: tuple[str, ...]) -> Mapping[Any, Any]:
+    if type(pid) is not dict:
+        raise TypeError(pid)
     from rlcore.types import FrozenDict
 
-    return FrozenDict(told)
+    return FrozenDict(pid)
 
 
-def _read_plain(told: Any, packages: tuple[str, ...]) -> Any:
-    return told
+def _read_plain(pid: Any, packages: tuple[str, ...]) -> Any:
+    return pid
 
 
 _READERS: dict[str, Callable[[Any, tuple[str, ...]], Any]] = {

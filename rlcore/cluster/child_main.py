@@ -96,8 +96,8 @@ def answered(pipe: Pipe, number: int, work: Callable[[], Any]) -> bool:
             value = work()
     except ChildError as error:
         cause = error.__cause__ or error
-        said = str(error).removeprefix(": ")  # the exception by itself, or what a ChildError says
-        pipe.answer(number, RAISED, (said, "".join(traceback.format_exception(cause, limit=-20))))
+        text = str(error).removeprefix(": ")  # the exception by itself, or what a ChildError says
+        pipe.answer(number, RAISED, (text, "".join(traceback.format_exception(cause, limit=-20))))
     except RlcoreError as error:
         pipe.answer(number, OURS, (type(error).__name__, str(error)))
     else:

@@ -90,8 +90,8 @@ class WorkerHost:
         with named(where):
             found = getattr(worker, method)(*args, **kwargs)
             async with contextlib.aclosing(as_stream(where, found, WorkerError)) as items:
-                async for item in items:
-                    yield item
+                async for result in items:
+                    yield result
 
     def close(self) -> list[str]:
         """Close every worker, the last one first; what went wrong, in words."""

@@ -68,11 +68,11 @@ class WorkerProcess(ChildProcess):
         try:
             await self._drained()
             while not (call.future.done() and queue.empty()):
-                for item in await arrived(queue, call.future):
+                for result in await arrived(queue, call.future):
                     taken += 1
                     if taken % (STREAM_ITEMS // 2) == 0:
                         self._post(number, pickle.dumps((MORE, STREAM_ITEMS // 2)))
-                    yield item
+                    yield result
             await call.future
         finally:
             if not call.future.done():
@@ -174,8 +174,8 @@ class ProcessBody:
         message = (STREAM, role, method, args, kwargs)
         streams = [process.items(message, where, deadlines.close_s) for process in self._processes]
         async with aclosing(merged(streams)) as items:
-            async for item in items:
-                yield item
+            async for result in items:
+                yield result
 
     async def ended(self) -> str:
         """See `ReplicaBody.ended`."""

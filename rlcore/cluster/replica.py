@@ -148,8 +148,8 @@ class Replica(Generic[W]):
         async with contextlib.aclosing(
             body.stream(self._role, method.__name__, args, kwargs, whose, self._deadlines)
         ) as items:
-            async for item in items:
-                yield item
+            async for result in items:
+                yield result
 
 
 def where(name: str, interface: type[Worker], method: Callable[..., Any]) -> str:

@@ -54,7 +54,7 @@ class ServedHost:
                 with boundary("the arguments cannot be read in the worker's process", WorkerError):
                     message = pickle.loads(payload)
             except WorkerError as error:
-                pipe.answer(number, OURS, _told(error))
+                pipe.answer(number, OURS, _error_fields(error))
                 continue
             self._receive(pipe, number, message)
         for task in self._tasks.values():
@@ -80,7 +80,7 @@ class ServedHost:
             with boundary("the worker's process", WorkerError):
                 value = await self._run(pipe, number, kind, rest)
         except RlcoreError as error:
-            pipe.answer(number, OURS, _told(error))
+            pipe.answer(number, OURS, _error_fields(error))
         except asyncio.CancelledError:
             pipe.answer(number, OURS, ("WorkerError", "cancelled", ""))
         else:
@@ -96,16 +96,16 @@ class ServedHost:
         room = self._room[number] = asyncio.Semaphore(STREAM_ITEMS)
         items = self._host.stream(*rest)
         try:
-            async for item in items:
+            async for result in items:
                 await room.acquire()
-                pipe.answer(number, ITEM, item)
+                pipe.answer(number, ITEM, result)
         finally:
             await items.aclose()
             del self._room[number]
         return None
 
 
-def _told(error: RlcoreError) -> tuple[str, str, str]:
+def _error_fields(error: RlcoreError) -> tuple[str, str, str]:
     """Class, message and traceback of what a worker raised."""
     trace = "".join(traceback.format_exception(error.__cause__ or error, limit=-20))
     return type(error).__name__, str(error), trace

@@ -9,8 +9,8 @@ async def merged(streams: Sequence[AsyncGenerator[Any, None]]) -> AsyncGenerator
     """The items of all streams as they come; the first error ends them all, and so does closing this one."""
     if len(streams) == 1:
         try:
-            async for item in streams[0]:
-                yield item
+            async for value in streams[0]:
+                yield value
         finally:
             await streams[0].aclose()
         return
@@ -18,8 +18,8 @@ async def merged(streams: Sequence[AsyncGenerator[Any, None]]) -> AsyncGenerator
 
     async def drain(stream: AsyncGenerator[Any, None]) -> None:
         try:
-            async for item in stream:
-                arrived.put_nowait([item])
+            async for value in stream:
+                arrived.put_nowait([value])
         finally:
             arrived.put_nowait([])
             await stream.aclose()
@@ -29,8 +29,8 @@ async def merged(streams: Sequence[AsyncGenerator[Any, None]]) -> AsyncGenerator
     try:
         while left:
             items = await arrived.get()
-            for item in items:
-                yield item
+            for value in items:
+                yield value
             if not items:
                 left -= 1
                 for task in tasks:

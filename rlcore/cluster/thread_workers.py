@@ -60,15 +60,15 @@ class ThreadReplica(Generic[W]):
             with named(whose):
                 found = getattr(self.worker, method.__name__)(*args, **kwargs)
                 async with contextlib.aclosing(as_stream(whose, found, WorkerError)) as items:
-                    async for item in items:
-                        await handover.put(item)
+                    async for value in items:
+                        await handover.put(value)
 
         cancel = self.thread.spawn(pump(), handover.end)
         try:
             while handover.ended is None or handover:
                 await handover.arrived.wait()
-                for item in handover.take():
-                    yield item
+                for value in handover.take():
+                    yield value
             if handover.ended.cancelled():
                 raise WorkerError(f"{self.name}: closed during {whose}")
             handover.ended.result()

@@ -85,9 +85,9 @@ def _decoder(directory: Path) -> dict[str, Any]:
     config = json.loads((directory / "config.json").read_text("utf-8"))
     config = {**config, **config.get("text_config", {})}
     for name, others in OTHER_NAMES.items():
-        said = [config[other] for other in others if config.get(other) is not None]
-        if name not in config and said:
-            config[name] = said[0]
+        values = [config[other] for other in others if config.get(other) is not None]
+        if name not in config and values:
+            config[name] = values[0]
     return config
 
 

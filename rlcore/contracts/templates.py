@@ -131,8 +131,10 @@ def render(tokenizer: "PreTrainedTokenizerBase", messages: list[Any], whose: str
     """
     known: Any = tokenizer
     with boundary(whose, TemplateRefused):
-        given = {**arguments, "conversation": messages}
-        message = pickle.dumps((known.chat_template, dict(known.special_tokens_map), given), pickle.HIGHEST_PROTOCOL)
+        variables = {**arguments, "conversation": messages}
+        message = pickle.dumps(
+            (known.chat_template, dict(known.special_tokens_map), variables), pickle.HIGHEST_PROTOCOL
+        )
     answer = _CHILD.request(message, whose)
     kind, text = answer[:1], answer[1:].decode("utf-8", "surrogatepass")
     if kind == REFUSED:

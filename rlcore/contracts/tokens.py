@@ -53,16 +53,16 @@ class Tokens(ABC):
         asked for a short conversation with the same messages, and what follows the response in it is what follows here.
         ConfigError when the template leaves responses out; `check_continuation` finds the other ways to be wrong.
         """
-        said = {"role": "assistant", "content": END_PROBE}
-        text = self._render([_ASKED, said, *(plain_message(message) for message in messages)], (), opening=True)
+        answer = {"role": "assistant", "content": END_PROBE}
+        text = self._render([_ASKED, answer, *(plain_message(message) for message in messages)], (), opening=True)
         ids = self._encode_text(_after_probe(text))
         return ids[self._end_of_turn_length() :] if last_id in self.eos_ids else ids
 
     def _end_of_turn_length(self) -> int:
         """The number of ids from the end of a response to the token that ends its turn; 0 without such a token."""
         if self._num_end is None:
-            said = {"role": "assistant", "content": END_PROBE}
-            ids = self._encode_text(_after_probe(self._render([_ASKED, said], (), opening=False)))
+            answer = {"role": "assistant", "content": END_PROBE}
+            ids = self._encode_text(_after_probe(self._render([_ASKED, answer], (), opening=False)))
             ends = [place for place, id_ in enumerate(ids) if id_ in self.eos_ids]
             self._num_end = ends[0] + 1 if ends else 0
         return self._num_end
@@ -79,10 +79,10 @@ class Tokens(ABC):
         schemas = [plain_message(tool) for tool in tools]
         way_out = "needs a chat template that only appends (model.chat_template names a file with one)"
         opened = self._render([_ASKED], schemas, opening=True)
-        for said in (END_PROBE, _THOUGHT):
-            answered = [_ASKED, {"role": "assistant", "content": said}]
+        for probe in (END_PROBE, _THOUGHT):
+            answered = [_ASKED, {"role": "assistant", "content": probe}]
             before = self._render(answered, schemas, opening=False)
-            if said == END_PROBE and not (before.startswith(opened) and said in before):
+            if probe == END_PROBE and not (before.startswith(opened) and probe in before):
                 raise ConfigError(
                     "chat template: the role 'assistant' breaks it: a response does not stand behind the opening of "
                     f"its turn as it was sampled; {way_out}"
@@ -102,7 +102,7 @@ class Tokens(ABC):
                     )
                 if (
                     schemas
-                    and said == END_PROBE
+                    and probe == END_PROBE
                     and _after_probe(after) != _after_probe(self._render(more, (), opening=True))
                 ):
                     raise ConfigError(

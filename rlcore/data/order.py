@@ -70,11 +70,11 @@ class PromptOrder:
         for key, value in (("train.seed", "seed"), ("data.shuffle", "shuffle")):
             if state[value] != self.state()[value]:
                 raise _other_run(f"{key} was {state[value]}, now it is {self.state()[value]}")
-        for name, item in now.items():
+        for name, entry in now.items():
             issued = saved[name]["issued"]
             if type(issued) is not int or issued < 0:
                 raise CheckpointError(f"data order: {shown(issued)} prompts were issued; needs a whole number")
-            item.issued = issued
+            entry.issued = issued
 
 
 class _Source:

@@ -161,13 +161,13 @@ def _task_rows(source: SourceConfig, who: str) -> Iterator[Row]:
     seen: set[str] = set()
     # the tasks check their options by assert
     with boundary(f"{who}: reasoning_gym task '{source.task}'", ConfigError):
-        for item in create(source.task, size=source.size, seed=source.seed, **source.options):
-            question = normalised(item["question"])
+        for problem in create(source.task, size=source.size, seed=source.seed, **source.options):
+            question = normalised(problem["question"])
             if question in seen:
                 continue
             seen.add(question)
             if _is_heldout(question, source.heldout_frac) == (source.split == "heldout"):
-                yield Row(f"row {len(seen) - 1}", {**item, "task": source.task})
+                yield Row(f"row {len(seen) - 1}", {**problem, "task": source.task})
 
 
 def _task_factory(source: SourceConfig, who: str) -> Callable[..., Iterable[Mapping[str, Any]]]:

@@ -95,8 +95,8 @@ class WeightsServer:
         try:
             with connection:
                 connection.settimeout(EXCHANGE_S)
-                asked, offered = read_exactly(connection, 2 * SECRET_BYTES), self._offered
-                if offered is None or not hmac.compare_digest(bytes(asked), offered.secret.encode()):
+                peer_secret, offered = read_exactly(connection, 2 * SECRET_BYTES), self._offered
+                if offered is None or not hmac.compare_digest(bytes(peer_secret), offered.secret.encode()):
                     return
                 contents = offered.contents()
                 connection.sendall(len(contents).to_bytes(LENGTH_BYTES) + contents)

@@ -146,8 +146,8 @@ def describe(cause: BaseException) -> str:
         return f"it called {cause.call}"
     if isinstance(cause, SystemExit):
         return f"it called sys.exit({shown(cause.code)})"
-    said = str(TracebackException(type(cause), cause, None, limit=0))  # whose own __str__ may raise
-    lines = said.strip().splitlines()
+    text = str(TracebackException(type(cause), cause, None, limit=0))  # whose own __str__ may raise
+    lines = text.strip().splitlines()
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
 
 

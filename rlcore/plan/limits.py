@@ -53,15 +53,15 @@ def limited(whose: str, limit: float | None = None, setting: str = LIMIT) -> Ite
     if threading.current_thread() is not threading.main_thread() or 0 < was_left <= limit:
         yield
         return
-    said: list[str] = []
+    lines: list[str] = []
     under_way = True
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         if not under_way:
             return
-        said.append(f"{whose}: not done after {limit:g} s, {_where(frame)}; if it is only slow, set {setting} to more")
-        if len(said) > _TRIES:
-            _end(said[0])
+        lines.append(f"{whose}: not done after {limit:g} s, {_where(frame)}; if it is only slow, set {setting} to more")
+        if len(lines) > _TRIES:
+            _end(lines[0])
         raise _Hangs
 
     before = signal.signal(signal.SIGALRM, interrupt)
@@ -73,8 +73,8 @@ def limited(whose: str, limit: float | None = None, setting: str = LIMIT) -> Ite
         left = max(was_left - (time.monotonic() - began), 1e-3) if was_left else 0.0
         signal.signal(signal.SIGALRM, signal.SIG_DFL if before is None else before)
         signal.setitimer(signal.ITIMER_REAL, left, was_interval)
-        if said:  # even if the code swallowed the interruption
-            raise PluginError(said[0])
+        if lines:  # even if the code swallowed the interruption
+            raise PluginError(lines[0])
 
 
 def _where(frame: FrameType | None) -> str:
@@ -97,9 +97,9 @@ def _is_library(file: str) -> bool:
     return file.startswith("<frozen") or (file.startswith(_STDLIB) and "-packages" not in file)
 
 
-def _end(said: str) -> NoReturn:
+def _end(line: str) -> NoReturn:
     """The code catches every interruption: only the process can be ended."""
     sys.stdout.flush()
-    sys.stderr.write(f"rlcore: {displayable(said)}\n")
+    sys.stderr.write(f"rlcore: {displayable(line)}\n")
     sys.stderr.flush()
     os._exit(2)

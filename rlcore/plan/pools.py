@@ -48,7 +48,7 @@ def pool_notes(pools: Sequence[PoolPlan]) -> list[str]:
     """Notes on pools that `cluster.pools` does not declare and whose name is close to another's: misspelt, perhaps."""
     notes = []
     for pool in pools:
-        others = [item.name for item in pools if item.name != pool.name]
+        others = [other.name for other in pools if other.name != pool.name]
         near = get_close_matches(pool.name, others, n=1, cutoff=0.8)
         if near and pool.provided_by != CONFIG:
             notes.append(
@@ -101,8 +101,8 @@ def _check_nodes(config: RunConfig, pool: _Declared, abilities: ClusterAbilities
             f"{who}: {spec.nodes} nodes; cluster.backend={backend} has one with these settings; needs nodes=1, or a "
             f"cluster of several nodes: {more}"
         )
-    asked = [name for name in ("labels", "resources") if getattr(spec, name)]
-    refused = [name for name in asked if not getattr(abilities, name)]
+    wishes = [name for name in ("labels", "resources") if getattr(spec, name)]
+    refused = [name for name in wishes if not getattr(abilities, name)]
     strict = [f"placement={spec.placement}"] if spec.placement == "strict_spread" else []
     refused += [f"placement={spec.placement}"] if spec.placement not in abilities.placements else []
     if refused:
@@ -110,11 +110,11 @@ def _check_nodes(config: RunConfig, pool: _Declared, abilities: ClusterAbilities
             f"{who}: asks for {', '.join(refused)}, which cluster.backend={backend} does not obey with these settings; "
             f"needs a pool that asks for less, or a cluster that does: {more}"
         )
-    asked += strict
-    asked += [f"placement={spec.placement}"] if spec.placement not in ("pack", "strict_spread") else []
-    if asked and spec.colocates:
+    wishes += strict
+    wishes += [f"placement={spec.placement}"] if spec.placement not in ("pack", "strict_spread") else []
+    if wishes and spec.colocates:
         raise PlanError(
-            f"{who}: asks for {', '.join(asked)}, but a union has the places of its members; say it of "
+            f"{who}: asks for {', '.join(wishes)}, but a union has the places of its members; say it of "
             f"{', '.join(spec.colocates)}"
         )
     if spec.nodes > 1 and spec.placement != "pack":
@@ -151,10 +151,10 @@ def _check_unions(declared: Mapping[str, _Declared]) -> None:
 
 def _check_used(declared: Mapping[str, _Declared], roles: Mapping[str, tuple[str, ...]]) -> None:
     in_unions = {member for name, pool in declared.items() if roles[name] for member in pool.spec.colocates}
-    for name, item in declared.items():
+    for name, entry in declared.items():
         if not roles[name] and name not in in_unions:
             used = ", ".join(sorted(pool for pool in roles if roles[pool]))
-            raise PlanError(f"pool '{name}' of {item.by} is unused: no role asks for it; pools in use: {used}")
+            raise PlanError(f"pool '{name}' of {entry.by} is unused: no role asks for it; pools in use: {used}")
 
 
 def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Mapping[str, _Declared]) -> int:
@@ -164,7 +164,7 @@ def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Map
         members = [declared[member] for member in spec.colocates]
         sizes = [_gpus_per_node(member, workers, declared) * member.spec.nodes for member in members]
         spec = PoolSpec(spec.name, sum(sizes))
-    given = spec.gpus_per_node
+    num_gpus = spec.gpus_per_node
     needed = 0
     for plan in workers:
         request = plan.request
@@ -172,8 +172,8 @@ def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Map
             continue
         wanted = ceil(request.replicas * request.ranks * request.gpus)
         on_a_node = ceil(ceil(request.replicas * request.ranks / spec.nodes) * request.gpus)
-        if 0 < given < on_a_node:
-            total = given * spec.nodes
+        if 0 < num_gpus < on_a_node:
+            total = num_gpus * spec.nodes
             has = f"{total}" if spec.nodes == 1 else f"{total} on {spec.nodes} nodes, each of which needs {on_a_node}"
             raise PlanError(
                 f"pool '{spec.name}' of {pool.by} is too small: role '{request.role.name}' of {plan.asked_by} needs "
@@ -181,7 +181,7 @@ def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Map
                 f"the pool has {has}; its class is {plan.cls.__qualname__} of {plan.provided_by}"
             )
         needed = max(needed, on_a_node)
-    return given or needed
+    return num_gpus or needed
 
 
 def _check_total(

@@ -35,17 +35,17 @@ def gather(
     references: Mapping[str, str],
 ) -> tuple[OwnedRequest, ...]:
     """The requests of the core and of every chosen component; each role has one owner."""
-    asked = [OwnedRequest(request, CORE) for request in offers.core_requests(config, references)]
+    owned_requests = [OwnedRequest(request, CORE) for request in offers.core_requests(config, references)]
     for slot, plan in sorted(components.items()):
         who = f"{slot} '{plan.component.name}' of {plan.provided_by}"
         whose = f"{who}: requests()"
         with boundary(whose, PluginError, CALLED), limited(whose):
             requests = plan.component.requests(config, plan.section)
-        asked += [OwnedRequest(request, who) for request in listed(requests, WorkerRequest, whose)]
-    for item in asked:
-        _check_references(item)
+        owned_requests += [OwnedRequest(request, who) for request in listed(requests, WorkerRequest, whose)]
+    for owned in owned_requests:
+        _check_references(owned)
     owners: dict[str, OwnedRequest] = {}
-    for worker in asked:
+    for worker in owned_requests:
         name = worker.request.role.name
         if name in owners:
             raise PlanError(
@@ -53,15 +53,15 @@ def gather(
                 f"so one of them has to ask for a role of another name"
             )
         owners[name] = worker
-    return tuple(asked)
+    return tuple(owned_requests)
 
 
-def _check_references(asked: OwnedRequest) -> None:
+def _check_references(owned: OwnedRequest) -> None:
     """PluginError for a function that a worker is to call and that certainly is not there."""
-    for purpose, reference in asked.request.targets.items():
+    for purpose, reference in owned.request.targets.items():
         problem = static_problem(reference)
         if problem:
-            role = f"role '{asked.request.role.name}' of {asked.by}"
+            role = f"role '{owned.request.role.name}' of {owned.by}"
             raise PluginError(f"{role}: its reference for '{purpose}', '{reference}': {problem}")
 
 
@@ -69,24 +69,24 @@ FIXED = ("role", "backend", "targets", "isolated")
 """Fields of a request that the class which fills it cannot change."""
 
 
-def choose_classes(config: RunConfig, offers: Offers, asked: Sequence[OwnedRequest]) -> tuple[WorkerPlan, ...]:
+def choose_classes(config: RunConfig, offers: Offers, owned_requests: Sequence[OwnedRequest]) -> tuple[WorkerPlan, ...]:
     """A class for each request, in start order: by role name, a worker served inside another after its host."""
-    plans = {owned.request.role.name: _fill(config, offers, owned) for owned in asked}
-    everywhere = {owned.request.role.name for owned in asked if _only_class(offers, owned).value.on_every_rank}
+    plans = {owned.request.role.name: _fill(config, offers, owned) for owned in owned_requests}
+    everywhere = {owned.request.role.name for owned in owned_requests if _only_class(offers, owned).value.on_every_rank}
     for name in sorted(plans):
         plans[name] = _beside_host(plans[name], plans, everywhere, offers)
     inside = [name for name in sorted(plans) if plans[name].request.embedded_in is not None]
     return tuple(plans[name] for name in sorted(set(plans) - set(inside)) + inside)
 
 
-def _fill(config: RunConfig, offers: Offers, asked: OwnedRequest) -> WorkerPlan:
-    request = asked.request
-    offer = _only_class(offers, asked)
+def _fill(config: RunConfig, offers: Offers, owned: OwnedRequest) -> WorkerPlan:
+    request = owned.request
+    offer = _only_class(offers, owned)
     check_class(offer)
     embedded = offer.value.embedded_in
     if embedded is not None and request.embedded_in not in (None, embedded):
         raise PlanError(
-            f"{_who(asked)}: asked for inside '{_name(request.embedded_in)}', "
+            f"{_who(owned)}: asked for inside '{_name(request.embedded_in)}', "
             f"but {_class(offer)} is served inside '{embedded.name}'"
         )
     if embedded is not None:
@@ -94,18 +94,18 @@ def _fill(config: RunConfig, offers: Offers, asked: OwnedRequest) -> WorkerPlan:
     elif offer.value.isolated:
         request = replace(request, isolated=True)
     section = section_of(config, offers, offer.provider)
-    request = _completed(config, section, offer, OwnedRequest(request, asked.by))
+    request = _completed(config, section, offer, OwnedRequest(request, owned.by))
     syncs = offer.value.weight_sync
-    return WorkerPlan(request, offer.value.cls, asked.by, str(offer.provider), section, weight_sync=syncs)
+    return WorkerPlan(request, offer.value.cls, owned.by, str(offer.provider), section, weight_sync=syncs)
 
 
-def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], asked: OwnedRequest) -> WorkerRequest:
+def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], owned: OwnedRequest) -> WorkerRequest:
     """The request as the offer completes it.
 
     PluginError for a `complete` that fails or returns what is not this request; PlanError for another pool than was
     asked for.
     """
-    before = asked.request
+    before = owned.request
     who = f"{offer.provider}: complete() of {_class(offer)} for role '{before.role.name}'"
     with boundary(who, PluginError, CALLED), limited(who):
         request = offer.value.complete(config, section, before)
@@ -122,22 +122,22 @@ def _completed(config: RunConfig, section: Any, offer: Offer[WorkerClass], asked
             )
     if before.pool not in (WorkerRequest.pool, request.pool):
         raise PlanError(
-            f"role '{before.role.name}' of {asked.by} asks for pool '{before.pool}', but {_class(offer)} of "
+            f"role '{before.role.name}' of {owned.by} asks for pool '{before.pool}', but {_class(offer)} of "
             f"{offer.provider} states pool '{request.pool}'; needs one pool: leave it out where it is asked for, or "
             "choose another backend"
         )
     return request
 
 
-def _only_class(offers: Offers, asked: OwnedRequest) -> Offer[WorkerClass]:
+def _only_class(offers: Offers, owned: OwnedRequest) -> Offer[WorkerClass]:
     """The one offer whose (interface, backend) is the requested one: identity, never a search among subclasses."""
-    role, backend = asked.request.role, asked.request.backend
+    role, backend = owned.request.role, owned.request.backend
     for_interface = [offer for offer in offers.worker_classes() if offer.value.interface is role.interface]
     found = [offer for offer in for_interface if offer.value.backend == backend]
     if len(found) == 1:
         return found[0]
     interface = role.interface.__name__
-    wanted = f"{_who(asked)} needs {'an' if interface[0] in 'AEIOU' else 'a'} {interface} for backend '{backend}'"
+    wanted = f"{_who(owned)} needs {'an' if interface[0] in 'AEIOU' else 'a'} {interface} for backend '{backend}'"
     if found:
         raise PlanError(
             f"{wanted}: {len(found)} are offered, "
@@ -150,7 +150,7 @@ def _only_class(offers: Offers, asked: OwnedRequest) -> Offer[WorkerClass]:
         for other in others
         if other.provider.plugin != CORE
     )
-    help_ = remedy(f"{asked.request.settings or role.name}.backend", backend, interface)
+    help_ = remedy(f"{owned.request.settings or role.name}.backend", backend, interface)
     parts = [f"{wanted}: none is offered", nearest(backend, [offer.value.backend for offer in for_interface])]
     raise PlanError("; ".join(parts + [part for part in (elsewhere, help_) if part]))
 
@@ -239,8 +239,8 @@ def _instead(plan: WorkerPlan, host: Role[Any], offers: Offers) -> str:
     return f"; choose from: {choices}" if names else f"; set {host.name}.ranks=1"
 
 
-def _who(asked: OwnedRequest) -> str:
-    return f"role '{asked.request.role.name}' (asked by {asked.by})"
+def _who(owned: OwnedRequest) -> str:
+    return f"role '{owned.request.role.name}' (asked by {owned.by})"
 
 
 def _class(offer: Offer[WorkerClass]) -> str:

@@ -120,9 +120,9 @@ class Hooks:
             with boundary(whose, PluginError, CALLED), limited(whose):
                 result = implementation.function(*[arguments[name] for name in implementation.argnames])
                 _trace(provider, hook, result)
-            for item in listed(result, kind, whose):
-                check(provider, item)
-                offers.append(Offer(item, provider))
+            for offer in listed(result, kind, whose):
+                check(provider, offer)
+                offers.append(Offer(offer, provider))
         return tuple(offers)
 
 
@@ -146,10 +146,10 @@ def check_module(plugin: LoadedPlugin) -> None:
 
 
 def _check_arguments(provider: Provider, hook: str, function: Callable[..., Any]) -> None:
-    given = tuple(inspect.signature(getattr(hookspecs, hook)).parameters)
+    names = tuple(inspect.signature(getattr(hookspecs, hook)).parameters)
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.name not in given or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
-            choices = nearest(parameter.name, given) if given else "it is called without arguments"
+        if parameter.name not in names or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD:
+            choices = nearest(parameter.name, names) if names else "it is called without arguments"
             raise PluginError(
                 f"{provider}: {hook} has the argument '{parameter.name}', which it is not given; {choices}"
             )

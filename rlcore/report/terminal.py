@@ -88,7 +88,7 @@ class Terminal:
             table.add_column(_clip(name), justify="right", no_wrap=True)
         for scored, advantage in rows:
             prompt = str(scored.trajectory.prompt.messages[-1].get("content", ""))
-            cells = [_clip(prompt), _said(scored.trajectory)]
+            cells = [_clip(prompt), _dialogue(scored.trajectory)]
             scores = [scored.reward.components.get(name) for name in parts]
             numbers = ["-" if score is None else f"{score:.2f}" for score in scores]
             gained = "-" if advantage is None else f"{advantage:+.2f}"
@@ -108,7 +108,7 @@ class Terminal:
         self._console.print(Text(displayable(f"warning: {text}"), style="bold yellow"), soft_wrap=True)
 
 
-def _said(trajectory: Trajectory) -> Text:
+def _dialogue(trajectory: Trajectory) -> Text:
     """The completion; of a conversation every message under its role, those of the policy as they are."""
     if isinstance(trajectory.completion, str):
         return _clip(trajectory.completion)

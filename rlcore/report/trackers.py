@@ -182,8 +182,8 @@ class _DaemonThread:
         self._thread.join(0.5)
 
     def _serve(self) -> None:
-        while (item := self._queue.get()) is not None:
-            future, work = item
+        while (job := self._queue.get()) is not None:
+            future, work = job
             future.set_result(work())
 
 

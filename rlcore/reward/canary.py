@@ -25,8 +25,8 @@ async def check_canary(
     canaries = [canary(name, config.canary, tokens) for name in known]
 
     async def stream() -> AsyncIterator[Trajectory]:
-        for item in canaries:
-            yield item
+        for canary in canaries:
+            yield canary
 
     async with aclosing(manager.score(stream(), Lane.EVAL)) as results:  # type: ignore[type-var]
         async for scored in results:

@@ -64,19 +64,19 @@ class ChildCaller:
         self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance, scores: Scores = None
     ) -> list[Outcome]:
         """See `Caller`. A call that was merely in the same child as a bad one is made once more."""
-        asked: tuple[Any, ...] = ("score", trajectories) if scores is None else ("post_process", trajectories, scores)
+        message: tuple[Any, ...] = ("score", trajectories) if scores is None else ("post_process", trajectories, scores)
         try:
-            return await self._call(asked, lane, allowance)
+            return await self._call(message, lane, allowance)
         except WorkerError:
             if self._threads == 1:
                 raise
-        return await self._call(asked, lane, allowance)
+        return await self._call(message, lane, allowance)
 
-    async def _call(self, asked: tuple[Any, ...], lane: Lane, allowance: Allowance) -> list[Outcome]:
+    async def _call(self, message: tuple[Any, ...], lane: Lane, allowance: Allowance) -> list[Outcome]:
         began: list[tuple[float, ChildSlot]] = []
         try:
             outcomes = await self._pool.call(
-                *asked,
+                *message,
                 who=str(self._spec),
                 deadline_s=allowance.left_s,
                 lane=lane,
@@ -94,7 +94,7 @@ class ChildCaller:
                 raise ChildError(f"{cause}{self._limit_of_memory()}") from cause
             raise
         allowance.left_s -= time.monotonic() - began[0][0]
-        return self._checked(outcomes, asked[1])
+        return self._checked(outcomes, message[1])
 
     def _checked(self, outcomes: Any, trajectories: Sequence[Trajectory]) -> list[Outcome]:
         """ChildError for anything but an outcome for each sample: the function's own code may have written it."""

@@ -54,7 +54,7 @@ class FunctionRewards(RewardManager):
             )
         self._watch = LoopWatch()
         self._queued = {function.name: Stopwatch() for function in self._functions}
-        self._asked = Stopwatch()
+        self._call_time = Stopwatch()
         self._restarts_told = 0
 
     @property
@@ -85,7 +85,7 @@ class FunctionRewards(RewardManager):
             group_size = evaluation.samples_per_prompt
         failures: list[Reward] = []
         num_scored = 0
-        self._asked.start()
+        self._call_time.start()
         try:
             async with aclosing(RewardStream(self._scorers, lane, group_size).results(stream)) as results:  # type: ignore[type-var]
                 async for parts, reward in results:
@@ -96,7 +96,7 @@ class FunctionRewards(RewardManager):
                     for row in rows(parts, reward):
                         yield row
         finally:
-            self._asked.stop()
+            self._call_time.stop()
 
     def _check(self, trajectory: Trajectory, failures: Sequence[Reward], num_scored: int, lane: Lane) -> None:
         if failure_policy(failures[-1], self._config) == "abort":
@@ -118,7 +118,7 @@ class FunctionRewards(RewardManager):
         waits = {_places(function): self._queued[function.name].take() for function in self._functions}
         total = sum(function.num_restarts for function in self._functions)
         restarts, self._restarts_told = total - self._restarts_told, total
-        metrics = {**bound_by(waits, self._asked.take()), "reward/num_restarts": float(restarts)}
+        metrics = {**bound_by(waits, self._call_time.take()), "reward/num_restarts": float(restarts)}
         if any(function.is_async for function in self._functions):
             metrics["time/loop_blocked_s"] = self._watch.take_longest_s()
         return metrics
@@ -135,7 +135,9 @@ def function_spec(
     """The spec from which a child of this run loads and calls a function."""
     config = context.config
     sources = {**config.eval.sources, **config.data.sources}
-    answer_columns = {source: item.answer_column for source, item in sources.items() if item.answer_column}
+    answer_columns = {
+        source: source_config.answer_column for source, source_config in sources.items() if source_config.answer_column
+    }
     return FunctionSpec(name, target, dict(kwargs), scope, answer_columns, config.train.max_steps, sent(settings))
 
 

@@ -22,13 +22,13 @@ def with_score(trajectory: Trajectory, score: float) -> Trajectory:
     return replace(trajectory, prompt=replace(prompt, columns=columns))
 
 
-def after_the_group(outcomes: Sequence[Outcome], indices: Sequence[int], said: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes with the scores that were `said` of the samples at `indices`.
+def after_the_group(outcomes: Sequence[Outcome], indices: Sequence[int], processed: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes with the scores that were `processed` of the samples at `indices`.
 
     The score before is `info['raw_score']`. A failure fails the sample; no opinion leaves the score as it is.
     """
     changed = list(outcomes)
-    for index, outcome in zip(indices, said, strict=True):
+    for index, outcome in zip(indices, processed, strict=True):
         before = outcomes[index]
         if outcome.status is RewardStatus.FAILED:
             changed[index] = failed(f"post_process: {outcome.error}")

@@ -55,7 +55,7 @@ def outcome_of_score(value: Any, num_tokens: int) -> Outcome:
         return failed(f"the first of the tuple: {outcome.error}")
     if (wrong := beside_score(value)) is not None:
         return failed(f"returned {wrong}")
-    extra = {key: item for more in value[1:] if isinstance(more, Mapping) for key, item in more.items()}
+    extra = {key: member for more in value[1:] if isinstance(more, Mapping) for key, member in more.items()}
     details = [plain(part) for part in value[1:] if not isinstance(part, Mapping)]
     with_extra = _outcome_of_mapping({**extra, "score": outcome.score})
     return replace(with_extra, info={**with_extra.info, "details": details}) if details else with_extra
@@ -82,7 +82,7 @@ def _outcome_of_reward(value: Reward, num_tokens: int) -> Outcome:
         return SKIPPED
     if (wrong := beside_score(value.info) or beside_score(value.components)) is not None:
         return failed(f"returned {wrong}")
-    info = {exact_text(key): plain(item) for key, item in value.info.items()}
+    info = {exact_text(key): plain(member) for key, member in value.info.items()}
     if value.status is RewardStatus.FAILED:
         return failed(str(info.get("error") or "returned a Reward with status FAILED and no info['error']"))
     score = number(value.score)

@@ -180,8 +180,8 @@ class RewardStream:
         order = sorted(range(len(gathering.trajectories)), key=lambda index: gathering.trajectories[index].id)
         trajectories = [gathering.trajectories[index] for index in order]
         if gathering.first:
-            said = await asyncio.gather(*(gathering.first[index] for index in order))
-            outcomes = await scorer.post_process(trajectories, said, self._lane)
+            first_outcomes = await asyncio.gather(*(gathering.first[index] for index in order))
+            outcomes = await scorer.post_process(trajectories, first_outcomes, self._lane)
         else:
             outcomes = await scorer.score(trajectories, self._lane)
         for index, outcome in zip(order, outcomes, strict=True):

@@ -141,16 +141,16 @@ class CheckedRewards(_Checked):
     ) -> AsyncGenerator[ScoredTrajectory, None]:
         """See `RewardManager.score`."""
         who = f"{self._who}: score()"
-        given = _Given()
+        pending = _Unscored()
         with boundary(who, PluginError):
-            found = self._component.score(given.noted(trajectories), lane)
+            found = self._component.score(pending.noted(trajectories), lane)
             async with aclosing(as_stream(who, found, PluginError)) as rows:
                 async for row in rows:
                     check_scored(who, row)
                     place = _place(row.trajectory.id)
-                    if place not in given.rows:
+                    if place not in pending.rows:
                         raise PluginError(f"{who} yielded trajectory {row.trajectory.id}, which it was not given")
-                    before = given.rows[place]
+                    before = pending.rows[place]
                     if before is None:
                         raise PluginError(
                             f"{who} yielded trajectory {row.trajectory.id} twice: it was scored twice; each must come "
@@ -161,12 +161,12 @@ class CheckedRewards(_Checked):
                             f"{who} yielded trajectory {row.trajectory.id} with other tokens, loss mask or log-probs "
                             "than it was given; needs those that were sampled"
                         )
-                    given.rows[place] = None
+                    pending.rows[place] = None
                     yield row
-            given.check_complete(who)
+            pending.check_complete(who)
 
 
-class _Given:
+class _Unscored:
     """The trajectories that a reward manager was given."""
 
     def __init__(self) -> None:
@@ -262,7 +262,7 @@ class CheckedCritic(_Checked):
 def _same_tokens(one: Trajectory, other: Trajectory) -> bool:
     """True for one trajectory, also where one of the two has been to another process."""
     pairs = [(one.token_ids, other.token_ids), (one.loss_mask, other.loss_mask), (one.logprobs, other.logprobs)]
-    return one is other or all(mine is given or np.array_equal(mine, given) for mine, given in pairs)
+    return one is other or all(mine is theirs or np.array_equal(mine, theirs) for mine, theirs in pairs)
 
 
 def _place(row: TrajectoryId) -> _Row:

@@ -26,7 +26,7 @@ class _Call:
     thread: int
     task: "asyncio.Task[Any] | None"
     began: float = field(default_factory=time.monotonic)
-    told: int = 0
+    num_warnings: int = 0
 
 
 class HangWatch:
@@ -65,8 +65,8 @@ class HangWatch:
             now = time.monotonic()
             for call in tuple(self._calls):
                 waited_s = now - call.began
-                if waited_s >= (call.told + 1) * self._after_s:
-                    call.told = int(waited_s / self._after_s)
+                if waited_s >= (call.num_warnings + 1) * self._after_s:
+                    call.num_warnings = int(waited_s / self._after_s)
                     logger.warning("%s has not returned for %.3g s, %s", call.who, waited_s, _standing(call))
 
 
@@ -103,7 +103,7 @@ def _awaited_frames(task: "asyncio.Task[Any]") -> list[FrameType]:
         elif inspect.isasyncgen(waiting):
             frame, after = waiting.ag_frame, waiting.ag_await
         else:  # what `async for` awaits refers to the generator, and to nothing else that waits
-            inside = [item for item in gc.get_referents(waiting) if inspect.isasyncgen(item)]
+            inside = [generator for generator in gc.get_referents(waiting) if inspect.isasyncgen(generator)]
             frame, after = None, inside[0] if inside else None
         frames += [frame] if frame else []
         waiting = after

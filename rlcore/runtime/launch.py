@@ -221,8 +221,8 @@ def _probed(plan: RunPlan) -> "dict[str, Probed]":
 async def _vocabulary(plan: RunPlan, groups: Groups) -> int | None:
     """The number of token ids, as the actor says, else as its model's configuration does."""
     facts = await groups[ACTOR.name].replicas[0].call(ActorWorker.facts)
-    said = facts.get("vocabulary", plan.facts.shape.vocabulary if plan.facts.shape else None)
-    return None if said is None else int(said)
+    size = facts.get("vocabulary", plan.facts.shape.vocabulary if plan.facts.shape else None)
+    return None if size is None else int(size)
 
 
 def _tokens(plan: RunPlan) -> Tokens:

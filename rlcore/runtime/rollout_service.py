@@ -117,16 +117,16 @@ class RolloutService:
         except RlcoreError as error:
             if self._replicas.replicas[index].alive and self._dispatcher.losses(index) == losses:
                 raise
-            owed = missing.repeat(requests)
-            if not owed:
+            unfinished = missing.repeat(requests)
+            if not unfinished:
                 return
             await self._dispatcher.wait_for_one(error)
-            logger.warning("%s; %d requests are asked again", error, len(owed))
-        for request, num in owed:
+            logger.warning("%s; %d requests are asked again", error, len(unfinished))
+        for request, num in unfinished:
             self._dispatcher.finish(places[request.id], num)
             places[request.id] = self._assign(request)
             self._dispatcher.finish(places[request.id], request.n - num)
-        again = _shares([request for request, _ in owed], places)
+        again = _shares([request for request, _ in unfinished], places)
         await first_error([self._serve(place, share, places, missing, finished) for place, share in again])
 
     async def _stream(
@@ -165,21 +165,21 @@ class _Missing:
         self.left = {(request.id, sample) for request in requests for sample in range(request.n)}
         self.repeated: set[str] = set()
         """Requests that were asked again: of their samples some may come twice."""
-        self._asked = frozenset(self.left)
+        self._issued = frozenset(self.left)
 
     def repeat(self, requests: Sequence[GenerateRequest]) -> list[tuple[GenerateRequest, int]]:
         """Those of the requests that are to be asked again, each with how many of its samples are missing."""
         left: dict[str, int] = {}
         for name, _ in self.left:
             left[name] = left.get(name, 0) + 1
-        owed = [(request, left[request.id]) for request in requests if request.id in left]
-        self.repeated |= {request.id for request, _ in owed}
-        return owed
+        unfinished = [(request, left[request.id]) for request in requests if request.id in left]
+        self.repeated |= {request.id for request, _ in unfinished}
+        return unfinished
 
     def arrived(self, completion: Completion) -> bool:
         """Cross it off; True if it is new. WorkerError for one not requested, or that came before without a retry."""
         key = (completion.request_id, completion.sample)
-        if key not in self.left and key in self._asked and completion.request_id in self.repeated:
+        if key not in self.left and key in self._issued and completion.request_id in self.repeated:
             return False
         if key not in self.left:
             raise WorkerError(f"rollout: sample {key[1]} of request '{key[0]}' came twice, or nobody asked for it")
@@ -188,4 +188,4 @@ class _Missing:
 
     def __str__(self) -> str:
         first = ", ".join(f"{name}#{sample}" for name, sample in sorted(self.left)[:3])
-        return f"{len(self.left)} of {len(self._asked)} samples are missing ({first})"
+        return f"{len(self.left)} of {len(self._issued)} samples are missing ({first})"

@@ -79,8 +79,8 @@ class MeteredReplica:
         self._add(1)
         try:
             async with aclosing(self.replica.stream(method, *args, **kwargs)) as items:
-                async for item in items:
-                    yield item
+                async for result in items:
+                    yield result
         finally:
             self._add(-1)
 

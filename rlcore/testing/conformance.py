@@ -146,8 +146,8 @@ def _check_reward(offer: Offer[RewardFunction]) -> None:
     if is_factory(target, dict.fromkeys(required)):
         return  # what it makes depends on `kwargs`
     by_sample = set() if isinstance(target, type) else required & SAMPLE_NAMES
-    given = required - by_sample if by_sample or isinstance(target, type) else set()
-    read_signature(value.name, target, dict.fromkeys(given), value.scope.value)
+    constants = required - by_sample if by_sample or isinstance(target, type) else set()
+    read_signature(value.name, target, dict.fromkeys(constants), value.scope.value)
 
 
 def _required(target: Any) -> list[str]:

@@ -42,10 +42,10 @@ NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
 
 def settings_of_fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The settings of a property test with that many examples, unless RLCORE_FUZZ_EXAMPLES says otherwise."""
-    asked = int(os.environ.get(EXAMPLES, "0"))
+    num_examples = int(os.environ.get(EXAMPLES, "0"))
     return settings(
-        max_examples=asked or examples,
-        derandomize=not asked,
+        max_examples=num_examples or examples,
+        derandomize=not num_examples,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),

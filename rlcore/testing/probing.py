@@ -26,7 +26,7 @@ class Probe(Worker):
             raise ValueError("a probe breaks")
         self.num_ended = 0
 
-    def told(self) -> tuple[str, int, int, int, int, int, str, str]:
+    def identity(self) -> tuple[str, int, int, int, int, int, str, str]:
         """Role, replica, rank, number of ranks, seed, threads, device and run directory."""
         context = self.context
         place = (context.role, context.replica, context.rank, context.num_ranks)

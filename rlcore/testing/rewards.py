@@ -46,17 +46,17 @@ def make_trajectory(prompt: Prompt | int = 0, sample: int = 0, text: str | None 
     """
     prompt = make_prompt(prompt) if isinstance(prompt, int) else prompt
     completion = f"{prompt.id} sample {sample}" if text is None else text
-    asked, said = f"question of {prompt.id}".encode(), completion.encode()
-    mask = np.array([False] * len(asked) + [True] * len(said))
+    question, response = f"question of {prompt.id}".encode(), completion.encode()
+    mask = np.array([False] * len(question) + [True] * len(response))
     trajectory = Trajectory(
         id=TrajectoryId(prompt.id, 0, sample, fields.pop("segment", 0)),
         prompt=prompt,
-        token_ids=np.array([*asked, *said], dtype=np.int32),
+        token_ids=np.array([*question, *response], dtype=np.int32),
         loss_mask=mask,
         logprobs=np.where(mask, -1.0, 0.0).astype(np.float32),
         completion=completion,
         finish=FinishReason.STOP,
-        versions=((len(asked), 0),),
+        versions=((len(question), 0),),
     )
     return replace(trajectory, **fields)
 

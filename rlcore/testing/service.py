@@ -68,7 +68,7 @@ class ScriptedService:
         self.script = script
         self.url = ""
         """Of the root, without a slash at its end."""
-        self.asked: list[ServiceCall] = []
+        self.calls: list[ServiceCall] = []
         self.num_open = 0
         """Requests that are not answered yet."""
         self.most_open = 0
@@ -103,12 +103,12 @@ class ScriptedService:
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """One request and its answer; False when the connection is over."""
-        asked = await self._read(reader)
-        self.asked.append(asked)
+        call = await self._read(reader)
+        self.calls.append(call)
         self.num_open += 1
         self.most_open = max(self.most_open, self.num_open)
         try:
-            answer = await self._answer(asked, reader)
+            answer = await self._answer(call, reader)
         finally:
             self.num_open -= 1
         if answer is None or answer.cut_at == -1:
@@ -118,9 +118,9 @@ class ScriptedService:
         await writer.drain()
         return answer.cut_at is None
 
-    async def _answer(self, asked: ServiceCall, reader: asyncio.StreamReader) -> ServiceAnswer | None:
+    async def _answer(self, call: ServiceCall, reader: asyncio.StreamReader) -> ServiceAnswer | None:
         """The script's answer, after its pause; None when the client has left meanwhile."""
-        answer = self.script(asked)
+        answer = self.script(call)
         answer = await answer if inspect.isawaitable(answer) else answer
         if answer.after_s <= 0:
             return answer

@@ -50,13 +50,15 @@ async def evaluate(run: EvaluatedRun, prompts: Mapping[str, Sequence[Prompt]], s
     A sample's seed follows from `seed` and its prompt's id, so that evaluations differ by the weights alone.
     """
     config = run.plan.config
-    issued = [(dataclasses.replace(prompt, id=f"eval/{prompt.id}"), 0) for item in prompts.values() for prompt in item]
+    issued = [
+        (dataclasses.replace(prompt, id=f"eval/{prompt.id}"), 0) for listed in prompts.values() for prompt in listed
+    ]
     tasks = tasks_for(issued, config.eval.samples_per_prompt, seed)
     groups, _ = await collect(run.agent, run.reward, tasks, evaluation_sampling(config.eval, config.rollout), Lane.EVAL)
     metrics: Metrics = {}
     begin = 0
-    for source, item in prompts.items():
-        mine, begin = groups[begin : begin + len(item)], begin + len(item)
+    for source, listed in prompts.items():
+        mine, begin = groups[begin : begin + len(listed)], begin + len(listed)
         found = source_metrics(mine, config.eval.samples_per_prompt, config.eval.pass_threshold)
         metrics |= {f"eval/{source}/{name}": value for name, value in found.items()}
     return EvalResult(metrics, tuple(scored for group in groups for scored in group))
@@ -91,7 +93,7 @@ def source_metrics(groups: Sequence[Group], k: int, pass_threshold: float) -> Me
             metrics[f"pass@{j}"] = math.fsum(estimates) / len(estimates)
     if scores and all("answer" in scored.reward.info for group in usable for scored in group):
         answers = [[scored.reward.info["answer"] for scored in group] for group in usable]
-        won = [passed[majority(given)] for given, passed in zip(answers, passes, strict=True) if given]
+        won = [passed[majority(votes)] for votes, passed in zip(answers, passes, strict=True) if votes]
         metrics[f"maj@{k}"] = sum(won) / len(won)
     return metrics
 

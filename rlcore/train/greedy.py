@@ -25,12 +25,12 @@ async def with_greedy_baselines(
     """
     config = run.plan.config
     wanted = {_prompt_of(group) for group in groups}
-    asked = [replace(task, epoch=-1 - task.epoch, n=1) for task in tasks if (task.prompt.id, task.epoch) in wanted]
+    baselines = [replace(task, epoch=-1 - task.epoch, n=1) for task in tasks if (task.prompt.id, task.epoch) in wanted]
     sampling = replace(training_sampling(config.rollout), temperature=0.0)
-    answered, generated_s = await collect(run.agent, run.reward, asked, sampling, Lane.TRAIN)
+    answered, generated_s = await collect(run.agent, run.reward, baselines, sampling, Lane.TRAIN)
     kept, _ = apply_failures(answered, config.reward)
     scores = {_greedy_of(group): group[0].reward.score for group in kept}
-    metrics["data/greedy_failed"] = metrics.get("data/greedy_failed", 0.0) + len(asked) - len(scores)
+    metrics["data/greedy_failed"] = metrics.get("data/greedy_failed", 0.0) + len(baselines) - len(scores)
     metrics["time/generate_s"] = metrics.get("time/generate_s", 0.0) + generated_s
     if scores:
         metrics["reward/greedy_mean"] = sum(scores.values()) / len(scores)

@@ -15,9 +15,9 @@ async def one_ahead(items: AsyncGenerator[Batch, None]) -> AsyncGenerator[Batch,
     """The items; while one is used, the next is made."""
     following = asyncio.create_task(anext(items, None))
     try:
-        while (item := await following) is not None:
+        while (batch := await following) is not None:
             following = asyncio.create_task(anext(items, None))
-            yield item
+            yield batch
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)

@@ -109,7 +109,7 @@ def replay(steps: Sequence[Draws], *, max_staleness: int, stream: bool, slots: i
         times = StepTimes(
             sampled_s=now - began,
             prepare_s=step.prepare_s,
-            ready_s=[item - began for item in ready[number]],
+            ready_s=[time_s - began for time_s in ready[number]],
             update_s=step.update_s,
             minibatch_groups=step.minibatch_groups,
             stream=stream,

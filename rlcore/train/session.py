@@ -58,7 +58,7 @@ class TrainResult:
 async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult:
     """Train as planned in `run_dir`. Stopped when a signal ended it, RlcoreError when something is wrong."""
     stop = StopRequest(finish_step=plan.config.checkpoint.on_signal == "finish_step")
-    said = "before the first step; go on with --resume --from-start"
+    reason = "before the first step; go on with --resume --from-start"
     with foreign_output(), stop.installed(), locked(open_directory(run_dir, start.resume)), logging_to(run_dir):
         try:
             require_installed(plan.config.track.to)
@@ -71,7 +71,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
                 session = Session(plan, run_dir, run, prompts, heldout, stop, window_of(run))
                 try:
                     result = await session.train(origin)
-                    said = "every step was taken; go on with --resume"
+                    reason = "every step was taken; go on with --resume"
                     return result
                 except (PluginError, RewardError, WorkerError) as error:
                     last = session.saver.last
@@ -82,13 +82,13 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
                     if stop.signum is None:
                         raise
                     _uncancel()
-                    said = await session.saver.save_on_signal()
+                    reason = await session.saver.save_on_signal()
                     raise
         except asyncio.CancelledError:
             if stop.signum is None:
                 raise
             _uncancel()
-    raise Stopped(stop.signum, f"stopped by signal {stop.signum}: {said}")
+    raise Stopped(stop.signum, f"stopped by signal {stop.signum}: {reason}")
 
 
 def _uncancel() -> None:
@@ -172,7 +172,7 @@ class Session:
         self._prompts = fitting(prompts, run.tokens, plan.config, check, self._terminal)
         check = _fits_evaluation(plan.config, window)
         heldout = fitting(heldout, run.tokens, plan.config, check, self._terminal)
-        self._asked = [prompt for prompts in (*self._prompts.values(), *heldout.values()) for prompt in prompts]
+        self._all_prompts = [prompt for prompts in (*self._prompts.values(), *heldout.values()) for prompt in prompts]
         weights = {name: source.weight for name, source in plan.config.data.sources.items()}
         order = PromptOrder(self._prompts, weights, plan.config.train.seed, plan.config.data.shuffle)
         self.total_steps = plan.config.train.max_steps or (
@@ -202,7 +202,7 @@ class Session:
             self._sinks.trackers.start()
             stack.push_async_callback(trainer.close)
             trainer.start()
-            await self._run.agent.check(self._asked)
+            await self._run.agent.check(self._all_prompts)
             num_updates = self.total_steps * self._run.plan.batch_sizes["updates"]
             num_updates = await self._run.critic.expect(num_updates)
             await trainer.actor.call(ActorWorker.expect, num_updates)

@@ -36,11 +36,11 @@ class ReferenceSuite(Suite):
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Raise `Breach` when the plugin logs a warning within: what goes wrong at the end of a sample is logged."""
-        said: list[str] = []
+        log_lines: list[str] = []
 
         class Listener(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                said.append(record.getMessage())
+                log_lines.append(record.getMessage())
 
         listener, logger = Listener(logging.WARNING), logging.getLogger("rlcore_agent_loop")
         logger.addHandler(listener)
@@ -48,7 +48,7 @@ class ReferenceSuite(Suite):
             yield
         finally:
             logger.removeHandler(listener)
-        self.need(not said, f"the end of a sample fails: {said[0] if said else ''}")
+        self.need(not log_lines, f"the end of a sample fails: {log_lines[0] if log_lines else ''}")
 
 
 @asynccontextmanager
@@ -104,7 +104,7 @@ class ToolSuite(ReferenceSuite):
             for arguments, _ in self.calls:
                 unknown = sorted(set(arguments) - set(known))
                 self.need(not unknown, f"its schema has no argument {', '.join(unknown)}; it has {', '.join(known)}")
-            bare = sorted(name for name, item in known.items() if not item.get("description"))
+            bare = sorted(name for name, argument in known.items() if not argument.get("description"))
             self.need(not bare, f"its arguments {', '.join(bare)} have no description; add them to Args:")
 
         self.use(main, describe=True)
@@ -155,11 +155,11 @@ class ToolSuite(ReferenceSuite):
             await alone.close()
             two = [self.sample(tools, index) for index in (1, 2)]
             for (arguments, _), text in zip(self.calls, wanted, strict=True):
-                for item in two:
-                    found = await self.ask(item, arguments)
+                for sample in two:
+                    found = await self.ask(sample, arguments)
                     self.need(found == text, f"{dict(arguments)} gives {found!r} beside another sample, {text!r} alone")
-            for item in two:
-                await item.close()
+            for sample in two:
+                await sample.close()
 
         self.use(main)
 
@@ -262,13 +262,13 @@ class EnvironmentSuite(ReferenceSuite):
         async def main(environments: Environments) -> None:
             wanted, _ = await self.play(environments, "alone", self.turns)
             two = [environments.open(name) for name in ("left", "right")]
-            talks = [await self.begin(item) for item in two]
+            talks = [await self.begin(environment) for environment in two]
             for turn, step in zip(self.turns, wanted, strict=False):
-                for item, messages in zip(two, talks, strict=True):
-                    found = await self.say(item, messages, turn)
+                for environment, messages in zip(two, talks, strict=True):
+                    found = await self.say(environment, messages, turn)
                     self.need(found == step, f"answers {turn!r:.40} with {found} beside another sample, {step} alone")
-            for item in two:
-                await item.close()
+            for environment in two:
+                await environment.close()
 
         self.use(main)
 

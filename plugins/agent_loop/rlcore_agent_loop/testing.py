@@ -112,8 +112,8 @@ class HereWorker:
         """See `rlcore.contracts.workers.ReplicaHandle`."""
         args, kwargs = pickle.loads(pickle.dumps((args, kwargs)))
         async with aclosing(getattr(self._worker, method.__name__)(*args, **kwargs)) as items:
-            async for item in items:
-                yield pickle.loads(pickle.dumps(item))
+            async for result in items:
+                yield pickle.loads(pickle.dumps(result))
 
 
 class HereCrew:

@@ -40,16 +40,16 @@ class Verifiers:
             raise ChildError(
                 f"the row has no column '{COLUMN}'; python -m rlcore_agent_loop.verifiers writes rows that have"
             )
-        given = json.loads(columns[COLUMN])
-        return asyncio.run_coroutine_threadsafe(self._run(given, base_url, api_key, model), self._loop).result()
+        rollout_input = json.loads(columns[COLUMN])
+        return asyncio.run_coroutine_threadsafe(self._run(rollout_input, base_url, api_key, model), self._loop).result()
 
-    async def _run(self, given: dict[str, Any], base_url: str, api_key: str, model: str) -> float:
+    async def _run(self, rollout_input: dict[str, Any], base_url: str, api_key: str, model: str) -> float:
         from openai import AsyncOpenAI
         from verifiers.legacy.clients import OpenAIChatCompletionsClient
 
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as openai:
             client = OpenAIChatCompletionsClient(openai)
-            done = await self._environment.run_rollout(given, client, model, {})
+            done = await self._environment.run_rollout(rollout_input, client, model, {})
         if done["error"] is not None:
             raise ChildError(f"the environment failed: {done['error']}")
         return float(done["reward"])

@@ -61,27 +61,29 @@ class ActorHost:
             ) from cause
         self._host.build(shipment)
 
-    async def call(self, number: int, role: str, method: str, given: tuple[Sequence[Any], Mapping[str, Any]]) -> Answer:
-        """The method's result; `given` are its arguments."""
+    async def call(
+        self, number: int, role: str, method: str, arguments: tuple[Sequence[Any], Mapping[str, Any]]
+    ) -> Answer:
+        """The method's result; `arguments` are its arguments."""
         if not await self._turn(number):
             return CANCELLED
-        task = self._tasks[number] = asyncio.ensure_future(self._host.call(role, method, *given))
+        task = self._tasks[number] = asyncio.ensure_future(self._host.call(role, method, *arguments))
         try:
             return await _answered(lambda: task)
         finally:
             del self._tasks[number]
 
     async def stream(
-        self, number: int, role: str, method: str, given: tuple[Sequence[Any], Mapping[str, Any]]
+        self, number: int, role: str, method: str, arguments: tuple[Sequence[Any], Mapping[str, Any]]
     ) -> AsyncIterator[Answer]:
         """Lists of the items that have come since the last list; in the end, maybe, an error."""
         queue: asyncio.Queue[Any] = asyncio.Queue(STREAM_BATCH)
 
         async def pump() -> None:
-            items = self._host.stream(role, method, *given)
+            items = self._host.stream(role, method, *arguments)
             try:
-                async for item in items:
-                    await queue.put(item)
+                async for result in items:
+                    await queue.put(result)
             finally:
                 await items.aclose()
 

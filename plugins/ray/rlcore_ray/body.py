@@ -80,8 +80,8 @@ class ActorBody:
         """See `ReplicaBody.call`; what all ranks are given is stored once."""
         number = self._number
         with boundary(f"{where}: its arguments cannot be sent", WorkerError):
-            given: Any = (args, kwargs) if len(self._actors) == 1 else ray.put((args, kwargs))
-            refs = [actor.call.remote(number, role, method, given) for actor in self._actors]
+            payload: Any = (args, kwargs) if len(self._actors) == 1 else ray.put((args, kwargs))
+            refs = [actor.call.remote(number, role, method, payload) for actor in self._actors]
         self._number += 1  # only now: actors wait for every number in turn
         answered = False
         try:
@@ -105,8 +105,8 @@ class ActorBody:
         self._number += 1
         streams = [self._items(rank, refs, number, where, deadlines) for rank, refs in enumerate(calls)]
         async with aclosing(merged(streams)) as items:
-            async for item in items:
-                yield item
+            async for result in items:
+                yield result
 
     async def _items(
         self, rank: int, refs: Any, number: int, where: str, deadlines: Deadlines
@@ -120,8 +120,8 @@ class ActorBody:
                 except StopAsyncIteration:
                     ended = True
                     return
-                for item in await self._value(rank, ref, where, deadlines.call_s):
-                    yield item
+                for result in await self._value(rank, ref, where, deadlines.call_s):
+                    yield result
         except RayError as error:
             ended = True
             raise WorkerError(f"{where}: {await self._lost(rank, error)}") from error
@@ -141,8 +141,8 @@ class ActorBody:
 
     async def _all(self, refs: Sequence[Any], ask: Callable[..., Awaitable[Any]], *args: Any) -> list[Any]:
         """The answers of all ranks. The first error ends the wait, because other ranks may be waiting for that rank."""
-        asked = [ask(rank, ref, *args) for rank, ref in enumerate(refs)]
-        return await answers_of_ranks(asked, self._reasons.__contains__)
+        answers = [ask(rank, ref, *args) for rank, ref in enumerate(refs)]
+        return await answers_of_ranks(answers, self._reasons.__contains__)
 
     async def _value(self, rank: int, ref: Any, where: str, deadline_s: float) -> Any:
         """A worker's result; its exception is raised here.
@@ -181,8 +181,8 @@ class ActorBody:
         where = ", ".join(word for word in ("" if several else self.name, str(place or "")) if word)
         reason = f"{whose}: {describe(error).rstrip('.')}" + (where and f" ({where})")
         self._reasons.setdefault(rank, reason)
-        said = await self._output.last_words(place)
-        return self._reasons[rank] + self._last_words.setdefault(rank, said)
+        last_words = await self._output.last_words(place)
+        return self._reasons[rank] + self._last_words.setdefault(rank, last_words)
 
     def _rank_name(self, rank: int) -> str:
         return f"{self.name[:-1]}.{rank}]" if len(self._actors) > 1 else self.name

@@ -87,7 +87,7 @@ class RaySession:
                     ray.init(settings.address, **quiet)
                 return
             pools = bundles_of(self._slots, self._context.pools).values()
-            asked = sum(bundle["CPU"] for pool in pools for bundle in pool)
+            num_cpus = sum(bundle["CPU"] for pool in pools for bundle in pool)
             mark = uuid.uuid4().hex
             self._guard = Reaper(mark)
             os.environ[VARIABLE] = mark
@@ -96,7 +96,7 @@ class RaySession:
                 context = ray.init(
                     "local",
                     _node_ip_address=LOOPBACK,
-                    num_cpus=max(self._context.cpus, ceil(asked)),
+                    num_cpus=max(self._context.cpus, ceil(num_cpus)),
                     num_gpus=self._context.gpus,
                     object_store_memory=int(settings.object_store_gib * 2**30) or None,
                     include_dashboard=settings.dashboard,
@@ -227,8 +227,8 @@ def make_private_token() -> None:
 
     Its directory is closed to others' writing. WorkerError naming what stands in the file's place and holds no token.
     """
-    given = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    if given or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+    has_token = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if has_token or os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
         return
     path = Path.home() / ".ray" / "auth_token"
     with boundary(f"cluster: Ray's token '{path}'", WorkerError, OSError):

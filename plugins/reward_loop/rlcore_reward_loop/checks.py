@@ -79,8 +79,8 @@ def _check_reward(name: str, reward: RewardSettings, config: RunConfig, settings
     if reward.post_process and ":" not in reward.post_process:
         raise ConfigError(f"{key}.post_process: found '{reward.post_process}'; needs module:name or file.py:name")
     waits = [
-        item
-        for item, on in (
+        setting
+        for setting, on in (
             ("schedule.stream_minibatches=true", config.schedule.stream_minibatches),
             ("schedule.on_stale=drop", config.schedule.on_stale == "drop" and config.schedule.max_staleness > 0),
         )

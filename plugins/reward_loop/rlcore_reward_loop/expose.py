@@ -64,8 +64,8 @@ class Exposure:
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         root = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         self.url, self.eval_url = f"{root}/v1", f"{root}{EVAL_PREFIX}/v1"
-        told = {URL_VARIABLE: self.url, EVAL_URL_VARIABLE: self.eval_url, TOKEN_VARIABLE: self.token}
-        for name, value in told.items():
+        variables = {URL_VARIABLE: self.url, EVAL_URL_VARIABLE: self.eval_url, TOKEN_VARIABLE: self.token}
+        for name, value in variables.items():
             self._before[name] = os.environ.get(name)
             os.environ[name] = value
         remember_variable(TOKEN_VARIABLE)
@@ -84,8 +84,8 @@ class Exposure:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(errors="surrogatepass"), f"Bearer {self.token}".encode()):
+        header = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(header.encode(errors="surrogatepass"), f"Bearer {self.token}".encode()):
             return _error(401, "the token is missing or wrong")
         try:
             return await handler(request)

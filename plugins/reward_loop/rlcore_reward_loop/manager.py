@@ -37,13 +37,13 @@ class RewardLoop(RewardManager):
     def __init__(self, context: BuildContext) -> None:
         settings = context.settings(RewardLoopSettings)
         self._context = context
-        self._asked = Stopwatch()
+        self._call_time = Stopwatch()
         self._audit = CallLog(context.run_dir, settings.audit, settings.audit_characters)
         self._services = {
-            name: Service(name, service, self._audit, self._asked) for name, service in settings.services.items()
+            name: Service(name, service, self._audit, self._call_time) for name, service in settings.services.items()
         }
         self._models = {
-            name: Replicas(name, model, context.workers(Role(name, RewardReplica)), self._audit, self._asked)
+            name: Replicas(name, model, context.workers(Role(name, RewardReplica)), self._audit, self._call_time)
             for name, model in settings.models.items()
         }
         self._rewards = [
@@ -132,7 +132,7 @@ class RewardLoop(RewardManager):
         """See docs/rewards.md. A step is over: statistics take in what was seen in it."""
         served: dict[str, Service | Replicas] = {**self._services, **self._models}
         waits = {setting: seconds for replica in served.values() for setting, seconds in replica.take_waits().items()}
-        found, metrics = bound_by(waits, self._asked.take()), self._functions.metrics()
+        found, metrics = bound_by(waits, self._call_time.take()), self._functions.metrics()
         bound = max(metrics["time/service_bound"], found["time/service_bound"])
         metrics |= found | {"time/service_bound": bound}
         for name, replica in served.items():

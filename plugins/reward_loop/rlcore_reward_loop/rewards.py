@@ -54,7 +54,7 @@ class ServiceSource(ScoreSource):
         if not isinstance(answers, list) or len(answers) != len(questions):
             found = f"{len(answers)} of them" if isinstance(answers, list) else clipped(repr(answer), 80)
             raise NoAnswer(f"answered with {found}; 'scores' with {len(questions)} objects is needed")
-        return [_judged(answer, asked["id"]) for answer, asked in zip(answers, questions, strict=True)]
+        return [_judged(answer, sample["id"]) for answer, sample in zip(answers, questions, strict=True)]
 
 
 class JudgeSource(ScoreSource):
@@ -71,8 +71,10 @@ class JudgeSource(ScoreSource):
             call = Call(reward, identity(trajectory), body, CHAT_PATH, answer_tokens(judge))
             text = answer_text(await self._served_by.ask(call, lane))
         else:
-            asked = tuple(FrozenDict[str, Any](message) for message in messages(trajectory, self._template, judge))
-            request = ScoreRequest(identity(trajectory), asked, FrozenDict(engine_options(judge)))
+            conversation = tuple(
+                FrozenDict[str, Any](message) for message in messages(trajectory, self._template, judge)
+            )
+            request = ScoreRequest(identity(trajectory), conversation, FrozenDict(engine_options(judge)))
             text = (await self._served_by.ask(reward, request, lane)).text
         return [Outcome(RewardStatus.OK, score_of(text, judge), info={"said": clipped(text, 500)})]
 
@@ -192,20 +194,20 @@ def question(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _judged(answer: Any, asked: str) -> Outcome:
+def _judged(answer: Any, request_id: str) -> Outcome:
     """Of a group's answers one that is wrong fails its own sample only."""
     try:
-        return judgement(answer, asked)
+        return judgement(answer, request_id)
     except NoAnswer as cause:
         return failed(str(cause))
 
 
-def judgement(answer: Any, asked: str) -> Outcome:
+def judgement(answer: Any, request_id: str) -> Outcome:
     """A service's answer about one sample; NoAnswer for anything but finite numbers, or for another sample's."""
     if not isinstance(answer, dict) or "score" not in answer:
         raise NoAnswer(f"answered with {clipped(str(answer), 80)!r}; an object with 'score' is needed")
-    if answer.get("id", asked) != asked:
-        raise NoAnswer(f"answered about {clipped(str(answer['id']), 80)!r} when it was asked about '{asked}'")
+    if answer.get("id", request_id) != request_id:
+        raise NoAnswer(f"answered about {clipped(str(answer['id']), 80)!r} when it was asked about '{request_id}'")
     parts, info = answer.get("parts") or {}, answer.get("info") or {}
     if not isinstance(parts, dict) or not isinstance(info, dict):
         raise NoAnswer("answered with 'parts' or 'info' that is no object")

@@ -117,8 +117,8 @@ def _serving(whose: str) -> Iterator[None]:
         reasons = getattr(error.__cause__, "errors", None)  # of pydantic, with which vLLM checks its arguments
         if not callable(reasons):
             raise
-        said = " ".join("; ".join(str(reason["msg"]) for reason in reasons()).split())
-        cut = said if len(said) <= REASON_CHARACTERS else said[:REASON_CHARACTERS] + " ..."
+        reason_text = " ".join("; ".join(str(reason["msg"]) for reason in reasons()).split())
+        cut = reason_text if len(reason_text) <= REASON_CHARACTERS else reason_text[:REASON_CHARACTERS] + " ..."
         raise WorkerError(f"{whose}: {cut}; choose another model or another backend") from error.__cause__
 
 

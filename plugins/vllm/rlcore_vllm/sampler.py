@@ -82,10 +82,10 @@ class VllmSampler:
         tasks = [asyncio.create_task(work(request, sample)) for request in ordered for sample in range(request.n)]
         try:
             for _ in tasks:
-                item = await finished.get()
-                if isinstance(item, RlcoreError):
-                    raise item
-                yield item
+                result = await finished.get()
+                if isinstance(result, RlcoreError):
+                    raise result
+                yield result
         finally:
             for task in tasks:
                 task.cancel()

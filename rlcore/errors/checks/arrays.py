@@ -37,35 +37,37 @@ LARGEST = float(np.finfo(np.float32).max)
 """Rewards are float32 from where they become a batch."""
 
 
-def check_completion(who: str, item: Any, vocabulary: int | None) -> None:
-    """WorkerError unless `item` is a completion that can be trained on.
+def check_completion(who: str, completion: Any, vocabulary: int | None) -> None:
+    """WorkerError unless `completion` is a completion that can be trained on.
 
     (N,) ids inside the vocabulary (None: its size is not known), (N,) finite log-probs of at most 0 but for rounding,
     a finish reason, versions that begin with the first token. That it was asked for is the rollout service's to say.
     """
-    if not isinstance(item, Completion):
-        raise WorkerError(f"{who} yielded {kind(item)}; needs Completion")
-    if problem := _wrong_completion(item, vocabulary):
-        raise WorkerError(f"{who}: sample {shown(item.sample)} of request {shown(item.request_id)}: {problem}")
+    if not isinstance(completion, Completion):
+        raise WorkerError(f"{who} yielded {kind(completion)}; needs Completion")
+    if problem := _wrong_completion(completion, vocabulary):
+        raise WorkerError(
+            f"{who}: sample {shown(completion.sample)} of request {shown(completion.request_id)}: {problem}"
+        )
 
 
-def _wrong_completion(item: Completion, vocabulary: int | None) -> str:
-    if not isinstance(item.request_id, str) or not isinstance(item.sample, int):
+def _wrong_completion(completion: Completion, vocabulary: int | None) -> str:
+    if not isinstance(completion.request_id, str) or not isinstance(completion.sample, int):
         return "request_id and sample are not those of the request; needs its id and an index below its n"
-    if problem := _wrong_array("token_ids", item.token_ids, "iu", "integers"):
+    if problem := _wrong_array("token_ids", completion.token_ids, "iu", "integers"):
         return problem
-    if problem := _wrong_array("logprobs", item.logprobs, "f", "floating-point numbers"):
+    if problem := _wrong_array("logprobs", completion.logprobs, "f", "floating-point numbers"):
         return problem
-    num = len(item.token_ids)
-    if len(item.logprobs) != num:
-        return f"found {num} token_ids and {len(item.logprobs)} logprobs; needs one log-prob per token"
-    if num and (problem := _wrong_ids(item.token_ids, vocabulary) or wrong_logprobs(item.logprobs)):
+    num = len(completion.token_ids)
+    if len(completion.logprobs) != num:
+        return f"found {num} token_ids and {len(completion.logprobs)} logprobs; needs one log-prob per token"
+    if num and (problem := _wrong_ids(completion.token_ids, vocabulary) or wrong_logprobs(completion.logprobs)):
         return problem
-    if not isinstance(item.finish, FinishReason):
-        return f"finish is {shown(item.finish)}; needs one of {', '.join(map(repr, FinishReason))}"
-    if not isinstance(item.version, int) or item.version < 0:
-        return f"version is {shown(item.version)}; needs the number of the weights, 0 or more"
-    return _wrong_versions(item.versions, 0, num) if item.versions else ""
+    if not isinstance(completion.finish, FinishReason):
+        return f"finish is {shown(completion.finish)}; needs one of {', '.join(map(repr, FinishReason))}"
+    if not isinstance(completion.version, int) or completion.version < 0:
+        return f"version is {shown(completion.version)}; needs the number of the weights, 0 or more"
+    return _wrong_versions(completion.versions, 0, num) if completion.versions else ""
 
 
 def _wrong_array(name: str, array: Any, kinds: str, needed: str) -> str:

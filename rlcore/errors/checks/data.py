@@ -29,9 +29,9 @@ def listed(result: object, kind: type[T], whose: str) -> Sequence[T]:
         raise PluginError(f"{whose} returned {type(result).__name__}; needs a list or tuple of {kind.__name__}")
     with boundary(whose, PluginError, CALLED):  # a subclass of list may iterate as it likes
         items = list(result)
-    for item in items:
-        if not isinstance(item, kind):
-            raise PluginError(f"{whose} returned a list with {shown(item)}; needs {kind.__name__}")
+    for member in items:
+        if not isinstance(member, kind):
+            raise PluginError(f"{whose} returned a list with {shown(member)}; needs {kind.__name__}")
     return items
 
 

@@ -173,7 +173,7 @@ def _wrong_parameters(found: Any, declared: Any) -> str:
     if isinstance(found, staticmethod):
         due = due[1:]
     required = [parameter.name for parameter in due if parameter.default is parameter.empty]
-    for given in (required, [parameter.name for parameter in due]):
-        if problem := refuses(_function(found), given):
+    for names in (required, [parameter.name for parameter in due]):
+        if problem := refuses(_function(found), names):
             return f"() {problem}"
     return ""

@@ -248,5 +248,5 @@ def _not_plain(name: str, where: str, kind: str) -> str:
 
 
 def _wrong_parameters(name: str, parameters: str, where: str, num_arguments: int) -> str:
-    given = "1 argument" if num_arguments == 1 else f"{num_arguments} arguments"
-    return f"'{name}' of {where} takes {parameters}; needs to take {given} by position"
+    count = "1 argument" if num_arguments == 1 else f"{num_arguments} arguments"
+    return f"'{name}' of {where} takes {parameters}; needs to take {count} by position"

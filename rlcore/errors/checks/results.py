@@ -76,8 +76,8 @@ def _types(hint: Any) -> tuple[type, ...] | None:
     origin = get_origin(hint)
     if origin in (Union, UnionType):
         found = [_types(argument) for argument in get_args(hint)]
-        known = [item for item in found if item is not None]
-        return tuple(one for name in known for one in name) if len(known) == len(found) else None
+        known = [types for types in found if types is not None]
+        return tuple(member for name in known for member in name) if len(known) == len(found) else None
     cls = origin or hint
     if not isinstance(cls, type) or cls in (object, Any) or getattr(cls, "_is_protocol", False):
         return None

@@ -117,9 +117,9 @@ class ActorWorkerSuite(WorkerSuite):
             self.need(
                 same_bits(saved_BT, await logprobs(other, batch)), "log-probs after restore() are not those saved"
             )
-            for item in (actor, other):
-                await update(item, batch_of(self.vocabulary, seed=1))
-            pair = [await logprobs(item, batch) for item in (actor, other)]
+            for worker in (actor, other):
+                await update(worker, batch_of(self.vocabulary, seed=1))
+            pair = [await logprobs(worker, batch) for worker in (actor, other)]
             self.need(same_bits(*pair), "an update after restore() differs: some state of the optimizer was not saved")
 
         self.use(main)

@@ -77,7 +77,7 @@ class AgentLoopSuite(ComponentSuite):
     async def roll(self, agent: AgentLoop, tasks: Sequence[RolloutTask], lane: Lane = Lane.TRAIN) -> list[Trajectory]:
         """Every trajectory, in the order they come."""
         async with aclosing(agent.rollout(tasks, Sampling(max_tokens=MAX_TOKENS), lane)) as found:  # type: ignore[type-var]
-            return [item async for item in found]
+            return [trajectory async for trajectory in found]
 
     async def warm_up(self, component: Any) -> None:
         """A step."""
@@ -95,8 +95,8 @@ class AgentLoopSuite(ComponentSuite):
         self.use(main)
 
     def _are_complete(self, found: Sequence[Trajectory]) -> None:
-        for item in found:
-            self.need(isinstance(item, Trajectory), f"rollout() gave {item!r:.60}; needs a Trajectory")
+        for row in found:
+            self.need(isinstance(row, Trajectory), f"rollout() gave {row!r:.60}; needs a Trajectory")
         ids = [trajectory.id for trajectory in found]
         self.need(len(set(ids)) == len(ids), f"rollout() gave a trajectory twice: {sorted(ids)}")
         wanted = {TrajectoryId(task.prompt.id, task.epoch, i) for task in self.tasks() for i in range(task.n)}
@@ -106,7 +106,7 @@ class AgentLoopSuite(ComponentSuite):
             self.need(
                 trajectory.prompt.id == trajectory.id.prompt, f"{trajectory.id}: its prompt is '{trajectory.prompt.id}'"
             )
-            parts = sorted(one.id.segment for one in found if one.id.unit() == trajectory.id.unit())
+            parts = sorted(member.id.segment for member in found if member.id.unit() == trajectory.id.unit())
             self.need(parts == list(range(len(parts))), f"{trajectory.id}: the sample has the parts {parts}")
             good = trajectory.num_segments in (0, len(parts))
             self.need(good, f"{trajectory.id}: says num_segments={trajectory.num_segments}, and {len(parts)} came")
@@ -122,9 +122,9 @@ class AgentLoopSuite(ComponentSuite):
 
     def _is_whole(self, trajectory: Trajectory) -> None:
         who, arrays = f"{trajectory.id}", (trajectory.token_ids, trajectory.loss_mask, trajectory.logprobs)
-        kinds = tuple(str(one.dtype) for one in arrays)
+        kinds = tuple(str(array.dtype) for array in arrays)
         self.need(kinds == ("int32", "bool", "float32"), f"{who}: dtypes {kinds}; needs int32, bool, float32")
-        shapes = {one.shape for one in arrays}
+        shapes = {array.shape for array in arrays}
         self.need(
             len(shapes) == 1 and trajectory.token_ids.ndim == 1, f"{who}: shapes {sorted(shapes)}; needs one (T,)"
         )
@@ -164,7 +164,7 @@ class AgentLoopSuite(ComponentSuite):
         """The same seeds repeat in any order of tasks; other seeds differ."""
 
         async def main(agent: AgentLoop) -> None:
-            one, other = [_ids(await self.roll(agent, item)) for item in (self.tasks(), self.tasks()[::-1])]
+            one, other = [_ids(await self.roll(agent, order)) for order in (self.tasks(), self.tasks()[::-1])]
             self.need(one == other, "the same seeds give other tokens where tasks come in another order")
             self.need(one != _ids(await self.roll(agent, self.tasks(seed=700))), "other seeds give the same tokens")
             samples = {ids for name, ids in one.items() if name.prompt == self.tasks()[0].prompt.id}

@@ -145,9 +145,9 @@ class ClusterSuite(Suite):
                 due = started.context.threads_of(
                     next(worker for worker in started.context.workers if worker.request.role.name == role)
                 )
-                for index, told in enumerate(await group.each(cls.told)):
+                for index, identity in enumerate(await group.each(cls.identity)):
                     wanted = (role, index, 0, 1, seed, due, "cpu", run_dir)
-                    self.need(tuple(told) == wanted, f"{role}[{index}] was told {tuple(told)}; needs {wanted}")
+                    self.need(tuple(identity) == wanted, f"{role}[{index}] was told {tuple(identity)}; needs {wanted}")
 
         self.use(work)
 
@@ -186,11 +186,11 @@ class ClusterSuite(Suite):
 
         async def work(started: StartedCluster) -> None:
             replica = started.groups["probe"].replicas[0]
-            items = [item async for item in replica.stream(started.probe.count, NUM_ITEMS)]
+            items = [number async for number in replica.stream(started.probe.count, NUM_ITEMS)]
             self.need(items == list(range(NUM_ITEMS)), f"a stream of {NUM_ITEMS} items gave {len(items)}, or others")
             stream = replica.stream(started.probe.count, 10**9)
-            async for item in stream:
-                if item == 5:
+            async for number in stream:
+                if number == 5:
                     break
             await stream.aclose()
             ended = await replica.call(started.probe.ended)

@@ -76,9 +76,9 @@ class CriticWorkerSuite(WorkerSuite):
             await other.call(CriticWorker.restore, directory)
             found_BT = await other.call(CriticWorker.values, batch)
             self.need(same_bits(saved_BT, found_BT), "values after restore() are not those saved")
-            for item in (critic, other):
-                await item.call(CriticWorker.update, await targets(item, batch_of(self.vocabulary, seed=1)))
-            pair = [await item.call(CriticWorker.values, batch) for item in (critic, other)]
+            for worker in (critic, other):
+                await worker.call(CriticWorker.update, await targets(worker, batch_of(self.vocabulary, seed=1)))
+            pair = [await worker.call(CriticWorker.values, batch) for worker in (critic, other)]
             self.need(same_bits(*pair), "an update after restore() differs: some state of the optimizer was not saved")
 
         self.use(main)

@@ -110,7 +110,7 @@ class AdvantageEstimatorSuite(AlgorithmSuite):
         size = SAMPLES if scope is Scope.GROUP else 1
         changed_B = inputs.rewards_B.clone()
         changed_B[size:] += torch.arange(1.0, ROWS - size + 1)
-        one, other = (self.advantages(item)[:size] for item in (inputs, replace(inputs, rewards_B=changed_B)))
+        one, other = (self.advantages(rewarded)[:size] for rewarded in (inputs, replace(inputs, rewards_B=changed_B)))
         self.need_equal(f"rewards of another {scope.value}, with scope={scope.value}", one, other)
 
     def test_parts_of_a_sample_count_once(self) -> None:

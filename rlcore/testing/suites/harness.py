@@ -128,7 +128,7 @@ def all_checks(suite: type[Suite]) -> dict[str, Callable[..., None]]:
     found: dict[str, Any] = {}
     for base in reversed(suite.__mro__):
         found |= vars(base).get("_own_checks", {})
-    return {name: item for name, item in found.items() if callable(item)}
+    return {name: check for name, check in found.items() if callable(check)}
 
 
 def checks(suite: type[Suite]) -> tuple[str, ...]:

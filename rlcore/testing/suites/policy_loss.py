@@ -39,19 +39,21 @@ class PolicyLossSuite(AlgorithmSuite):
         mask_BT[:, 0], mask_BT[:, 2], mask_BT[3] = False, True, False
         advantages_BT = torch.tensor([1.5, -0.7, 0.4, 1.0], dtype=dtype)[:, None].expand(ROWS, LENGTH).clone()
         logprobs_BT = (old_BT + off_BT).requires_grad_()
-        given = PolicyLossInputs(logprobs_BT, old_BT, advantages_BT, mask_BT, AlgoConfig(**self.algo))
-        return replace(given, selected_BT=self._selected(given))
+        loss_inputs = PolicyLossInputs(logprobs_BT, old_BT, advantages_BT, mask_BT, AlgoConfig(**self.algo))
+        return replace(loss_inputs, selected_BT=self._selected(loss_inputs))
 
-    def _selected(self, given: PolicyLossInputs) -> Tensor | None:
+    def _selected(self, loss_inputs: PolicyLossInputs) -> Tensor | None:
         chosen = self.offer().selection
         if not chosen:
             return None
         select = self.selection if callable(self.selection) else import_function(chosen)
-        seen = SelectionInputs(given.old_logprobs_BT, given.advantages_BT, given.mask_BT, 0, given.config)
+        seen = SelectionInputs(
+            loss_inputs.old_logprobs_BT, loss_inputs.advantages_BT, loss_inputs.mask_BT, 0, loss_inputs.config
+        )
         found = select(seen)
-        good = isinstance(found, Tensor) and found.dtype is torch.bool and found.shape == given.mask_BT.shape
+        good = isinstance(found, Tensor) and found.dtype is torch.bool and found.shape == loss_inputs.mask_BT.shape
         self.need(good, f"its selection returned {found!r:.60}; needs a bool tensor of shape (B, T)")
-        self.need(not bool((found & ~given.mask_BT).any()), "its selection picks tokens that have no loss")
+        self.need(not bool((found & ~loss_inputs.mask_BT).any()), "its selection picks tokens that have no loss")
         selected: Tensor = found
         return selected
 
@@ -124,9 +126,9 @@ class PolicyLossSuite(AlgorithmSuite):
                 moved_BT = inputs.logprobs_BT.detach().clone()
                 moved_BT[row, place] += sign * STEP
                 sides.append(float(self.function()(replace(inputs, logprobs_BT=moved_BT)).loss_BT.sum()))
-            slope, said = (sides[0] - sides[1]) / (2 * STEP), float(found_BT[row, place])
-            good = abs(slope - said) <= 1e-4 * max(1.0, abs(slope))
-            self.need(good, f"the gradient of a token is {said:g}, a finite difference {slope:g}")
+            slope, autograd_slope = (sides[0] - sides[1]) / (2 * STEP), float(found_BT[row, place])
+            good = abs(slope - autograd_slope) <= 1e-4 * max(1.0, abs(slope))
+            self.need(good, f"the gradient of a token is {autograd_slope:g}, a finite difference {slope:g}")
 
     def test_extremes_are_no_nan(self) -> None:
         """Log-ratios of 30 and -30, advantages of 1000 and 0, in float32."""

@@ -19,9 +19,9 @@ class ResourcePoolSuite(Suite):
     def pools(self, requests: Sequence[WorkerRequest]) -> list[PoolSpec]:
         """The hook's offers for these requests."""
         names = self.load().__code__.co_varnames[: self.load().__code__.co_argcount]
-        given: dict[str, Any] = {"config": self.config(), "requests": tuple(requests)}
-        found = self.load()(**{name: given[name] for name in names})
-        good = isinstance(found, (list, tuple)) and all(isinstance(item, PoolSpec) for item in found)
+        arguments: dict[str, Any] = {"config": self.config(), "requests": tuple(requests)}
+        found = self.load()(**{name: arguments[name] for name in names})
+        good = isinstance(found, (list, tuple)) and all(isinstance(pool, PoolSpec) for pool in found)
         self.need(good, f"returned {found!r:.80}; needs a list of PoolSpec")
         return list(found)
 
@@ -73,6 +73,6 @@ class ResourcePoolSuite(Suite):
     def test_it_declares_the_same_whenever_it_is_asked(self) -> None:
         """The order of the requests does not matter either."""
         one, other = (
-            sorted(self.pools(item), key=lambda pool: pool.name) for item in (self.requests, self.requests[::-1])
+            sorted(self.pools(order), key=lambda pool: pool.name) for order in (self.requests, self.requests[::-1])
         )
         self.need(one == other, f"offers {one}, and then {other}; needs the same")

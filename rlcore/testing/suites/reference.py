@@ -50,7 +50,9 @@ class ReferenceWorkerSuite(WorkerSuite):
                 reference = await work.start()
                 for _ in range(2):
                     found.append(await reference.call(ReferenceWorker.logprobs, batch))
-            self.need(all(same_bits(found[0], item) for item in found), "log-probs of the frozen policy differ")
+            self.need(
+                all(same_bits(found[0], logprobs_BT) for logprobs_BT in found), "log-probs of the frozen policy differ"
+            )
 
         self.use(main)
 

@@ -36,14 +36,14 @@ class RewardManagerSuite(ComponentSuite):
     failing: Sequence[Trajectory] = ()
     """Claim: samples that cannot be scored; they come back FAILED."""
 
-    def given(self) -> list[Trajectory]:
+    def samples(self) -> list[Trajectory]:
         """The trajectories to score."""
         own = [make_trajectory(prompt, sample) for prompt in range(2) for sample in range(GROUP)]
         return list(self.trajectories) or own
 
     async def warm_up(self, component: Any) -> None:
         """Score one step."""
-        await score_all(component, self.given())
+        await score_all(component, self.samples())
 
     def test_its_scope_is_one(self) -> None:
         """`scope` is a `Scope`."""
@@ -58,17 +58,17 @@ class RewardManagerSuite(ComponentSuite):
 
         async def main(manager: RewardManager) -> None:
             for lane, step in ((Lane.TRAIN, 1), (Lane.EVAL, -1)):
-                given = self.given()[::step]
-                self._are_whole(given, await score_all(manager, given, lane))
+                samples = self.samples()[::step]
+                self._are_whole(samples, await score_all(manager, samples, lane))
 
         self.use(main)
 
-    def _are_whole(self, given: Sequence[Trajectory], scored: Sequence[ScoredTrajectory]) -> None:
+    def _are_whole(self, samples: Sequence[Trajectory], scored: Sequence[ScoredTrajectory]) -> None:
         for sample in scored:
             self.need(isinstance(sample, ScoredTrajectory), f"score() gave {sample!r:.60}; needs ScoredTrajectory")
-        found, wanted = sorted(sample.trajectory.id for sample in scored), sorted(sample.id for sample in given)
+        found, wanted = sorted(sample.trajectory.id for sample in scored), sorted(sample.id for sample in samples)
         self.need(found == wanted, f"of {len(wanted)} trajectories came back {len(found)}, not each once")
-        by_id = {sample.id: sample for sample in given}
+        by_id = {sample.id: sample for sample in samples}
         for sample in scored:
             self._is_whole(sample.reward, sample.trajectory, by_id[sample.trajectory.id])
 
@@ -86,7 +86,7 @@ class RewardManagerSuite(ComponentSuite):
         due: Any = loaded_function(type(self).expected)
 
         async def main(manager: RewardManager) -> None:
-            for sample in await score_all(manager, self.given()):
+            for sample in await score_all(manager, self.samples()):
                 score, wanted = sample.reward.score, due(sample.trajectory)
                 good = math.isclose(score, wanted, rel_tol=1e-6)
                 self.need(good, f"{sample.trajectory.id}: scored {score}, not {wanted}: another one's reward?")
@@ -97,9 +97,9 @@ class RewardManagerSuite(ComponentSuite):
         """Each trajectory keeps its own."""
 
         async def main(manager: RewardManager) -> None:
-            given = self.given()
-            shuffled = [given[index] for index in np.random.default_rng(0).permutation(len(given))]
-            one, other = [by_id(await score_all(manager, item, Lane.EVAL)) for item in (given, shuffled)]
+            samples = self.samples()
+            shuffled = [samples[index] for index in np.random.default_rng(0).permutation(len(samples))]
+            one, other = [by_id(await score_all(manager, queue, Lane.EVAL)) for queue in (samples, shuffled)]
             self.need(one == other, f"scores {one}, and {other} where they arrive in another order")
 
         self.use(main)
@@ -108,12 +108,12 @@ class RewardManagerSuite(ComponentSuite):
         """Two steps and an evaluation at a time."""
 
         async def main(manager: RewardManager) -> None:
-            given = self.given()
+            samples = self.samples()
             # the same prompts again, as of later epochs
-            later = [replace(sample, id=replace(sample.id, epoch=1)) for sample in given]
-            asked = ((given, Lane.TRAIN), (later, Lane.TRAIN), (given, Lane.EVAL))
-            found = await asyncio.gather(*(score_all(manager, request, lane) for request, lane in asked))
-            for (request, _), scored in zip(asked, found, strict=True):
+            later = [replace(sample, id=replace(sample.id, epoch=1)) for sample in samples]
+            streams = ((samples, Lane.TRAIN), (later, Lane.TRAIN), (samples, Lane.EVAL))
+            found = await asyncio.gather(*(score_all(manager, request, lane) for request, lane in streams))
+            for (request, _), scored in zip(streams, found, strict=True):
                 self._are_whole(request, scored)
 
         self.use(main)
@@ -122,8 +122,8 @@ class RewardManagerSuite(ComponentSuite):
         """Each part comes back once."""
 
         async def main(manager: RewardManager) -> None:
-            first = self.given()[0]
-            group = [sample for sample in self.given() if sample.id.prompt == first.id.prompt][1:]
+            first = self.samples()[0]
+            group = [sample for sample in self.samples() if sample.id.prompt == first.id.prompt][1:]
             parts = [replace(first, id=replace(first.id, segment=part), num_segments=2) for part in (1, 0)]
             scored = [
                 sample
@@ -141,10 +141,10 @@ class RewardManagerSuite(ComponentSuite):
         """The next one is scored in full."""
 
         async def main(manager: RewardManager) -> None:
-            async with aclosing(manager.score(stream_of(self.given()), Lane.TRAIN)) as results:  # type: ignore[type-var]
+            async with aclosing(manager.score(stream_of(self.samples()), Lane.TRAIN)) as results:  # type: ignore[type-var]
                 async for _ in results:
                     break
-            self._are_whole(self.given(), await score_all(manager, self.given()))
+            self._are_whole(self.samples(), await score_all(manager, self.samples()))
 
         self.use(main)
 
@@ -153,7 +153,7 @@ class RewardManagerSuite(ComponentSuite):
 
         async def main(manager: RewardManager) -> None:
             async def broken() -> AsyncIterator[Trajectory]:
-                yield self.given()[0]
+                yield self.samples()[0]
                 raise _UpstreamError
 
             try:
@@ -183,7 +183,9 @@ class RewardManagerSuite(ComponentSuite):
 
 def by_id(scored: Sequence[ScoredTrajectory]) -> dict[TrajectoryId, float]:
     """The scores."""
-    return {sample.trajectory.id: sample.reward.score for sample in sorted(scored, key=lambda one: one.trajectory.id)}
+    return {
+        sample.trajectory.id: sample.reward.score for sample in sorted(scored, key=lambda score: score.trajectory.id)
+    }
 
 
 def loaded_function(value: Any) -> Any:

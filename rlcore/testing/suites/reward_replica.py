@@ -42,7 +42,7 @@ class RewardReplicaSuite(WorkerSuite):
     async def ask(self, replica: Any, requests: Sequence[ScoreRequest]) -> list[RawScore]:
         """One answer per request, in their order."""
         found = await replica.call(RewardReplica.score, requests)
-        good = isinstance(found, list) and all(isinstance(item, RawScore) for item in found)
+        good = isinstance(found, list) and all(isinstance(answer, RawScore) for answer in found)
         self.need(good, f"score() returned {found!r:.80}; needs a list of RawScore")
         ids = [trajectory.id for trajectory in found]
         self.need(ids == [request.id for request in requests], f"score() answered {ids}; needs the requests' order")
@@ -61,8 +61,10 @@ class RewardReplicaSuite(WorkerSuite):
 
     def _is_whole(self, answer: RawScore) -> None:
         self.need(answer.error == "", f"'{answer.id}' has the error {answer.error!r}")
-        said = (answer.score is not None) + bool(answer.text)
-        self.need(said == 1, f"'{answer.id}' has score {answer.score} and text {answer.text!r:.40}; needs one of them")
+        num_fields = (answer.score is not None) + bool(answer.text)
+        self.need(
+            num_fields == 1, f"'{answer.id}' has score {answer.score} and text {answer.text!r:.40}; needs one of them"
+        )
         number = answer.score is None or (isinstance(answer.score, float) and math.isfinite(answer.score))
         self.need(number, f"'{answer.id}' has the score {answer.score!r}; needs a finite float")
 
@@ -76,9 +78,13 @@ class RewardReplicaSuite(WorkerSuite):
             alone = [(await self.ask(replica, [request]))[0] for request in self.requests()]
             calls = await asyncio.gather(*(self.ask(replica, [request]) for request in self.requests()))
             for found, how in ((alone, "one by one"), ([call[0] for call in calls], "in calls at the same time")):
-                for one, other in zip(together, found, strict=True):
-                    same = one.text == other.text and abs((one.score or 0.0) - (other.score or 0.0)) <= TOLERANCE
-                    self.need(same, f"'{one.id}' is {shown(one)} in a batch and {shown(other)} {how}; needs the same")
+                for batched, other in zip(together, found, strict=True):
+                    same = (
+                        batched.text == other.text and abs((batched.score or 0.0) - (other.score or 0.0)) <= TOLERANCE
+                    )
+                    self.need(
+                        same, f"'{batched.id}' is {shown(batched)} in a batch and {shown(other)} {how}; needs the same"
+                    )
             self.need(len({shown(answer) for answer in together}) > 1, "all conversations get the same answer")
 
         self.use(main)
@@ -93,9 +99,9 @@ class RewardReplicaSuite(WorkerSuite):
             requests.insert(1, ScoreRequest("bad", tuple(self.unreadable)))
             found = {answer.id: answer for answer in await self.ask(replica, requests)}
             self.need(bool(found["bad"].error), f"the unreadable request has no error: {found['bad']}")
-            for name, item in found.items():
+            for name, answer in found.items():
                 if name != "bad":
-                    self._is_whole(item)
+                    self._is_whole(answer)
 
         self.use(main)
 

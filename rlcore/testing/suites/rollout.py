@@ -202,10 +202,10 @@ def requests(seed: int = 3, temperature: float = 1.0) -> list[GenerateRequest]:
     ]
 
 
-async def generate(rollout: Any, asked: Sequence[GenerateRequest]) -> list[Completion]:
+async def generate(rollout: Any, requests: Sequence[GenerateRequest]) -> list[Completion]:
     """Every completion, in the order they come."""
-    async with aclosing(rollout.stream(RolloutWorker.generate, asked)) as items:
-        return [item async for item in items]
+    async with aclosing(rollout.stream(RolloutWorker.generate, requests)) as items:
+        return [completion async for completion in items]
 
 
 def by_key(found: Sequence[Completion]) -> dict[Key, Completion]:

@@ -56,7 +56,7 @@ class ScorerSuite(ContextSuite):
         found = []
         for call in calls:
             outcomes = await scorer.score(call, lane)
-            good = isinstance(outcomes, list) and all(isinstance(one, Outcome) for one in outcomes)
+            good = isinstance(outcomes, list) and all(isinstance(outcome, Outcome) for outcome in outcomes)
             self.need(good, f"score() returned {outcomes!r:.80}; needs a list of Outcome")
             self.need(len(outcomes) == len(call), f"score() gave {len(outcomes)} outcomes for {len(call)} samples")
             found += outcomes
@@ -117,8 +117,8 @@ class ScorerSuite(ContextSuite):
             found = await scorer.post_process(self.samples(self.responses), outcomes, Lane.TRAIN)
             good = isinstance(found, list) and len(found) == len(outcomes)
             self.need(good, f"post_process() returned {found!r:.80}; needs {len(outcomes)} outcomes")
-            for item in found:
-                self._is_whole(item)
+            for outcome in found:
+                self._is_whole(outcome)
             self.need(found[-1].status is RewardStatus.FAILED, "post_process() made a score of a failure")
 
         self.use(main)

@@ -92,8 +92,8 @@ def batch_of(vocabulary: int, seed: int = 0, advantages: float | None = None) ->
 def need_per_token(suite: Suite, what: str, found_BT: Any, batch: Batch) -> None:
     """`Breach` unless it is a finite float32 array of the batch's shape."""
     shape = batch.tokens.token_ids_BT.shape
-    given = (getattr(found_BT, "shape", None), str(getattr(found_BT, "dtype", type(found_BT).__name__)))
-    suite.need(given == (shape, "float32"), f"{what} are {given[1]} of shape {given[0]}; needs float32 {shape}")
+    form = (getattr(found_BT, "shape", None), str(getattr(found_BT, "dtype", type(found_BT).__name__)))
+    suite.need(form == (shape, "float32"), f"{what} are {form[1]} of shape {form[0]}; needs float32 {shape}")
     mask_BT = batch.tokens.loss_mask_BT
     suite.need(bool(np.isfinite(found_BT[mask_BT]).all()), f"{what} are not finite where a token was sampled")
 

@@ -83,7 +83,7 @@ class Agents:
     async def _talk(self, recording: Recording, token: str, time_s: float) -> CallLost | None:
         """Run the agent until it ends, or its time does; what became of its process if that was another's doing."""
         episode, began = recording.episode, asyncio.Event()
-        work = self._call(self._given(episode.task, token), time_s, began)
+        work = self._call(self._arguments(episode.task, token), time_s, began)
         running = self._linger(work)
         waiting = asyncio.create_task(began.wait())
         try:
@@ -120,13 +120,13 @@ class Agents:
         if not task.cancelled():
             task.exception()
 
-    async def _call(self, given: Mapping[str, Any], time_s: float, began: asyncio.Event) -> Any:
+    async def _call(self, arguments: Mapping[str, Any], time_s: float, began: asyncio.Event) -> Any:
         deadline_s, threads = time_s + self._grace_s, self._settings.threads
         return await in_child(
-            self._pool, "agent", deadline_s, "run", dict(given), began=lambda slot: began.set(), shared_by=threads
+            self._pool, "agent", deadline_s, "run", dict(arguments), began=lambda slot: began.set(), shared_by=threads
         )
 
-    def _given(self, task: RolloutTask, token: str) -> dict[str, Any]:
+    def _arguments(self, task: RolloutTask, token: str) -> dict[str, Any]:
         messages = [dict(message) for message in task.prompt.messages]
         return {
             "base_url": self._endpoint.url,

@@ -99,11 +99,11 @@ class Endpoint:
 
     def _sample(self, request: web.Request) -> tuple[str, Recording]:
         """The sample whose token the request carries; the secret is compared in constant time. Unknown without one."""
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
-        number, _, secret = given.partition(".")
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        number, _, secret = bearer.partition(".")
         known, recording = self._samples.get(number, ("", None))
-        said = secret.encode("utf-8", "surrogateescape")  # the bytes that came
-        if recording is None or not hmac.compare_digest(known.encode(), said):
+        secret_bytes = secret.encode("utf-8", "surrogateescape")  # the bytes that came
+        if recording is None or not hmac.compare_digest(known.encode(), secret_bytes):
             raise Unknown("the token of a running sample is needed")
         return number, recording
 

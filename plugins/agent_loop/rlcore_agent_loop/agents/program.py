@@ -41,11 +41,11 @@ class Program:
                 "plugins.agent_loop.agent.threads=1, with which OPENAI_BASE_URL and OPENAI_API_KEY say them"
             )
 
-    def run(self, given: Mapping[str, Any]) -> float | str | None:
+    def run(self, arguments: Mapping[str, Any]) -> float | str | None:
         """The function's result: a reward, a last word, or nothing; a coroutine runs on a fresh loop."""
         if self._alone:
-            os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = given["base_url"], given["api_key"]
-        named = {name: value for name, value in given.items() if self._open or name in self._names}
+            os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"] = arguments["base_url"], arguments["api_key"]
+        named = {name: value for name, value in arguments.items() if self._open or name in self._names}
         value = self._function(**named, **self._kwargs)
         if inspect.iscoroutine(value):
             value = asyncio.run(value)

@@ -186,15 +186,15 @@ class Recording:
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:
-    given = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
-    if any(type(limit) is not int or limit < 1 for limit in given):
+    limits = [body[name] for name in ("max_completion_tokens", "max_tokens") if body.get(name) is not None]
+    if any(type(limit) is not int or limit < 1 for limit in limits):
         raise BadRequest("max_tokens: needs a number of at least 1")
-    return given[0] if given else None
+    return limits[0] if limits else None
 
 
 def _stop(body: Mapping[str, Any]) -> Sequence[str]:
     stop = body.get("stop") or []
     found = [stop] if isinstance(stop, str) else stop
-    if not isinstance(found, list) or not all(isinstance(item, str) and item for item in found):
+    if not isinstance(found, list) or not all(isinstance(string, str) and string for string in found):
         raise BadRequest("stop: needs a text or a list of texts")
     return found

@@ -247,11 +247,11 @@ class Conversation:
             if last:
                 return MAX_TURNS, (), False
             results = await tools.results(calls, settings.max_calls, settings.max_result_chars)
-            told = [
+            messages = [
                 {"role": settings.result_role, "name": call.name or "tool", "content": result}
                 for call, result in zip(calls, results, strict=True)
             ]
-            return "", told, False
+            return "", messages, False
         self._last_calls = []
         if self._environment is None:
             return STOP, (), False
@@ -275,4 +275,4 @@ class Conversation:
 
 
 def _sorted(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted(arguments.items(), key=lambda item: item[0])
+    return sorted(arguments.items(), key=lambda pair: pair[0])

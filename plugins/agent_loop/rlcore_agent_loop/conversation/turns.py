@@ -96,9 +96,9 @@ class LaterTurns:
         name, call = question.request.id, question.call
         if call is None:
             self._gathering.pop(name, None)
-        elif call.owed.pop(name, None) is not None:
+        elif call.questions.pop(name, None) is not None:
             call.num_given_up += 1
-            if not call.owed:
+            if not call.questions:
                 await call.stop()
 
 
@@ -116,7 +116,7 @@ class _Question:
 class _Call:
     """One call of the generator."""
 
-    owed: dict[str, _Question]
+    questions: dict[str, _Question]
     """By the name of the request: what was not answered yet."""
     task: "asyncio.Task[None] | None" = None
     num_given_up: int = 0
@@ -124,7 +124,7 @@ class _Call:
 
     def begin(self, generator: "Generator", lane: Lane) -> None:
         """Send the call. However it ends, every turn that it owes is answered."""
-        for call in self.owed.values():
+        for call in self.questions.values():
             call.call = self
         self.task = asyncio.create_task(self._ask(generator, lane))
         self.task.add_done_callback(self._ended)
@@ -136,18 +136,18 @@ class _Call:
             await asyncio.gather(self.task, return_exceptions=True)
 
     async def _ask(self, generator: "Generator", lane: Lane) -> None:
-        requests = [call.request for call in self.owed.values()]
+        requests = [call.request for call in self.questions.values()]
         async with aclosing(generator.generate(requests, lane)) as completions:  # type: ignore[type-var]
             async for completion in completions:  # to the end: there is nothing to cancel then
-                question = self.owed.pop(completion.request_id, None)
+                question = self.questions.pop(completion.request_id, None)
                 if question is not None and not question.answer.done():
                     question.answer.set_result(completion)
-                if self.num_given_up and not self.owed:
+                if self.num_given_up and not self.questions:
                     break
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
-        for name, call in self.owed.items():
+        for name, call in self.questions.items():
             if call.answer.done():
                 continue
             if task.cancelled():

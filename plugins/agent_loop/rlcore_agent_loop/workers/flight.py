@@ -21,7 +21,7 @@ class OpenConversations:
 
     def __init__(self, admission: SampleLimit) -> None:
         self._ended: Inbox[Sequence[Trajectory]] = Inbox()
-        self._owed = 0
+        self._num_pending = 0
         """Places taken and not yet given back."""
         self._admission = admission
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,7 +62,7 @@ class OpenConversations:
             group = [waiting.pop(0)]
             while waiting and self._admission.take_now(waiting[0][1]):
                 group.append(waiting.pop(0))
-            self._owed += sum(num for _, num in group)
+            self._num_pending += sum(num for _, num in group)
             begin([task for task, _ in group])
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
@@ -82,7 +82,7 @@ class OpenConversations:
     def deliver(self, parts: Sequence[Trajectory]) -> None:
         """A sample has ended."""
         self._ended.put(parts)
-        self._owed -= 1
+        self._num_pending -= 1
         self._admission.give_back(1)
 
     def _done(self, task: "asyncio.Task[None]") -> None:
@@ -107,9 +107,9 @@ class OpenConversations:
         tasks = [task for task in self._tasks if not task.done()]  # of a step that went well nearly none is left
         self.give_up(*tasks)
         await asyncio.gather(*tasks, return_exceptions=True)
-        owed, self._owed = self._owed, 0
-        if owed:
-            self._admission.give_back(owed)
+        num_pending, self._num_pending = self._num_pending, 0
+        if num_pending:
+            self._admission.give_back(num_pending)
 
 
 class Counts:

@@ -91,7 +91,7 @@ class DistributedToolLoop(AgentLoop):
         dealt: dict[int, list[RolloutTask]] = {}
         for task in tasks:
             dealt.setdefault(self._dispatcher.assign(task.n), []).append(task)
-        return sorted(dealt.items(), key=lambda item: item[0])
+        return sorted(dealt.items(), key=lambda pair: pair[0])
 
     async def _run(
         self, flight: OpenConversations, place: int, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane
@@ -120,7 +120,7 @@ class DistributedToolLoop(AgentLoop):
         """One stream of a worker, until every sample of the share has come."""
         answers: asyncio.Queue[Answered] = asyncio.Queue()
         sending = flight.spawn(_send(worker, share.number, answers))
-        asked: dict[int, asyncio.Task[None]] = {}
+        tasks: dict[int, asyncio.Task[None]] = {}
         done = tuple(share.done)
         stream = worker.stream(AgentWorker.rollout, share.number, share.left(), share.sampling, share.lane, done)
         try:
@@ -131,13 +131,13 @@ class DistributedToolLoop(AgentLoop):
                         self._dispatcher.finish(place, 1)
                         flight.deliver(message.segments)
                     elif isinstance(message, PolicyRequest):
-                        asked[message.number] = flight.spawn(self._ask(message, share.lane, answers))
-                    elif isinstance(message, Withdrawn) and message.number in asked:
-                        flight.give_up(asked.pop(message.number))
+                        tasks[message.number] = flight.spawn(self._ask(message, share.lane, answers))
+                    elif isinstance(message, Withdrawn) and message.number in tasks:
+                        flight.give_up(tasks.pop(message.number))
         finally:
             self._dispatcher.finish(place, sum(1 for _ in share.missing()))
-            flight.give_up(sending, *asked.values())
-            await asyncio.gather(sending, *asked.values(), return_exceptions=True)
+            flight.give_up(sending, *tasks.values())
+            await asyncio.gather(sending, *tasks.values(), return_exceptions=True)
         if missing := sum(1 for _ in share.missing()):
             raise WorkerError(f"{worker.name}: it says it is done, but {missing} samples are missing")
 

@@ -125,9 +125,9 @@ class PolicyProxy:
 
     def answer(self, answers: Sequence[Answered]) -> None:
         """Hand answers to their callers, if these still wait."""
-        for item in answers:
-            if item.number in self._open:
-                self._open[item.number].put_nowait(item.completion)
+        for answer in answers:
+            if answer.number in self._open:
+                self._open[answer.number].put_nowait(answer.completion)
 
 
 class LoopWorker(AgentWorker):

@@ -91,7 +91,9 @@ class Router:
             if target.latency_s and target.ejected_until is None and target is not avoid
         ]
         guess_s = min((target.latency_s for target in known), default=0.0)
-        target = self._dispatcher.choose(lambda one: (one.expected_s(now, guess_s), len(one.calls)), avoid)
+        target = self._dispatcher.choose(
+            lambda candidate: (candidate.expected_s(now, guess_s), len(candidate.calls)), avoid
+        )
         return None if target is None else self._begin(target, now)
 
     async def take(self, due: float, avoid: Target | None = None) -> tuple[Target, int]:
@@ -137,7 +139,7 @@ class Router:
     def _proven(self, target: Target) -> bool:
         if target.num_failures < self._eject_after:
             return False
-        others = any(item.ejected_until is None for item in self.targets if item is not target)
+        others = any(other.ejected_until is None for other in self.targets if other is not target)
         return self._probe is not None or (others and len(target.witnesses) > 1)
 
     def dropped(self, target: Target, call: int) -> None:

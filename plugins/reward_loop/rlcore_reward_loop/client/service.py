@@ -57,10 +57,10 @@ class _Asking:
 class Service:
     """An entry of `services`, started."""
 
-    def __init__(self, name: str, settings: ServiceSettings, audit: CallLog, asked: Stopwatch):
-        """`asked` runs while a call is under way or waits."""
+    def __init__(self, name: str, settings: ServiceSettings, audit: CallLog, call_time: Stopwatch):
+        """`call_time` runs while a call is under way or waits."""
         self.name, self.settings, self.audit = name, settings, audit
-        self._asked, self._for_slot = asked, Stopwatch()
+        self._call_time, self._for_slot = call_time, Stopwatch()
         self.client = Client(settings.token)
         self.timers = Timers()
         self.gate = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, settings.adaptive, self._for_slot)
@@ -153,7 +153,7 @@ class Service:
 
     async def _ask(self, call: Call, lane: Lane, asking: "_Asking | None" = None) -> Any:
         body = ENCODER.encode(call.body).encode()
-        self._asked.start()
+        self._call_time.start()
         try:
             if not self.gate.enter(lane):
                 await self.gate.wait(lane)
@@ -162,7 +162,7 @@ class Service:
             finally:
                 self.gate.leave(lane)
         finally:
-            self._asked.stop()
+            self._call_time.stop()
 
 
 def _key(call: Call) -> bytes:

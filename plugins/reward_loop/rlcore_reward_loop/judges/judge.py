@@ -59,9 +59,9 @@ def messages(trajectory: Trajectory, template: str, judge: JudgeSettings) -> lis
         "answer": "(none)" if prompt.answer is None else str(prompt.answer),
         "response": quoted(response_text(trajectory)),
     }
-    asked = PLACES.sub(lambda place: parts[place.group(1)], template)
+    question = PLACES.sub(lambda place: parts[place.group(1)], template)
     system = [{"role": "system", "content": judge.system}] if judge.system else []
-    return [*system, {"role": "user", "content": asked}]
+    return [*system, {"role": "user", "content": question}]
 
 
 def response_text(trajectory: Trajectory) -> str:

@@ -26,13 +26,13 @@ class Replicas:
         settings: ModelSettings,
         group: WorkerGroup[RewardReplica],
         audit: CallLog,
-        asked: Stopwatch,
+        call_time: Stopwatch,
     ) -> None:
-        """`asked` runs while a request is under way or waits."""
+        """`call_time` runs while a request is under way or waits."""
         self.name, self.settings = name, settings
         self._group, self._audit = group, audit
         self._by_name = {replica.name: replica for replica in group.replicas}
-        self._asked, self._for_slot = asked, Stopwatch()
+        self._call_time, self._for_slot = call_time, Stopwatch()
         self.gate = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, False, self._for_slot)
         self.router = Router(list(self._by_name), 1, settings.health_s, self._healthy)
         self.counts: dict[str, float] = defaultdict(float)
@@ -64,11 +64,11 @@ class Replicas:
 
     async def ask(self, reward: str, request: ScoreRequest, lane: Lane) -> RawScore:
         """A replica's answer; NoAnswer when two replicas failed, none is healthy, or the deadline has passed."""
-        self._asked.start()
+        self._call_time.start()
         try:
             return await self._ask_in_turn(reward, request, lane)
         finally:
-            self._asked.stop()
+            self._call_time.stop()
 
     async def _ask_in_turn(self, reward: str, request: ScoreRequest, lane: Lane) -> RawScore:
         async with self.gate.slot(lane):
@@ -97,7 +97,7 @@ class Replicas:
         return raw
 
     async def _ask(self, request: ScoreRequest, due: float) -> RawScore:
-        said: list[str] = []
+        reasons: list[str] = []
         avoid = None
         for tried in range(TRIES):
             try:
@@ -116,7 +116,7 @@ class Replicas:
                 ) from cause
             except RlcoreError as cause:
                 self.router.failed(target, number, str(cause))
-                said.append(str(cause))
+                reasons.append(str(cause))
                 avoid = target
             except asyncio.CancelledError:
                 self.router.dropped(target, number)
@@ -124,7 +124,7 @@ class Replicas:
             else:
                 self.router.succeeded(target, number)
                 return raw
-        raise NoAnswer(f"model '{self.name}': {said[-1]}; the try before that: {said[0]}")
+        raise NoAnswer(f"model '{self.name}': {reasons[-1]}; the try before that: {reasons[0]}")
 
     async def _healthy(self, target: Target) -> bool:
         try:

@@ -52,7 +52,7 @@ def _is_plain(layer: Any, family: str) -> bool:
     kinds = [type(module).__name__ for module in (layer, attention, mlp, layer.input_layernorm)]
     return (
         kinds == [f"{family}{name}" for name in ("DecoderLayer", "Attention", "MLP", "RMSNorm")]
-        and all(type(item) is nn.Linear and type(item.weight) is nn.Parameter for item in linears)
+        and all(type(linear) is nn.Linear and type(linear.weight) is nn.Parameter for linear in linears)
         and can_attend_together(linears[0].weight)
     )
 

@@ -139,8 +139,8 @@ class MasterAdamW:
         adamw = self._adamw.state_dict()
         tensors = {
             f"adamw.{index}.{name}": own(value)
-            for index, item in adamw["state"].items()
-            for name, value in item.items()
+            for index, moments in adamw["state"].items()
+            for name, value in moments.items()
         }
         tensors |= {f"master.{index}": own(master) for index, master in enumerate(self._copies())}
         return tensors, {"param_groups": adamw["param_groups"]}

@@ -98,9 +98,9 @@ class SavedTensors:
             return self.whole(name)
         wanted = rows_of(sum(shape[0] for shape in shapes), part, num_parts)
         found, first = [], 0
-        for item, shape in zip(slices, shapes, strict=True):
+        for shard, shape in zip(slices, shapes, strict=True):
             start, stop = max(wanted.start - first, 0), min(wanted.stop - first, shape[0])
             if start < stop:
-                found.append(item[start:stop])
+                found.append(shard[start:stop])
             first += shape[0]
         return torch.cat(found) if found else self.whole(name)[:0]
