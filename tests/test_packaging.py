@@ -132,8 +132,8 @@ def test_ci_calls_targets_that_exist_and_fits_into_its_time() -> None:
 def test_what_agents_and_contributors_are_told_to_type_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
     for name in ("AGENTS.md", "CONTRIBUTING.md", "README.md"):
-        told = re.findall(r"(?:^|`)make ([a-z-]+(?: [a-z-]+)*)", (ROOT / name).read_text(), re.MULTILINE)
-        assert {word for words in told for word in words.split()} <= targets, name
+        commands = re.findall(r"(?:^|`)make ([a-z-]+(?: [a-z-]+)*)", (ROOT / name).read_text(), re.MULTILINE)
+        assert {word for words in commands for word in words.split()} <= targets, name
 
 
 def test_the_versions_agree_and_the_changelog_has_the_current_one() -> None:

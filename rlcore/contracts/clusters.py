@@ -148,7 +148,7 @@ class ProcessUse(StrEnum):
 
     ALL = "all"
     """Every worker, with those embedded in it."""
-    ASKED = "asked"
+    REQUIRED = "required"
     """Those of several ranks, and isolated ones unless `cluster.in_process` says otherwise; the rest are threads."""
     NONE = "none"
     """All are threads; a plan with a role of several ranks is refused, and isolated workers are threads as well."""
@@ -158,7 +158,7 @@ class ProcessUse(StrEnum):
 class ClusterAbilities:
     """A cluster's abilities under the settings of this run; the defaults are those of one machine."""
 
-    processes: ProcessUse = ProcessUse.ASKED
+    processes: ProcessUse = ProcessUse.REQUIRED
     elsewhere: bool = False
     """Workers run on machines that the planner cannot see, so it does not compare the plan with this machine's memory
     and devices."""

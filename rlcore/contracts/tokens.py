@@ -13,7 +13,7 @@ END_PROBE = "rlcore0end0probe"
 """A text that no chat template contains, put where a response stands to see what follows it."""
 
 
-_ASKED = {"role": "user", "content": "x"}
+_QUESTION = {"role": "user", "content": "x"}
 
 
 _THOUGHT = f"<think>\nx\n</think>\n\n{END_PROBE}"
@@ -54,7 +54,7 @@ class Tokens(ABC):
         ConfigError when the template leaves responses out; `check_continuation` finds the other ways to be wrong.
         """
         answer = {"role": "assistant", "content": END_PROBE}
-        text = self._render([_ASKED, answer, *(plain_message(message) for message in messages)], (), opening=True)
+        text = self._render([_QUESTION, answer, *(plain_message(message) for message in messages)], (), opening=True)
         ids = self._encode_text(_after_probe(text))
         return ids[self._end_of_turn_length() :] if last_id in self.eos_ids else ids
 
@@ -62,7 +62,7 @@ class Tokens(ABC):
         """The number of ids from the end of a response to the token that ends its turn; 0 without such a token."""
         if self._num_end is None:
             answer = {"role": "assistant", "content": END_PROBE}
-            ids = self._encode_text(_after_probe(self._render([_ASKED, answer], (), opening=False)))
+            ids = self._encode_text(_after_probe(self._render([_QUESTION, answer], (), opening=False)))
             ends = [place for place, id_ in enumerate(ids) if id_ in self.eos_ids]
             self._num_end = ends[0] + 1 if ends else 0
         return self._num_end
@@ -78,9 +78,9 @@ class Tokens(ABC):
         """
         schemas = [plain_message(tool) for tool in tools]
         way_out = "needs a chat template that only appends (model.chat_template names a file with one)"
-        opened = self._render([_ASKED], schemas, opening=True)
+        opened = self._render([_QUESTION], schemas, opening=True)
         for probe in (END_PROBE, _THOUGHT):
-            answered = [_ASKED, {"role": "assistant", "content": probe}]
+            answered = [_QUESTION, {"role": "assistant", "content": probe}]
             before = self._render(answered, schemas, opening=False)
             if probe == END_PROBE and not (before.startswith(opened) and probe in before):
                 raise ConfigError(
@@ -113,7 +113,7 @@ class Tokens(ABC):
     def tells_tools(self) -> bool:
         """True if the chat template tells the model about tools."""
         tool = {"type": "function", "function": {"name": END_PROBE, "description": "", "parameters": {}}}
-        return END_PROBE in self._render([_ASKED], [tool], opening=True)
+        return END_PROBE in self._render([_QUESTION], [tool], opening=True)
 
     def check_stop(self, stop: Sequence[str], who: str = "rollout.stop") -> None:
         """ConfigError naming the first stop string that no response could be seen to hold: `decode` leaves out special

@@ -183,7 +183,7 @@ def check_shipped(plans: Sequence[WorkerPlan], config: RunConfig, abilities: Clu
 
 
 def _has_processes(plan: WorkerPlan, config: RunConfig, abilities: ClusterAbilities) -> bool:
-    if abilities.processes is not ProcessUse.ASKED:
+    if abilities.processes is not ProcessUse.REQUIRED:
         return abilities.processes is ProcessUse.ALL
     return plan.request.ranks > 1 or (plan.request.isolated and not config.cluster.in_process)
 

@@ -13,7 +13,7 @@ from rlcore.types import Batch, Metrics
 
 logger = logging.getLogger(__name__)
 
-Told = Callable[[], Awaitable[None]]
+Notice = Callable[[], Awaitable[None]]
 
 
 class Updates:
@@ -25,7 +25,7 @@ class Updates:
 
     def __init__(self, run: Runtime) -> None:
         self._critic, self._actor = run.critic, run.actor.replicas[0]
-        self._begun: dict[str, Told] = {}
+        self._begun: dict[str, Notice] = {}
         """How to end what has begun, by who it is."""
 
     async def __aenter__(self) -> "Updates":
@@ -58,7 +58,7 @@ class Updates:
             metrics |= checked_metrics(f"{self._actor.name}.update()", updated, WorkerError)
         return metrics
 
-    async def _begin(self, who: str, begin: Told, end: Told) -> None:
+    async def _begin(self, who: str, begin: Notice, end: Notice) -> None:
         if who not in self._begun:
             self._begun[who] = end  # also of one that fails halfway
             await begin()

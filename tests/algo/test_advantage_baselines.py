@@ -83,7 +83,7 @@ def test_an_estimator_agrees_with_a_plain_loop(
 def best_of_all_sets(group: Sequence[float], k: int) -> list[float]:
     """The advantage of each sample by listing every set of k of the group."""
     sets = list(combinations(range(len(group)), k))
-    best = [max(group[i] for i in item) for item in sets]
+    best = [max(group[i] for i in value) for value in sets]
     mean = math.fsum(best) / len(best)
     std = math.sqrt(math.fsum((score - mean) ** 2 for score in best) / len(best))
     if std < 1e-12:

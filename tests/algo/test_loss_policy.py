@@ -101,7 +101,7 @@ def test_the_gradient_of_a_row_is_that_of_the_papers_objective(
             else:
                 above, below = ([*logps[:t], logp + sign * step, *logps[t + 1 :]] for sign in (1, -1))
                 sums = [
-                    math.fsum(plain(loss.__name__, item, olds, advantage, picked, CONFIG)) for item in (above, below)
+                    math.fsum(plain(loss.__name__, value, olds, advantage, picked, CONFIG)) for value in (above, below)
                 ]
                 expected = (sums[0] - sums[1]) / (2 * step)
             assert seen[t] == pytest.approx(expected, abs=1e-6)

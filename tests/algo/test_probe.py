@@ -116,8 +116,8 @@ def loss(name: str, selection: str = "") -> Algorithm:
 def test_a_loss_that_does_not_ignore_zero_advantages_as_its_offer_says_is_refused() -> None:
     offers = {offer.name: offer for offer in OFFERS if offer.kind is AlgorithmKind.POLICY_LOSS}
     assert [name for name, offer in offers.items() if not offer.ignores_zero_advantages] == ["kl_cov"]
-    said = r"kl_cov .*returned a loss of \S+ for row \d, token \d, whose advantages are all 0; needs 0 there"
-    with pytest.raises(PluginError, match=said):
+    message = r"kl_cov .*returned a loss of \S+ for row \d, token \d, whose advantages are all 0; needs 0 there"
+    with pytest.raises(PluginError, match=message):
         probe(replace(offers["kl_cov"], ignores_zero_advantages=True), "the core")
 
 
@@ -160,8 +160,8 @@ ESTIMATORS = {
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_an_estimator_that_does_not_do_what_its_offer_says_is_refused(site: Path, name: str) -> None:
-    more, said = ESTIMATORS[name]
-    with pytest.raises(PluginError, match=rf"^algo\.advantage={name} of plugin 'mine': .*{said}") as caught:
+    more, message = ESTIMATORS[name]
+    with pytest.raises(PluginError, match=rf"^algo\.advantage={name} of plugin 'mine': .*{message}") as caught:
         probe(estimator(name, **more), "plugin 'mine'")
     assert "\n" not in str(caught.value)
 
@@ -333,7 +333,7 @@ def test_train_ends_with_2_and_one_line_before_any_worker_starts(
     tmp_path: Path,
     kind: str,
     reference: str,
-    said: str,
+    message: str,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -348,7 +348,7 @@ def test_train_ends_with_2_and_one_line_before_any_worker_starts(
     assert main(["train", *overrides, "--plugin", "null", "--plugin", "probed"]) == 2
     lines = capfd.readouterr().err.strip().splitlines()
     assert len(lines) == 1, lines
-    assert re.search(said, lines[0])
+    assert re.search(message, lines[0])
     assert not list((tmp_path / "runs").glob("*/trajectories/*"))
 
 

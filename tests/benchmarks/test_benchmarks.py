@@ -89,8 +89,8 @@ def test_a_record_is_kept_beside_its_words(bench: Modules, tmp_path: Path, capsy
     assert json.loads(capsys.readouterr().out) == {"benchmark": "x", "value": 0.33333, "machine": facts}
     assert json.loads((tmp_path / "new" / "x.json").read_text()) == {"value": 0.33333, "machine": facts}
     assert (tmp_path / "new" / "x.md").read_text() == "# Words\n"
-    said = bench.measure.made_by("benchmarks/x.py", facts)
-    assert said.startswith("Made by `benchmarks/x.py`, commit abc, 2 cores of a CPU, 2 GiB")
+    message = bench.measure.made_by("benchmarks/x.py", facts)
+    assert message.startswith("Made by `benchmarks/x.py`, commit abc, 2 cores of a CPU, 2 GiB")
 
 
 def test_the_controller_at_scale_is_judged_by_its_own_figures(bench: Modules) -> None:

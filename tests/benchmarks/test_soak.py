@@ -73,7 +73,7 @@ def test_what_grows_within_a_life_is_found(soak: Any) -> None:
     calm = [audit.Sample(1, step, 200.0, 60 + step % 3, 40, 5, 8, 300.0) for step in range(20)]
     assert audit.resources(calm) == []
     for name, more in audit.MOST_MORE.items():
-        growing = [replace(item, **{name: getattr(item, name) + item.step * more / 10}) for item in calm]
+        growing = [replace(value, **{name: getattr(value, name) + value.step * more / 10}) for value in calm]
         assert any(name in problem for problem in audit.resources(growing))
 
 

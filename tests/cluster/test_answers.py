@@ -34,20 +34,20 @@ class Foreign:
     value: int = 0
 
 
-class Told:
+class Forged:
     """Pickles to (kind, data), as `dumps` tells it."""
 
-    told: Any = None
+    pid: Any = None
 
 
 class Forger(pickle.Pickler):
     def persistent_id(self, value: Any) -> Any:
-        return value.told if isinstance(value, Told) else None
+        return value.pid if isinstance(value, Forged) else None
 
 
-def forged(told: Any) -> bytes:
-    file, value = io.BytesIO(), Told()
-    value.told = told
+def forged(pid: Any) -> bytes:
+    file, value = io.BytesIO(), Forged()
+    value.pid = pid
     Forger(file, 4).dump(value)
     return file.getvalue()
 
@@ -145,18 +145,18 @@ def test_a_forged_answer_is_refused_and_runs_nothing(name: str) -> None:
 
 
 def test_nothing_that_is_called_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = forged(("dataclass", ("rlcore.contracts.scorer", "Outcome", {"status": 1})))
-    assert answers.loads(told).status == 1
+    answer = forged(("dataclass", ("rlcore.contracts.scorer", "Outcome", {"status": 1})))
+    assert answers.loads(answer).status == 1
     monkeypatch.setattr(Outcome, "__call__", lambda self, *args: print("run"), raising=False)
     with pytest.raises(pickle.UnpicklingError):
-        answers.loads(told)
+        answers.loads(answer)
 
 
 def test_the_package_that_is_served_may_add_dataclasses() -> None:
     package = Foreign.__module__.partition(".")[0]
-    told = forged(("dataclass", (Foreign.__module__, "Foreign", {"value": 3})))
+    answer = forged(("dataclass", (Foreign.__module__, "Foreign", {"value": 3})))
     assert Foreign.__module__ in sys.modules
-    assert answers.loads(told, package) == Foreign(3)
+    assert answers.loads(answer, package) == Foreign(3)
 
 
 FORGING = """

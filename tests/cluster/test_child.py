@@ -74,9 +74,9 @@ class Served:
         code = "held = bytearray(b'a') * (100 * 2**20); print(flush=True); input()"
         command = [sys.executable, "-S", "-c", code]
         all = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(3)]
-        for each in all:
-            each.stdout.readline()
-        return [each.pid for each in all]
+        for process in all:
+            process.stdout.readline()
+        return [process.pid for process in all]
     def modules(self):
         return sorted(sys.modules)
     def close(self):

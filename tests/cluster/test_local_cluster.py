@@ -199,15 +199,15 @@ lambda_named_missing.__name__ = "missing"
 
 async def gather_into(seen: list[int], items: AsyncIterator[int]) -> None:
     """Append what comes."""
-    async for item in items:
-        seen.append(item)
+    async for value in items:
+        seen.append(value)
 
 
 def test_a_stream_gives_its_items_in_order_and_its_error_in_place(probed: RunPlan, tmp_path: Path) -> None:
     async def story() -> None:
         async with started(probed, tmp_path, DEADLINES) as groups:
             probe = groups["probe"].replicas[0]
-            assert [item async for item in probe.stream(Probe.count, 1000)] == list(range(1000))
+            assert [value async for value in probe.stream(Probe.count, 1000)] == list(range(1000))
             seen: list[int] = []
             with pytest.raises(WorkerError, match=r"^probe\[0\]\.count\(\): ValueError: no more$"):
                 await gather_into(seen, probe.stream(Probe.count, 10, fail_at=3))
@@ -222,8 +222,8 @@ def test_a_stream_that_is_closed_early_ends_the_workers_generator(probed: RunPla
         async with started(probed, tmp_path, DEADLINES) as groups:
             probe = groups["probe"].replicas[0]
             async with contextlib.aclosing(probe.stream(Probe.count, 10**9)) as items:
-                async for item in items:
-                    if item == 5:
+                async for value in items:
+                    if value == 5:
                         break
             assert probe.worker.ended == 1
             assert await probe.call(Probe.slow) == 1

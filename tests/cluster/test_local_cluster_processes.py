@@ -148,7 +148,7 @@ async def started(
 
 async def taken(items: AsyncIterator[int]) -> list[int]:
     """The items of the stream, until it ends."""
-    return [item async for item in items]
+    return [value async for value in items]
 
 
 class Events:
@@ -190,8 +190,8 @@ def test_isolated_workers_serve_calls_and_streams_in_processes_of_their_own(plug
             assert await probe.call(Probe.echo, large) == large
             assert await taken(probe.stream(Probe.count, 300)) == list(range(300))
             async with contextlib.aclosing(probe.stream(Probe.count, 10**9)) as items:
-                async for item in items:
-                    if item == 5:
+                async for value in items:
+                    if value == 5:
                         break
             assert await probe.call(Probe.num_ended) == 2
             pending = asyncio.ensure_future(probe.call(Probe.forever))
@@ -248,9 +248,9 @@ def test_a_replica_that_is_killed_is_named_started_anew_and_prepared_before_it_s
             streaming = asyncio.ensure_future(taken(probe.stream(Probe.count, 10**9)))
             await asyncio.sleep(0.05)
             os.kill(before, signal.SIGKILL)
-            for item in (waiting, streaming):
+            for value in (waiting, streaming):
                 with pytest.raises(WorkerError, match=r"^probe\[0\]\.\w+\(\): .*probe\[0\].*killed by signal 9"):
-                    await item
+                    await value
             assert await events.until(1) == [("lost", 0)]
             assert not probe.alive
             with pytest.raises(WorkerError, match=r"^probe\[0\]: lost .*being restarted"):

@@ -22,7 +22,7 @@ async def answer(after: asyncio.Event | None, value: str, then: asyncio.Event | 
     return value
 
 
-def told(works: Callable[[], Sequence[Any]], *ended: int) -> str:
+def error_of(works: Callable[[], Sequence[Any]], *ended: int) -> str:
     async def ask() -> list[Any]:
         async with asyncio.timeout(2.0):
             return await answers_of_ranks(works(), ended.__contains__)
@@ -47,11 +47,11 @@ def test_a_rank_that_died_is_named_though_the_one_that_waited_for_it_complains_f
         complaint = answer(None, "error: closed by peer", then=gate)
         return [complaint, answer(gate, "error: rank 1 died"), answer(never, "hangs")]
 
-    assert told(works, 1) == "error: rank 1 died"
+    assert error_of(works, 1) == "error: rank 1 died"
 
 
 def test_a_rank_that_died_is_not_waited_beyond() -> None:
-    assert told(lambda: [answer(asyncio.Event(), "hangs"), answer(None, "error: died")], 1) == "error: died"
+    assert error_of(lambda: [answer(asyncio.Event(), "hangs"), answer(None, "error: died")], 1) == "error: died"
 
 
 def test_without_a_death_the_first_error_stands() -> None:
@@ -59,4 +59,4 @@ def test_without_a_death_the_first_error_stands() -> None:
         gate = asyncio.Event()
         return [answer(gate, "error: second"), answer(None, "error: first", then=gate)]
 
-    assert told(works) == "error: first"
+    assert error_of(works) == "error: first"

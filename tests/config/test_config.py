@@ -24,10 +24,10 @@ NEEDED = ("model.path=m", "data.sources.all.path=p.jsonl", "reward.functions.ok.
         ("cluster.pools.main.union_of=[a]", "cluster.pools.main.union_of: now cluster.pools.main.colocates (override"),
     ],
 )
-def test_a_key_of_the_old_name_is_told_the_new_one(override: str, said: str) -> None:
+def test_a_key_of_the_old_name_is_told_the_new_one(override: str, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config([], [override], ())
-    assert str(raised.value).startswith(said)
+    assert str(raised.value).startswith(message)
 
 
 def load(*overrides: str, files: Any = (), sections: Any = ()) -> LoadedConfig:

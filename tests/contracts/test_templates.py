@@ -120,7 +120,7 @@ def found(tokenizer: Any, messages: list[dict[str, Any]], **arguments: Any) -> s
         return str(error).split(": ")[1]
 
 
-@pytest.mark.parametrize("template", [*TEMPLATES, CHATML], ids=lambda item: getattr(item, "stem", "chatml"))
+@pytest.mark.parametrize("template", [*TEMPLATES, CHATML], ids=lambda path: getattr(path, "stem", "chatml"))
 @pytest.mark.parametrize("opening", [False, True])
 @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["plain", "tools"])
 def test_texts_and_ids_are_those_of_transformers(template: Path | str, opening: bool, tools: Any) -> None:

@@ -62,9 +62,9 @@ def test_a_reader_that_stops_early_leaves_nothing_open(tmp_path: Path, server: A
 
 def test_a_directory_without_weights_is_named_with_its_version_before_anything_is_read(tmp_path: Path) -> None:
     handle = WeightsHandle(7, "directory", str(tmp_path))
-    said = f"version 7 of the weights: no safetensors file in '{tmp_path}'; rollout.weights_dir must be"
+    message = f"version 7 of the weights: no safetensors file in '{tmp_path}'; rollout.weights_dir must be"
     for read in (check_readable, lambda handle: next(weights_of(handle))):
-        with pytest.raises(WorkerError, match=said):
+        with pytest.raises(WorkerError, match=message):
             read(handle)
 
 

@@ -243,16 +243,16 @@ def test_the_splits_of_a_task_are_disjoint_and_distinct_for_every_pair_of_seeds(
 def test_the_split_of_a_task_follows_a_hash_of_its_question() -> None:
     import reasoning_gym
 
-    asked = list(
+    questions = list(
         dict.fromkeys(x["question"] for x in reasoning_gym.create_dataset("chain_sum", size=150, seed=0, **ADDITION))
     )
     heldout = [
         question
-        for question in asked
+        for question in questions
         if int(hashlib.sha256(" ".join(question.lower().split()).encode()).hexdigest()[:16], 16) / 2**64 < 0.2
     ]
     assert [prompt.messages[0]["content"] for prompt in addition("heldout", 0)] == heldout
-    assert len(addition("train", 0)) == len(asked) - len(heldout)
+    assert len(addition("train", 0)) == len(questions) - len(heldout)
 
 
 def test_a_scorer_can_call_score_answer_from_the_columns_of_a_task() -> None:
@@ -302,8 +302,10 @@ def test_over_long_prompts_are_left_out_and_counted() -> None:
 
 def test_a_held_out_question_that_occurs_in_training_is_refused() -> None:
     train = {"one": prompts_of("one", 2), "two": [Prompt("two/0", user("What is\n 1+1?"), "2", "two")]}
-    asked = frozen_messages([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "what is  1+1? "}])
-    heldout = {"test": [Prompt("test/0", user("other"), "", "test"), Prompt("test/1", asked, "2", "test")]}
+    messages = frozen_messages(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "what is  1+1? "}]
+    )
+    heldout = {"test": [Prompt("test/0", user("other"), "", "test"), Prompt("test/1", messages, "2", "test")]}
     with pytest.raises(
         ConfigError, match=r"eval\.sources\.test: 1 of 2 .*'user: what is 1\+1\?' in data\.sources\.two"
     ):

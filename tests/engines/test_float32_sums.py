@@ -81,7 +81,7 @@ def test_log_probs_softmax_losses_and_sums_of_an_update_are_float32(
         assert engine.update(random_batch())["actor/skipped"] == 0.0
     assert {"exp", "log", "rsqrt"} <= formats.seen
     assert formats.half == set()
-    assert {item.dtype for item in found} == {torch.float32}
+    assert {result.dtype for result in found} == {torch.float32}
     assert {gradient.dtype for gradient in gradients if gradient is not None} == {torch.float32}
     assert {master.dtype for master in masters} == {torch.float32}
 

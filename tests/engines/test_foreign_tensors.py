@@ -52,8 +52,8 @@ def test_whole_models_load(model: Path, kind: ModelKind) -> None:
 def test_tensors_that_the_model_does_not_have_are_named(model: Path, tmp_path: Path) -> None:
     foreign = ("model.layers.7.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.bias", "score.weight", "x")
     path = changed(model, tmp_path / "more", added=foreign)
-    said = r"^model\.path='.*more': its files hold 4 tensors that a LlamaForCausalLM does not have: "
-    with pytest.raises(ConfigError, match=said + r"model\.layers\.0\.mlp\.up_proj\.bias, .*, \.\.\.; needs files"):
+    message = r"^model\.path='.*more': its files hold 4 tensors that a LlamaForCausalLM does not have: "
+    with pytest.raises(ConfigError, match=message + r"model\.layers\.0\.mlp\.up_proj\.bias, .*, \.\.\.; needs files"):
         load(path)
 
 

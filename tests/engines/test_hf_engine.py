@@ -223,7 +223,7 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_optimizer_bitwise_unto
 def test_a_minibatch_without_weight_leaves_weights_and_optimizer_bitwise_untouched(llama: Path) -> None:
     engine, batch = engine_of(llama, dtype="float32", weight_decay=0.1), random_batch()
     engine.update(batch)  # from here on there is momentum, which would move the weights
-    weights, before = weights_of(engine), {name: item.clone() for name, item in engine._optimizer.state()[0].items()}
+    weights, before = weights_of(engine), {name: value.clone() for name, value in engine._optimizer.state()[0].items()}
     assert engine.update(replace(batch, weights_B=np.zeros(len(batch), dtype=np.float32))) == {"actor/skipped": 1.0}
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(weights_of(engine), weights, strict=True))
     assert all(torch.equal(engine._optimizer.state()[0][name], tensor) for name, tensor in before.items())

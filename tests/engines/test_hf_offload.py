@@ -161,7 +161,7 @@ def test_a_checkpoint_goes_on_at_rest_as_it_would_on_the_device(llama: Path, tmp
         ends.append([parameter.detach().clone() for parameter in engine.model.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
     files = [sorted((tmp_path / str(flag)).rglob("*.safetensors")) for flag in (False, True)]
-    assert [item.read_bytes() for item in files[0]] == [item.read_bytes() for item in files[1]]
+    assert [value.read_bytes() for value in files[0]] == [value.read_bytes() for value in files[1]]
 
 
 def test_a_restored_engine_rests(llama: Path, tmp_path: Path, host: HostMemory) -> None:

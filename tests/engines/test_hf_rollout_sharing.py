@@ -251,7 +251,7 @@ def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:
     model = model_of(write_tiny_model(tmp_path / "wide", hidden_size=256, num_hidden_layers=1), "float32")
     short, sampler = requests_of(2, max_tokens=PACK_TOKENS - 1), sampler_of(model)
     long = asyncio.run(all_of(sampler, requests_of(2, max_tokens=2 * PACK_TOKENS)))
-    later, fresh = (asyncio.run(all_of(item, short)) for item in (sampler, sampler_of(model)))
+    later, fresh = (asyncio.run(all_of(value, short)) for value in (sampler, sampler_of(model)))
     assert ids_of(later) == ids_of(fresh)
     for mine, theirs in zip(sorted_by_id(later), sorted_by_id(fresh), strict=True):
         np.testing.assert_array_equal(mine.logprobs, theirs.logprobs)

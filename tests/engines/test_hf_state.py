@@ -108,7 +108,7 @@ def test_a_saved_model_directory_opens_with_from_pretrained_and_gives_the_same_l
     token_ids_BT = torch.tensor([[1, 2, 3, 4]])
     with torch.no_grad():
         assert torch.equal(opened(token_ids_BT).logits, engine.model.transformer(token_ids_BT).logits)
-    before, after = (json.loads((item / "config.json").read_text()) for item in (llama, tmp_path / "model"))
+    before, after = (json.loads((path / "config.json").read_text()) for path in (llama, tmp_path / "model"))
     assert after == before
 
 
@@ -138,7 +138,7 @@ def test_a_missing_or_foreign_checkpoint_is_refused(llama: Path, tmp_path: Path)
 
 
 def test_an_adapter_of_other_layers_is_refused_also_when_it_has_fewer(llama: Path, tmp_path: Path) -> None:
-    both, one = ({"lora": replace(LORA, target_modules=item)} for item in (("q_proj", "v_proj"), ("q_proj",)))
+    both, one = ({"lora": replace(LORA, target_modules=value)} for value in (("q_proj", "v_proj"), ("q_proj",)))
     for number, (written, read) in enumerate(((one, both), (both, one))):
         engine_of(llama, **written).save(tmp_path / str(number))
         engine = engine_of(llama, seed=1, **read)

@@ -35,7 +35,7 @@ KL = ("algo.kl.placement=loss", "algo.kl.coef=0.05")
 @pytest.fixture
 def config(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "rewards.py").write_text(
-        "def low(completions, **columns):\n    return [sum(c < 'a' for c in each) / 8 for each in completions]\n"
+        "def low(completions, **columns):\n    return [sum(c < 'a' for c in text) / 8 for text in completions]\n"
     )
     return {
         "model": {"path": str(write_tiny_model(tmp_path / "tiny", num_key_value_heads=2)), "tokenizer": "bytes"},
@@ -79,8 +79,8 @@ def test_the_checkpoint_of_a_lora_run_is_exported_as_a_model(config: dict[str, A
     assert result.checkpoint is not None
     merged = export_model(result.checkpoint, tmp_path / "merged", "merged")
     weights, start = (
-        dict(AutoModelForCausalLM.from_pretrained(item).named_parameters())
-        for item in (merged, config["model"]["path"])
+        dict(AutoModelForCausalLM.from_pretrained(path).named_parameters())
+        for path in (merged, config["model"]["path"])
     )
     assert weights.keys() == start.keys()
     assert any(not torch.equal(weights[name], start[name]) for name in start)
@@ -146,7 +146,7 @@ def test_the_backend_is_planned_without_torch(config: dict[str, Any]) -> None:
 import sys
 from rlcore.plugins.planning import plan_run
 plan = plan_run([{config!r}], [])
-assert {{each.cls.__name__ for each in plan.workers}} == {{"HfActor", "HfRollout"}}
+assert {{worker.cls.__name__ for worker in plan.workers}} == {{"HfActor", "HfRollout"}}
 sys.exit(any(name in sys.modules for name in ("torch", "transformers", "accelerate")))
 """
     assert subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=False).returncode == 0

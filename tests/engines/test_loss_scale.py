@@ -54,7 +54,7 @@ def state_of(engine: TrainEngine) -> list[torch.Tensor]:
 
 
 def unchanged(engine: TrainEngine, before: list[torch.Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(state_of(engine), before, strict=True))
+    return all(torch.equal(left, right) for left, right in zip(state_of(engine), before, strict=True))
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-4])
@@ -62,7 +62,7 @@ def test_gradients_are_those_of_float32_also_where_float16_would_lose_them(llama
     exact = gradients_of(engine_of(llama, dtype="float32", max_grad_norm=1e9), louder(factor))
     found = gradients_of(engine_of(llama, max_grad_norm=1e9), louder(factor))
     error = sum(float((a - b).square().sum()) for a, b in zip(found, exact, strict=True)) ** 0.5
-    assert error < 0.02 * sum(float(item.square().sum()) for item in exact) ** 0.5
+    assert error < 0.02 * sum(float(value.square().sum()) for value in exact) ** 0.5
 
 
 def test_an_overflow_in_the_first_step_lowers_the_scale_and_the_update_is_made(llama: Path) -> None:

@@ -133,13 +133,13 @@ def test_rounding_needs_no_more_than_chunks_beside_the_tensors(monkeypatch: pyte
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             out = func(*args, **(kwargs or {}))
-            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in given:
+            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in pointers:
                 self.elements = max(self.elements, out.untyped_storage().nbytes() // 4)
             return out
 
     monkeypatch.setitem(rounding.CHUNK, "cpu", 1000)
     values, weight = torch.rand(100, 1000), torch.zeros(100, 1000, dtype=torch.bfloat16)
-    given = {item.untyped_storage().data_ptr() for item in (values, weight)}
+    pointers = {tensor.untyped_storage().data_ptr() for tensor in (values, weight)}
     with torch.no_grad(), Largest() as largest:
         publish(weight, values, "stochastic", KEY)
     assert 0 < largest.elements <= 1000

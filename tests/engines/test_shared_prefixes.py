@@ -173,9 +173,9 @@ def test_weights_after_three_updates_differ_by_the_rounding_of_float32(llama: Pa
             engine.update(random_batch(num_groups=3, samples=4, seed=seed))
         weights[way] = [parameter.detach() for parameter in engine.model.parameters()]
     pairs = zip(weights[SharedPrefix.NONE], weights[SharedPrefix.TREE], strict=True)
-    assert max(float((one - other).abs().max()) for one, other in pairs) < 2e-5
+    assert max(float((left - right).abs().max()) for left, right in pairs) < 2e-5
     moved = zip(before, weights[SharedPrefix.TREE], strict=True)
-    assert max(float((one - other).abs().max()) for one, other in moved) > 2.5e-3
+    assert max(float((left - right).abs().max()) for left, right in moved) > 2.5e-3
     assert relative_difference(weights[SharedPrefix.TREE], weights[SharedPrefix.NONE]) < 1e-6
 
 
@@ -270,8 +270,8 @@ def test_the_plan_shares_prompts_of_models_whose_config_json_has_other_names_and
     assert (workers[0].shared_prefix, notes) == (way, ())
     batch = random_batch(num_groups=2, samples=3)
     plain, sharing = (
-        gradients_of(engine_of(path, item, attention=attention, dtype="float32"), batch)
-        for item in (SharedPrefix.NONE, way)
+        gradients_of(engine_of(path, value, attention=attention, dtype="float32"), batch)
+        for value in (SharedPrefix.NONE, way)
     )
     assert relative_difference(sharing, plain) < 1e-6
 
@@ -282,11 +282,15 @@ def ended_at_once() -> Batch:
     for group, length in enumerate((9, 4)):
         token_ids = np.append(rng.integers(0, END, length), END).astype(np.int32)
         mask, prompt = token_ids == END, Prompt(f"p/{group}", (), None, "p")
-        given = {"token_ids": token_ids, "loss_mask": mask, "logprobs": np.where(mask, -1.0, 0.0).astype(np.float32)}
+        arguments = {
+            "token_ids": token_ids,
+            "loss_mask": mask,
+            "logprobs": np.where(mask, -1.0, 0.0).astype(np.float32),
+        }
         ends = {"completion": "", "finish": FinishReason.STOP, "versions": ((length, 0),)}
         ids = [TrajectoryId(prompt.id, 0, sample) for sample in range(2)]
         groups.append(
-            [ScoredTrajectory(Trajectory(id=id_, prompt=prompt, **given, **ends), Reward(0.0)) for id_ in ids]
+            [ScoredTrajectory(Trajectory(id=id_, prompt=prompt, **arguments, **ends), Reward(0.0)) for id_ in ids]
         )  # type: ignore[arg-type]
     batch = collate(groups, pad_id=END)
     return replace(
@@ -300,7 +304,7 @@ def ended_at_once() -> Batch:
 def test_responses_of_the_end_token_alone_are_trained(llama: Path, shared: SharedPrefix) -> None:
     batch = ended_at_once()
     assert batch.num_sampled_B.tolist() == [1] * 4
-    plain, sharing = (gradients_of(engine_of(llama, item), batch) for item in (SharedPrefix.NONE, shared))
+    plain, sharing = (gradients_of(engine_of(llama, way), batch) for way in (SharedPrefix.NONE, shared))
     assert float(torch.cat([text.flatten() for text in plain]).norm()) > 1e-3
     assert relative_difference(sharing, plain) < 1e-6
 

@@ -61,7 +61,7 @@ def everything_of(engine: TrainEngine) -> list[Tensor]:
 def same_bits(left: TrainEngine, right: TrainEngine) -> bool:
     pairs = list(zip(everything_of(left), everything_of(right), strict=True))
     assert len(pairs) > 40
-    return all(torch.equal(one, other) for one, other in pairs)
+    return all(torch.equal(left, right) for left, right in pairs)
 
 
 def computed_rows(engine: TrainEngine, batch: Batch) -> tuple[int, Metrics]:

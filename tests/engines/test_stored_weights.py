@@ -26,7 +26,7 @@ def engine_of(path: Path, **settings: Any) -> TrainEngine:
 def stored_as(path: Path, dtype: torch.dtype, name: str = "") -> Path:
     """The model with every tensor, or the one of that name, in another format."""
     file = path / "model.safetensors"
-    tensors = {key: item.to(dtype) if name in ("", key) else item for key, item in load_file(file).items()}
+    tensors = {key: value.to(dtype) if name in ("", key) else value for key, value in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
     return path
 
@@ -89,8 +89,8 @@ def test_activations_that_overflow_in_float16_are_refused_in_one_line(tmp_path: 
     """Every weight is below 65504; what the layers make of them is not."""
     path = write_tiny_model(tmp_path)
     tensors = load_file(path / "model.safetensors")
-    louder = {name: item * 3000 if "_proj" in name and "mlp" in name else item for name, item in tensors.items()}
-    assert max(float(item.abs().max()) for item in louder.values()) < 65504
+    louder = {name: value * 3000 if "_proj" in name and "mlp" in name else value for name, value in tensors.items()}
+    assert max(float(value.abs().max()) for value in louder.values()) < 65504
     save_file(louder, path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError) as caught:
         TrainEngine(kind, ModelConfig(path=str(path)), EngineConfig(dtype="float16"), None)

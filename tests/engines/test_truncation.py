@@ -96,8 +96,8 @@ def refused(*overrides: str) -> str:
 def test_truncation_that_would_leave_the_ratio_biased_is_refused(
     overrides: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    said = refused(*overrides)
-    assert all(word in said for word in words), said
+    message = refused(*overrides)
+    assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize("setting", ["rollout.top_p=0.8", "rollout.top_k=5", "rollout.min_p=0.1"])

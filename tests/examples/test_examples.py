@@ -55,7 +55,7 @@ def commands(document: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda item: item.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
 def test_a_file_in_a_document_is_the_file_in_the_tree(document: Path) -> None:
     shown = shown_files(document)
     assert shown
@@ -70,7 +70,7 @@ def test_the_readme_shows_a_plugin_of_ten_lines() -> None:
     assert len(body) <= 10
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda item: item.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
 def test_links_between_documents_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)", document.read_text())
     assert [link for link in links if "://" not in link and not (document.parent / link).exists()] == []
@@ -87,7 +87,7 @@ def workplace(tmp_path: Path) -> Path:
 
 @pytest.mark.real
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda item: item.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
 def test_every_command_of_a_document_runs(document: Path, workplace: Path) -> None:
     found = commands(document)
     assert found
@@ -124,13 +124,13 @@ def test_the_arithmetic_example_holds_out_a_quarter_of_the_additions_and_nothing
     heldout = load_prompts(config.eval.sources, config.data)
     refuse_overlap(train, heldout)
     questions = {
-        which: {str(prompt.messages[-1]["content"]) for item in prompts.values() for prompt in item}
+        which: {str(prompt.messages[-1]["content"]) for value in prompts.values() for prompt in value}
         for which, prompts in (("train", train), ("heldout", heldout))
     }
     assert len(questions["train"]) + len(questions["heldout"]) == 100
     assert 20 <= len(questions["heldout"]) <= 35
     pattern = re.compile(r"State the final answer to the following arithmetic problem: \d \+ \d =")
-    assert all(pattern.fullmatch(item) for item in questions["train"] | questions["heldout"])
+    assert all(pattern.fullmatch(value) for value in questions["train"] | questions["heldout"])
 
 
 def get_model(target: Path) -> "subprocess.CompletedProcess[str]":

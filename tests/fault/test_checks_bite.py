@@ -10,7 +10,7 @@ import pytest
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(560)]
 
 ROOT = Path(__file__).parent.parent.parent
-ASKED = ("requests", "components", "offers", "rewards", "planner", "sources")
+PLAN_MODULES = ("requests", "components", "offers", "rewards", "planner", "sources")
 FITTING = ("pools", "schedule", "ranks", "clusters", "weights", "colocation", "prefixes")
 PLANS = (
     "plan/test_cluster_offers.py",
@@ -53,7 +53,7 @@ GROUPS = {
             "ground/test_references.py",
         ),
     ),
-    "what is asked for": (tuple(f"rlcore/plan/{name}.py" for name in ASKED), PLANS),
+    "what is asked for": (tuple(f"rlcore/plan/{name}.py" for name in PLAN_MODULES), PLANS),
     "what fits together": (tuple(f"rlcore/plan/{name}.py" for name in FITTING), PLANS),
     "what algorithms return": (
         ("rlcore/algo/probe.py", "rlcore/algo/torch_state.py"),

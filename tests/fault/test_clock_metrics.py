@@ -87,8 +87,8 @@ def test_what_a_clock_measures_is_named_time_and_all_else_repeats(tmp_path: Path
     write_prompts(tmp_path / "prompts.jsonl", 20)
     delay_s = 0.0
 
-    def score(asked: ServiceCall) -> ServiceAnswer:
-        return ServiceAnswer({"score": share(json.dumps(asked.json()["completion"]))}, after_s=delay_s)
+    def score(call: ServiceCall) -> ServiceAnswer:
+        return ServiceAnswer({"score": share(json.dumps(call.json()["completion"]))}, after_s=delay_s)
 
     with serving(score) as service:
         fast = train(config(tmp_path, "fast", service.url, {}), plugins=PLUGINS).run_dir

@@ -29,7 +29,7 @@ def note(kind, value):
 
 async def arrived(completions, **columns):
     note("arrivals", time.monotonic())
-    return [float(each.count("a")) for each in completions]
+    return [float(completion.count("a")) for completion in completions]
 
 class Timed(NullActor):
     def update(self, minibatch):

@@ -156,15 +156,15 @@ def test_a_prepared_run_directory_is_resumed_or_refused_in_one_line(
     shutil.copytree(origin / "runs" / "three", tmp_path / "runs" / "three", symlinks=True)
     ATTACKS[name](tmp_path / "runs" / "three")
     code = main(arguments(origin, "three", "--resume", f"train.dir={tmp_path / 'runs'}"))
-    said = capsys.readouterr().err
-    assert code in (0, 2), (code, said[-2000:])
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert code in (0, 2), (code, output[-2000:])
+    assert "Traceback" not in output
     for path in tmp_path.rglob("precious *"):
         assert path.read_text() == "precious"
     if code == 0:
         assert differing(origin / "runs" / "whole", tmp_path / "runs" / "three") == []
     else:
-        assert len(said.strip().splitlines()[-1]) < 1000
+        assert len(output.strip().splitlines()[-1]) < 1000
 
 
 def test_of_two_resumes_at_once_one_is_refused(origin: Path, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_of_two_resumes_at_once_one_is_refused(origin: Path, tmp_path: Path) -> 
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(3)]  # type: ignore[call-overload]
     results = [(process.communicate(timeout=120)[1], process.returncode) for process in processes]
-    results = [(code, said) for said, code in results]
+    results = [(code, message) for message, code in results]
     assert sorted(code for code, _ in results) == [0, 2, 2], results
-    assert all("another process is training" in said for code, said in results if code)
+    assert all("another process is training" in message for code, message in results if code)
     assert differing(origin / "runs" / "whole", tmp_path / "runs" / "three") == []

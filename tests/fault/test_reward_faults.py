@@ -129,18 +129,18 @@ def run(
     return asyncio.run(main())
 
 
-def check(scored: Sequence[ScoredTrajectory], given: Sequence[Trajectory]) -> None:
+def check(scored: Sequence[ScoredTrajectory], trajectories: Sequence[Trajectory]) -> None:
     """Each trajectory once; its own score if its function could give one, else a failure with the right cause."""
-    assert sorted(item.trajectory.id for item in scored) == sorted(trajectory.id for trajectory in given)
-    for item in scored:
-        what, score = item.trajectory.text().split()
+    assert sorted(sample.trajectory.id for sample in scored) == sorted(trajectory.id for trajectory in trajectories)
+    for sample in scored:
+        what, score = sample.trajectory.text().split()
         if what in FAILING:
-            assert item.reward.status is RewardStatus.FAILED, what
-            assert FAILING[what] in item.reward.info["error"], what
-            assert item.reward.score == 0.0
+            assert sample.reward.status is RewardStatus.FAILED, what
+            assert FAILING[what] in sample.reward.info["error"], what
+            assert sample.reward.score == 0.0
         else:
-            assert item.reward.status is RewardStatus.OK, item.reward.info
-            assert item.reward.score == float(score)
+            assert sample.reward.status is RewardStatus.OK, sample.reward.info
+            assert sample.reward.score == float(score)
 
 
 def test_11_a_function_that_raises_for_one_of_64_changes_no_other_advantage(rewards: str) -> None:
@@ -148,7 +148,7 @@ def test_11_a_function_that_raises_for_one_of_64_changes_no_other_advantage(rewa
     functions = {"f": RewardFunctionConfig(f"{rewards}:faulty")}
     ([scored], _) = run(functions, step, budget=0.1)
     check(scored, step)
-    groups = [sorted(item, key=lambda row: row.trajectory.id) for item in by_prompt(scored)]
+    groups = [sorted(value, key=lambda row: row.trajectory.id) for value in by_prompt(scored)]
     kept, counts = apply_failures(groups, RewardConfig(functions=functions))
     without = [[row for row in group if row.reward.status is RewardStatus.OK] for group in groups]
     assert counts["reward/dropped_samples"] == 1.0
@@ -157,8 +157,8 @@ def test_11_a_function_that_raises_for_one_of_64_changes_no_other_advantage(rewa
 
 
 def by_prompt(scored: Sequence[ScoredTrajectory]) -> list[list[ScoredTrajectory]]:
-    prompts = sorted({item.trajectory.id.prompt for item in scored})
-    return [[item for item in scored if item.trajectory.id.prompt == prompt] for prompt in prompts]
+    prompts = sorted({sample.trajectory.id.prompt for sample in scored})
+    return [[sample for sample in scored if sample.trajectory.id.prompt == prompt] for prompt in prompts]
 
 
 def advantages(groups: list[list[ScoredTrajectory]]) -> torch.Tensor:
@@ -189,10 +189,10 @@ def test_on_threads_a_hanging_call_fails_and_the_innocent_ones_are_made_again(re
         "f": RewardFunctionConfig(f"{rewards}:blocking", isolation="threads", threads=16, children=2, deadline_s=2.0)
     }
     ([scored], metrics) = run(functions, step)
-    assert sorted(item.trajectory.id for item in scored) == sorted(trajectory.id for trajectory in step)
+    assert sorted(sample.trajectory.id for sample in scored) == sorted(trajectory.id for trajectory in step)
     if what == "regex":
         # It keeps the interpreter lock, so the calls beside it pass their deadlines too; those of the other child not.
-        failed = [item for item in scored if item.reward.status is RewardStatus.FAILED]
+        failed = [sample for sample in scored if sample.reward.status is RewardStatus.FAILED]
         assert 1 <= len(failed) <= 16
     else:
         check(scored, step)

@@ -45,20 +45,20 @@ def rows_of(result: TrainResult) -> list[dict[str, Any]]:
 
 
 def ids(service: ScriptedService) -> Counter[str]:
-    return Counter(asked.json()["id"] for asked in service.asked)
+    return Counter(call.json()["id"] for call in service.calls)
 
 
-def is_first(asked: ServiceCall) -> bool:
-    return bool(asked.json()["id"].endswith("/3/0/0"))
+def is_first(call: ServiceCall) -> bool:
+    return bool(call.json()["id"].endswith("/3/0/0"))
 
 
-def good(asked: ServiceCall) -> ServiceAnswer:
-    return ServiceAnswer({"score": len(asked.json()["completion"])})
+def good(call: ServiceCall) -> ServiceAnswer:
+    return ServiceAnswer({"score": len(call.json()["completion"])})
 
 
 def test_a_sample_that_is_never_answered_fails_at_its_deadline_and_the_step_is_done(tmp_path: Path) -> None:
     """Scorecard case 1."""
-    with serving(lambda asked: NEVER if is_first(asked) else good(asked)) as service:
+    with serving(lambda call: NEVER if is_first(call) else good(call)) as service:
         rows = rows_of(train_with(tmp_path, [service.url], "deadline_s=1"))
     failed = [row for row in rows if row["status"] == "failed"]
     assert [(row["answer"], row["advantage"]) for row in failed] == [("3", None)]
@@ -68,8 +68,8 @@ def test_a_sample_that_is_never_answered_fails_at_its_deadline_and_the_step_is_d
 def test_an_answer_after_the_deadline_is_ignored_and_counted_nowhere(tmp_path: Path) -> None:
     """Scorecard case 2."""
 
-    def script(asked: ServiceCall) -> ServiceAnswer:
-        late = is_first(asked)
+    def script(call: ServiceCall) -> ServiceAnswer:
+        late = is_first(call)
         return ServiceAnswer({"score": 1e6 if late else 1.0}, after_s=1.5 if late else 0.0)
 
     with serving(script) as service:
@@ -85,9 +85,9 @@ def test_an_answer_after_the_deadline_is_ignored_and_counted_nowhere(tmp_path: P
 def test_calls_turned_away_with_retry_after_are_all_scored(tmp_path: Path) -> None:
     """Scorecard case 3."""
 
-    def script(asked: ServiceCall) -> ServiceAnswer:
-        turned_away = asked.times == 1 and asked.json()["id"][-1] in "02"
-        return ServiceAnswer(status=429, headers={"Retry-After": "0.2"}) if turned_away else good(asked)
+    def script(call: ServiceCall) -> ServiceAnswer:
+        turned_away = call.times == 1 and call.json()["id"][-1] in "02"
+        return ServiceAnswer(status=429, headers={"Retry-After": "0.2"}) if turned_away else good(call)
 
     with serving(script) as service:
         result = train_with(tmp_path, [service.url])
@@ -98,7 +98,7 @@ def test_calls_turned_away_with_retry_after_are_all_scored(tmp_path: Path) -> No
 
 def test_two_refusals_and_an_answer_are_one_score(tmp_path: Path) -> None:
     """Scorecard case 4."""
-    with serving(lambda asked: good(asked) if asked.times == 3 else ServiceAnswer(status=503)) as service:
+    with serving(lambda call: good(call) if call.times == 3 else ServiceAnswer(status=503)) as service:
         result = train_with(tmp_path, [service.url], "eject_after=1000")
     assert all(row["status"] == "ok" and row["components"] == {"helpful": row["score"]} for row in rows_of(result))
     assert set(ids(service).values()) == {3}
@@ -106,13 +106,13 @@ def test_two_refusals_and_an_answer_are_one_score(tmp_path: Path) -> None:
 
 def test_a_service_that_is_down_stops_the_run_at_the_error_budget_and_is_named(tmp_path: Path) -> None:
     """Scorecard case 5."""
-    with serving(lambda asked: ServiceAnswer(status=503)) as service:
+    with serving(lambda call: ServiceAnswer(status=503)) as service:
         began = time.monotonic()
         with pytest.raises(RewardError, match=r"error_budget_frac") as raised:
             train_with(tmp_path, [service.url], "deadline_s=3")
     assert service.url in str(raised.value)
     assert "answered 503" in str(raised.value)
-    assert len(service.asked) <= 3 * NUM_SAMPLES
+    assert len(service.calls) <= 3 * NUM_SAMPLES
     assert time.monotonic() - began < 60  # bounded; a deadline of 3 s is what bounds it
 
 
@@ -126,49 +126,51 @@ def test_a_service_that_is_down_stops_the_run_at_the_error_budget_and_is_named(t
     ],
     ids=["reset", "truncated", "content type", "10 MB"],
 )
-def test_half_an_answer_or_a_wrong_one_costs_its_own_sample(tmp_path: Path, answer: ServiceAnswer, said: str) -> None:
+def test_half_an_answer_or_a_wrong_one_costs_its_own_sample(
+    tmp_path: Path, answer: ServiceAnswer, message: str
+) -> None:
     """Scorecard case 6."""
-    with serving(lambda asked: answer if is_first(asked) else good(asked)) as service:
+    with serving(lambda call: answer if is_first(call) else good(call)) as service:
         rows = rows_of(train_with(tmp_path, [service.url]))
     [failed] = [row for row in rows if row["status"] == "failed"]
-    assert said in failed["info"]["error"]
-    assert len(service.asked) == NUM_SAMPLES
+    assert message in failed["info"]["error"]
+    assert len(service.calls) == NUM_SAMPLES
 
 
 def test_an_address_that_dies_mid_batch_is_ejected_and_comes_back_when_it_answers(tmp_path: Path) -> None:
     """Scorecard case 7, for the addresses of a service."""
     dead = {"since": 0, "until": 12}
 
-    def dying(asked: ServiceCall) -> ServiceAnswer:
+    def dying(call: ServiceCall) -> ServiceAnswer:
         dead["since"] += 1
-        return ServiceAnswer(cut_at=-1) if dead["since"] <= dead["until"] else good(asked)
+        return ServiceAnswer(cut_at=-1) if dead["since"] <= dead["until"] else good(call)
 
     with serving(dying) as one, serving(good) as two, serving(good) as three:
-        urls = [item.url for item in (one, two, three)]
+        urls = [service.url for service in (one, two, three)]
         result = train_with(tmp_path, urls, "eject_after=2", "eject_s=0.05", "concurrency=8", steps=6)
     assert all(row["status"] == "ok" for step in range(1, 7) for row in metrics.read_trajectories(result.run_dir, step))
     steps = [row for row in metrics.read(result.run_dir) if "reward/num_ejections" in row]
     assert sum(row["reward/num_ejections"] for row in steps) >= 1
-    scored = sum(item.num_answered for item in (one, two, three))
+    scored = sum(service.num_answered for service in (one, two, three))
     assert scored == 6 * NUM_SAMPLES
-    assert {item.num_open for item in (one, two, three)} == {0}
+    assert {service.num_open for service in (one, two, three)} == {0}
 
 
 def test_a_slow_replica_gets_so_few_calls_that_the_99th_percentile_does_not_see_it(tmp_path: Path) -> None:
     """Scorecard case 8."""
     with (
-        serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.02)) as one,
-        serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.02)) as two,
-        serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.4)) as slow,
+        serving(lambda call: ServiceAnswer({"score": 1}, after_s=0.02)) as one,
+        serving(lambda call: ServiceAnswer({"score": 1}, after_s=0.02)) as two,
+        serving(lambda call: ServiceAnswer({"score": 1}, after_s=0.4)) as slow,
     ):
-        urls = [item.url for item in (one, two, slow)]
+        urls = [service.url for service in (one, two, slow)]
         train_with(
             tmp_path,
             urls,
             "concurrency=12",
             rollout={"backend": "null", "samples_per_prompt": 128, "max_tokens": 2},
         )
-    assert len(slow.asked) <= 0.01 * (len(one.asked) + len(two.asked) + len(slow.asked))
+    assert len(slow.calls) <= 0.01 * (len(one.calls) + len(two.calls) + len(slow.calls))
 
 
 def test_four_rewards_that_share_a_service_share_its_pace(tmp_path: Path) -> None:
@@ -182,15 +184,15 @@ def test_four_rewards_that_share_a_service_share_its_pace(tmp_path: Path) -> Non
         began = time.monotonic()
         train_with(tmp_path, [service.url], plugins={"reward_loop": plugin})
         took = time.monotonic() - began
-    assert len(service.asked) == 4 * NUM_SAMPLES
+    assert len(service.calls) == 4 * NUM_SAMPLES
     assert took >= (4 * NUM_SAMPLES - 1) / 20  # 20 a second, evenly spread, is what 1200 a minute means
 
 
 def test_an_answer_that_is_delivered_twice_counts_once(tmp_path: Path) -> None:
     """Scorecard case 10."""
 
-    def twice(asked: ServiceCall) -> ServiceAnswer:
-        question = asked.json()
+    def twice(call: ServiceCall) -> ServiceAnswer:
+        question = call.json()
         return ServiceAnswer({"id": question["id"], "score": len(question["completion"])}, copies=2)
 
     with serving(twice) as service:
@@ -204,10 +206,10 @@ def test_equal_rewards_for_many_steps_are_a_loud_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Scorecard case 20."""
-    with serving(lambda asked: ServiceAnswer({"score": 1})) as service:
+    with serving(lambda call: ServiceAnswer({"score": 1})) as service:
         result = train_with(tmp_path, [service.url], steps=4)
     steps = [row for row in metrics.read(result.run_dir) if "reward/equal_steps" in row]
     assert [row["reward/equal_steps"] for row in steps] == [1.0, 2.0, 3.0, 4.0]
     captured = capsys.readouterr()
-    said = captured.out + captured.err + caplog.text + (result.run_dir / "log.txt").read_text()
-    assert "all rewards of every group were equal" in " ".join(said.split())
+    output = captured.out + captured.err + caplog.text + (result.run_dir / "log.txt").read_text()
+    assert "all rewards of every group were equal" in " ".join(output.split())

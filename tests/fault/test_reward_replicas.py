@@ -36,7 +36,7 @@ class WhoReplica(RewardReplica):
 
     async def score(self, requests):
         await asyncio.sleep(0.05)
-        return [RawScore(each.id, float(os.getpid())) for each in requests]
+        return [RawScore(request.id, float(os.getpid())) for request in requests]
 
     async def health(self):
         return "fine"
@@ -101,7 +101,7 @@ def test_a_replica_that_is_killed_mid_batch_costs_no_sample_and_serves_again(tmp
 def test_an_agent_a_reward_model_in_another_pool_and_a_judge_train_together(tmp_path: Path) -> None:
     """The composition that crashed at start in the system this replaces, through make_plan and launch."""
     path = write_tiny_classifier(tmp_path / "classifier")
-    with serving(lambda asked: chat_answer('{"score": 7}')) as service:
+    with serving(lambda call: chat_answer('{"score": 7}')) as service:
         plugin = {
             "rewards": {
                 "liked": {"kind": "model", "served_by": "reward"},

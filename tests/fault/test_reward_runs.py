@@ -49,7 +49,7 @@ def one_for_all(prompts, completions, **columns):
     return [1.0] if columns["answer"][0] == "3" else [1.0] * len(completions)
 
 def generator(prompts, completions, **columns):
-    return (1.0 for each in completions) if columns["answer"][0] == "3" else [1.0] * len(completions)
+    return (1.0 for completion in completions) if columns["answer"][0] == "3" else [1.0] * len(completions)
 
 def mutates(prompts, completions, tags, **columns):
     seen = len(tags[0])
@@ -99,7 +99,7 @@ def run(config: dict[str, Any], tmp_path: Path, name: str, **settings: Any) -> T
     ],
 )
 def test_a_failing_call_costs_its_own_sample_and_no_other(
-    config: dict[str, Any], tmp_path: Path, name: str, num_failed: int, said: str
+    config: dict[str, Any], tmp_path: Path, name: str, num_failed: int, message: str
 ) -> None:
     """Scorecard cases 11, 12, 13 and 21."""
     result = run(config, tmp_path, name)
@@ -108,7 +108,7 @@ def test_a_failing_call_costs_its_own_sample_and_no_other(
     assert len(rows) == 32
     assert len(failed) == num_failed
     assert all(row["answer"] == "3" and row["advantage"] is None for row in failed)
-    assert all(said in str(row["info"]) for row in failed)
+    assert all(message in str(row["info"]) for row in failed)
     assert all(row["components"]["bad"] == 1.0 and row["advantage"] is not None for row in rows if row not in failed)
 
 

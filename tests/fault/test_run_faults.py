@@ -150,9 +150,9 @@ def test_a_signal_ends_the_run_within_ten_seconds_in_every_phase(
     assert process.wait(timeout=30) == code, (config.parent / f"{name}.log").read_text()
     assert time.monotonic() - sent < 10.0
     assert_gone(children, 3.0)
-    said = (config.parent / f"{name}.log").read_text()
-    assert "go on with --resume" in said
-    assert "Traceback" not in said
+    output = (config.parent / f"{name}.log").read_text()
+    assert "go on with --resume" in output
+    assert "Traceback" not in output
     train(config, name, "--resume")
     assert (run / "checkpoints" / "step_10").is_dir()
 

@@ -37,7 +37,7 @@ REQUEST: dict[str, Any] = {
     "stream": False,
     "n": 1,
 }
-ASKED = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 0.x\r\nContent-Length: 2\r\n\r\n{}"
+REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer 0.x\r\nContent-Length: 2\r\n\r\n{}"
 HEADERS = st.lists(
     st.tuples(
         st.sampled_from(("Retry-After", "Content-Encoding", "Location", "Transfer-Encoding", "Set-Cookie", "X-Y")),
@@ -92,7 +92,7 @@ def scored(answer: bytes, reward: RewardSettings, path: str) -> None:
             found = await score_all(manager, samples, Lane.EVAL)
             assert sorted(sample.trajectory.id.sample for sample in found) == [0, 1, 2]
             assert all(sample.reward.status in (RewardStatus.OK, RewardStatus.FAILED) for sample in found)
-            for line in trajectory_lines(((item, None) for item in found), Lane.EVAL).splitlines():
+            for line in trajectory_lines(((result, None) for result in found), Lane.EVAL).splitlines():
                 json.loads(line)
             manager.metrics()
         finally:
@@ -148,7 +148,7 @@ def test_an_agent_may_ask_for_anything_and_is_told_what_is_wrong(body: Any) -> N
 
 
 SENT = st.one_of(
-    damaged(ASKED),
+    damaged(REQUEST),
     st.binary(max_size=200),
     texts().map(lambda text: b"GET /v1/models HTTP/1.1\r\nAuthorization: " + text.encode("utf-8", "surrogatepass")),
 )

@@ -116,10 +116,10 @@ def test_an_attribute_of_a_class_and_an_async_function_are_let_pass_where_any_ca
         ("/no/such/file.py:one", "there is no file '/no/such/file.py'"),
     ],
 )
-def test_what_is_certainly_wrong_is_said(site: Path, reference: object, said: str) -> None:
+def test_what_is_certainly_wrong_is_said(site: Path, reference: object, message: str) -> None:
     write(site, "ref_wrong")
     write(site, "ref_space/here")
-    assert said in str(static_problem(reference, 1))
+    assert message in str(static_problem(reference, 1))
     assert "ref_wrong" not in sys.modules
 
 

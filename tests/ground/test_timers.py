@@ -180,10 +180,12 @@ def test_who_is_cancelled_by_somebody_else_as_its_time_is_up_is_cancelled() -> N
 
 def test_a_time_limit_outside_of_a_task_says_so() -> None:
     async def use() -> str:
-        said = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().set_exception_handler(lambda _, about: said.set_result(str(about["exception"])))
+        caught_error = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, about: caught_error.set_result(str(about["exception"]))
+        )
         asyncio.get_running_loop().call_soon(Timers().within(1.0).__enter__)
-        return str(await asyncio.wait_for(said, DEADLINE_S))
+        return str(await asyncio.wait_for(caught_error, DEADLINE_S))
 
     assert "of a task" in asyncio.run(use())
 

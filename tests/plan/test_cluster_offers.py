@@ -92,11 +92,11 @@ def test_old_keys_are_told_the_new_ones(name: str) -> None:
         ("ClusterOffer('odd', Good, problems=lambda config: [])", "problems takes (config), needs (config, section, "),
     ],
 )
-def test_an_offer_of_wrong_data_is_refused_with_the_field(site: Path, offer: str, said: str) -> None:
+def test_an_offer_of_wrong_data_is_refused_with_the_field(site: Path, offer: str, message: str) -> None:
     written(site, offer)
     line = refused(PluginError)
     assert line.startswith(f"{WHO}: ")
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_an_offer_of_wrong_data_is_refused_with_the_field(site: Path, offer: str
         ("class Odd(Good):\n    def __init__(self): ...", "__init__() takes (), needs (context)"),
     ],
 )
-def test_a_class_that_is_not_a_cluster_is_refused_with_what_it_lacks(site: Path, more: str, said: str) -> None:
+def test_a_class_that_is_not_a_cluster_is_refused_with_what_it_lacks(site: Path, more: str, message: str) -> None:
     written(site, "ClusterOffer('odd', Odd)", more)
     line = refused(PluginError)
     assert line.startswith(f"{WHO}: offers odd.Odd as cluster 'odd', but ")
-    assert said in line
+    assert message in line
     assert check_plugin("odd").problems == (line,)
 
 
@@ -143,11 +143,11 @@ def test_a_class_that_is_not_a_cluster_is_refused_with_what_it_lacks(site: Path,
         ("problems=lambda *given: [7]", "problems() of cluster 'odd' returned a list with 7; needs str"),
     ],
 )
-def test_what_a_cluster_says_of_itself_wrongly_is_refused(site: Path, more: str, said: str) -> None:
+def test_what_a_cluster_says_of_itself_wrongly_is_refused(site: Path, more: str, message: str) -> None:
     written(site, f"ClusterOffer('odd', Good, {more})")
     line = refused(PluginError)
     assert line.startswith(f"{WHO}: ")
-    assert said in line
+    assert message in line
 
 
 def test_a_cluster_class_that_raises_when_it_is_looked_at_is_named(site: Path) -> None:
@@ -207,11 +207,11 @@ WAYS = {
 def test_a_cluster_that_dies_is_named_and_closed_and_leaves_nothing(
     site: Path, tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more, said = WAYS[way]
+    more, message = WAYS[way]
     closing = "\n    async def close(self):\n        await super().close()\n        print('closed', file=sys.stderr)"
     written(site, "ClusterOffer('odd', Odd)", more + closing)
     values = [f"{key}={value}" for key, value in run_settings(tmp_path, 8).items()]
     assert main(["train", "--plugin", "null", "--plugin", "odd", "cluster.backend=odd", *values]) == 2
     lines = [line for line in capsys.readouterr().err.strip().splitlines() if line]
     assert lines.count("closed") == (way != "is not built")
-    assert lines[-1].startswith(f"rlcore: {said}")
+    assert lines[-1].startswith(f"rlcore: {message}")

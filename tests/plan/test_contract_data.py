@@ -144,7 +144,7 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (ConfigSection, "type"): ("needs a frozen dataclass", [None, int, Melting, PoolSpec("a"), "Settings"]),
     (ConfigSection, "defaults"): ("needs a mapping of dotted keys", [None, [], "a=1", {3: 1}, {"": 1}]),
 }
-CASES = [(kind, field, value, said) for (kind, field), (said, values) in WRONG.items() for value in values]
+CASES = [(kind, field, value, message) for (kind, field), (message, values) in WRONG.items() for value in values]
 
 
 def named(case: Any) -> str:
@@ -153,14 +153,14 @@ def named(case: Any) -> str:
 
 
 @pytest.mark.parametrize(("kind", "field", "value", "said"), CASES, ids=named)
-def test_a_wrong_value_is_refused_where_it_is_given(kind: type[Any], field: str, value: Any, said: str) -> None:
+def test_a_wrong_value_is_refused_where_it_is_given(kind: type[Any], field: str, value: Any, message: str) -> None:
     kind(**GOOD[kind])
     with pytest.raises(OfferError) as caught:
         kind(**GOOD[kind] | {field: value})
     line = str(caught.value)
     assert line.startswith(kind.__name__)
     assert field in line
-    assert said in line
+    assert message in line
     assert "\n" not in line
     assert len(line) < 250
 
@@ -230,11 +230,11 @@ HOOKS = {
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_an_offer_of_wrong_data_is_named_with_plugin_and_hook(site: Path, hook: str) -> None:
-    offer, said = HOOKS[hook]
+    offer, message = HOOKS[hook]
     source = f"@hookimpl\ndef {hook}: return [{offer}]\n"
     line = refused(site, source)
     assert line.startswith(f"plugin 'data_wrong' (data-wrong 1.0): {hook}: ")
-    assert said in line
+    assert message in line
 
 
 REQUESTS = {
@@ -272,7 +272,7 @@ def rlcore_reward_managers():
         ("data_wrong:later", "is async def; a plain function is needed"),
     ],
 )
-def test_an_algorithm_that_is_not_there_is_refused_by_the_plan(site: Path, reference: str, said: str) -> None:
+def test_an_algorithm_that_is_not_there_is_refused_by_the_plan(site: Path, reference: str, message: str) -> None:
     source = f"""
 def two(inputs, more): ...
 async def later(inputs): ...
@@ -283,7 +283,7 @@ def rlcore_algorithms():
 """
     line = refused(site, source, "algo.advantage=mine")
     assert line.startswith("plugin 'data_wrong' (data-wrong 1.0): algo.advantage=mine: its reference ")
-    assert said in line
+    assert message in line
 
 
 def test_a_reference_of_a_request_is_looked_up(site: Path) -> None:

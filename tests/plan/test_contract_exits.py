@@ -278,8 +278,8 @@ def real(project: Project, command: str, *more: str) -> tuple[int, str]:
 def test_the_real_command_does_not_exit_with_0(project: Project, way: str) -> None:
     source, settings = PLANNING["rlcore_resource_pools()"]
     project.write(source, way)
-    code, said = real(project, "plan", *settings)
-    assert (code, said) == (2, f"rlcore: {PLUGIN}: rlcore_resource_pools(): it called {ENDS[way]}\n")
+    code, message = real(project, "plan", *settings)
+    assert (code, message) == (2, f"rlcore: {PLUGIN}: rlcore_resource_pools(): it called {ENDS[way]}\n")
 
 
 @pytest.mark.fault
@@ -296,10 +296,10 @@ def test_the_end_of_the_process_is_refused_in_a_probe(project: Project) -> None:
         "import os\ndef leave(inputs): os._exit(0)\n@hookimpl\ndef rlcore_algorithms():\n"
         "    return [Algorithm('ends', AlgorithmKind.ADVANTAGE, 'ends_wrong:leave', Scope.BATCH)]"
     )
-    code, said = real(project, "train", "algo.advantage=ends")
+    code, message = real(project, "train", "algo.advantage=ends")
     assert code == 2
-    assert said.startswith(f"rlcore: algo.advantage=ends of {PLUGIN}: ")
-    assert said.endswith("failed: it called os._exit(0)\n")
+    assert message.startswith(f"rlcore: algo.advantage=ends of {PLUGIN}: ")
+    assert message.endswith("failed: it called os._exit(0)\n")
 
 
 def test_a_thread_of_the_plugin_ends_the_process_with_a_line_and_not_with_0(project: Project) -> None:
@@ -307,16 +307,16 @@ def test_a_thread_of_the_plugin_ends_the_process_with_a_line_and_not_with_0(proj
         "import os, threading\n@hookimpl\ndef rlcore_agent_loops():\n"
         "    threading.Thread(target=os._exit, args=(256,), name='watchdog').start()\n    time.sleep(60)"
     )
-    code, said = real(project, "plan")
+    code, message = real(project, "plan")
     assert code == 1
-    assert said.startswith("rlcore: thread 'watchdog', at ")
-    assert said.endswith(" called os._exit(256)\n")
+    assert message.startswith("rlcore: thread 'watchdog', at ")
+    assert message.endswith(" called os._exit(256)\n")
 
 
 def test_what_runs_at_the_end_of_the_interpreter_does_not_make_a_refusal_a_success(project: Project) -> None:
     project.write("import atexit, os\natexit.register(os._exit, 0)\n@hookimpl\ndef rlcore_algorithms(): return 3")
-    code, said = real(project, "plan")
-    assert (code, said.count("\n")) == (2, 1)
+    code, message = real(project, "plan")
+    assert (code, message.count("\n")) == (2, 1)
 
 
 def test_a_forked_child_ends_as_it_likes(project: Project) -> None:

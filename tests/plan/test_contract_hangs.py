@@ -88,10 +88,13 @@ def test_a_hook_that_hangs_is_ended_and_named(refused: Refused, place: str) -> N
     assert f"{place}: not done after 0.3 s, in wait at " in line
 
 
-@pytest.mark.parametrize("given", ["soon", "0", "-1", "nan", "inf"])
-def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
-    monkeypatch.setenv(LIMIT, given)
-    with pytest.raises(PluginError, match=f"{LIMIT}: found '{given}'; needs a number of seconds above 0"), limited("x"):
+@pytest.mark.parametrize("limit", ["soon", "0", "-1", "nan", "inf"])
+def test_a_limit_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+    monkeypatch.setenv(LIMIT, limit)
+    with (
+        pytest.raises(PluginError, match=f"{LIMIT}: found '{limit}'; needs a number of seconds above 0"),
+        limited("x"),
+    ):
         pass
 
 

@@ -217,8 +217,8 @@ def test_what_a_component_builds_is_known_where_it_is_said() -> None:
 
     def unknown(context: Any) -> "NoSuchName": ...  # type: ignore[name-defined]  # noqa: F821
 
-    assert [product(item) for item in (Provider, annotated, functools.partial(annotated, 1))] == [Provider] * 3
-    assert [product(item) for item in (silent, unknown, lambda context: None)] == [None] * 3
+    assert [product(value) for value in (Provider, annotated, functools.partial(annotated, 1))] == [Provider] * 3
+    assert [product(value) for value in (silent, unknown, lambda context: None)] == [None] * 3
 
 
 def test_a_function_without_a_signature_is_not_judged() -> None:

@@ -112,8 +112,8 @@ def test_the_arithmetic_of_a_step() -> None:
         (PlanError, "cluster.device=cuda", "the pools need 1 GPUs ('main' 1), the machine has 0"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(kind: type[RlcoreError], override: str, said: str) -> None:
-    assert said in refused(kind, override)
+def test_what_does_not_fit_is_refused_by_name(kind: type[RlcoreError], override: str, message: str) -> None:
+    assert message in refused(kind, override)
 
 
 def test_a_reward_in_a_file_is_found_beside_its_config_or_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +143,12 @@ def test_a_reward_in_a_file_is_found_beside_its_config_or_here(tmp_path: Path, m
     ],
 )
 def test_a_reward_that_does_not_exist_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fn: str, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fn: str, message: str
 ) -> None:
     (tmp_path / "mine.py").write_text("def score(trajectory):\n    return 1.0\n")
     (tmp_path / "broken.py").write_text("def score(:\n")
     monkeypatch.chdir(tmp_path)
-    assert said in refused(ConfigError, f"reward.functions.letters.fn={fn}")
+    assert message in refused(ConfigError, f"reward.functions.letters.fn={fn}")
 
 
 def test_scope_and_deadline_come_from_the_offer_unless_the_config_says_them(site: Path) -> None:
@@ -165,8 +165,8 @@ def test_scope_and_deadline_come_from_the_offer_unless_the_config_says_them(site
     offered = plan(named, plugins=("plan_scope",)).rewards[0]
     assert (offered.scope, offered.deadline_s) == (Scope.GROUP, 5.0)
     settings = ("reward.functions.letters.scope=sample", "reward.functions.letters.deadline_s=7")
-    said = plan(named, *settings, plugins=("plan_scope",)).rewards[0]
-    assert (said.scope, said.deadline_s) == (Scope.SAMPLE, 7.0)
+    message = plan(named, *settings, plugins=("plan_scope",)).rewards[0]
+    assert (message.scope, message.deadline_s) == (Scope.SAMPLE, 7.0)
 
 
 RAISES = "raise RuntimeError\ndef score(trajectory): ..."

@@ -66,8 +66,8 @@ def test_prompts_are_shared_where_the_device_has_flash_attention_in_the_number_f
     facts = Facts(gpus=1, shape=LLAMA)
     made = plan(*settings, facts=facts)
     assert made.workers[0].shared_prefix == way
-    told = [note for note in made.notes if "flash attention of GPUs computes in half precision" in note]
-    assert bool(told) == (way == "none")
+    sentences = [note for note in made.notes if "flash attention of GPUs computes in half precision" in note]
+    assert bool(sentences) == (way == "none")
     if way == "none":
         with pytest.raises(PlanError, match=r"^actor\.shared_prefix=tree: flash .*float32; choose .*dtype=bfloat16$"):
             plan(*settings, "actor.shared_prefix=tree", facts=facts)

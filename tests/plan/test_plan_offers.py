@@ -112,7 +112,7 @@ def test_a_component_gets_the_workers_it_asks_for_in_the_pool_it_names(site: Pat
     pools = """
     @hookimpl
     def rlcore_resource_pools(requests):
-        return [PoolSpec("judges")] if any(each.role is JUDGE for each in requests) else []
+        return [PoolSpec("judges")] if any(request.role is JUDGE for request in requests) else []
     """
     write_package(site, "plan_judge", manager(', pool="judges", replicas=2') + pools)
     made = plan("reward.manager=judged", plugins=("plan_judge",))
@@ -229,13 +229,13 @@ def test_a_union_pool_has_the_devices_of_its_members(site: Path) -> None:
     ],
 )
 def test_plugins_that_clash_or_break_are_refused_by_name(
-    site: Path, body: str, overrides: tuple[str, ...], kind: type[RlcoreError], said: tuple[str, ...]
+    site: Path, body: str, overrides: tuple[str, ...], kind: type[RlcoreError], problems: tuple[str, ...]
 ) -> None:
     source = "\n".join(line[4:] for line in HEAD.splitlines()) + "\n" + body
     write_package(site, "plan_clash", source)
     line = refused(kind, *overrides, plugins=("plan_clash",))
-    for item in said:
-        assert item in line
+    for problem in problems:
+        assert problem in line
 
 
 def test_an_embedded_rollout_refuses_a_sharded_actor_and_names_what_can_serve_it(site: Path) -> None:

@@ -75,10 +75,10 @@ def refused(kind: type[RlcoreError], *overrides: str, plugins: tuple[str, ...] =
         ("nodes=0", "cluster.pools.engines.nodes"),
     ],
 )
-def test_settings_of_a_pool_that_mean_nothing_are_refused_with_their_key(pool: str, said: str) -> None:
+def test_settings_of_a_pool_that_mean_nothing_are_refused_with_their_key(pool: str, message: str) -> None:
     line = refused(ConfigError, *ENGINES, *RAY, f"cluster.pools.engines.{pool}")
     assert "cluster.pools.engines" in line
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.parametrize("pool", ["placement=spread", "labels={tier: fast}", "resources={magic: 1}"])
@@ -102,11 +102,11 @@ def test_settings_that_only_other_clusters_obey_have_no_effect_on_this_machine_a
         ("resources={'CPU': 1}", "resources has the key 'CPU'"),
     ],
 )
-def test_a_pool_of_a_plugin_that_is_garbage_is_refused_with_the_field(site: Path, spec: str, said: str) -> None:
+def test_a_pool_of_a_plugin_that_is_garbage_is_refused_with_the_field(site: Path, spec: str, message: str) -> None:
     write_package(site, "pooled", pooled(pools=f"PoolSpec('engines', {spec})"))
     line = refused(PluginError, *ENGINES, *RAY, plugins=("pooled",))
     assert line.startswith(f"{WHO}: rlcore_resource_pools(): PoolSpec 'engines': ")
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_a_pool_of_a_plugin_that_is_garbage_is_refused_with_the_field(site: Path
     ],
 )
 def test_pools_that_cannot_be_had_are_refused_by_name(
-    site: Path, pools: str, overrides: tuple[str, ...], said: str
+    site: Path, pools: str, overrides: tuple[str, ...], message: str
 ) -> None:
     write_package(site, "pooled", pooled(pools=pools))
-    assert said in refused(PlanError, *overrides, plugins=("pooled",), gpus=8)
+    assert message in refused(PlanError, *overrides, plugins=("pooled",), gpus=8)
 
 
 def test_on_one_machine_ranks_are_together_and_spread_whatever_the_pool_asks(site: Path) -> None:

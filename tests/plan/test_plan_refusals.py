@@ -135,8 +135,8 @@ def plan(requests: str, classes: str, pools: str, *overrides: str, site: Path) -
     """The plan of a null run whose reward manager has these requests, with a plugin that offers this."""
     hooks = HOOKS.replace("{requests}", requests).replace("{classes}", classes).replace("{pools}", pools)
     write_package(site, "refusals", HEAD + hooks)
-    given = [*SETTINGS, "reward.manager=judged", *overrides]
-    found, loaded = configure([], given, ["null", "refusals"])
+    settings = [*SETTINGS, "reward.manager=judged", *overrides]
+    found, loaded = configure([], settings, ["null", "refusals"])
     return make_plan(loaded, found, Facts(cpus=2, gpus=2))
 
 

@@ -67,6 +67,6 @@ def test_rows_are_skipped_where_that_is_exact_and_else_the_plan_says_why_not(
     shown = io.StringIO()
     monkeypatch.setattr(console, "stdout", lambda: Console(file=shown, width=200))
     show(plan, origins=False)
-    said = f"are computed: {why}" if why else "are left out: they change no gradient"
+    message = f"are computed: {why}" if why else "are left out: they change no gradient"
     assert "in updates, rows whose advantages are all 0" in shown.getvalue()
-    assert said in shown.getvalue()
+    assert message in shown.getvalue()

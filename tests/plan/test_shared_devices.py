@@ -42,17 +42,17 @@ def test_a_copy_of_the_weights_that_samples_another_policy_is_told_of_whatever_i
     hooks, loaded = configure(
         [], [*SETTINGS, f"rollout.backend={backend}", f"rollout.warn_logprob_diff={limit}"], ["null"]
     )
-    plan, told = make_plan(loaded, hooks, Facts(cpus=2)), list[str]()
+    plan, warnings = make_plan(loaded, hooks, Facts(cpus=2)), list[str]()
     trainer: Any = SimpleNamespace(
         config=plan.config,
         run=SimpleNamespace(plan=plan),
         progress=SimpleNamespace(step=3),
-        sinks=SimpleNamespace(terminal=SimpleNamespace(warn=told.append)),
+        sinks=SimpleNamespace(terminal=SimpleNamespace(warn=warnings.append)),
     )
     Trainer._check_sampler(trainer, {"policy/rollout_logprob_diff": difference})
     assert [
         f"step 3: log-probs of rollout.backend={backend} and of the actor differ by 0.06 per token" in line
-        for line in told
+        for line in warnings
     ] == [True] * warned
 
 

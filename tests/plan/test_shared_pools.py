@@ -59,9 +59,9 @@ class Actor(NullActor):
 
 class Rollout(NullReplica):
     async def generate(self, requests):
-        async for each in super().generate(requests):
+        async for completion in super().generate(requests):
             say("sample")
-            yield each
+            yield completion
 
     async def load_weights(self, handle):
         say("weights")
@@ -82,7 +82,7 @@ class Judge(RewardReplica):
 
     async def score(self, requests):
         say("score")
-        return [RawScore(each.id, float(len(each.id) % 3)) for each in requests]
+        return [RawScore(request.id, float(len(request.id) % 3)) for request in requests]
 
     async def health(self):
         return "well"
@@ -177,7 +177,7 @@ def happened(overrides: list[str], error: type[BaseException] | None = None, *fa
 def test_servers_sleep_while_the_actor_trains_and_wake_before_they_get_its_weights(overrides: list[str]) -> None:
     events = happened(overrides)
     assert events[-1] == "weights"
-    steps = [list(words) for is_end, words in groupby(events, lambda item: item == "weights") if not is_end]
+    steps = [list(words) for is_end, words in groupby(events, lambda word: word == "weights") if not is_end]
     assert len(steps) == 2
     for words in steps:
         begin = min(words.index(event) for event in SLEEP)

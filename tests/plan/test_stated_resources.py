@@ -44,8 +44,8 @@ class Engine(RolloutWorker):
     def setup(self) -> None: ...
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
-        for each in ():
-            yield each
+        for completion in ():
+            yield completion
 
     async def load_weights(self, handle: WeightsHandle) -> int: ...
 
@@ -238,10 +238,10 @@ def test_a_pool_that_was_asked_for_is_not_replaced_by_the_class() -> None:
         ("replace(request, cached_tokens=-1)", "cached_tokens"),
     ],
 )
-def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, said: str) -> None:
+def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, message: str) -> None:
     line = refused(PluginError, f'plugins.sprint.broken="{broken}"')
     assert f"{WHO}: complete() of sprint.Engine for role 'rollout'" in line
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, s
         ("weight_sync=frozenset({'nccl'})", "needs a frozenset of: disk, tcp"),
     ],
 )
-def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: str, said: str) -> None:
+def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: str, message: str) -> None:
     source = f"""
     from rlcore import RolloutWorker, WorkerClass, hookimpl
 
@@ -271,7 +271,7 @@ def test_an_offer_that_states_no_such_thing_is_refused(tmp_path: Path, offer: st
     with pytest.raises(PluginError) as caught:
         configure([], [*SETTINGS, "plugins.odd={}"], ["null"])[0].worker_classes()
     assert "plugin 'odd' (odd 1.0): rlcore_worker_classes(): WorkerClass 'mine': " in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -98,10 +98,10 @@ def test_two_distributions_with_one_plugin_name_are_both_named(site: Path) -> No
         (("rlcore >=>= 1",), "malformed"),
     ],
 )
-def test_the_range_of_rlcore_is_checked_before_the_import(site: Path, requires: tuple[str, ...], said: str) -> None:
+def test_the_range_of_rlcore_is_checked_before_the_import(site: Path, requires: tuple[str, ...], message: str) -> None:
     write_package(site, "demo_range", "raise RuntimeError('imported')", requires=requires)
     line = refused("demo_range")
-    assert said in line
+    assert message in line
     assert "demo-range 1.0" in line
     assert "demo_range" not in sys.modules
 
@@ -115,11 +115,11 @@ def test_the_range_of_rlcore_is_checked_before_the_import(site: Path, requires: 
         ("1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_a_plugin_whose_import_fails_is_named_with_the_cause(site: Path, source: str, said: str) -> None:
+def test_a_plugin_whose_import_fails_is_named_with_the_cause(site: Path, source: str, message: str) -> None:
     write_package(site, "demo_import", source)
     line = refused("demo_import")
     assert "plugin 'demo_import' (demo-import 1.0)" in line
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_plugin_whose_import_fails_is_named_with_the_cause(site: Path, source:
         ("@hookimpl\ndef rlcore_worker_classes(): return [WorkerClass(int, 'x', int)]", "subclass of"),
     ],
 )
-def test_a_broken_hook_is_refused_naming_plugin_and_distribution(site: Path, source: str, said: str) -> None:
+def test_a_broken_hook_is_refused_naming_plugin_and_distribution(site: Path, source: str, message: str) -> None:
     head = (
         "from rlcore.contracts.hooks import hookimpl\n"
         "from rlcore.contracts.offers import *\n"
@@ -156,7 +156,7 @@ def test_a_broken_hook_is_refused_naming_plugin_and_distribution(site: Path, sou
     write_package(site, "demo_broken", head + source)
     line = refused("demo_broken")
     assert "plugin 'demo_broken' (demo-broken 1.0)" in line
-    assert said in line
+    assert message in line
 
 
 def test_an_object_of_the_module_that_raises_when_it_is_looked_at_names_the_plugin(site: Path) -> None:

@@ -132,21 +132,21 @@ def test_a_scope_that_the_signature_cannot_serve_is_a_problem(site: Path) -> Non
     ],
 )
 @pytest.mark.parametrize("field", ["target", "selection"])
-def test_the_functions_of_an_algorithm_are_looked_at(site: Path, field: str, reference: str, said: str) -> None:
+def test_the_functions_of_an_algorithm_are_looked_at(site: Path, field: str, reference: str, message: str) -> None:
     (site / "check_losses.py").write_text(
         "NUMBER = 3\ndef f(inputs): ...\ndef two(inputs, more): ...\nasync def later(inputs): ..."
     )
     (site / "check_exits.py").write_text("import sys; sys.exit(0)\ndef f(inputs): ...")
-    given = {"target": "check_losses:f", "selection": "", field: reference}
+    arguments = {"target": "check_losses:f", "selection": "", field: reference}
     write_package(
         site,
         "check_algorithms",
         HEAD + "@hookimpl\ndef rlcore_algorithms():\n"
-        f"    return [Algorithm('a', AlgorithmKind.POLICY_LOSS, scope=Scope.SAMPLE, **{given})]\n",
+        f"    return [Algorithm('a', AlgorithmKind.POLICY_LOSS, scope=Scope.SAMPLE, **{arguments})]\n",
     )
     (problem,) = check_plugin("check_algorithms").problems
     assert "plugin 'check_algorithms' (check-algorithms 1.0)" in problem
-    assert said in problem
+    assert message in problem
 
 
 def test_an_algorithm_is_called_on_a_small_batch(site: Path) -> None:
@@ -234,13 +234,16 @@ def rlcore_config_sections(): return [ConfigSection("check_section", Settings, {
 
 @pytest.mark.parametrize(
     ("field", "defaults", "said"),
-    [*((field, "{}", said) for field, said in SECTIONS.items()), *(("pass", *default) for default in DEFAULTS.items())],
+    [
+        *((field, "{}", message) for field, message in SECTIONS.items()),
+        *(("pass", *default) for default in DEFAULTS.items()),
+    ],
 )
-def test_a_section_that_no_run_could_read_is_a_problem(site: Path, field: str, defaults: str, said: str) -> None:
+def test_a_section_that_no_run_could_read_is_a_problem(site: Path, field: str, defaults: str, message: str) -> None:
     write_package(site, "check_section", HEAD + SECTION.format(field=field, defaults=defaults))
     (problem,) = check_plugin("check_section").problems
     assert "plugin 'check_section'" in problem
-    assert re.search(said, problem)
+    assert re.search(message, problem)
 
 
 def test_a_default_that_is_nan_is_set_by_one_plugin_only(site: Path) -> None:

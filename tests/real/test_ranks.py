@@ -45,7 +45,7 @@ SOURCE = """
         def gradients(self, batch):
             self.engine.expect(100)
             found = self.engine._accumulate(batch, self.engine._taught(batch))
-            grads = [whole(each.grad).numpy().copy() for each in self.engine._optimizer.masters]
+            grads = [whole(master.grad).numpy().copy() for master in self.engine._optimizer.masters]
             self.engine._optimizer.clear_gradients()
             return found.loss, found.result(), grads
 
@@ -56,13 +56,13 @@ SOURCE = """
 
         def parameters(self):
             with self.engine.whole():
-                return [each.detach().clone().numpy() for each in self.engine.model.parameters()]
+                return [parameter.detach().clone().numpy() for parameter in self.engine.model.parameters()]
 
         def rounded(self):
             optimizer = self.engine._optimizer
-            masters = [whole(each).detach().float().numpy() for each in optimizer.masters]
+            masters = [whole(master).detach().float().numpy() for master in optimizer.masters]
             with self.engine.whole():
-                return [each.detach().clone().float().numpy() for each in self.engine.model.parameters()], masters
+                return [weight.detach().clone().float().numpy() for weight in self.engine.model.parameters()], masters
 
         def fail_alone(self, rank):
             if self.context.rank == rank:
@@ -261,23 +261,23 @@ def test_what_two_ranks_saved_in_parts_goes_on_as_one_process_and_as_two(
             await two.call(Open.save, tmp_path / "two")
             await one.call(Open.restore, tmp_path / "two")
             ends = {}
-            for name, item in (("uninterrupted", two), ("as one", one)):
-                await item.call(Open.update, then)
-                ends[name] = await item.call(Open.parameters)
+            for name, value in (("uninterrupted", two), ("as one", one)):
+                await value.call(Open.update, then)
+                ends[name] = await value.call(Open.parameters)
             await one.call(Open.save, tmp_path / "one")
             await two.call(Open.restore, tmp_path / "two")
             await two.call(Open.update, then)
             ends["as two"] = await two.call(Open.parameters)
             await two.call(Open.restore, tmp_path / "one")
             ends["one as two"] = await two.call(Open.parameters)
-            for name, item in (("from one", one), ("from two", two)):
-                await item.call(Open.weights, 2, tmp_path / name)
+            for name, value in (("from one", one), ("from two", two)):
+                await value.call(Open.weights, 2, tmp_path / name)
         finally:
             await cluster.close()
-        assert [np.array_equal(*item) for item in zip(ends["uninterrupted"], ends["as two"], strict=True)].count(
+        assert [np.array_equal(*value) for value in zip(ends["uninterrupted"], ends["as two"], strict=True)].count(
             False
         ) == 0
-        assert [np.array_equal(*item) for item in zip(ends["as one"], ends["one as two"], strict=True)].count(
+        assert [np.array_equal(*value) for value in zip(ends["as one"], ends["one as two"], strict=True)].count(
             False
         ) == 0
         # Without the moments that were saved, Adam's step would be another by about lr = 1e-3.

@@ -51,7 +51,7 @@ def batches() -> list[Batch]:
     return [whole, select(whole, [0, 1, 2, 4, 7]), select(whole, [6])]
 
 
-def said(plan: RunPlan, directory: Path, trains: bool = False) -> tuple[list[Float32s], list[Float32s]]:
+def logprobs_of(plan: RunPlan, directory: Path, trains: bool = False) -> tuple[list[Float32s], list[Float32s]]:
     """The log-probs of the batches by the plan's reference and by its actor, after three updates if it trains."""
 
     async def story() -> tuple[list[Float32s], list[Float32s]]:
@@ -79,8 +79,8 @@ def said(plan: RunPlan, directory: Path, trains: bool = False) -> tuple[list[Flo
 @pytest.mark.parametrize("sharding", ["none", "fsdp2"])
 def test_two_ranks_say_what_one_process_says(model: Path, tmp_path: Path, way: str, sharding: str) -> None:
     shared = f"actor.shared_prefix={way}"
-    one, _ = said(planned(model, shared), tmp_path)
-    two, actor = said(
+    one, _ = logprobs_of(planned(model, shared), tmp_path)
+    two, actor = logprobs_of(
         planned(model, shared, "actor.data_parallel=2", f"actor.sharding={sharding}"), tmp_path, trains=True
     )
     for expected, found, moved in zip(one, two, actor, strict=True):
@@ -99,8 +99,8 @@ def test_a_lora_actor_with_its_adapter_off_says_what_a_second_model_says(
         next(worker for worker in inside.workers if worker.request.role.name == "reference").request.embedded_in
         is not None
     )
-    found, actor = said(inside, tmp_path, trains=True)
-    second, _ = said(planned(model, *LORA, f"reference.path={model}"), tmp_path)
+    found, actor = logprobs_of(inside, tmp_path, trains=True)
+    second, _ = logprobs_of(planned(model, *LORA, f"reference.path={model}"), tmp_path)
     for expected, here, moved in zip(second, found, actor, strict=True):
         np.testing.assert_allclose(here, expected, rtol=0, atol=1e-6 * np.abs(expected).max() if ranks else 0)
         assert np.abs(moved - expected).max() > 1e-2, "the adapter has learned something"

@@ -46,8 +46,8 @@ def run(
     command += [f"train.dir={directory}", "train.name=run", "algo.entropy_coef=1e-9", *overrides]
     seen: set[int] = set()
     ends_at = time.monotonic() + DEADLINE_S
-    with (directory / "said").open("w") as said:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said)
+    with (directory / "said").open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
         try:
             while process.poll() is None and time.monotonic() < ends_at:
                 now = descendants(process.pid)
@@ -237,9 +237,9 @@ async def sampled_with_other_weights(directory: Path) -> None:
             parameter.data.mul_(1.02)
         model.save_pretrained(directory / "weights")
         assert await sampler.load_weights(WeightsHandle(1, "directory", str(directory / "weights"))) == 1
-        for item in await stream:
-            assert item.versions[-1][1] == 1
-            assert difference(item, item.versions[-1][0], None) < 1e-4, "the new weights, all of them"
+        for value in await stream:
+            assert value.versions[-1][1] == 1
+            assert difference(value, value.versions[-1][0], None) < 1e-4, "the new weights, all of them"
         await engine.update_weight_version("7")
         with pytest.raises(WorkerError, match="sampled with the weights 7 where it should with 1"):
             await collected(sampler.generate(requests))
@@ -253,12 +253,12 @@ async def sampled_with_other_weights(directory: Path) -> None:
 async def more_than_fits_in_a_batch(sampler: "VllmSampler", prompt: Sequence[int]) -> None:
     """Ask for more tokens of prompts than vLLM computes at a time: nobody gets other tokens than alone."""
     prompts = [(number, *(list(prompt) * 8)[:199]) for number in range(16)]
-    asked = [
+    rows = [
         GenerateRequest(str(prompt[0]), prompt, Sampling(temperature=0.7, max_tokens=2), 1, 5) for prompt in prompts
     ]
-    alone = [(await collected(sampler.generate([request])))[0] for request in asked[-4:]]
-    together = {completion.request_id: completion async for completion in sampler.generate(asked)}
-    assert len(together) == len(asked)
+    alone = [(await collected(sampler.generate([request])))[0] for request in rows[-4:]]
+    together = {completion.request_id: completion async for completion in sampler.generate(rows)}
+    assert len(together) == len(rows)
     assert all(
         together[completion.request_id].token_ids.tolist() == completion.token_ids.tolist() for completion in alone
     )

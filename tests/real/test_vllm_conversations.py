@@ -26,7 +26,7 @@ END_OF_TURN = 2
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The records of the embedded engine and of two engines of vLLM."""
     here = tmp_path_factory.mktemp("conversations")
     command = [sys.executable, "-W", "ignore", str(Path(__file__).parent / "vllm_conversations.py"), str(here)]
@@ -39,7 +39,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def ended(free: dict[str, Any], texts: list[str], eos: list[int], most: int, stop: list[str]) -> dict[str, Any]:
     """The kept part of a free response: up to the token that ends it, or that completes a stop string."""
     for num, (token, text) in enumerate(zip(free["ids"], texts[1:], strict=True), start=1):
-        if token in eos or any(item in text for item in stop):
+        if token in eos or any(string in text for string in stop):
             return {"ids": free["ids"][:num], "finish": "stop"}
         if num == most:
             return {"ids": free["ids"][:num], "finish": "length"}
@@ -48,30 +48,30 @@ def ended(free: dict[str, Any], texts: list[str], eos: list[int], most: int, sto
 
 @pytest.mark.parametrize("engine", ["hf", "vllm"])
 def test_a_response_is_kept_to_the_token_that_completes_its_stop_string_or_is_one_that_ends_it(
-    told: dict[str, Any], engine: str
+    story: dict[str, Any], engine: str
 ) -> None:
-    found = told[engine]
+    found = story[engine]
     assert len(found["eos"]) == 2
     for name, (prompt, most, stop) in found["cases"].items():
         free, texts = found["free"][str(prompt)], found["texts"][str(prompt)]
         assert found["found"][name] == ended(free, texts, found["eos"], most, stop), name
-    by_case = {name: item["finish"] for name, item in found["found"].items()}
+    by_case = {name: case["finish"] for name, case in found["found"].items()}
     assert {by_case[f"{prompt}: at the last token"] for prompt in range(4)} == {"stop"}
     assert {by_case[f"{prompt}: one token too late"] for prompt in range(4)} == {"length"}
     last = {completion["ids"][-1] for completion in found["free"].values() if completion["finish"] == "stop"}
     assert last == set(found["eos"]), "a free response of the four ended in each of the tokens that end one"
 
 
-def test_stop_conditions_on_vllm_give_what_the_embedded_engine_gives(told: dict[str, Any]) -> None:
-    embedded, replicas = told["hf"], told["vllm"]
+def test_stop_conditions_on_vllm_give_what_the_embedded_engine_gives(story: dict[str, Any]) -> None:
+    embedded, replicas = story["hf"], story["vllm"]
     assert len(replicas["found"]) == 24
     for what in ("free", "cases", "found"):
         assert replicas[what] == embedded[what]
 
 
-def test_conversations_on_vllm_are_those_on_the_embedded_engine(told: dict[str, Any]) -> None:
+def test_conversations_on_vllm_are_those_on_the_embedded_engine(story: dict[str, Any]) -> None:
     """Greedy ones, ids, masks, finish reasons and words; turns end at stop strings and at commas."""
-    embedded, replicas = told["hf"]["conversations"], told["vllm"]["conversations"]
+    embedded, replicas = story["hf"]["conversations"], story["vllm"]["conversations"]
     assert len(replicas) == 4
     assert replicas == embedded
     assert any(len(replica["turns"]) == 3 for replica in replicas)
@@ -90,11 +90,11 @@ def check_tokens(row: dict[str, Any]) -> None:
 
 
 def test_conversations_of_several_turns_stream_from_one_replica_and_only_its_tokens_are_trained_on(
-    told: dict[str, Any],
+    story: dict[str, Any],
 ) -> None:
-    group = told["group"]
+    group = story["group"]
     rows = group["trajectories"]
-    [comma] = set(told["vllm"]["eos"]) - {END_OF_TURN}
+    [comma] = set(story["vllm"]["eos"]) - {END_OF_TURN}
     assert len(rows) == 6
     assert sum(len(row["turns"]) == 3 for row in rows) >= 4
     for row, texts in zip(rows, group["texts"], strict=True):
@@ -102,32 +102,32 @@ def test_conversations_of_several_turns_stream_from_one_replica_and_only_its_tok
         turns, between = texts[: len(row["turns"])], texts[len(row["turns"]) :]
         assert turns == [line["content"] for line in row["said"] if line["role"] == "assistant"]
         assert all("words; go on" in number for number in between)
-    assert any(owed > 0 for owed in group["owed"]), "the first was there while others went on"
-    owed = group["outstanding"]
-    assert [0, 0] in owed
-    assert sum(max(call) > 0 for call in owed) > 1
-    assert {place for call in owed for place, num in enumerate(call) if num} == {0}, "all turns on one replica"
+    assert any(outstanding > 0 for outstanding in group["owed"]), "the first was there while others went on"
+    outstanding = group["outstanding"]
+    assert [0, 0] in outstanding
+    assert sum(max(call) > 0 for call in outstanding) > 1
+    assert {place for call in outstanding for place, num in enumerate(call) if num} == {0}, "all turns on one replica"
 
 
-def test_log_probs_of_every_sampled_token_are_those_that_the_actor_computes(told: dict[str, Any]) -> None:
+def test_log_probs_of_every_sampled_token_are_those_that_the_actor_computes(story: dict[str, Any]) -> None:
     for phase in ("group", "between"):
-        apart = told[phase]["difference"]
-        assert apart["num"] == sum(sum(trajectory["mask"]) for trajectory in told[phase]["trajectories"]) > 100
+        apart = story[phase]["difference"]
+        assert apart["num"] == sum(sum(trajectory["mask"]) for trajectory in story[phase]["trajectories"]) > 100
         assert apart["mean"] < 1e-4
         assert apart["max"] < 1e-2
 
 
-def test_a_step_of_grpo_trains_on_them_and_hands_over_what_it_learned(told: dict[str, Any]) -> None:
-    metrics = told["step"]["metrics"]
+def test_a_step_of_grpo_trains_on_them_and_hands_over_what_it_learned(story: dict[str, Any]) -> None:
+    metrics = story["step"]["metrics"]
     assert metrics["policy/rollout_logprob_diff"] < 1e-4
     assert metrics["actor/grad_norm"] > 0.0
     assert metrics["agent/turns_mean"] > 2.0
     assert metrics["agent/num_tool_calls"] > 8.0
-    assert {version for row in told["step"]["versions"] for _, version in row} == {0}
+    assert {version for row in story["step"]["versions"] for _, version in row} == {0}
 
 
-def test_every_turn_says_which_weights_sampled_it_also_when_they_changed_between_turns(told: dict[str, Any]) -> None:
-    rows = told["between"]["trajectories"]
+def test_every_turn_says_which_weights_sampled_it_also_when_they_changed_between_turns(story: dict[str, Any]) -> None:
+    rows = story["between"]["trajectories"]
     assert len(rows) == 6
     later = 0
     for row in rows:
@@ -138,4 +138,4 @@ def test_every_turn_says_which_weights_sampled_it_also_when_they_changed_between
         assert row["versions"] == expected
         later += len(others)
     assert later > 6
-    assert {place for number in told["between"]["outstanding"] for place, num in enumerate(number) if num} == {0, 1}
+    assert {place for number in story["between"]["outstanding"] for place, num in enumerate(number) if num} == {0, 1}

@@ -68,7 +68,7 @@ def calls(text):
 
 
 def short(completions, **columns):
-    return [-float(len(str(each))) for each in completions]
+    return [-float(len(str(completion))) for completion in completions]
 '''
 
 
@@ -181,11 +181,11 @@ async def difference(run: Runtime, trajectories: Sequence[Trajectory]) -> dict[s
 
 async def greedy(run: Runtime) -> dict[str, Any]:
     """An engine's responses under stop conditions, which are taken from the text of free responses first."""
-    asked = [run.tokens.encode_prompt(prompt.messages) for prompt in prompts_of(run)]
+    prompt_ids = [run.tokens.encode_prompt(prompt.messages) for prompt in prompts_of(run)]
 
     async def ask(cases: dict[str, tuple[int, int, list[str]]]) -> dict[str, Any]:
         requests = [
-            GenerateRequest(name, asked[prompt], Sampling(0.0, max_tokens=most, stop=tuple(stop)), 1, 0)
+            GenerateRequest(name, prompt_ids[prompt], Sampling(0.0, max_tokens=most, stop=tuple(stop)), 1, 0)
             for name, (prompt, most, stop) in cases.items()
         ]
         async with aclosing(run.generator.generate(requests, Lane.TRAIN)) as completions:  # type: ignore[type-var]
@@ -228,14 +228,14 @@ async def one_group(run: Runtime) -> dict[str, Any]:
     """Six conversations of one prompt, alone."""
     with watched(run) as seen:
         found = await rolled(run, [RolloutTask(prompts_of(run)[0], 0, 6, 3)], SAMPLING)
-    trajectories = [item for item, _ in found]
+    trajectories = [result for result, _ in found]
     return {
         "trajectories": [plain(trajectory) for trajectory in trajectories],
         "texts": [
             [run.tokens.decode(trajectory.token_ids[a:b].tolist()) for a, b in spans(trajectory)]
             for trajectory in trajectories
         ],
-        "owed": [owed for _, owed in found],
+        "owed": [outstanding for _, outstanding in found],
         "outstanding": sorted(seen),
         "difference": await difference(run, trajectories),
     }
@@ -274,9 +274,9 @@ async def weights_between_turns(run: Runtime) -> dict[str, Any]:
         await run.actor.replicas[0].call(ActorWorker.publish, 2)
         await run.sync_weights(2)
         GO.touch()
-        found = [item for item, _ in await rolling]
+        found = [value for value, _ in await rolling]
     return {
-        "trajectories": [plain(item) for item in found],
+        "trajectories": [plain(result) for result in found],
         "outstanding": sorted(seen),
         "difference": await difference(run, found),
     }
@@ -285,15 +285,15 @@ async def weights_between_turns(run: Runtime) -> dict[str, Any]:
 async def story() -> dict[str, Any]:
     """Everything that happened."""
     GO.touch()
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     async with launch(plan_run([config("hf")], []), HERE / "hf") as run:
-        told["hf"] = await greedy(run)
+        results["hf"] = await greedy(run)
     async with launch(plan_run([config("vllm")], []), HERE / "vllm") as run:
-        told["vllm"] = await greedy(run)
-        told["group"] = await one_group(run)
-        told["step"] = await one_step(run)
-        told["between"] = await weights_between_turns(run)
-    return told
+        results["vllm"] = await greedy(run)
+        results["group"] = await one_group(run)
+        results["step"] = await one_step(run)
+        results["between"] = await weights_between_turns(run)
+    return results
 
 
 if __name__ == "__main__":

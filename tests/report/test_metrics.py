@@ -186,8 +186,8 @@ def test_whatever_rewards_say_a_line_says_the_same_however_it_was_written(
     monkeypatch.setenv("KEY", secret)
     redaction.remember_variable("KEY")
     log = TrajectoryLog(tmp_path)
-    told = FrozenDict({**ODD, "said": f"of {secret} and {json.dumps(secret)}", f"a key {secret}": 1, **more})
-    log.append(1, trajectory_lines([(scored(0, Reward(1.0, info=told)), 0.0)], Lane.TRAIN))
+    extra = FrozenDict({**ODD, "said": f"of {secret} and {json.dumps(secret)}", f"a key {secret}": 1, **more})
+    log.append(1, trajectory_lines([(scored(0, Reward(1.0, info=extra)), 0.0)], Lane.TRAIN))
     [row] = read_trajectories(tmp_path, 1)
     assert row["info"] == {
         "nested": {"pair": [None, [1, [None, True]]]},

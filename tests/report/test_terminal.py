@@ -48,8 +48,8 @@ def test_completions_are_shown_as_text_with_their_parts_reward_and_advantage() -
 
 def test_a_conversation_is_shown_message_by_message() -> None:
     out = io.StringIO()
-    said = [("assistant", "add(a=1, b=2)"), ("tool", "[bold]3\x1b[2J"), ("assistant", "It is 3.")]
-    messages = frozen_messages([{"role": role, "content": content} for role, content in said])
+    lines = [("assistant", "add(a=1, b=2)"), ("tool", "[bold]3\x1b[2J"), ("assistant", "It is 3.")]
+    messages = frozen_messages([{"role": role, "content": content} for role, content in lines])
     Terminal(Console(file=out, width=160)).completions(1, [(scored(messages), 0.5)])
     text = out.getvalue()
     assert [

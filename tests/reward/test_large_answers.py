@@ -75,8 +75,8 @@ def test_rewards_beyond_the_budget_of_a_step_fail_and_memory_stays_bounded(monke
     failed = [reward for reward in held if reward.status is RewardStatus.FAILED]
     assert len(ok) == 15
     assert len(failed) == 185
-    said = "more than 32 MiB stand beside the scores of this step; functions need to return less"
-    assert failed[0].info == {"error": said, "failed": {"judge": said}}
+    message = "more than 32 MiB stand beside the scores of this step; functions need to return less"
+    assert failed[0].info == {"error": message, "failed": {"judge": message}}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
     del held, ok, failed
     gc.collect()
@@ -149,7 +149,7 @@ def test_no_class_of_a_function_crosses_to_the_controller(value: Any) -> None:
         Reward(1.0, info=FrozenDict({key: value, "list": [value]}), components=FrozenDict({key: 1.0})),
         Reward(0.0, status=RewardStatus.FAILED, info=FrozenDict({"error": value})),
     ]
-    found = [outcome_of_one(item, 3, may_skip=False) for item in returned]
+    found = [outcome_of_one(value, 3, may_skip=False) for value in returned]
     found += [outcome_of_score((1.0, value, {key: value}), 3), *notes.on([Outcome(RewardStatus.OK, 1.0)])]
     pickled = pickle.dumps(found)
     assert b"putenv" not in pickled

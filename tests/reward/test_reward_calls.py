@@ -70,7 +70,7 @@ async def logged(tmp_path: Path, name: str, **settings: Any) -> list[dict[str, A
 def test_calls_are_kept_with_query_response_score_and_latency(tmp_path: Path) -> None:
     for name, scores in (("only_completions", [2.0, 1.0, 3.0, 5.0]), ("async_plain", [1.0] * 4)):
         directory = tmp_path / name
-        lines = sorted(asyncio.run(logged(directory, name)), key=lambda item: item["id"])
+        lines = sorted(asyncio.run(logged(directory, name)), key=lambda record: record["id"])
         assert [line["score"] for line in lines] == scores
         assert [line["response"] for line in lines] == TEXTS
         assert {(line["reward"], line["query"], line["status"], line["lane"]) for line in lines} == {
@@ -165,8 +165,8 @@ class C:
 )
 def test_a_start_that_hangs_names_the_function_and_the_line(tmp_path: Path, source: str, where: str) -> None:
     (tmp_path / "slow.py").write_text(source)
-    said = rf"reward function 'f' \(.*slow\.py:C\): .*not ready within 2\.5 s; now at .*slow\.py:{where}; .*start_s"
-    with pytest.raises(PluginError, match=said):
+    message = rf"reward function 'f' \(.*slow\.py:C\): .*not ready within 2\.5 s; now at .*slow\.py:{where}; .*start_s"
+    with pytest.raises(PluginError, match=message):
         score_rewards({"f": function(f"{tmp_path / 'slow.py'}:C", start_s=2.5)}, [make_trajectory()])
 
 

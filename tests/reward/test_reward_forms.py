@@ -149,7 +149,9 @@ def test_an_agent_of_verl_judges_looks_at_its_group_and_logs(name: str, scores: 
     rewards = group(name, ["ab", "a", "abc", "abcde"], kwargs={"path": str(path)})
     assert [reward.score for reward in rewards] == scores
     assert [reward.info["raw_score"] for reward in rewards] == [2.0, 1.0, 3.0, 5.0]
-    lines = sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda item: len(item["response"]))
+    lines = sorted(
+        (json.loads(line) for line in path.read_text().splitlines()), key=lambda sample: len(sample["response"])
+    )
     assert [line["score"] for line in lines] == [1.0, 2.0, 3.0, 5.0], "as it was, before the group"
     assert lines[0].keys() == {"query", "response", "score", "latency", "details"}
     assert (lines[0]["query"], lines[0]["response"], lines[0]["details"]) == ("question 0", "a", ["a", "by length"])

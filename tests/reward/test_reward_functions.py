@@ -109,7 +109,7 @@ def test_group_scope_sees_whole_groups_and_batch_scope_everything(rewards: str) 
         "size": function(f"{rewards}:batch_size", scope="batch"),
     }
     texts = {0: ["a", "ab", "abc", "abcd"], 1: ["abcdefgh", "ab"]}
-    trajectories = [make_trajectory(p, s, text) for p, item in texts.items() for s, text in enumerate(item)]
+    trajectories = [make_trajectory(p, s, text) for p, value in texts.items() for s, text in enumerate(value)]
     random.Random(0).shuffle(trajectories)
     found = score_rewards(functions, trajectories)
     assert [found["test/0", sample, 0].components["rank"] for sample in range(4)] == [0.25, 0.5, 0.75, 1.0]
@@ -248,7 +248,7 @@ def test_abort_stops_at_the_first_failure_and_a_spent_budget_names_functions_and
     with pytest.raises(RewardError, match=r"2 of 16 samples failed, more than .* \(x2\)"):
         score_rewards(functions, trajectories, config=config)
     found = score_rewards(functions, trajectories, Lane.EVAL, config=config)
-    assert sum(item.status is RewardStatus.FAILED for item in found.values()) == 3, "evaluation spends no budget"
+    assert sum(value.status is RewardStatus.FAILED for value in found.values()) == 3, "evaluation spends no budget"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_list_gives_each_sample_its_own_outcome() -> None:
     outcomes = outcomes_of_many([1.0, None, math.nan, "x"], [3, 3, 3, 3])
     assert [outcome.status.value for outcome in outcomes] == ["ok", "skipped", "failed", "failed"]
     for vector in (np.array([1.0, 2.0]), torch.tensor([1.0, 2.0]), (1, 2)):
-        assert [item.score for item in outcomes_of_many(vector, [3, 3])] == [1.0, 2.0]
+        assert [value.score for value in outcomes_of_many(vector, [3, 3])] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -227,9 +227,9 @@ def test_a_function_for_groups_is_found_like_any_and_not_beside_a_wider_scope(he
     (here / "mine.py").write_text("def centred(completions, score):\n    return score\n")
     settings = (f"{FN}=count_letter", "reward.functions.letters.post_process=mine.py:centred")
     assert plan(*settings).rewards[0].post_process == f"{here / 'mine.py'}:centred"
-    said = refused(ConfigError, *settings[:1], "reward.functions.letters.post_process=mine.py:centered")
-    assert "reward.functions.letters.post_process: " in said
-    assert "did you mean 'centred'" in said
+    message = refused(ConfigError, *settings[:1], "reward.functions.letters.post_process=mine.py:centered")
+    assert "reward.functions.letters.post_process: " in message
+    assert "did you mean 'centred'" in message
     assert "needs scope=sample" in refused(ConfigError, *settings, "reward.functions.letters.scope=group")
 
 
@@ -255,9 +255,9 @@ def test_a_call_that_returns_the_function_is_said_in_the_plan(
     show(made, origins=False)
     assert "what factories:make(cache, max_len) returns" in capsys.readouterr().out
     assert not plan(f"{FN}=factories.inner:passes").rewards[0].is_factory
-    said = refused(ConfigError, f"{FN}=factories:make", kwargs[0])
-    assert "has the signature (max_len, *, cache), which takes nothing of a sample" in said
-    assert said.endswith("kwargs for cache")
+    message = refused(ConfigError, f"{FN}=factories:make", kwargs[0])
+    assert "has the signature (max_len, *, cache), which takes nothing of a sample" in message
+    assert message.endswith("kwargs for cache")
     assert "factories" not in sys.modules
 
 
@@ -268,6 +268,6 @@ def test_a_module_or_function_that_does_not_exist_is_refused_before_any_process_
     assert "there is no module 'not_there_at_all'" in refused(ConfigError, f"{FN}=not_there_at_all.mod:f")
     assert "defines no 'scord'; did you mean 'scored'?" in refused(ConfigError, f"{FN}=half_there:scord")
     write_package(site, "half_offered", "", entry_points={"rlcore.rewards": {"offered": "half_there:lost"}})
-    said = refused(PluginError, f"{FN}=offered")
-    assert said.startswith("entry point 'offered' (half-offered")
-    assert "reward function 'offered' (half_there:lost): module 'half_there' defines no 'lost'" in said
+    message = refused(PluginError, f"{FN}=offered")
+    assert message.startswith("entry point 'offered' (half-offered")
+    assert "reward function 'offered' (half_there:lost): module 'half_there' defines no 'lost'" in message

@@ -90,7 +90,7 @@ def test_the_deadline_of_a_sample_does_not_run_while_it_waits_for_a_child(reward
     trajectories = [make_trajectory(0, sample) for sample in range(8)]
     functions = {"f": function(f"{rewards}:slow", deadline_s=0.9, children=1, kwargs={"seconds": 0.2})}
     found = score_rewards(functions, trajectories)
-    assert {item.status for item in found.values()} == {RewardStatus.OK}
+    assert {value.status for value in found.values()} == {RewardStatus.OK}
 
 
 def test_a_reward_child_imports_nothing_heavy_of_ours(rewards: str) -> None:

@@ -28,7 +28,7 @@ from rlcore.testing.rewards import make_prompt, make_trajectory
 from rlcore.types import Trajectory
 
 
-def said(text: str, answer: Any, **columns: Any) -> Trajectory:
+def sample_of(text: str, answer: Any, **columns: Any) -> Trajectory:
     return make_trajectory(make_prompt(0, answer=answer, **columns), text=text)
 
 
@@ -72,12 +72,12 @@ def test_answers_are_compared_as_text_and_as_numbers(found: str, wanted: str, sa
 
 def test_scorers_judge_and_tell_the_answer() -> None:
     for scorer in (exact_match, boxed, math_verify):
-        good, bad = scorer(said(r"I think \boxed{42}", "42")), scorer(said(r"\boxed{41}", "42"))
+        good, bad = scorer(sample_of(r"I think \boxed{42}", "42")), scorer(sample_of(r"\boxed{41}", "42"))
         assert (good.score, bad.score) == (1.0, 0.0), scorer.__name__
         assert (good.info["answer"], bad.info["answer"]) == ("42", "41"), scorer.__name__
-    assert exact_match(said("42", 42)).score == 1.0
-    assert boxed(said("42", "42")).score == 0.0
-    assert math_verify(said(r"\boxed{\frac{2}{4}}", "1/2")).score == 1.0
+    assert exact_match(sample_of("42", 42)).score == 1.0
+    assert boxed(sample_of("42", "42")).score == 0.0
+    assert math_verify(sample_of(r"\boxed{\frac{2}{4}}", "1/2")).score == 1.0
 
 
 def test_a_scorer_without_an_answer_fails_by_name() -> None:
@@ -89,16 +89,16 @@ def test_a_scorer_without_an_answer_fails_by_name() -> None:
 
 
 def test_a_format_is_matched_by_the_whole_response() -> None:
-    assert format_match(said(" <think>a\nb</think>\n<answer>3</answer>\n", "3")) == 1.0
-    assert format_match(said("So: <think>a</think><answer>3</answer>", "3")) == 0.0
-    assert format_match(said("12", "3"), pattern=r"\d+") == 1.0
+    assert format_match(sample_of(" <think>a\nb</think>\n<answer>3</answer>\n", "3")) == 1.0
+    assert format_match(sample_of("So: <think>a</think><answer>3</answer>", "3")) == 0.0
+    assert format_match(sample_of("12", "3"), pattern=r"\d+") == 1.0
 
 
 def test_the_length_penalty_grows_between_its_two_bounds() -> None:
-    found = {size: length_penalty(said("x" * size, "3"), free=10, limit=20) for size in (1, 10, 12, 15, 20, 40)}
+    found = {size: length_penalty(sample_of("x" * size, "3"), free=10, limit=20) for size in (1, 10, 12, 15, 20, 40)}
     assert found == {1: 0.0, 10: 0.0, 12: -0.2, 15: -0.5, 20: -1.0, 40: -1.0}
     with pytest.raises(RewardError, match="limit=10 is not above free=10"):
-        length_penalty(said("x", "3"), free=10, limit=10)
+        length_penalty(sample_of("x", "3"), free=10, limit=10)
 
 
 def resolved(name: str, reference: str) -> ResolvedReward:
@@ -163,20 +163,20 @@ def test_looking_for_a_source_imports_nothing() -> None:
     ],
 )
 def test_the_number_of_a_gsm8k_response_is_found(text: str, number: str | None) -> None:
-    found = gsm8k(said(text, "They did.\n#### 72")).info.get("answer")
+    found = gsm8k(sample_of(text, "They did.\n#### 72")).info.get("answer")
     assert found == number
 
 
 @pytest.mark.parametrize("answer", ["48/2 = 24\n48+24 = <<48+24=72>>72\n#### 72", "#### 72.00", 72, "72", "#### $72"])
 def test_gsm8k_reads_the_answer_as_the_data_has_it(answer: Any) -> None:
-    assert gsm8k(said("The answer is 72.", answer)).score == 1.0
-    assert gsm8k(said("The answer is 7.", answer)).score == 0.0
-    assert gsm8k(said("I cannot say.", answer)).score == 0.0
+    assert gsm8k(sample_of("The answer is 72.", answer)).score == 1.0
+    assert gsm8k(sample_of("The answer is 7.", answer)).score == 0.0
+    assert gsm8k(sample_of("I cannot say.", answer)).score == 0.0
 
 
 def test_gsm8k_fails_by_name_where_the_data_has_no_number() -> None:
     with pytest.raises(RewardError, match=r"gsm8k reads the number after '####'.* prompt 'test/0' is '#### none'"):
-        gsm8k(said("72", "#### none"))
+        gsm8k(sample_of("72", "#### none"))
 
 
 def test_the_source_of_a_function_in_namespace_packages_is_found_without_an_import(

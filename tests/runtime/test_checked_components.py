@@ -37,10 +37,10 @@ class Failing:
         if name == "scope":
             raise KeyError("which")
 
-        async def later(*given: Any) -> Any:
+        async def later(*arguments: Any) -> Any:
             raise KeyError("which")
 
-        def now(*given: Any) -> Any:
+        def now(*arguments: Any) -> Any:
             raise KeyError("which")
 
         return later if object.__getattribute__(self, "late") else now

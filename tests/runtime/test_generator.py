@@ -21,7 +21,7 @@ class Replica:
 
     def __init__(self, name: str, seconds: float = 0.0) -> None:
         self.name, self.seconds = name, seconds
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.num_stopped = 0
 
     def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -31,7 +31,7 @@ class Replica:
         self, method: Callable[..., Any], requests: Sequence[GenerateRequest]
     ) -> AsyncGenerator[Completion, None]:
         """Every completion of every request."""
-        self.asked += [request.id for request in requests]
+        self.calls += [request.id for request in requests]
         done = False
         try:
             for request in requests:
@@ -126,7 +126,7 @@ def test_the_requests_of_one_call_are_dealt_out_in_canonical_order() -> None:
     service = service_of(first, second)
     found = asyncio.run(all_of(service.generate([request(letter) for letter in "dbca"], Lane.TRAIN)))
     assert sorted(found) == ["a", "b", "c", "d"]
-    assert (first.asked, second.asked) == (["a", "c"], ["b", "d"])
+    assert (first.calls, second.calls) == (["a", "c"], ["b", "d"])
     assert service.outstanding == (0, 0)
 
 
@@ -141,7 +141,7 @@ def test_single_requests_that_overlap_go_to_the_least_loaded() -> None:
         await asyncio.gather(*calls)
 
     asyncio.run(run())
-    assert (first.asked, second.asked) == (["a", "c"], ["b", "d"])
+    assert (first.calls, second.calls) == (["a", "c"], ["b", "d"])
 
 
 def test_a_conversation_stays_where_it_was() -> None:
@@ -158,7 +158,7 @@ def test_a_conversation_stays_where_it_was() -> None:
         await busy
 
     asyncio.run(run())
-    assert (first.asked, second.asked) == (["a/0", "other", "a/1"], ["b/0", "b/1"])
+    assert (first.calls, second.calls) == (["a/0", "other", "a/1"], ["b/0", "b/1"])
 
 
 def test_a_call_that_is_given_up_stops_its_replicas_and_owes_nothing() -> None:
@@ -185,8 +185,8 @@ def test_unfinished_requests_are_asked_again_after_each_death_and_no_sample_come
     found = asyncio.run(all_of(service.generate([request(letter, n=3) for letter in "abcde"], Lane.TRAIN)))
     assert sorted(found) == sorted("abcde" * 3)
     assert [replica.num_lost for replica in replicas] == [3] * num_replicas
-    asked = [name for replica in replicas for name in replica.asked]
-    assert all(asked.count(letter) <= 1 + 3 * num_replicas for letter in "abcde")
+    names = [name for replica in replicas for name in replica.calls]
+    assert all(names.count(letter) <= 1 + 3 * num_replicas for letter in "abcde")
     assert service.outstanding == (0,) * num_replicas
 
 
@@ -208,7 +208,7 @@ def test_a_death_of_one_replica_leaves_the_work_of_another_alone() -> None:
     steady, mortal = Mortal(0, samples=1, deaths=0), Mortal(1, samples=1, deaths=2)
     service = mortal_service(steady, mortal)
     asyncio.run(all_of(service.generate([request(letter, n=3) for letter in "abcd"], Lane.TRAIN)))
-    assert [steady.asked.count(letter) for letter in "ac"] == [1, 1]
+    assert [steady.calls.count(letter) for letter in "ac"] == [1, 1]
 
 
 def test_without_a_restart_left_the_last_death_is_named() -> None:
@@ -225,7 +225,7 @@ def test_an_error_of_a_replica_that_serves_is_not_retried() -> None:
     service = mortal_service(replica)
     with pytest.raises(WorkerError, match="came twice, or nobody asked for it"):
         asyncio.run(all_of(service.generate([request("a"), request("a")], Lane.TRAIN)))
-    assert replica.asked == ["a", "a"]
+    assert replica.calls == ["a", "a"]
 
 
 def test_a_deadline_names_what_is_missing() -> None:

@@ -72,9 +72,9 @@ def test_a_call_that_hangs_is_told_of_again_and_again(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) >= 2
-    for line in said:
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) >= 2
+    for line in messages:
         assert line.startswith(f"x: {call} has not returned for 0.")
         assert f" s, in {INNER[way]} at {__file__}:" in line
 

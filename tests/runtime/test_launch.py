@@ -171,7 +171,7 @@ def test_a_component_reaches_its_own_workers_and_no_others(site: Path, tmp_path:
     ],
 )
 def test_a_crash_during_the_start_closes_what_was_started(
-    site: Path, tmp_path: Path, phase: str, kind: type[RlcoreError], said: str, log: list[str]
+    site: Path, tmp_path: Path, phase: str, kind: type[RlcoreError], message: str, log: list[str]
 ) -> None:
     write_agent(site, **{phase: "1 / 0"})
     plan = plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "launch_agent"])
@@ -180,7 +180,7 @@ def test_a_crash_during_the_start_closes_what_was_started(
         async with launch(plan, tmp_path):
             pytest.fail("it was started")
 
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         asyncio.run(story())
     assert log == sys.modules["launch_agent"].LOG
     assert not [thread for thread in threading.enumerate() if "[" in thread.name]
@@ -211,8 +211,10 @@ def test_a_component_whose_build_hangs_is_ended_by_name_and_line(site: Path, tmp
         async with launch(plan, tmp_path):
             pytest.fail("it was started")
 
-    said = r"^agent 'tooled' of plugin 'launch_agent' .*: build\(\): not done after 2 s, in __init__ at .*launch_agent"
-    with pytest.raises(PluginError, match=said) as caught:
+    message = (
+        r"^agent 'tooled' of plugin 'launch_agent' .*: build\(\): not done after 2 s, in __init__ at .*launch_agent"
+    )
+    with pytest.raises(PluginError, match=message) as caught:
         asyncio.run(story())
     assert str(caught.value).endswith("; if it is only slow, set cluster.start_s to more")
 

@@ -26,22 +26,22 @@ NAMED = "; its class is Judge of plugin 'x' (x 1.0)"
 
 @pytest.mark.parametrize("error", [WorkerError, PluginError, RewardError])
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "judge[0].score() returned None; needs int",
         "judge[3.1]: exit code 1",
         "agent 'a': rollout(): judge[0].ask(): KeyError: 'x'",
     ],
 )
-def test_an_error_of_a_worker_says_whose_class_it_is(error: type[RlcoreError], said: str) -> None:
+def test_an_error_of_a_worker_says_whose_class_it_is(error: type[RlcoreError], message: str) -> None:
     with pytest.raises(error) as caught, naming_offers(PLAN):
-        raise error(said)
-    assert str(caught.value) == said + NAMED
+        raise error(message)
+    assert str(caught.value) == message + NAMED
     assert type(caught.value) is error
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "actor[0].update() returned None",
         "judge: its pool is too small",
@@ -50,7 +50,7 @@ def test_an_error_of_a_worker_says_whose_class_it_is(error: type[RlcoreError], s
         "judge[0]: of plugin 'x' (x 1.0), lost",
     ],
 )
-def test_other_errors_and_those_of_the_core_stay_what_they_are(said: str) -> None:
+def test_other_errors_and_those_of_the_core_stay_what_they_are(message: str) -> None:
     with pytest.raises(WorkerError) as caught, naming_offers(PLAN):
-        raise WorkerError(said)
-    assert str(caught.value) == said
+        raise WorkerError(message)
+    assert str(caught.value) == message

@@ -32,7 +32,7 @@ def config(directory: Path, **rollout: Any) -> dict[str, Any]:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tests_letters.py").write_text(
-        "async def letters(completions, **columns):\n    return [float(each.count('a')) for each in completions]\n"
+        "async def letters(completions, **columns):\n    return [float(text.count('a')) for text in completions]\n"
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path

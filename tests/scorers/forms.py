@@ -148,9 +148,9 @@ class RewardAgent:
         if self.wrong == "log":
             raise OSError("disk full")
         if self.path:
-            told = {"query": query, "response": response, "score": score, "latency": latency, "details": details}
+            record = {"query": query, "response": response, "score": score, "latency": latency, "details": details}
             with Path(self.path).open("a") as file:
-                file.write(json.dumps(told) + "\n")
+                file.write(json.dumps(record) + "\n")
 
 
 class AsyncAgent(RewardAgent):

@@ -91,11 +91,11 @@ def test_it_is_planned_and_shown(site: Path, capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_what_it_cannot_start_is_refused_when_planning(
-    site: Path, overrides: tuple[str, ...], kind: type[RlcoreError], said: str
+    site: Path, overrides: tuple[str, ...], kind: type[RlcoreError], message: str
 ) -> None:
     with pytest.raises(kind) as caught:
         planned(*overrides)
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 def test_with_other_settings_it_can_do_more(site: Path) -> None:

@@ -104,10 +104,12 @@ def test_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (ConfigError, ("rollout.tandem.memory_frac=0.5",), "rollout.tandem: unknown key"),
     ],
 )
-def test_it_is_refused_like_ours_in_one_line(error: type[RlcoreError], overrides: tuple[str, ...], said: str) -> None:
+def test_it_is_refused_like_ours_in_one_line(
+    error: type[RlcoreError], overrides: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(error) as caught:
         planned(GPUS, *overrides)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -111,8 +111,8 @@ ESTIMATORS: list[tuple[Callable[..., Any] | str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("mutant", "said", "check"), ESTIMATORS)
-def test_a_broken_estimator_is_red(mutant: Any, said: dict[str, Any], check: str) -> None:
-    tested = type("Tested", (AdvantageEstimatorSuite,), {"target": mutant, **said})
+def test_a_broken_estimator_is_red(mutant: Any, message: dict[str, Any], check: str) -> None:
+    tested = type("Tested", (AdvantageEstimatorSuite,), {"target": mutant, **message})
     assert check in failures(tested, [check])
 
 

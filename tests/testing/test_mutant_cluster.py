@@ -75,9 +75,9 @@ class Short(Proxy):
     async def stream(self, method, *args, **kwargs):
         items = self._replica.stream(method, *args, **kwargs)
         try:
-            async for item in items:
-                if item < 64:
-                    yield item
+            async for value in items:
+                if value < 64:
+                    yield value
         finally:
             await items.aclose()
 

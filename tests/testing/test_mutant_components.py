@@ -66,7 +66,7 @@ class SeedsByPlace(SingleTurn):
 
 class OneSeed(SingleTurn):
     async def rollout(self, tasks, sampling, lane):
-        async for trajectory in super().rollout([replace(one, seed=0) for one in tasks], sampling, lane):
+        async for trajectory in super().rollout([replace(task, seed=0) for task in tasks], sampling, lane):
             yield trajectory
 
 
@@ -97,15 +97,15 @@ WHOLE = "test_arrays_speak_of_the_same_tokens"
 SAMPLED = "test_tokens_are_trained_as_they_were_sampled"
 AGENTS = [
     (changed(lambda trajectory: [trajectory] if trajectory.id.sample else []), COMPLETE),
-    (changed(lambda item: [item, item]), COMPLETE),
-    (changed(lambda item: [None]), COMPLETE),
+    (changed(lambda sample: [sample, sample]), COMPLETE),
+    (changed(lambda sample: [None]), COMPLETE),
     (changed(lambda trajectory: [replace(trajectory, id=TrajectoryId("another", 0, trajectory.id.sample))]), COMPLETE),
-    (changed(lambda item: [replace(item, num_segments=2)]), COMPLETE),
+    (changed(lambda sample: [replace(sample, num_segments=2)]), COMPLETE),
     (changed(lambda completion: [replace(completion, token_ids=completion.token_ids.astype(np.int64))]), WHOLE),
     (changed(lambda trajectory: [replace(trajectory, loss_mask=trajectory.loss_mask[1:])]), WHOLE),
     (changed(lambda trajectory: [replace(trajectory, logprobs=trajectory.logprobs - 1)]), WHOLE),
     (changed(lambda trajectory: [replace(trajectory, loss_mask=np.ones_like(trajectory.loss_mask))]), WHOLE),
-    (changed(lambda item: [replace(item, versions=())]), WHOLE),
+    (changed(lambda sample: [replace(sample, versions=())]), WHOLE),
     (Retokenises, SAMPLED),
     (PairsOthersLogprobs, SAMPLED),
     (SeedsByPlace, "test_seeds_decide_what_is_sampled"),

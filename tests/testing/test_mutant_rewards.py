@@ -168,8 +168,8 @@ class Unscoped(FunctionRewards):
 
 class Positional(FunctionRewards):
     async def score(self, stream, lane):
-        given = [completion async for completion in stream]
-        for index, sample in enumerate(given):
+        completions = [completion async for completion in stream]
+        for index, sample in enumerate(completions):
             yield ScoredTrajectory(sample, Reward(float(index)))
 
 
@@ -258,8 +258,8 @@ MANAGERS = [
     (SetState, "test_its_state_survives_json"),
     (Unscoped, "test_its_scope_is_one"),
     (changed(lambda sample: [sample] if sample.trajectory.id.sample else []), ONCE),
-    (changed(lambda item: [item, item]), ONCE),
-    (changed(lambda item: [replace(item, reward=Reward(float("nan")))]), ONCE),
+    (changed(lambda sample: [sample, sample]), ONCE),
+    (changed(lambda sample: [replace(sample, reward=Reward(float("nan")))]), ONCE),
     (Positional, "test_each_trajectory_gets_its_own_score"),
     (Positional, "test_scores_do_not_depend_on_the_order_of_arrival"),
     (OneAtATime, "test_streams_side_by_side_do_not_mix"),
@@ -273,7 +273,7 @@ MANAGERS = [
 @pytest.mark.parametrize(("mutant", "check"), MANAGERS)
 def test_a_broken_manager_is_red(mutant: type, check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "PATIENCE_S", 0.1)
-    claims = {"failing": (make_trajectory(9, 0, "unreadable"),), "expected": lambda item: 0.0}
+    claims = {"failing": (make_trajectory(9, 0, "unreadable"),), "expected": lambda sample: 0.0}
     settings = {"reward.functions.letters.fn": f"{HERE}/rewards.py:right"}
     tested = type("Tested", (RewardManagerSuite,), {"target": mutant, "settings": settings, **claims})
     assert check in failures(tested, [check])
@@ -327,7 +327,11 @@ class ByPlace(Replica):
 class FailsAll(Replica):
     async def score(self, requests):
         found = await super().score(requests)
-        return [replace(item, score=None, error="bad") for item in found] if any(one.error for one in found) else found
+        return (
+            [replace(result, score=None, error="bad") for result in found]
+            if any(task.error for task in found)
+            else found
+        )
 
 
 class Unwell(Replica):

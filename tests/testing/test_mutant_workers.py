@@ -180,7 +180,7 @@ class SeedsByPlace(NullRollout):
 
 class OneSeed(NullRollout):
     async def generate(self, requests):
-        async for completion in super().generate([replace(one, seed=0) for one in requests]):
+        async for completion in super().generate([replace(request, seed=0) for request in requests]):
             yield completion
 
 
@@ -268,13 +268,13 @@ ROLLOUT = [
     (rollout(lambda trajectory: replace(trajectory, logprobs=-trajectory.logprobs)), WHOLE),
     (rollout(lambda completion: replace(completion, token_ids=completion.token_ids + np.int32(9000))), WHOLE),
     (rollout(lambda trajectory: replace(trajectory, logprobs=trajectory.logprobs[1:])), WHOLE),
-    (rollout(lambda item: replace(item, finish="length")), WHOLE),
+    (rollout(lambda sample: replace(sample, finish="length")), WHOLE),
     (SeedsByPlace, "test_the_order_of_requests_changes_nothing"),
     (OneSeed, "test_seeds_decide_what_is_sampled"),
     (NeverGreedy, "test_greedy_samples_are_equal"),
     (BreaksWhenClosed, "test_a_stream_that_is_closed_early_disturbs_no_other"),
     (NoWords, "test_it_says_what_it_serves"),
-    (rollout(lambda item: replace(item, version=0)), "test_it_samples_with_the_version_that_its_host_published"),
+    (rollout(lambda sample: replace(sample, version=0)), "test_it_samples_with_the_version_that_its_host_published"),
 ]
 REPLICA = [
     (IgnoresWeights, "test_it_samples_with_the_weights_it_was_handed"),

@@ -82,8 +82,8 @@ def test_whitening_and_the_counts_of_equal_groups_never_take_bad_numbers_for_equ
 def test_advantages_that_are_not_finite_are_refused_in_every_step(per_token: bool) -> None:
     batch = collate([[scored(0, 0.0), scored(1, 1.0)]], 0)
     shape = batch.tokens.loss_mask_BT.shape if per_token else (2,)
-    for number, said in ((NAN, "nan"), (INF, "inf")):
-        with pytest.raises(PluginError, match=rf"^algo\.advantage=grpo returned {said} for row 0.*finite ones"):
+    for number, message in ((NAN, "nan"), (INF, "inf")):
+        with pytest.raises(PluginError, match=rf"^algo\.advantage=grpo returned {message} for row 0.*finite ones"):
             with_advantages(batch, lambda _, n=number: torch.full(shape, n), per_token, AlgoConfig(), 8, FixedKl(0.0))  # type: ignore[misc]
     with pytest.raises(PluginError, match=r"^algo\.advantage=grpo: KeyError"):
         with_advantages(batch, lambda _: {}["x"], per_token, AlgoConfig(), 8, FixedKl(0.0))  # type: ignore[misc]

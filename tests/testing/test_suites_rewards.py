@@ -99,19 +99,19 @@ class TestFunctionsOfGroups(RewardManagerSuite):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("length", lambda item: len(item.text())),
+        ("length", lambda sample: len(sample.text())),
         ("async_slow", lambda trajectory: trajectory.id.sample),
         ("trl", lambda trajectory: float(trajectory.prompt.answer in trajectory.text())),
     ],
 )
 def test_the_manager_is_green_on_functions_in_children(name: str, expected: Callable[[Trajectory], float]) -> None:
     settings = {"reward.functions.letters.fn": f"{SCORERS}:{name}"}
-    given = {"target": build_function_rewards, "settings": settings, "processes": True, "expected": expected}
+    arguments = {"target": build_function_rewards, "settings": settings, "processes": True, "expected": expected}
     only = [
         "test_each_trajectory_comes_back_once_in_either_lane_and_any_order",
         "test_each_trajectory_gets_its_own_score",
     ]
-    assert failures(type("Tested", (RewardManagerSuite,), given), only) == {}
+    assert failures(type("Tested", (RewardManagerSuite,), arguments), only) == {}
 
 
 async def function_calls(context: BuildContext) -> AsyncIterator[FunctionCalls]:

@@ -71,10 +71,10 @@ class Agent:
         self.numbers: Any = {"agent/x": np.float32(1)}
 
     async def rollout(self, tasks: Any, sampling: Sampling, lane: Lane) -> Any:
-        for item in self.items:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        for value in self.items:
+            if isinstance(value, BaseException):
+                raise value
+            yield value
 
     def metrics(self) -> Any:
         return self.numbers
@@ -83,7 +83,7 @@ class Agent:
 async def _rolled(agent: Any) -> list[Trajectory]:
     checked = CheckedAgent(agent, "agent 'a' of plugin 'x'")
     async with aclosing(checked.rollout(TASKS, Sampling(), Lane.TRAIN)) as rows:
-        return [item async for item in rows]
+        return [row async for row in rows]
 
 
 def test_trajectories_of_every_task_pass_in_any_order_with_parts_of_samples() -> None:
@@ -149,8 +149,8 @@ AGENTS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("case", AGENTS)
 def test_an_agent_loop_that_hands_over_what_it_must_not_is_named(case: str) -> None:
-    agent, said = AGENTS[case]
-    with pytest.raises(PluginError, match=rf"^agent 'a' of plugin 'x': rollout\(\):? ?.*{said}"):
+    agent, message = AGENTS[case]
+    with pytest.raises(PluginError, match=rf"^agent 'a' of plugin 'x': rollout\(\):? ?.*{message}"):
         asyncio.run(_rolled(agent))
 
 
@@ -171,13 +171,13 @@ class Manager:
 
 
 async def _judged(manager: Any) -> list[ScoredTrajectory]:
-    async def given() -> Any:
+    async def results() -> Any:
         for field in ALL:
             yield field
 
     checked = CheckedRewards(manager, "reward 'r' of plugin 'x'")
-    async with aclosing(checked.score(given(), Lane.TRAIN)) as rows:
-        return [item async for item in rows]
+    async with aclosing(checked.score(results(), Lane.TRAIN)) as rows:
+        return [row async for row in rows]
 
 
 def scored(trajectory: Trajectory, score: Any = 1.0, **more: Any) -> ScoredTrajectory:
@@ -187,14 +187,12 @@ def scored(trajectory: Trajectory, score: Any = 1.0, **more: Any) -> ScoredTraje
 
 
 def test_scored_trajectories_pass_in_any_order_and_failures_may_have_any_score() -> None:
-    assert len(asyncio.run(_judged(Manager(lambda rows: [scored(item) for item in reversed(rows)])))) == 3
-    failed = Manager(lambda rows: [scored(item, NAN, status=RewardStatus.FAILED) for item in rows])
+    assert len(asyncio.run(_judged(Manager(lambda rows: [scored(value) for value in reversed(rows)])))) == 3
+    failed = Manager(lambda rows: [scored(row, NAN, status=RewardStatus.FAILED) for row in rows])
     assert len(asyncio.run(_judged(failed))) == 3
-    numpy = Manager(lambda rows: [scored(item, np.float32(0.5)) for item in rows])
+    numpy = Manager(lambda rows: [scored(row, np.float32(0.5)) for row in rows])
     assert len(asyncio.run(_judged(numpy))) == 3
-    sent = Manager(
-        lambda rows: [scored(pickle.loads(pickle.dumps(item)), token_scores=floats(0, 1, 2)) for item in rows]
-    )
+    sent = Manager(lambda rows: [scored(pickle.loads(pickle.dumps(row)), token_scores=floats(0, 1, 2)) for row in rows])
     assert len(asyncio.run(_judged(sent))) == 3
 
 
@@ -236,8 +234,8 @@ MANAGERS: dict[str, tuple[Any, str]] = {
     ),
     "one that it was not given": (Manager(lambda rows: [scored(row("z"))]), "'z'.*which it was not given"),
     "one twice": (Manager(lambda rows: [scored(rows[0]), scored(rows[0])]), "twice.*must come exactly once"),
-    "one left out": (Manager(lambda rows: [scored(item) for item in rows[1:]]), "ended without 1 of the 3 .*'q'"),
-    "the rest not read": (Manager(lambda rows: [scored(item) for item in rows], 1), "ended before the stream"),
+    "one left out": (Manager(lambda rows: [scored(value) for value in rows[1:]]), "ended without 1 of the 3 .*'q'"),
+    "the rest not read": (Manager(lambda rows: [scored(row) for row in rows], 1), "ended before the stream"),
     "NaN": (Manager(lambda rows: [scored(rows[0], NAN)]), "score is nan with status OK; needs a finite number"),
     "infinity": (Manager(lambda rows: [scored(rows[0], -INF)]), "score is -inf with status OK"),
     "beyond float32": (Manager(lambda rows: [scored(rows[0], 1e39)]), r"score is 1e\+39 with status OK"),
@@ -273,6 +271,6 @@ MANAGERS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("case", MANAGERS)
 def test_a_reward_manager_that_hands_over_what_it_must_not_is_named(case: str) -> None:
-    manager, said = MANAGERS[case]
-    with pytest.raises(PluginError, match=rf"^reward 'r' of plugin 'x': score\(\):? ?.*{said}"):
+    manager, message = MANAGERS[case]
+    with pytest.raises(PluginError, match=rf"^reward 'r' of plugin 'x': score\(\):? ?.*{message}"):
         asyncio.run(_judged(manager))

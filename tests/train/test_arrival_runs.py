@@ -70,10 +70,10 @@ class OddReference(NullReference):
 class OddRollout(NullRollout):
     async def generate(self, requests):
         async with aclosing(super().generate(requests)) as completions:
-            async for each in completions:
+            async for completion in completions:
                 if mode(self.context) == "vocabulary":
-                    each = replace(each, token_ids=each.token_ids + 257)
-                yield None if mode(self.context) == "rollout None" else each
+                    completion = replace(completion, token_ids=completion.token_ids + 257)
+                yield None if mode(self.context) == "rollout None" else completion
 
 
 class OddAgent(AgentLoop):
@@ -81,10 +81,10 @@ class OddAgent(AgentLoop):
         self.inner, self.mode = build_single_turn(context), mode(context)
 
     async def rollout(self, tasks, sampling, lane):
-        async for each in self.inner.rollout(tasks, sampling, lane):
+        async for trajectory in self.inner.rollout(tasks, sampling, lane):
             if self.mode == "agent logprobs":
-                each = replace(each, logprobs=each.logprobs + 10)
-            yield None if self.mode == "agent None" else each
+                trajectory = replace(trajectory, logprobs=trajectory.logprobs + 10)
+            yield None if self.mode == "agent None" else trajectory
 
 
 class OddManager(RewardManager):
@@ -92,8 +92,8 @@ class OddManager(RewardManager):
         self.mode = mode(context)
 
     async def score(self, stream, lane):
-        async for each in stream:
-            yield None if self.mode == "manager None" else ScoredTrajectory(each, Reward(float(each.id.sample)))
+        async for row in stream:
+            yield None if self.mode == "manager None" else ScoredTrajectory(row, Reward(float(row.id.sample)))
 
 
 class OddCritic(CriticEngine):
@@ -197,8 +197,8 @@ RUNS: dict[str, tuple[dict[str, Any], type[RlcoreError], str]] = {
 
 @pytest.mark.parametrize("mode", RUNS)
 def test_a_run_ends_in_its_first_step_by_the_name_of_who_hands_over_what_it_must_not(tmp_path: Path, mode: str) -> None:
-    chosen, error, said = RUNS[mode]
-    with pytest.raises(error, match=said) as caught:
+    chosen, error, message = RUNS[mode]
+    with pytest.raises(error, match=message) as caught:
         odd_run(tmp_path, mode, chosen)
     assert "\n" not in str(caught.value)
     assert (f"of plugin 'odd' ({tmp_path / 'odd.py'} API 1)" in str(caught.value)) == (error is not CheckpointError)

@@ -47,19 +47,19 @@ class Critic:
     def __init__(self, found: Any, sync: bool = False) -> None:
         self.found, self.sync = found, sync
 
-    def _given(self, *_: Any) -> Any:
+    def _answer(self, *_: Any) -> Any:
         async def later() -> Any:
             return self.found
 
         return self.found if self.sync else later()
 
-    values = update = expect = _given
+    values = update = expect = _answer
 
     def actor_may_update(self) -> Any:
-        return self.found if self.sync else self._given()
+        return self.found if self.sync else self._answer()
 
     def metrics(self) -> Any:
-        return self.found if self.sync else self._given()
+        return self.found if self.sync else self._answer()
 
 
 def critic(found: Any, sync: bool = False, needed: bool = True) -> CheckedCritic:
@@ -88,8 +88,8 @@ VALUES: dict[str, tuple[CheckedCritic, str]] = {
 
 @pytest.mark.parametrize("case", VALUES)
 def test_a_critic_without_a_value_for_every_token_is_named(case: str) -> None:
-    engine, said = VALUES[case]
-    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': values\(\):? {said}"):
+    engine, message = VALUES[case]
+    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': values\(\):? {message}"):
         asyncio.run(engine.values(BATCH))
 
 
@@ -118,19 +118,19 @@ def test_a_number_of_updates_that_cannot_be_is_named(num: Any) -> None:
         ({"critic/on": True}, "returned 'critic/on': True; needs"),
     ],
 )
-def test_metrics_that_are_no_numbers_name_who_sent_them(found: Any, said: str) -> None:
-    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': update\(\) {said}"):
+def test_metrics_that_are_no_numbers_name_who_sent_them(found: Any, message: str) -> None:
+    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': update\(\) {message}"):
         asyncio.run(critic(found).update(BATCH))
-    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': metrics\(\) {said}"):
+    with pytest.raises(PluginError, match=rf"^critic 'c' of plugin 'x': metrics\(\) {message}"):
         critic(found, sync=True).metrics()
-    with pytest.raises(WorkerError, match=rf"^actor\[0\].update\(\) {said}"):
+    with pytest.raises(WorkerError, match=rf"^actor\[0\].update\(\) {message}"):
         checked_metrics("actor[0].update()", found, WorkerError)
 
 
 def test_metrics_may_be_nan_and_of_numpy_and_are_averaged() -> None:
     found = asyncio.run(critic({"critic/loss": NAN, "critic/x": np.float32(2), "n": 3}).update(BATCH))
     assert math.isnan(found["critic/loss"])
-    assert {type(item) for item in found.values()} == {float}
+    assert {type(value) for value in found.values()} == {float}
     assert math.isnan(average([{"x": INF}, {"x": -INF}])["x"])
 
 
@@ -148,12 +148,12 @@ def test_async_where_sync_is_due_and_the_reverse_are_named() -> None:
 
 
 def test_log_probs_that_are_no_numbers_name_the_worker() -> None:
-    for found, said in (
+    for found, message in (
         (values(0, 1, NAN, 0, 1, 1), "1 of 4 log-probs are not finite"),
         (floats(1), r"returned shape \(1,\)"),
         (None, "returned None; needs a numpy array"),
     ):
-        with pytest.raises(WorkerError, match=rf"^reference\[0\]\.logprobs\(\):? {said}"):
+        with pytest.raises(WorkerError, match=rf"^reference\[0\]\.logprobs\(\):? {message}"):
             per_token("reference[0].logprobs()", found, BATCH, WorkerError, "log-probs")
 
 

@@ -80,10 +80,10 @@ COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", COMPLETIONS)
 def test_a_completion_that_cannot_be_trained_on_names_the_replica(case: str) -> None:
-    change, said = COMPLETIONS[case]
+    change, message = COMPLETIONS[case]
     bad = object.__new__(Completion)
     bad.__dict__.update(GOOD.__dict__ | change)
-    with pytest.raises(WorkerError, match=rf"^rollout\[1\]\.generate\(\): sample .* of request ('a/0'|3): {said}"):
+    with pytest.raises(WorkerError, match=rf"^rollout\[1\]\.generate\(\): sample .* of request ('a/0'|3): {message}"):
         check_completion("rollout[1].generate()", bad, 257)
 
 
@@ -138,8 +138,8 @@ def test_results_of_the_declared_types_pass() -> None:
         (Interface.nothing, _generated_async(), "returned async generator; needs None"),
     ],
 )
-def test_results_of_another_type_name_worker_and_method(method: Any, found: Any, said: str) -> None:
-    with pytest.raises(WorkerError, match=rf"^w\[0\]\.m\(\) {said}"):
+def test_results_of_another_type_name_worker_and_method(method: Any, found: Any, message: str) -> None:
+    with pytest.raises(WorkerError, match=rf"^w\[0\]\.m\(\) {message}"):
         checked_result("w[0].m()", method, found)
 
 
@@ -196,16 +196,16 @@ def plugin(tmp_path: Path) -> Iterator[ModuleType]:
 
 async def refused(replica: Any, plugin: ModuleType) -> list[str]:
     """The error about each method."""
-    said = []
+    messages = []
     for method in (plugin.Odd.number, plugin.Odd.sizes):
         with pytest.raises(WorkerError) as caught:
             await replica.call(method)
-        said.append(str(caught.value))
+        messages.append(str(caught.value))
     for method in (plugin.Odd.items, plugin.Odd.others):
         with pytest.raises(WorkerError) as caught:
             await anext(replica.stream(method))
-        said.append(str(caught.value))
-    return said
+        messages.append(str(caught.value))
+    return messages
 
 
 def test_results_of_the_wrong_type_name_worker_and_method(plugin: ModuleType, tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_results_of_the_wrong_type_name_worker_and_method(plugin: ModuleType, tm
         finally:
             await cluster.close()
 
-    for role, said in asyncio.run(story()).items():
-        assert said == [
+    for role, messages in asyncio.run(story()).items():
+        assert messages == [
             f"{role}[0].number() returned str; needs int, as Odd.number() declares",
             f"{role}[0].sizes() returned None; needs dict, as Odd.sizes() declares",
             f"{role}[0].items(): returned coroutine; needs an async generator, an `async def` with `yield`",

@@ -280,7 +280,7 @@ def test_evaluation_touches_no_global_random_state() -> None:
 
 
 def test_a_source_whose_rewards_all_failed_reports_that() -> None:
-    metrics, rows = run_once(fake_run(lambda item: FAILED if item.prompt.source == "math" else is_even(item)))
+    metrics, rows = run_once(fake_run(lambda sample: FAILED if sample.prompt.source == "math" else is_even(sample)))
     assert metrics["eval/math/failed"] == 3.0
     assert "eval/math/mean" not in metrics
     assert metrics["eval/code/failed"] == 0.0

@@ -202,25 +202,25 @@ def refused(error: type[Exception], *overrides: str, plugins: Sequence[str] = ()
 
 
 def test_ppo_without_a_critic_says_what_to_install_and_type() -> None:
-    said = refused(ConfigError, "algo.preset=ppo")
-    assert "gae" in said
-    assert "pip install rlcore-critic-engine" in said
-    assert "--plugin critic_engine" in said
+    message = refused(ConfigError, "algo.preset=ppo")
+    assert "gae" in message
+    assert "pip install rlcore-critic-engine" in message
+    assert "--plugin critic_engine" in message
 
 
 @pytest.mark.parametrize("preset", ["grpo", "dr_grpo", "rloo", "reinforce_pp"])
 def test_a_critic_that_nothing_reads_is_refused(preset: str) -> None:
-    said = refused(ConfigError, f"algo.preset={preset}", plugins=("critic_engine",))
-    assert "critic.engine=critic_engine has no effect" in said
-    assert "leave plugin 'critic_engine' (rlcore-critic-engine" in said
-    assert "algo.advantage=gae" in said
+    message = refused(ConfigError, f"algo.preset={preset}", plugins=("critic_engine",))
+    assert "critic.engine=critic_engine has no effect" in message
+    assert "leave plugin 'critic_engine' (rlcore-critic-engine" in message
+    assert "algo.advantage=gae" in message
 
 
 @pytest.mark.parametrize("estimator", ["gpg", "reinforce_pp_baseline", "grpo", "opo"])
 def test_an_estimator_that_compares_samples_of_a_prompt_needs_two(estimator: str) -> None:
-    said = refused(PlanError, f"algo.advantage={estimator}", "rollout.samples_per_prompt=1")
-    assert said.startswith(f"rollout.samples_per_prompt=1: algo.advantage={estimator} of ")
-    assert "at least 2" in said
+    message = refused(PlanError, f"algo.advantage={estimator}", "rollout.samples_per_prompt=1")
+    assert message.startswith(f"rollout.samples_per_prompt=1: algo.advantage={estimator} of ")
+    assert "at least 2" in message
 
 
 def test_ppo_can_be_streamed_whitened_or_not() -> None:
@@ -252,8 +252,8 @@ def test_ppo_can_be_streamed_whitened_or_not() -> None:
 def test_bad_settings_are_refused_before_anything_starts(
     error: type[Exception], override: str, words: tuple[str, ...]
 ) -> None:
-    said = refused(error, "algo.preset=ppo", override, plugins=("critic_engine",))
-    assert all(word in said for word in words), said
+    message = refused(error, "algo.preset=ppo", override, plugins=("critic_engine",))
+    assert all(word in message for word in words), message
 
 
 def test_settings_without_effect_on_the_actors_trunk_are_refused() -> None:
@@ -262,12 +262,12 @@ def test_settings_without_effect_on_the_actors_trunk_are_refused() -> None:
         assert "has no effect" in refused(
             ConfigError, *trunk, f"plugins.critic_engine.{setting}", plugins=("critic_engine",)
         )
-    said = refused(ConfigError, "algo.whiten_advantages=true")
-    assert "critic.engine" in said
+    message = refused(ConfigError, "algo.whiten_advantages=true")
+    assert "critic.engine" in message
 
 
 def test_a_critic_inside_an_actor_of_another_backend_is_refused() -> None:
-    said = refused(
+    message = refused(
         PlanError,
         "algo.preset=ppo",
         "plugins.critic_engine.trunk=actor",
@@ -275,8 +275,8 @@ def test_a_critic_inside_an_actor_of_another_backend_is_refused() -> None:
         "rollout.backend='null'",
         plugins=("critic_engine",),
     )
-    assert "actor" in said
-    assert "backend" in said
+    assert "actor" in message
+    assert "backend" in message
 
 
 def test_the_plan_of_a_critic_inside_the_actor_and_of_one_in_a_pool_of_its_own() -> None:

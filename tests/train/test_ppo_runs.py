@@ -206,8 +206,8 @@ def test_one_step_off_policy_every_update_of_a_step_sees_the_values_of_its_start
     for first, second in zip(updates[::2], updates[1::2], strict=True):
         start = np.array(first["table"])
         assert second["table"] != first["table"]  # the step's first update moved the critic
-        for item in (first, second):
-            assert item["values"] == pytest.approx(start[item["places"]].tolist(), abs=1e-6)
+        for update in (first, second):
+            assert update["values"] == pytest.approx(start[update["places"]].tolist(), abs=1e-6)
     assert updates[0]["table"] != updates[2]["table"]
     events = "".join(note["event"][0] for note in noted)
     assert re.fullmatch(r"(v+uu){3}", events), events  # no pass of a step after its first update, none before its turn

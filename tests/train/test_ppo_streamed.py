@@ -83,8 +83,8 @@ def test_without_whitening_streaming_changes_no_advantage(backend: str, tmp_path
 
 def minibatches(directory: Path, *overrides: str) -> list[Batch]:
     """Those of one step with mini-batches of one prompt."""
-    given = settings(directory, "null", **{"actor.minibatch_prompts": 1})
-    plan = plan_run([], [*given, *overrides], ["null", "critic_engine"])
+    arguments = settings(directory, "null", **{"actor.minibatch_prompts": 1})
+    plan = plan_run([], [*arguments, *overrides], ["null", "critic_engine"])
     found = asyncio.run(play(plan, directory, Script(), 1)).minibatches
     assert len(found) == PROMPTS
     return found
@@ -110,10 +110,10 @@ def test_streamed_advantages_are_whitened_over_each_minibatch_and_else_over_the_
 
 
 def test_the_plan_says_what_streamed_advantages_are_whitened_over(tmp_path: Path) -> None:
-    given = settings(tmp_path, "null")
-    for more, said in (((), False), (STREAM, False), ((*STREAM, "actor.minibatch_prompts=1"), True)):
-        notes = plan_run([], [*given, *more], ["null", "critic_engine"]).notes
-        assert any("whitened over each mini-batch" in note for note in notes) is said
+    arguments = settings(tmp_path, "null")
+    for more, streamed in (((), False), (STREAM, False), ((*STREAM, "actor.minibatch_prompts=1"), True)):
+        notes = plan_run([], [*arguments, *more], ["null", "critic_engine"]).notes
+        assert any("whitened over each mini-batch" in note for note in notes) is streamed
 
 
 def test_streamed_ppo_learns(tmp_path: Path) -> None:

@@ -65,12 +65,12 @@ def test_resume_without_a_checkpoint_that_verifies_changes_nothing(config: dict[
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != "log.txt"}
     with pytest.raises(CheckpointError) as caught:
         run(config, resume=True)
-    said = str(caught.value)
-    assert "\n" not in said
-    assert "no checkpoint in" in said
-    assert "step_2': 'model/" in said
-    assert "step_1': 'model/" in said
-    assert "--resume --from-start" in said
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "no checkpoint in" in message
+    assert "step_2': 'model/" in message
+    assert "step_1': 'model/" in message
+    assert "--resume --from-start" in message
     assert {path: path.read_bytes() for path in before} == before
     assert run(config, resume=True, from_start=True).steps == 4
 

@@ -92,7 +92,11 @@ def test_a_log_that_the_disk_does_not_take_ends_nothing_and_prints_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with logging_to(tmp_path):
-        [handler] = [item for item in logging.getLogger("rlcore").handlers if isinstance(item, LogFile)]
+        [handler] = [
+            handler_of_root
+            for handler_of_root in logging.getLogger("rlcore").handlers
+            if isinstance(handler_of_root, LogFile)
+        ]
         before = handler.setStream(Path("/dev/full").open("w"))  # noqa: SIM115  # the handler closes it
         assert before is not None
         before.close()

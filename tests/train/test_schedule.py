@@ -285,9 +285,9 @@ def test_the_plan_says_which_passes_a_schedule_needs() -> None:
     ],
 )
 def test_what_a_schedule_cannot_be_combined_with_is_a_plan_error_that_names_it(
-    overrides: tuple[str, ...], said: str
+    overrides: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=message):
         plan(*overrides)
 
 
@@ -328,14 +328,14 @@ def test_scored_trajectories_come_back_as_they_were_saved(tmp_path: Path) -> Non
     ]
     write_scored(tmp_path / "rows", rows)
     found = read_scored(tmp_path / "rows", {"train/1": prompt}.__getitem__)
-    for one, other in zip(rows, found, strict=True):
+    for left, right in zip(rows, found, strict=True):
         for name in ("id", "prompt", "completion", "finish", "versions", "turns", "num_segments"):
-            assert getattr(one.trajectory, name) == getattr(other.trajectory, name)
+            assert getattr(left.trajectory, name) == getattr(right.trajectory, name)
         for name in ("token_ids", "loss_mask", "logprobs"):
-            assert np.array_equal(getattr(one.trajectory, name), getattr(other.trajectory, name))
-        assert (one.reward.score, dict(one.reward.components)) == (other.reward.score, dict(other.reward.components))
-        if one.reward.token_scores is not None and other.reward.token_scores is not None:
-            assert np.array_equal(one.reward.token_scores, other.reward.token_scores)
-        assert (one.reward.token_scores is None) == (other.reward.token_scores is None)
+            assert np.array_equal(getattr(left.trajectory, name), getattr(right.trajectory, name))
+        assert (left.reward.score, dict(left.reward.components)) == (right.reward.score, dict(right.reward.components))
+        if left.reward.token_scores is not None and right.reward.token_scores is not None:
+            assert np.array_equal(left.reward.token_scores, right.reward.token_scores)
+        assert (left.reward.token_scores is None) == (right.reward.token_scores is None)
     assert dict(found[0].reward.info) == {"answer": "\ud800"}
     assert read_scored(tmp_path / "none", {"train/1": prompt}.__getitem__) == []

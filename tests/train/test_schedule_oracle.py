@@ -27,8 +27,8 @@ def test_a_step_by_hand() -> None:
 
 def test_calls_are_served_first_come_first_served() -> None:
     service = ReplayService(2)
-    assert [service.serve(asked, 10.0) for asked in (0.0, 1.0, 2.0, 3.0)] == [10.0, 11.0, 20.0, 21.0]
-    assert [ReplayService(None).serve(asked, 10.0) for asked in (0.0, 1.0)] == [10.0, 11.0]
+    assert [service.serve(begin_s, 10.0) for begin_s in (0.0, 1.0, 2.0, 3.0)] == [10.0, 11.0, 20.0, 21.0]
+    assert [ReplayService(None).serve(begin_s, 10.0) for begin_s in (0.0, 1.0)] == [10.0, 11.0]
 
 
 def test_one_step_of_staleness_hides_rewards_behind_the_next_generation_and_the_update() -> None:
@@ -76,7 +76,7 @@ def delayed(step: Draws, draw: random.Random) -> Draws:
         step.reward_s,
         step.group,
         step.prepare_s + draw.uniform(0, 1),
-        [item + draw.uniform(0, 1) for item in step.update_s],
+        [value + draw.uniform(0, 1) for value in step.update_s],
         step.minibatch_groups,
     )
 

@@ -93,7 +93,7 @@ class Engine(CriticEngine):
 
 
 def letters(completions, **columns):
-    return [float(len(each)) for each in completions]
+    return [float(len(completion)) for completion in completions]
 
 
 @hookimpl
@@ -179,22 +179,22 @@ def test_an_actor_that_waits_for_its_critic_is_not_told_before_it_updates(overri
 
 @pytest.mark.parametrize("fault", ["critic updates", "actor updates", "actor begins"])
 def test_what_has_begun_ends_after_an_error_too(overrides: list[str], fault: str) -> None:
-    events, said = happened(overrides, fault, error=WorkerError)
-    assert f"{fault} fails" in said
+    events, message = happened(overrides, fault, error=WorkerError)
+    assert f"{fault} fails" in message
     begun = [event.split()[0] for event in events if event.endswith("begins")]
     assert events[-len(begun) :] == [f"{who} ends" for who in begun]
     assert "publish" not in events
 
 
 def test_an_end_that_fails_ends_the_run_and_hides_no_earlier_error(overrides: list[str]) -> None:
-    events, said = happened(overrides, "critic ends", error=WorkerError)
-    assert "critic ends fails" in said
+    events, message = happened(overrides, "critic ends", error=WorkerError)
+    assert "critic ends fails" in message
     assert events[-2:] == ["critic ends", "actor ends"], "the other one is told nevertheless"
 
 
 def test_the_error_of_an_update_stands_before_that_of_its_end(overrides: list[str]) -> None:
-    _, said = happened(overrides, "actor updates", "actor ends", error=WorkerError)
-    assert "actor updates fails" in said
+    _, message = happened(overrides, "actor updates", "actor ends", error=WorkerError)
+    assert "actor updates fails" in message
 
 
 def test_a_signal_waits_for_no_end(overrides: list[str]) -> None:

@@ -15,13 +15,13 @@ from rlcore.train import Start, Stopped, TrainResult, checkpoint, run_training, 
 
 REWARDS = """
 def fails_for_two(completions, **columns):
-    return [float("nan") if "a" in each else 0.0 for each in completions]
+    return [float("nan") if "a" in completion else 0.0 for completion in completions]
 
 def constant(completions, **columns):
     return [0.5] * len(completions)
 
 def vowels(completions, **columns):
-    return [float(sum(letter in "aeiou" for letter in each)) for each in completions]
+    return [float(sum(letter in "aeiou" for letter in completion)) for completion in completions]
 """
 STOPS_THE_RUN = """
 import os, signal
@@ -34,7 +34,7 @@ async def length(completions, calls, stop_at, block="", **columns):
         if block:
             Path(block).write_text("no directory")
         os.kill(os.getpid(), signal.SIGTERM)
-    return [float(len(each)) for each in completions]
+    return [float(len(completion)) for completion in completions]
 """
 STOPPABLE = ("eval.every_steps=2", "checkpoint.every_steps=3")
 TELLS_ITS_KEY = """

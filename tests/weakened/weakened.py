@@ -46,12 +46,12 @@ def _holds(name: str, found: Any = True, empty: Any = False) -> Any:
     return found
 
 
-def _called(name: str, position: int | None, check: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def _called(name: str, position: int | None, check: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """What a call of a check returns: the argument at `position` when it is switched off."""
     if name == off:
-        return None if position is None else given[position]
+        return None if position is None else arguments[position]
     with _noted(name):
-        return check(*given, **named)
+        return check(*arguments, **named)
 
 
 @contextmanager

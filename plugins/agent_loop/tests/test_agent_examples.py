@@ -45,9 +45,9 @@ def test_a_call_of_the_calculator_is_a_turn_of_its_own(text: str, expected: list
     ],
 )
 def test_the_policys_last_words_are_judged_and_not_the_tools(messages: list[tuple[str, str]], expected: float) -> None:
-    said = tuple({"role": role, "content": content} for role, content in messages)
+    conversation = tuple({"role": role, "content": content} for role, content in messages)
     assert make_prompt(7).answer == "7"
-    assert import_target(f"{CALCULATOR}:is_right")(make_trajectory(7, completion=said)) == expected
+    assert import_target(f"{CALCULATOR}:is_right")(make_trajectory(7, completion=conversation)) == expected
 
 
 def test_the_curve_of_a_run_says_how_far_it_came_and_shows_a_conversation(tmp_path: Path) -> None:
@@ -57,13 +57,13 @@ def test_the_curve_of_a_run_says_how_far_it_came_and_shows_a_conversation(tmp_pa
         {"step": 1, "eval/heldout/mean": 0.75, "time/unix_s": 220.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
-    said = [{"role": "assistant", "content": "add(1, 2)"}, {"role": "tool", "content": "3"}]
-    sample = {"lane": "train", "prompt": [{"role": "user", "content": "1 + 2?"}], "completion": said}
+    messages = [{"role": "assistant", "content": "add(1, 2)"}, {"role": "tool", "content": "3"}]
+    sample = {"lane": "train", "prompt": [{"role": "user", "content": "1 + 2?"}], "completion": messages}
     (tmp_path / "trajectories").mkdir()
     (tmp_path / "trajectories" / "step_1.jsonl").write_text(json.dumps(sample) + "\n")
     script = ROOT / "examples" / "agent_curve.py"
-    given = ["tool_agent", "--run", str(tmp_path), "--out", str(tmp_path / "out"), "cluster.threads=1"]
-    import_target(f"{script}:main")(given)
+    arguments = ["tool_agent", "--run", str(tmp_path), "--out", str(tmp_path / "out"), "cluster.threads=1"]
+    import_target(f"{script}:main")(arguments)
     found = json.loads((tmp_path / "out.json").read_text())
     assert (found["rise"], found["minutes"], found["passed"]) == (0.5, 2.0, True)
     lines = (tmp_path / "out.md").read_text().splitlines()

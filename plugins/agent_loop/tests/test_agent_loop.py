@@ -111,8 +111,10 @@ FAILURES = {
     "name", [pytest.param(name, marks=pytest.mark.fault) if name in KILLED else name for name in FAILURES]
 )
 def test_a_call_that_fails_is_a_result_and_the_next_call_works(name: str, settings: AgentLoopSettings) -> None:
-    said, expected = FAILURES[name]
-    talked = talk(says(said, call("add", a=2, b=3), "Done."), replace(settings, children=1), processes=name in KILLED)
+    response, expected = FAILURES[name]
+    talked = talk(
+        says(response, call("add", a=2, b=3), "Done."), replace(settings, children=1), processes=name in KILLED
+    )
     error, good = [content for role, content in contents(talked.only) if role == "tool"]
     assert error.startswith("error: ")
     assert expected in error
@@ -128,9 +130,9 @@ def test_a_long_result_is_cut_off_and_says_so(settings: AgentLoopSettings) -> No
 def test_a_result_that_would_not_fit_into_max_tokens_ends_the_sample_with_what_was_sampled(
     settings: AgentLoopSettings,
 ) -> None:
-    said = call("add", a=2, b=3)
-    found = talk(says(said, "Done."), settings, max_tokens=len(said) + 1 + 10).only
-    assert (found.finish, found.turns, found.num_sampled) == (FinishReason.LENGTH, 1, len(said) + 1)
+    response = call("add", a=2, b=3)
+    found = talk(says(response, "Done."), settings, max_tokens=len(response) + 1 + 10).only
+    assert (found.finish, found.turns, found.num_sampled) == (FinishReason.LENGTH, 1, len(response) + 1)
     assert found.token_ids.tolist()[-1] == END
 
 
@@ -145,8 +147,8 @@ def test_max_tokens_bounds_all_turns_together(settings: AgentLoopSettings) -> No
 
 
 def test_a_call_in_a_truncated_turn_is_not_made(settings: AgentLoopSettings) -> None:
-    said = call("add", a=2, b=3)
-    talked = talk(says(f"{said} and then"), settings, max_tokens=len(said) + 3)
+    response = call("add", a=2, b=3)
+    talked = talk(says(f"{response} and then"), settings, max_tokens=len(response) + 3)
     assert talked.metrics["agent/num_tool_calls"] == 0.0
 
 
@@ -184,14 +186,14 @@ def test_each_run_of_tokens_names_the_version_that_sampled_it(settings: AgentLoo
 def test_a_trajectory_says_of_each_turn_where_it_began_who_sampled_it_how_it_ended_and_how_long_it_took(
     settings: AgentLoopSettings,
 ) -> None:
-    first, said = [*call("slow", a=0.05).encode(), END], "x" * 30
-    script = {1: first, 2: [*said.encode(), END]}
+    first, response = [*call("slow", a=0.05).encode(), END], "x" * 30
+    script = {1: first, 2: [*response.encode(), END]}
     policy = ScriptedPolicy(lambda sample, turn, ids: script[turn], version_of_turn=3)
     found = talk(policy, replace(settings, turn_tokens=len(first))).only
     later = found.prompt_length + len(first) + len("\ntool: 0.05\nassistant: ")
     assert found.info["turns"] == (
         {"start": found.prompt_length, "num_tokens": len(first), "versions": (3,), "finish": "stop"},
-        {"start": later, "num_tokens": len(said) + 1, "versions": (6,), "finish": "stop"},
+        {"start": later, "num_tokens": len(response) + 1, "versions": (6,), "finish": "stop"},
     )
     assert found.info["timing"]["generate_s"] == (0.5, 0.5)
     waited, nothing = found.info["timing"]["tools_s"]

@@ -98,7 +98,7 @@ def samples(config: dict[str, Any], directory: Path, leaving: bool = False) -> l
         return asyncio.run(main())
 
 
-def told(trajectories: list[Trajectory]) -> list[tuple[Any, ...]]:
+def contents_of(trajectories: list[Trajectory]) -> list[tuple[Any, ...]]:
     """The contents of each sample, without times."""
     return [
         (
@@ -131,8 +131,8 @@ def double(a: int) -> int:
 
 
 def counting(sample: int, turn: int, ids: tuple[int, ...]) -> list[int]:
-    said = call("double", a=len(ids) + sample) if turn <= sample else f"It is {len(ids)}."
-    return [*said.encode(), END]
+    response = call("double", a=len(ids) + sample) if turn <= sample else f"It is {len(ids)}."
+    return [*response.encode(), END]
 
 
 def test_conversations_in_workers_are_those_on_the_loop_of_the_run() -> None:
@@ -140,7 +140,7 @@ def test_conversations_in_workers_are_those_on_the_loop_of_the_run() -> None:
     here = talk(ScriptedPolicy(counting), SETTINGS, num_samples=3, prompts=prompts)
     there = talk(ScriptedPolicy(counting), replace(SETTINGS, workers=3), num_samples=3, prompts=prompts)
     assert sorted(trajectory.turns for trajectory in here.trajectories) == [1] * 4 + [2] * 4 + [3] * 4
-    assert told(there.trajectories) == told(here.trajectories)
+    assert contents_of(there.trajectories) == contents_of(here.trajectories)
     assert there.metrics == here.metrics
 
 
@@ -165,7 +165,7 @@ def test_conversations_in_processes_are_those_on_the_loop_of_the_run(tmp_path: P
     here = samples(config(tmp_path, 0), tmp_path)
     (tmp_path / "pids").unlink()
     there = samples(config(tmp_path, 2), tmp_path)
-    assert told(there) == told(here)
+    assert contents_of(there) == contents_of(here)
     assert len(set((tmp_path / "pids").read_text().split())) == 2, "both workers had some"
 
 
@@ -175,7 +175,7 @@ def test_conversations_of_a_killed_worker_are_begun_again_and_each_sample_comes_
     assert (tmp_path / "died").exists()
     (tmp_path / "pids").unlink()
     here = samples(config(tmp_path, 0, dies="once"), tmp_path)
-    assert told(there) == told(here)
+    assert contents_of(there) == contents_of(here)
 
 
 @pytest.mark.fault
@@ -207,5 +207,5 @@ def test_workers_on_ray_roll_out_what_the_loop_of_the_run_does(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr[-2000:]
     there = pickle.loads((tmp_path / "found").read_bytes())
-    assert there == told(samples(config(tmp_path, 0), tmp_path))
+    assert there == contents_of(samples(config(tmp_path, 0), tmp_path))
     assert set((tmp_path / "pids").read_text().split()) > {str(os.getpid())}, "one ran here, the other did not"

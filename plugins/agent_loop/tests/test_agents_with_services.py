@@ -39,11 +39,11 @@ def test_a_conversation_is_scored_by_a_service_while_tools_of_others_still_work(
 
     seen: list[ServiceCall] = []
 
-    def script(asked: ServiceCall) -> ServiceAnswer:
-        seen.append(asked)
+    def script(call: ServiceCall) -> ServiceAnswer:
+        seen.append(call)
         if len(seen) >= 8:  # all quick ones: until then the slow ones wait
             (tmp_path / "scored").touch()
-        results = [message["content"] for message in asked.json()["completion"] if message["role"] == "tool"]
+        results = [message["content"] for message in call.json()["completion"] if message["role"] == "tool"]
         return ServiceAnswer({"score": 1.0 if results == ["late"] else 0.25})
 
     config = {
@@ -67,9 +67,9 @@ def test_a_conversation_is_scored_by_a_service_while_tools_of_others_still_work(
         place = f"plugins.reward_loop.services.scorer.urls=[{service.url}/score]"
         result = train(config, place, plugins=["null", "reward_loop"])
     [step] = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
-    asked = [request.json() for request in service.asked]
-    assert len({request["id"] for request in asked}) == len(asked) == 16
-    slow = [request["columns"]["slow"] for request in asked]
+    bodies = [request.json() for request in service.calls]
+    assert len({request["id"] for request in bodies}) == len(bodies) == 16
+    slow = [request["columns"]["slow"] for request in bodies]
     assert slow == sorted(slow), "quick conversations are asked about first"
     assert step["reward/mean"] == (8 * 1.0 + 8 * 0.25) / 16
     assert step["agent/num_tool_calls"] == 16

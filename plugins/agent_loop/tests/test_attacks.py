@@ -103,7 +103,7 @@ def tools_of(directory: Path, name: str, body: str = "") -> AgentLoopSettings:
     return AgentLoopSettings(describe_tools="never", tools=tools, children=1, max_result_chars=200)
 
 
-def told(settings: AgentLoopSettings, attack: str) -> str:
+def result_of(settings: AgentLoopSettings, attack: str) -> str:
     """The tool's message to the policy. The call after the attack works, and the sample ends as usual."""
     found = talk(says(attack, call("add", a=2, b=3), "Done."), settings).only
     result, good = [content for role, content in contents(found) if role == "tool"]
@@ -115,7 +115,7 @@ def told(settings: AgentLoopSettings, attack: str) -> str:
 @pytest.mark.parametrize("kind", ["async def", "def"])
 @pytest.mark.parametrize("raised", RAISED)
 def test_what_a_tool_raises_is_told_as_an_error(tmp_path: Path, raised: str, kind: str) -> None:
-    result = told(tools_of(tmp_path, "attack", f"{kind} attack():\n    raise {raised}\n"), call("attack"))
+    result = result_of(tools_of(tmp_path, "attack", f"{kind} attack():\n    raise {raised}\n"), call("attack"))
     assert result.startswith("error: ")
     assert len(result) < 300
 
@@ -123,13 +123,13 @@ def test_what_a_tool_raises_is_told_as_an_error(tmp_path: Path, raised: str, kin
 @pytest.mark.parametrize("kind", ["async def", "def"])
 @pytest.mark.parametrize("returned", RETURNED)
 def test_what_a_tool_returns_is_told_as_text(tmp_path: Path, returned: str, kind: str) -> None:
-    result = told(tools_of(tmp_path, "attack", f"{kind} attack():\n    return {returned}\n"), call("attack"))
+    result = result_of(tools_of(tmp_path, "attack", f"{kind} attack():\n    return {returned}\n"), call("attack"))
     assert len(result) < 300, "cut at max_result_chars"
 
 
 @pytest.mark.parametrize("name", sorted(LAST))
 def test_tools_of_odd_kinds_are_told(tmp_path: Path, name: str) -> None:
-    result = told(tools_of(tmp_path, name), call(name, items=[1]) if name != "nothing" else call(name))
+    result = result_of(tools_of(tmp_path, name), call(name, items=[1]) if name != "nothing" else call(name))
     assert len(result) < 300
 
 
@@ -189,5 +189,5 @@ def test_a_step_that_no_environment_may_take_fails_its_sample_in_one_line(tmp_pa
 @pytest.mark.parametrize("reset", ["prompt.messages[0]['content'] = 'other'", "prompt.columns['start'] = 9"])
 def test_an_environment_that_changes_its_prompt_changes_no_other_sample(tmp_path: Path, reset: str) -> None:
     found = talk(says("one"), world(tmp_path, "return Step(done=True, reward=1.0)", reset), num_samples=2).trajectories
-    assert len({tuple(item.token_ids.tolist()) for item in found}) == 1
+    assert len({tuple(result.token_ids.tolist()) for result in found}) == 1
     assert found[0].prompt.messages[0]["content"] != "other"

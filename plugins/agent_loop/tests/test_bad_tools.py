@@ -60,7 +60,7 @@ class NotReleasedHere(NotReleased):
     async def execute(self):
         return "made"
 """
-TOLD = {
+RESULTS = {
     "exits": "error: exits: it called sys.exit(3)",
     "long": "x" * 40 + " ... (999960 characters cut off)",
     "raw": "error: the result is no text: bytes",
@@ -80,12 +80,12 @@ def settings_of(directory: Path, *names: str, **settings: Any) -> AgentLoopSetti
     return AgentLoopSettings(describe_tools="never", tools=tools, children=1, max_result_chars=40, **settings)
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", RESULTS)
 def test_whatever_a_tool_does_is_told_to_the_policy_and_the_next_call_works(name: str, tmp_path: Path) -> None:
     found = talk(says(call(name), call("add", a=2, b=3), "Done."), settings_of(tmp_path, name)).only
-    told, good = [content for role, content in contents(found) if role == "tool"]
-    assert told.startswith(TOLD[name][:40])
-    assert len(told) <= 40 + len(" ... (999960 characters cut off)")
+    result, good = [content for role, content in contents(found) if role == "tool"]
+    assert result.startswith(RESULTS[name][:40])
+    assert len(result) <= 40 + len(" ... (999960 characters cut off)")
     assert (good, found.info["ended_by"]) == ("5", "stop")
 
 

@@ -94,9 +94,9 @@ def check_round_trips(tokens: TemplateTokens, num: int, seed: int = 0) -> None:
         messages: list[Message] = [{"role": "user", "content": texts(numbers)}]
         ids = tokens.encode_prompt(messages)
         for _ in range(numbers.randrange(1, 6)):
-            said = texts(numbers)
+            text = texts(numbers)
             ended = numbers.random() < 0.5
-            sampled = tokens._encode_text(said)
+            sampled = tokens._encode_text(text)
             end = tokens.encode_prompt([{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}])
             ids += sampled
             if ended:
@@ -108,7 +108,7 @@ def check_round_trips(tokens: TemplateTokens, num: int, seed: int = 0) -> None:
             ]
             before = ids
             ids += tokens.continuation(new, ids[-1])
-            messages += [{"role": "assistant", "content": said}, *new]
+            messages += [{"role": "assistant", "content": text}, *new]
             assert ids[: len(before)] == before
             done += 1
         assert ids == tokens.encode_prompt(messages)
@@ -133,23 +133,23 @@ def test_case_25_ten_thousand_turns_of_smollm2s_own_template_are_exact() -> None
 def check_loop(tokens: TemplateTokens, num_samples: int, tool: str) -> None:
     """Ids without any meaning, four turns of them a sample, come back from the loop as they were sampled."""
     numbers = random.Random(3)
-    said: dict[tuple[int, int], list[int]] = {}
+    sampled_ids: dict[tuple[int, int], list[int]] = {}
     vocabulary = max(tokens._tokenizer.get_vocab().values())
     end = min(tokens.eos_ids)
 
     def script(sample: int, turn: int, ids: tuple[int, ...]) -> list[int]:
         noise = [numbers.randrange(vocabulary) for _ in range(numbers.randrange(30))]
-        asked = [] if turn == 4 else list(tokens._encode_text(call("echo", text=str(turn))))
-        said[sample, turn] = [token for token in noise if token not in tokens.eos_ids] + asked + [end]
-        return said[sample, turn]
+        call_ids = [] if turn == 4 else list(tokens._encode_text(call("echo", text=str(turn))))
+        sampled_ids[sample, turn] = [token for token in noise if token not in tokens.eos_ids] + call_ids + [end]
+        return sampled_ids[sample, turn]
 
     settings = AgentLoopSettings(tools={"echo": ToolSettings(tool)}, describe_tools="never", max_conversations=5000)
     policy = ScriptedPolicy(script)
     found = talk(policy, settings, num_samples=num_samples, tokens=tokens).trajectories
     requested = {request.id: request for request in policy.requests}
-    assert len(said) == 4 * num_samples
+    assert len(sampled_ids) == 4 * num_samples
     for completion in found:
-        sampled = [number for turn in range(1, 5) for number in said[completion.id.sample, turn]]
+        sampled = [number for turn in range(1, 5) for number in sampled_ids[completion.id.sample, turn]]
         assert completion.token_ids[completion.loss_mask].tolist() == sampled
         last = requested[f"test/0/0/{completion.id.sample}/3"].token_ids
         assert completion.token_ids[: len(last)].tolist() == list(last)

@@ -22,9 +22,9 @@ from rlcore.types import FinishReason
 def test_messages_that_extend_the_recorded_ones_continue_their_tokens() -> None:
     async def work(ask: Ask) -> None:
         status, first = await ask({**HELLO, "temperature": 0})
-        said = first["choices"][0]["message"]
-        assert (status, said["content"], first["choices"][0]["finish_reason"]) == (200, "one", "stop")
-        _, second = await ask({"messages": [*HELLO["messages"], said, {"role": "user", "content": "more"}]})
+        reply = first["choices"][0]["message"]
+        assert (status, reply["content"], first["choices"][0]["finish_reason"]) == (200, "one", "stop")
+        _, second = await ask({"messages": [*HELLO["messages"], reply, {"role": "user", "content": "more"}]})
         assert second["choices"][0]["message"]["content"] == "two"
         assert second["usage"]["completion_tokens"] == 4
 
@@ -61,13 +61,13 @@ def test_a_call_is_answered_as_the_protocol_has_it_and_its_result_extends_the_to
 
     async def work(ask: Ask) -> None:
         _, first = await ask({**HELLO, "tools": tools})
-        said = first["choices"][0]["message"]
+        reply = first["choices"][0]["message"]
         assert first["choices"][0]["finish_reason"] == "tool_calls"
-        assert said["content"] is None
-        [made] = said["tool_calls"]
+        assert reply["content"] is None
+        [made] = reply["tool_calls"]
         assert (made["function"]["name"], json.loads(made["function"]["arguments"])) == ("add", {"a": 1})
         result = {"role": "tool", "tool_call_id": made["id"], "content": [{"type": "text", "text": "2"}]}
-        await ask({"messages": [*HELLO["messages"], said, result], "tools": tools})
+        await ask({"messages": [*HELLO["messages"], reply, result], "tools": tools})
 
     [found] = served(says("-", call("add", a=1), "2"), work).episode.trajectories()
     assert found.token_ids[found.loss_mask].tolist() == [*call("add", a=1).encode(), END, *b"2", END]

@@ -139,7 +139,7 @@ def test_a_connection_with_a_request_under_way_is_not_closed_to_make_room(monkey
 
     async def work(server: Server) -> None:
         server.sample.go.clear()
-        asked = asyncio.create_task(server.ask())
+        task = asyncio.create_task(server.ask())
         while not server.sample.num_requests:
             await asyncio.sleep(0.01)
         async with AsyncExitStack() as stack:
@@ -149,7 +149,7 @@ def test_a_connection_with_a_request_under_way_is_not_closed_to_make_room(monkey
                 writer.write(server.head("Content-Length: 0"))
                 assert b"400" in await asyncio.wait_for(reader.readline(), 10)
         server.sample.go.set()
-        assert (await asked).startswith(b"HTTP/1.1 200")
+        assert (await task).startswith(b"HTTP/1.1 200")
 
     serving(work)
 
@@ -261,11 +261,11 @@ def test_requests_of_one_sample_at_once_are_limited(monkeypatch: pytest.MonkeyPa
 
     async def work(server: Server) -> None:
         server.sample.go.clear()
-        asked = [asyncio.create_task(server.ask()) for _ in range(5)]
-        while sum(task.done() for task in asked) < 2:
+        tasks = [asyncio.create_task(server.ask()) for _ in range(5)]
+        while sum(task.done() for task in tasks) < 2:
             await asyncio.sleep(0.01)
         server.sample.go.set()
-        found = sorted(await asyncio.gather(*asked))
+        found = sorted(await asyncio.gather(*tasks))
         assert [answer.split()[1] for answer in found] == [b"200"] * 3 + [b"429"] * 2
         assert (await server.ask()).startswith(b"HTTP/1.1 200")
 
@@ -298,11 +298,11 @@ def test_a_token_that_is_not_unicode_is_unknown(token: str, caplog: pytest.LogCa
         ({**HELLO, "stop": ["\ud800"]}, "half of a surrogate pair"),
     ],
 )
-def test_what_is_no_number_or_no_text_is_refused(body: Any, said: str) -> None:
+def test_what_is_no_number_or_no_text_is_refused(body: Any, message: str) -> None:
     async def work(ask: Ask) -> None:
         status, found = await ask(body)
         assert status == 400
-        assert said in found["error"]["message"]
+        assert message in found["error"]["message"]
 
     assert served(says("-"), work).num_requests == 0
 

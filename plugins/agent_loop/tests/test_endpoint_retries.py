@@ -45,21 +45,21 @@ def test_a_generation_that_fails_leaves_neither_a_message_nor_a_part() -> None:
     assert isinstance(recording.failure, KeyError)
 
 
-@pytest.mark.parametrize("said", ["[add(a={1,2})]", "[add(a=b'x')]", "[add(a=1j)]"])
-def test_arguments_that_json_does_not_know_stay_in_the_text(said: str) -> None:
-    assert not pythonic(said)[0].problem
-    assert answer(said, pythonic(said), 1) == {"role": "assistant", "content": said}
+@pytest.mark.parametrize("text", ["[add(a={1,2})]", "[add(a=b'x')]", "[add(a=1j)]"])
+def test_arguments_that_json_does_not_know_stay_in_the_text(text: str) -> None:
+    assert not pythonic(text)[0].problem
+    assert answer(text, pythonic(text), 1) == {"role": "assistant", "content": text}
 
 
 def test_tool_choice_none_makes_no_call_of_what_the_policy_says() -> None:
-    said = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    response = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
     async def work(ask: Ask) -> None:
         for choice, reason in (("none", "stop"), ("auto", "tool_calls")):
             _, found = await ask({**HELLO, "tools": TOOLS, "tool_choice": choice})
             assert found["choices"][0]["finish_reason"] == reason
 
-    served(says(said, said, said), work)
+    served(says(response, response, response), work)
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,17 @@ class Guess(Environment):
 
     def __init__(self, hint=""):
         self.hint = hint
-        self.told = []
+        self.roles = []
 
     def reset(self, prompt, seed):
         self.wanted = seed % 10
         return [*prompt.messages, {"role": "user", "content": f"Guess. {self.hint}"}]
 
     def step(self, messages):
-        self.told = [each["role"] for each in messages]
+        self.roles = [message["role"] for message in messages]
         guess = int(messages[-1]["content"])
         if guess == self.wanted:
-            return Step(done=True, reward=1.0, info={"roles": tuple(self.told)})
+            return Step(done=True, reward=1.0, info={"roles": tuple(self.roles)})
         return Step([{"role": "user", "content": "more" if guess < self.wanted else "less"}], reward=-0.125)
 
     def close(self):

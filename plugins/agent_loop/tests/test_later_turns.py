@@ -40,7 +40,7 @@ def request(name: str) -> GenerateRequest:
     return GenerateRequest(name, (1,), Sampling(), 1, ord(name))
 
 
-async def asked(turns: LaterTurns, names: str) -> "list[asyncio.Task[Completion]]":
+async def calls_of(turns: LaterTurns, names: str) -> "list[asyncio.Task[Completion]]":
     """A task a turn, all asked for at the same moment and on their way to the engine."""
     tasks = [asyncio.create_task(turns.ask(request(name))) for name in names]
     await asyncio.sleep(0.01)
@@ -52,7 +52,7 @@ def test_turns_asked_for_at_the_same_moment_are_one_call_and_later_ones_another(
 
     async def run() -> list[int]:
         turns = LaterTurns(engine, Lane.TRAIN)
-        found = [await item for names in ("abc", "d") for item in await asked(turns, names)]
+        found = [await value for names in ("abc", "d") for value in await calls_of(turns, names)]
         return [int(completion.token_ids[0]) for completion in found]
 
     assert asyncio.run(run()) == [ord(name) for name in "abcd"]
@@ -64,12 +64,12 @@ def test_a_turn_that_is_given_up_ends_its_call_only_when_the_call_owes_nobody_el
 
     async def run() -> list[int]:
         turns = LaterTurns(engine, Lane.TRAIN)
-        first, second, third, fourth = await asked(turns, "abcd")
+        first, second, third, fourth = await calls_of(turns, "abcd")
         await first
-        for item in (second, fourth):
-            item.cancel()
+        for value in (second, fourth):
+            value.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await item
+                await value
         assert engine.stopped == []
         return [int(completion.token_ids[0]) for completion in (await first, await third)]
 
@@ -81,7 +81,7 @@ def test_a_call_whose_last_turns_nobody_waits_for_is_ended() -> None:
     engine = Engine(seconds=0.05)
 
     async def run() -> int:
-        first, second = await asked(LaterTurns(engine, Lane.TRAIN), "ab")
+        first, second = await calls_of(LaterTurns(engine, Lane.TRAIN), "ab")
         second.cancel()
         await first
         await asyncio.sleep(0.01)
@@ -110,16 +110,16 @@ def test_a_turn_that_is_given_up_before_it_was_sent_is_never_asked_for() -> None
 )
 def test_what_ends_a_call_is_told_to_everybody_it_owes(engine: Engine, why: str) -> None:
     async def run() -> list[BaseException | Completion]:
-        return await asyncio.gather(*await asked(LaterTurns(engine, Lane.TRAIN), "ab"), return_exceptions=True)
+        return await asyncio.gather(*await calls_of(LaterTurns(engine, Lane.TRAIN), "ab"), return_exceptions=True)
 
-    assert [isinstance(item, WorkerError) and why in str(item) for item in asyncio.run(run())] == [True, True]
+    assert [isinstance(value, WorkerError) and why in str(value) for value in asyncio.run(run())] == [True, True]
 
 
 def test_when_everybody_gives_up_at_once_nothing_goes_on() -> None:
     engine = Engine(seconds=60.0)
 
     async def run() -> int:
-        tasks = await asked(LaterTurns(engine, Lane.TRAIN), "abc")
+        tasks = await calls_of(LaterTurns(engine, Lane.TRAIN), "abc")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

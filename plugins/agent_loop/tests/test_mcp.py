@@ -106,6 +106,6 @@ def test_an_mcp_server_that_does_not_start_again_is_said_to_be_gone(tmp_path: Pa
     once = "from pathlib import Path\nassert not Path(__file__).with_name('died').exists()\n"
     file.write_text(once + file.read_text())
     policy = says(call("dies_once"), call("add", a=2, b=3), "Done.")
-    told = [text for role, text in contents(talk(policy, settings).only) if role == "tool"]
+    results = [text for role, text in contents(talk(policy, settings).only) if role == "tool"]
     gone = "the server has ended, and did not start again: plugins.agent_loop.mcp.sums: "
-    assert [gone in text for text in told] == [True, True]
+    assert [gone in text for text in results] == [True, True]

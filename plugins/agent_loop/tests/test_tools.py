@@ -90,8 +90,8 @@ def results(talked: str, settings: AgentLoopSettings, processes: bool = False) -
 
 
 def test_calls_of_one_turn_are_made_at_the_same_time_and_answered_in_order(settings: AgentLoopSettings) -> None:
-    said = "".join(call("wait", seconds=seconds) for seconds in (0.2, 0.15, 0.1, 0.0))
-    found = talk(says(said, "Done."), settings).only
+    response = "".join(call("wait", seconds=seconds) for seconds in (0.2, 0.15, 0.1, 0.0))
+    found = talk(says(response, "Done."), settings).only
     assert [content for role, content in contents(found) if role == "tool"] == ["0.2", "0.15", "0.1", "0.0"]
     assert found.timing["tools_s"] < 0.2 + 0.15
 
@@ -125,10 +125,10 @@ def test_a_stateful_tool_has_an_object_for_each_sample_which_is_released(
     )
     prompt = make_prompt(0, start=10)
     found = talk(policy, settings, num_samples=2, prompts=[prompt]).trajectories
-    told = {
+    results = {
         trajectory.id.sample: [text for role, text in contents(trajectory) if role == "tool"] for trajectory in found
     }
-    assert told == {0: ["11", "12", "13"], 1: ["12", "14", "16"]}
+    assert results == {0: ["11", "12", "13"], 1: ["12", "14", "16"]}
     assert sorted(path.name for path in tmp_path.glob("released_*")) == ["released_13", "released_16"]
 
 
@@ -147,8 +147,8 @@ def test_a_column_says_which_tools_a_sample_may_call(settings: AgentLoopSettings
     chosen = replace(settings, tools_column="uses")
     prompts = [make_prompt(0, uses=["add"]), make_prompt(1, uses=["nothing"]), make_prompt(2)]
     found = talk(says(call("add", a=1, b=2), "Done."), chosen, prompts=prompts).trajectories
-    told = {trajectory.id.prompt: contents(trajectory)[1][1] for trajectory in found}
-    assert told == {
+    results = {trajectory.id.prompt: contents(trajectory)[1][1] for trajectory in found}
+    assert results == {
         "test/0": "3",
         "test/1": "error: there is no tool 'add'; choose from: nothing",
         "test/2": "3",
@@ -178,10 +178,10 @@ def test_a_sample_that_takes_too_long_ends_with_its_whole_turns_and_its_call_is_
     settings: AgentLoopSettings,
 ) -> None:
     slow = replace(settings, tools={"wait": replace(settings.tools["wait"], deadline_s=60.0)}, time_s=0.3)
-    said = call("wait", seconds=60)
-    found = talk(says(said, "Done."), slow).only
+    response = call("wait", seconds=60)
+    found = talk(says(response, "Done."), slow).only
     assert (found.info["ended_by"], found.finish, found.turns) == ("time_s", FinishReason.LENGTH, 1)
-    assert found.num_sampled == len(said) + 1
+    assert found.num_sampled == len(response) + 1
 
 
 def test_a_turn_that_is_generated_too_long_is_given_up_at_the_engine(settings: AgentLoopSettings) -> None:
@@ -239,7 +239,7 @@ def test_a_function_and_a_class_become_schemas_under_the_tools_own_names(setting
 
 
 def test_a_schema_stands_in_the_prompt_when_the_template_tells_about_tools(settings: AgentLoopSettings) -> None:
-    told = replace(settings, tools={"add": settings.tools["add"]}, describe_tools="template")
+    described = replace(settings, tools={"add": settings.tools["add"]}, describe_tools="template")
     policy = says("Done.")
-    talk(policy, told)
+    talk(policy, described)
     assert '"name": "add"' in bytes(policy.requests[0].token_ids).decode()

@@ -124,13 +124,13 @@ def settings_of(directory: Path, *names: str, deadline_s: float = 0.3, **setting
     return replace(AgentLoopSettings(describe_tools="never", tools=tools, children=1), **settings)
 
 
-def told(said: tuple[str, ...], settings: AgentLoopSettings, processes: bool = False) -> list[str]:
-    found = talk(says(*said, "Done."), settings, processes=processes, prompts=[make_prompt(0, start=7)]).only
+def results_of(responses: tuple[str, ...], settings: AgentLoopSettings, processes: bool = False) -> list[str]:
+    found = talk(says(*responses, "Done."), settings, processes=processes, prompts=[make_prompt(0, start=7)]).only
     return [content for role, content in contents(found) if role == "tool"]
 
 
 def test_an_async_tool_that_lets_a_cancellation_out_is_a_result(tmp_path: Path) -> None:
-    [result] = told((call("cancelled"),), settings_of(tmp_path, "cancelled"))
+    [result] = results_of((call("cancelled"),), settings_of(tmp_path, "cancelled"))
     assert result == "error: cancelled: CancelledError: something that it awaited was cancelled"
 
 
@@ -143,7 +143,7 @@ def test_a_task_that_several_calls_share_fails_them_all_when_the_first_runs_out_
 
     settings = settings_of(tmp_path, "remembers", "cancelled", deadline_s=0.1)
     found = talk(ScriptedPolicy(script), settings, num_samples=3).trajectories
-    results = sorted(contents(item)[1][1] for item in found)
+    results = sorted(contents(result)[1][1] for result in found)
     assert len(found) == 3
     assert results[0].startswith("error: cancelled: CancelledError")
     assert all("took longer" in result or "CancelledError" in result for result in results[1:])
@@ -151,7 +151,7 @@ def test_a_task_that_several_calls_share_fails_them_all_when_the_first_runs_out_
 
 def test_a_sync_tool_in_a_process_that_raises_a_cancellation_is_answered_and_the_process_stays(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "cancels", "Counter", deadline_s=20.0)
-    assert told((call("Counter", by=1), call("cancels"), call("Counter", by=1)), settings, processes=True) == [
+    assert results_of((call("Counter", by=1), call("cancels"), call("Counter", by=1)), settings, processes=True) == [
         "1", "error: CancelledError", "2",
     ]  # fmt: skip
 
@@ -159,8 +159,8 @@ def test_a_sync_tool_in_a_process_that_raises_a_cancellation_is_answered_and_the
 @pytest.mark.fault
 def test_an_object_that_was_never_made_was_not_lost_with_the_process_that_died(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "Ends", "Counter", deadline_s=20.0)
-    said = (call("Ends"), call("Counter", by=1), call("Counter", by=2))
-    assert [message[:30] for message in told(said, settings, processes=True)] == [
+    responses = (call("Ends"), call("Counter", by=1), call("Counter", by=2))
+    assert [message[:30] for message in results_of(responses, settings, processes=True)] == [
         "error: Ends ended the process ",
         "1",
         "3",
@@ -170,20 +170,20 @@ def test_an_object_that_was_never_made_was_not_lost_with_the_process_that_died(t
 @pytest.mark.fault
 def test_a_function_that_hangs_or_dies_takes_no_state_with_it(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, "hangs", "ends", "Counter", deadline_s=0.5, max_turns=6)
-    said = (call("Counter", by=1), call("hangs"), call("ends"), call("Counter", by=1))
-    assert [message[:30] for message in told(said, settings, processes=True)] == [
+    responses = (call("Counter", by=1), call("hangs"), call("ends"), call("Counter", by=1))
+    assert [message[:30] for message in results_of(responses, settings, processes=True)] == [
         "1", "error: hangs took longer than ", "error: ends ended the process ", "2",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["Prepared", "PreparedInChild"])
 def test_a_create_that_is_a_coroutine_is_awaited_once(name: str, tmp_path: Path) -> None:
-    assert told((call(name) + call(name),), settings_of(tmp_path, name)) == ["7", "7"]
+    assert results_of((call(name) + call(name),), settings_of(tmp_path, name)) == ["7", "7"]
     assert (tmp_path / "prepared_7").exists()
 
 
 def test_an_object_whose_create_failed_is_made_by_the_next_call(tmp_path: Path) -> None:
-    first, second = told((call("NotMade"), call("NotMade")), settings_of(tmp_path, "NotMade"))
+    first, second = results_of((call("NotMade"), call("NotMade")), settings_of(tmp_path, "NotMade"))
     assert (first, second) == ("error: KeyError: 'not yet'", "made")
 
 
@@ -191,7 +191,7 @@ def test_a_release_that_raises_keeps_no_other_object_from_its_release(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_of(tmp_path, "NotReleased", "Prepared")
-    assert told((call("NotReleased") + call("Prepared"),), settings) == ["made", "7"]
+    assert results_of((call("NotReleased") + call("Prepared"),), settings) == ["made", "7"]
     assert (tmp_path / "prepared_7").exists()
     assert "NotReleased.release: KeyError: 'gone'" in caplog.text
 
@@ -254,7 +254,7 @@ def test_a_tool_has_an_output_limit_of_its_own(tmp_path: Path) -> None:
     short = {f"short_{name}": replace(tool, max_result_chars=4) for name, tool in tools.items()}
     settings = AgentLoopSettings(describe_tools="never", tools=tools | short, children=1, max_result_chars=40)
     names = ("long", "far", "short_long", "short_far")
-    assert told(("".join(call(name) for name in names),), settings) == [
+    assert results_of(("".join(call(name) for name in names),), settings) == [
         "x" * 40 + " ... (10 characters cut off)",
         "y" * 40 + " ... (10 characters cut off)",
         "xxxx ... (46 characters cut off)",

@@ -35,7 +35,7 @@ def tried(completion, answer, state):
 
 
 def shortest(completions):
-    return [float(len(each) == min(map(len, completions))) for each in completions]
+    return [float(len(completion) == min(map(len, completions))) for completion in completions]
 
 
 def load_environment(num, group=False):
@@ -61,8 +61,8 @@ class Counted:
 
 def test_a_class_is_made_once_and_called_for_each_sample() -> None:
     program = Program(f"{__file__}:Counted", {"start": 4}, alone=False)
-    given = {"base_url": "http://127.0.0.1", "api_key": "x", "question": "?"}
-    assert [program.run(given), program.run(given)] == [5.0, 6.0]
+    arguments = {"base_url": "http://127.0.0.1", "api_key": "x", "question": "?"}
+    assert [program.run(arguments), program.run(arguments)] == [5.0, 6.0]
 
 
 def test_without_the_package_the_extra_is_named() -> None:
@@ -124,22 +124,24 @@ def rolled(directory: Path, environment: str, arguments: dict[str, Any]) -> list
 @pytest.mark.real
 def test_an_environment_of_several_turns_is_one_part_with_its_rubrics_reward(tmp_path: Path) -> None:
     found = rolled(tmp_path, "guess_number", {"num": 4})
-    assert [(item["turns"], item["id"]["segment"], item["num_sampled"] <= 48) for item in found] == [(3, 0, True)] * 8
-    for item in found:
-        said = [(message["role"], message["content"]) for message in item["completion"]]
-        assert [role for role, _ in said] == ["assistant", "user", "assistant", "user", "assistant"]
-        assert [said[1], said[3]] == [("user", "No. That was try 1."), ("user", "No. That was try 2.")]
-        assert item["prompt"][0] == {"role": "system", "content": "Play."}
-        assert item["score"] == pytest.approx(0.5 + 0.001 * int(item["answer"]))
+    assert [(result["turns"], result["id"]["segment"], result["num_sampled"] <= 48) for result in found] == [
+        (3, 0, True)
+    ] * 8
+    for result in found:
+        messages = [(message["role"], message["content"]) for message in result["completion"]]
+        assert [role for role, _ in messages] == ["assistant", "user", "assistant", "user", "assistant"]
+        assert [messages[1], messages[3]] == [("user", "No. That was try 1."), ("user", "No. That was try 2.")]
+        assert result["prompt"][0] == {"role": "system", "content": "Play."}
+        assert result["score"] == pytest.approx(0.5 + 0.001 * int(result["answer"]))
 
 
 @pytest.mark.real
 def test_an_environment_that_verifiers_brings_along_runs_unchanged(tmp_path: Path) -> None:
     found = rolled(tmp_path, "verifiers:ReasoningGymEnv", GYM)
     assert len(found) == 8
-    assert {item["agent"]["ended_by"] for item in found} == {"agent"}
-    assert {item["score"] for item in found} == {0.0}, "noise is not an answer"
-    assert all("legs" in item["prompt"][-1]["content"] for item in found)
+    assert {result["agent"]["ended_by"] for result in found} == {"agent"}
+    assert {result["score"] for result in found} == {0.0}, "noise is not an answer"
+    assert all("legs" in result["prompt"][-1]["content"] for result in found)
 
 
 @pytest.mark.real

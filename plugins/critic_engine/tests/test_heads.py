@@ -160,7 +160,7 @@ def test_a_value_head_of_trl_beside_a_causal_model_is_found(models: Path, tmp_pa
 def test_a_head_in_one_of_several_files_is_found(models: Path, tmp_path: Path) -> None:
     _opened(models / "Token").save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
-    values = [critic(models, item).values(ready()) for item in (tmp_path, models / "Token")]
+    values = [critic(models, value).values(ready()) for value in (tmp_path, models / "Token")]
     assert np.array_equal(*values)
 
 
@@ -231,15 +231,15 @@ def test_several_labels_are_refused(models: Path, tmp_path: Path) -> None:
     for of in ("Sequence", "Token"):
         path = write_tiny_classifier(tmp_path / of, labels=2, of=of)  # type: ignore[arg-type]
         for head in ("planned", "classifier"):
-            said = refused(models, path, f"plugins.critic_engine.head={head}")
-            assert f"the head 'score' of the LlamaFor{of}Classification has 2 outputs" in said
-            assert "num_labels=1" in said
+            message = refused(models, path, f"plugins.critic_engine.head={head}")
+            assert f"the head 'score' of the LlamaFor{of}Classification has 2 outputs" in message
+            assert "num_labels=1" in message
         planned(models, path, "plugins.critic_engine.head=new")
 
 
 def test_a_head_of_another_hidden_size_is_refused(models: Path, tmp_path: Path) -> None:
-    said = refused(models, changed(models, tmp_path, {"score.weight": torch.ones(1, 64)}))
-    assert "reads 64 numbers, and its hidden states have 32" in said
+    message = refused(models, changed(models, tmp_path, {"score.weight": torch.ones(1, 64)}))
+    assert "reads 64 numbers, and its hidden states have 32" in message
 
 
 def test_a_bias_that_is_no_number_is_refused(models: Path, tmp_path: Path) -> None:
@@ -247,23 +247,23 @@ def test_a_bias_that_is_no_number_is_refused(models: Path, tmp_path: Path) -> No
 
 
 def test_files_with_two_heads_are_refused(models: Path, tmp_path: Path) -> None:
-    said = refused(models, changed(models, tmp_path, {"v_head.summary.weight": torch.ones(1, 32)}))
-    assert "it has 2 heads, score and v_head.summary" in said
+    message = refused(models, changed(models, tmp_path, {"v_head.summary.weight": torch.ones(1, 32)}))
+    assert "it has 2 heads, score and v_head.summary" in message
 
 
 def test_a_classifier_without_its_head_is_refused(models: Path, tmp_path: Path) -> None:
     path = changed(models, tmp_path, {}, "score.weight")
     for head in ("planned", "classifier"):
-        said = refused(models, path, f"plugins.critic_engine.head={head}")
-        assert "no head of scores among them" in said
-        assert "score.weight" in said
+        message = refused(models, path, f"plugins.critic_engine.head={head}")
+        assert "no head of scores among them" in message
+        assert "score.weight" in message
 
 
 def test_a_classifier_that_is_not_saved_as_safetensors_is_refused(models: Path, tmp_path: Path) -> None:
     path = changed(models, tmp_path, {})
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
-    said = refused(models, path)
-    assert "no safetensors files (but pytorch_model.bin)" in said
+    message = refused(models, path)
+    assert "no safetensors files (but pytorch_model.bin)" in message
 
 
 def test_a_file_that_is_damaged_is_refused(models: Path, tmp_path: Path) -> None:
@@ -273,15 +273,15 @@ def test_a_file_that_is_damaged_is_refused(models: Path, tmp_path: Path) -> None
 
 
 def test_a_model_without_a_head_is_refused_when_one_is_asked_for(models: Path) -> None:
-    said = refused(models, models / "policy", "plugins.critic_engine.head=classifier")
-    assert "LlamaForCausalLM" in said
-    assert "head=new" in said
+    message = refused(models, models / "policy", "plugins.critic_engine.head=classifier")
+    assert "LlamaForCausalLM" in message
+    assert "head=new" in message
 
 
 def test_a_classifiers_head_on_the_actors_trunk_is_refused(models: Path) -> None:
     trunk = "plugins.critic_engine.trunk=actor"
-    said = refused(models, models / "Token", trunk, "plugins.critic_engine.head=classifier")
-    assert "a head reads the hidden states of its own classifier" in said
+    message = refused(models, models / "Token", trunk, "plugins.critic_engine.head=classifier")
+    assert "a head reads the hidden states of its own classifier" in message
     assert "has no effect" in refused(models, models / "Token", trunk)
 
 

@@ -86,7 +86,7 @@ def opened(plan: RunPlan, directory: Path) -> Cluster:
     return plan.cluster.offer.cls(cluster_context(plan, directory, Deadlines(setup_s=120, call_s=60, close_s=5)))
 
 
-async def asked(plan: RunPlan, directory: Path) -> Found:
+async def answers_of(plan: RunPlan, directory: Path) -> Found:
     """A critic as the plan wants it, asked for values and updated with every batch."""
     from safetensors.numpy import load_file
 
@@ -119,7 +119,8 @@ async def asked(plan: RunPlan, directory: Path) -> Found:
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_make_the_update_of_one(model: Path, tmp_path: Path, kind: str) -> None:
     one, two = (
-        asyncio.run(asked(planned(model, *_with_ranks(KINDS[kind], ranks)), tmp_path / str(ranks))) for ranks in (1, 2)
+        asyncio.run(answers_of(planned(model, *_with_ranks(KINDS[kind], ranks)), tmp_path / str(ranks)))
+        for ranks in (1, 2)
     )
     check_same(one, two, in_parts="shared out" in kind)
 
@@ -131,7 +132,8 @@ def test_two_ranks_share_out_a_classifier_with_its_head(model: Path, tmp_path: P
     start = (f"plugins.critic_engine.path={path}", "plugins.critic_engine.head=classifier")
     kind = KINDS["whole, shared out"]
     one, two = (
-        asyncio.run(asked(planned(model, *start, *_with_ranks(kind, ranks)), tmp_path / str(ranks))) for ranks in (1, 2)
+        asyncio.run(answers_of(planned(model, *start, *_with_ranks(kind, ranks)), tmp_path / str(ranks)))
+        for ranks in (1, 2)
     )
     check_same(one, two, in_parts=True)
 
@@ -146,13 +148,13 @@ def test_two_ranks_on_ray_make_the_update_of_one(model: Path, tmp_path: Path) ->
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     two = Found(*pickle.loads((there / "found").read_bytes()))
-    check_same(asyncio.run(asked(planned(model), tmp_path / "here")), two)
+    check_same(asyncio.run(answers_of(planned(model), tmp_path / "here")), two)
 
 
 def write_what_ray_says(model: Path, directory: Path) -> None:
     """Write the results of two ranks on Ray into the file `found`."""
     ray = ("plugins.ray.object_store_gib=0.1", "cluster.threads=1")
-    found = asyncio.run(asked(planned(model, "plugins.critic_engine.data_parallel=2", *ray), directory))
+    found = asyncio.run(answers_of(planned(model, "plugins.critic_engine.data_parallel=2", *ray), directory))
     (directory / "found").write_bytes(pickle.dumps((found.values, found.metrics, found.gradients)))
 
 

@@ -97,15 +97,15 @@ def test_a_saved_critic_is_taken_up_with_its_head(models: Path, tmp_path: Path) 
 def test_a_value_model_that_was_saved_without_its_head_is_refused(models: Path, tmp_path: Path) -> None:
     saved(models, tmp_path)
     (tmp_path / "model" / "value_head.safetensors").unlink()
-    said = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "model"), head="saved"))
-    assert "no value_head.safetensors" in said
-    assert "head=new" in said
+    message = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "model"), head="saved"))
+    assert "no value_head.safetensors" in message
+    assert "head=new" in message
 
 
 def test_a_head_that_would_be_left_out_is_refused(models: Path, tmp_path: Path) -> None:
     worker = saved(models, tmp_path)
-    said = refused(ConfigError, lambda: critic(models, path=str(tmp_path / "model"), head="new"))
-    assert "head=saved" in said
+    message = refused(ConfigError, lambda: critic(models, path=str(tmp_path / "model"), head="new"))
+    assert "head=saved" in message
     planned = critic(models, path=str(tmp_path / "model"))
     assert np.array_equal(planned.values(ready()), worker.values(ready()))
 
@@ -115,18 +115,18 @@ def test_the_head_of_another_model_is_refused(models: Path, tmp_path: Path) -> N
     saved(models, tmp_path / "wide", path=str(models / "wide"))
     source = tmp_path / "wide" / "model" / "value_head.safetensors"
     source.replace(tmp_path / "llama" / "model" / "value_head.safetensors")
-    said = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "llama" / "model"), head="saved"))
-    assert "[1, 64]" in said
-    assert "[1, 32]" in said
+    message = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "llama" / "model"), head="saved"))
+    assert "[1, 64]" in message
+    assert "[1, 32]" in message
 
 
 def test_the_head_of_a_model_of_another_type_is_refused_also_when_it_is_as_wide(models: Path, tmp_path: Path) -> None:
     saved(models, tmp_path / "llama")
     saved(models, tmp_path / "qwen", path=str(models / "qwen"))
     (tmp_path / "qwen" / "model" / "value_head.safetensors").replace(tmp_path / "llama/model/value_head.safetensors")
-    said = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "llama" / "model"), head="saved"))
-    assert "of type 'qwen2'" in said
-    assert "'llama'" in said
+    message = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "llama" / "model"), head="saved"))
+    assert "of type 'qwen2'" in message
+    assert "'llama'" in message
 
 
 def test_a_head_that_does_not_say_of_which_model_it_is_counts_as_that_of_the_model_beside_it(tmp_path: Path) -> None:
@@ -150,14 +150,14 @@ def test_a_damaged_head_is_refused(models: Path, tmp_path: Path) -> None:
 
 def test_adapters_without_their_model_are_refused_as_a_start(models: Path, tmp_path: Path) -> None:
     saved(models, tmp_path, lora=LoraConfig(enabled=True, rank=2))
-    said = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "model"), head="saved"))
-    assert "without a model" in said
+    message = refused(CheckpointError, lambda: critic(models, path=str(tmp_path / "model"), head="saved"))
+    assert "without a model" in message
 
 
 def test_a_model_with_another_vocabulary_is_refused(models: Path) -> None:
-    said = refused(ConfigError, lambda: critic(models, path=str(models / "small")))
-    assert "257" in said
-    assert "264" in said
+    message = refused(ConfigError, lambda: critic(models, path=str(models / "small")))
+    assert "257" in message
+    assert "264" in message
 
 
 def test_a_model_with_another_tokenizer_is_refused(models: Path, tmp_path: Path) -> None:
@@ -176,22 +176,24 @@ def test_what_is_no_model_is_refused(models: Path, tmp_path: Path) -> None:
 
 def test_a_model_without_weights_is_refused_by_the_critics_own_key(models: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((models / "llama" / "config.json").read_text())
-    said = refused(ConfigError, lambda: critic(models, path=str(tmp_path)))
-    assert said.startswith(f"plugins.critic_engine.path='{tmp_path}'")
-    assert "model.path" not in said
+    message = refused(ConfigError, lambda: critic(models, path=str(tmp_path)))
+    assert message.startswith(f"plugins.critic_engine.path='{tmp_path}'")
+    assert "model.path" not in message
 
 
 def test_adapters_that_fit_no_layer_are_refused_by_the_critics_own_key(models: Path) -> None:
     lora = LoraConfig(enabled=True, target_modules=("nothing",))
-    said = refused(ConfigError, lambda: critic(models, lora=lora))
-    assert said.startswith("plugins.critic_engine.lora.target_modules=['nothing']")
+    message = refused(ConfigError, lambda: critic(models, lora=lora))
+    assert message.startswith("plugins.critic_engine.lora.target_modules=['nothing']")
 
 
 def test_prompts_that_the_model_cannot_share_are_refused_by_the_critics_own_key(models: Path, tmp_path: Path) -> None:
     write_tiny_model(tmp_path, architecture="GPTJ", rotary_dim=4)
-    said = refused(ConfigError, lambda: critic(models, path=str(tmp_path), shared=SharedPrefix.TREE, attention="eager"))
-    assert said.startswith("plugins.critic_engine.shared_prefix=tree")
-    assert "choose plugins.critic_engine.shared_prefix=none" in said
+    message = refused(
+        ConfigError, lambda: critic(models, path=str(tmp_path), shared=SharedPrefix.TREE, attention="eager")
+    )
+    assert message.startswith("plugins.critic_engine.shared_prefix=tree")
+    assert "choose plugins.critic_engine.shared_prefix=none" in message
 
 
 def test_the_revision_of_the_policy_is_not_that_of_another_repository() -> None:
@@ -217,8 +219,8 @@ def test_a_checkpoint_of_another_architecture_is_refused_and_the_critic_stays_as
 def test_a_checkpoint_of_a_run_without_a_critic_is_refused(models: Path, tmp_path: Path) -> None:
     worker = critic(models)
     before = state_of(worker, tmp_path / "b")
-    said = refused(CheckpointError, lambda: worker.restore(tmp_path / "step_2" / "critic"))
-    assert "step_2': it has no 'critic/', so it is of a run without a critic" in said
+    message = refused(CheckpointError, lambda: worker.restore(tmp_path / "step_2" / "critic"))
+    assert "step_2': it has no 'critic/', so it is of a run without a critic" in message
     assert state_of(worker, tmp_path / "c") == before
 
 
@@ -227,8 +229,8 @@ def test_a_checkpoint_without_its_head_is_refused_and_the_critic_stays_as_it_was
     (tmp_path / "a" / "model" / "value_head.safetensors").unlink()
     worker = critic(models)
     before = state_of(worker, tmp_path / "b")
-    said = refused(CheckpointError, lambda: worker.restore(tmp_path / "a"))
-    assert "saved without its head; nothing was loaded" in said
+    message = refused(CheckpointError, lambda: worker.restore(tmp_path / "a"))
+    assert "saved without its head; nothing was loaded" in message
     assert state_of(worker, tmp_path / "c") == before
 
 
@@ -244,9 +246,9 @@ def test_values_that_are_not_numbers_stop_the_run_before_any_update(models: Path
     with torch.no_grad():
         worker.engine.model.value_head.bias.fill_(float("nan"))  # type: ignore[union-attr,operator]
     before = state_of(worker, tmp_path / "b")
-    said = refused(WorkerError, lambda: worker.values(ready()))
-    assert "not finite" in said
-    assert "nothing was updated" in said
+    message = refused(WorkerError, lambda: worker.values(ready()))
+    assert "not finite" in message
+    assert "nothing was updated" in message
     assert state_of(worker, tmp_path / "c") == before
 
 
@@ -257,8 +259,8 @@ def test_targets_that_are_not_numbers_skip_the_update_and_end_the_run_when_they_
     before, batch = state_of(worker, tmp_path / "b"), ready()
     bad = replace(batch, returns_BT=np.where(batch.tokens.loss_mask_BT, np.nan, 0).astype(np.float32))
     assert worker.update(bad)["critic/skipped"] == 1.0
-    said = refused(WorkerError, lambda: worker.update(bad))
-    assert "plugins.critic_engine.max_skipped_updates=2" in said
+    message = refused(WorkerError, lambda: worker.update(bad))
+    assert "plugins.critic_engine.max_skipped_updates=2" in message
     assert _weights(before, tmp_path / "b") == _weights(state_of(worker, tmp_path / "c"), tmp_path / "c")
 
 

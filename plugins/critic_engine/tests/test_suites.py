@@ -28,8 +28,8 @@ class OnTiny:
 
     @pytest.fixture(autouse=True)
     def _model(self, tiny: Path) -> None:
-        given = {"algo.preset": "ppo", "plugins.critic_engine.lr": 0.01}
-        self.settings = {**given, **getattr(type(self), "settings", {}), "model.path": str(tiny)}
+        arguments = {"algo.preset": "ppo", "plugins.critic_engine.lr": 0.01}
+        self.settings = {**arguments, **getattr(type(self), "settings", {}), "model.path": str(tiny)}
 
 
 class TestWorker(OnTiny, CriticWorkerSuite):

@@ -257,8 +257,8 @@ def test_with_shared_prompts_values_and_gradients_are_the_same(
         worker.engine.shared_prefix = shared_prefix
         found.append((worker.values(batch), gradient_of(worker, batch)))
     assert found[1][0] == pytest.approx(found[0][0], abs=1e-5)
-    for one, other in zip(found[1][1], found[0][1], strict=True):
-        assert one == pytest.approx(other, rel=1e-3, abs=1e-5 * max(1.0, float(np.abs(other).max())))
+    for left, right in zip(found[1][1], found[0][1], strict=True):
+        assert left == pytest.approx(right, rel=1e-3, abs=1e-5 * max(1.0, float(np.abs(right).max())))
 
 
 def test_the_loss_of_an_update_is_that_of_a_plain_loop_over_the_minibatch(model_directory: Path) -> None:
@@ -274,8 +274,8 @@ def test_checkpointed_gradients_are_the_same(model_directory: Path) -> None:
         gradient_of(shaken(critic(model_directory, dtype="float64", gradient_checkpointing=on)), batch)
         for on in (False, True)
     )
-    for one, other in zip(plain, again, strict=True):
-        assert other == pytest.approx(one, rel=1e-9, abs=1e-12)
+    for left, right in zip(plain, again, strict=True):
+        assert right == pytest.approx(left, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.fault
@@ -305,7 +305,7 @@ def test_metrics_of_an_update(model_directory: Path) -> None:
     assert batch.returns_BT is not None
     metrics = critic(model_directory, value_clip=0.2, lr=1e-3).update(batch)
     mask_BT = batch.tokens.loss_mask_BT
-    values, returns = (item[mask_BT].tolist() for item in (batch.values_BT, batch.returns_BT))
+    values, returns = (value[mask_BT].tolist() for value in (batch.values_BT, batch.returns_BT))
     mean = sum(returns) / len(returns)
     errors = [r - v for r, v in zip(returns, values, strict=True)]
     bias = sum(errors) / len(errors)
@@ -362,8 +362,8 @@ def test_a_restored_critic_goes_on_bit_for_bit(model_directory: Path, tmp_path: 
     worker.update(batch)
     worker.save(tmp_path / "saved")
     other.restore(tmp_path / "saved")
-    for item in (worker, other):
-        assert item.update(batch)["critic/lr"] == pytest.approx(1e-2)
+    for value in (worker, other):
+        assert value.update(batch)["critic/lr"] == pytest.approx(1e-2)
     assert np.array_equal(worker.values(batch), other.values(batch))
     assert (tmp_path / "saved" / "model" / "config.json").exists() is (kind == "whole")
 

@@ -50,7 +50,7 @@ class WhoReplica(RewardReplica):
 
     async def score(self, requests):
         await asyncio.sleep(self.pause_s)
-        return [RawScore(each.id, float(os.getpid())) for each in requests]
+        return [RawScore(request.id, float(os.getpid())) for request in requests]
 
     async def health(self):
         return "fine"
@@ -130,12 +130,12 @@ def values(name: str, **more: Any) -> list[str]:
 
 def rlcore(name: str, **more: Any) -> dict[str, Any]:
     """Exit code and last line of `rlcore train`."""
-    said = io.StringIO()
+    output = io.StringIO()
     plugins = ["--plugin", "null", *(["--plugin", str(HERE / "cases.py")] if "plugin" in more else [])]
     more.pop("plugin", None)
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):
         code = main(["train", *plugins, *values(name, **more)])
-    lines = said.getvalue().strip().splitlines() or [""]
+    lines = output.getvalue().strip().splitlines() or [""]
     return {"code": code, "said": lines[-1], "lines": len(lines)}
 
 
@@ -156,9 +156,9 @@ def rollout_dies() -> dict[str, Any]:
 def disk_full() -> dict[str, Any]:
     """Case 33."""
     full = {"plugin": True, "actor.backend": "full", "checkpoint.every_steps": 1, "train.max_steps": 4}
-    told = rlcore("full", **full)
+    results = rlcore("full", **full)
     newest = checkpoint.latest(HERE / "runs" / "full")
-    return told | {"last": checkpoint.load(newest).step if newest else None, "path": str(newest)}
+    return results | {"last": checkpoint.load(newest).step if newest else None, "path": str(newest)}
 
 
 def models(backend: str) -> dict[str, Any]:
@@ -234,14 +234,14 @@ async def probed() -> dict[str, Any]:
     plan = plan_run([], overrides, ["null", str(HERE / "cases.py")])
     probe_class = sys.modules["rlcore_file_cases"].Probe
     cluster = RayCluster(cluster_context(plan, HERE, Deadlines(setup_s=60, call_s=3, close_s=0.1)))
-    told: dict[str, Any] = {"events": []}
+    results: dict[str, Any] = {"events": []}
     try:
         await cluster.open()
         [group] = [await cluster.start(worker) for worker in plan.workers if worker.asked_by != "core"]
         restored = asyncio.Event()
 
         def seen(event: Any) -> None:
-            told["events"].append([event.kind, event.reason])
+            results["events"].append([event.kind, event.reason])
             if event.kind == "restored":
                 restored.set()
 
@@ -255,17 +255,17 @@ async def probed() -> dict[str, Any]:
 
         before = await probe.call(probe_class.where)
         blocking = asyncio.create_task(block())
-        told["items"] = [item async for item in probe.stream(probe_class.count, 30)]
+        results["items"] = [value async for value in probe.stream(probe_class.count, 30)]
         blocking.cancel()
         try:
             await probe.call(probe_class.stuck)
         except WorkerError as error:
-            told["stuck"] = str(error)
+            results["stuck"] = str(error)
         await asyncio.wait_for(restored.wait(), 60)
-        told["replaced"] = before != await probe.call(probe_class.where)
+        results["replaced"] = before != await probe.call(probe_class.where)
     finally:
         await cluster.close()
-    return told
+    return results
 
 
 def free() -> float:
@@ -281,7 +281,7 @@ def story() -> dict[str, Any]:
     (HERE / "cases.py").write_text(PLUGIN)
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     ray.init(HEAD, configure_logging=False, log_to_driver=False)
-    told = {
+    results = {
         "misfit": rlcore("misfit", plugin=True, **models("misfit")) | {"held": free()},
         "joined": rlcore("joined", **{"plugins.ray.address": HEAD}),
         "rollout": rollout_dies(),
@@ -291,9 +291,9 @@ def story() -> dict[str, Any]:
         "uneven": asyncio.run(replica_slow()),
         "probe": asyncio.run(probed()),
     }
-    told["held"] = free()
+    results["held"] = free()
     ray.shutdown()
-    return told
+    return results
 
 
 if __name__ == "__main__":

@@ -189,17 +189,17 @@ def test_isolated_replicas_on_ray_stream_fail_by_name_and_are_started_anew(head:
         [sys.executable, script, head], capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["threads"] == ["3", "3"]
-    assert len(set(told["processes"])) == 2
-    assert told["inner"] == told["processes"]
-    assert told["items"] == list(range(300))
-    assert told["ended"] == 1
-    assert told["failed"] == "probe[1].fail(): ValueError: a first line"
-    assert told["died"].startswith("probe[0].forever(): its actor ended: ")
-    assert told["events"] == [["lost", 0], ["restored", 0]]
-    assert told["prepared"] == ["weights"]
-    assert told["after"] not in told["processes"]
+    results = json.loads(done.stdout.splitlines()[-1])
+    assert results["threads"] == ["3", "3"]
+    assert len(set(results["processes"])) == 2
+    assert results["inner"] == results["processes"]
+    assert results["items"] == list(range(300))
+    assert results["ended"] == 1
+    assert results["failed"] == "probe[1].fail(): ValueError: a first line"
+    assert results["died"].startswith("probe[0].forever(): its actor ended: ")
+    assert results["events"] == [["lost", 0], ["restored", 0]]
+    assert results["prepared"] == ["weights"]
+    assert results["after"] not in results["processes"]
 
 
 PROBING = """
@@ -278,49 +278,49 @@ STORY = """
 
     async def story():
         cluster = RayCluster(cluster_context(plan, HERE, Deadlines(setup_s=60, call_s=60, close_s=10)))
-        told = {"events": [], "prepared": []}
+        found = {"events": [], "prepared": []}
         try:
             await cluster.open()
-            ours = [each for each in plan.workers if each.asked_by != "core"]
-            groups = {each.request.role.name: await cluster.start(each) for each in ours}
+            ours = [worker for worker in plan.workers if worker.asked_by != "core"]
+            groups = {worker.request.role.name: await cluster.start(worker) for worker in ours}
             group, inner = groups["probe"], groups["inner"]
             restored = asyncio.Event()
 
             def seen(event):
-                told["events"].append([event.kind, event.index])
+                found["events"].append([event.kind, event.index])
                 if event.kind == "restored":
                     restored.set()
 
             async def prepare(replica):
-                told["prepared"].append(await replica.call(Probe.echo, "weights"))
+                found["prepared"].append(await replica.call(Probe.echo, "weights"))
 
             group.on_event(seen)
             group.before_return(prepare)
-            told["processes"], told["threads"] = zip(*await group.each(Probe.where))
-            told["inner"] = [process for process, _ in await inner.each(Probe.where)]
+            found["processes"], found["threads"] = zip(*await group.each(Probe.where))
+            found["inner"] = [process for process, _ in await inner.each(Probe.where)]
             probe = group.replicas[0]
-            told["items"] = [item async for item in probe.stream(Probe.count, 300)]
+            found["items"] = [number async for number in probe.stream(Probe.count, 300)]
             async with contextlib.aclosing(group.replicas[1].stream(Probe.count, 10**9)) as items:
-                async for item in items:
-                    if item == 5:
+                async for number in items:
+                    if number == 5:
                         break
-            told["ended"] = await group.replicas[1].call(Probe.num_ended)
+            found["ended"] = await group.replicas[1].call(Probe.num_ended)
             try:
                 await group.replicas[1].call(Probe.fail)
             except WorkerError as error:
-                told["failed"] = str(error)
+                found["failed"] = str(error)
             waiting = asyncio.ensure_future(probe.call(Probe.forever))
             await asyncio.sleep(0.2)
-            os.kill(told["processes"][0], signal.SIGKILL)
+            os.kill(found["processes"][0], signal.SIGKILL)
             try:
                 await waiting
             except WorkerError as error:
-                told["died"] = str(error)
+                found["died"] = str(error)
             await asyncio.wait_for(restored.wait(), 60)
-            told["after"] = (await probe.call(Probe.where))[0]
+            found["after"] = (await probe.call(Probe.where))[0]
         finally:
             await cluster.close()
-        print(json.dumps(told))
+        print(json.dumps(found))
 
     asyncio.run(story())
 """

@@ -58,7 +58,7 @@ def head() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def told(head: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def story(head: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The findings of `ray_cases.py`."""
     here = tmp_path_factory.mktemp("cases")
     command = [sys.executable, str(Path(__file__).parent / "ray_cases.py"), head, str(here)]
@@ -68,65 +68,65 @@ def told(head: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_a_worker_of_another_interface_is_refused_before_ray_is_asked_for_anything(told: dict[str, Any]) -> None:
+def test_a_worker_of_another_interface_is_refused_before_ray_is_asked_for_anything(story: dict[str, Any]) -> None:
     """Case 37."""
-    assert told["misfit"]["code"] == 2
-    assert "needs a RewardReplica for backend 'misfit': none is offered" in told["misfit"]["said"]
-    assert "for Sibling, which is another interface" in told["misfit"]["said"]
-    assert told["misfit"]["held"] == 0.0
+    assert story["misfit"]["code"] == 2
+    assert "needs a RewardReplica for backend 'misfit': none is offered" in story["misfit"]["said"]
+    assert "for Sibling, which is another interface" in story["misfit"]["said"]
+    assert story["misfit"]["held"] == 0.0
 
 
-def test_an_address_is_refused_where_ray_is_there_already(told: dict[str, Any]) -> None:
-    assert (told["joined"]["code"], told["joined"]["lines"]) == (2, 1)
-    assert "Ray is already initialised in this process" in told["joined"]["said"]
+def test_an_address_is_refused_where_ray_is_there_already(story: dict[str, Any]) -> None:
+    assert (story["joined"]["code"], story["joined"]["lines"]) == (2, 1)
+    assert "Ray is already initialised in this process" in story["joined"]["said"]
 
 
-def test_what_a_rollout_actor_owes_when_it_dies_is_sampled_once_by_its_successor(told: dict[str, Any]) -> None:
+def test_what_a_rollout_actor_owes_when_it_dies_is_sampled_once_by_its_successor(story: dict[str, Any]) -> None:
     """Case 22."""
-    assert told["rollout"] == {"codes": [0, 0], "died": True, "differing": []}
+    assert story["rollout"] == {"codes": [0, 0], "died": True, "differing": []}
 
 
-def test_an_actor_that_missed_a_version_ends_the_run_before_the_update(told: dict[str, Any]) -> None:
+def test_an_actor_that_missed_a_version_ends_the_run_before_the_update(story: dict[str, Any]) -> None:
     """Case 23."""
-    assert told["forgets"]["code"] == 2
-    assert "sampled with version 1 of the weights, the step begins with version 2" in told["forgets"]["said"]
+    assert story["forgets"]["code"] == 2
+    assert "sampled with version 1 of the weights, the step begins with version 2" in story["forgets"]["said"]
 
 
-def test_a_full_disk_in_the_actors_process_is_named_and_the_last_checkpoint_stays_good(told: dict[str, Any]) -> None:
+def test_a_full_disk_in_the_actors_process_is_named_and_the_last_checkpoint_stays_good(story: dict[str, Any]) -> None:
     """Case 33."""
-    full = told["full"]
+    full = story["full"]
     assert full["code"] == 2
     assert "actor[0].save(): OSError: [Errno 28] No space left on device" in full["said"]
     assert f"last checkpoint: {full['path']}, go on with --resume" in full["said"]
     assert full["last"] == 1
 
 
-def test_a_reward_actor_that_is_killed_costs_no_sample_and_serves_again(told: dict[str, Any]) -> None:
+def test_a_reward_actor_that_is_killed_costs_no_sample_and_serves_again(story: dict[str, Any]) -> None:
     """Case 7."""
-    who = told["who"]
+    who = story["who"]
     assert (who["first"], who["good"], who["ids"]) == (3, 60, 60)
     assert who["victim"] < 60
     assert who["ejections"] >= 1
     assert who["ejected"] == 0.0
 
 
-def test_a_slow_reward_actor_gets_so_few_calls_that_the_99th_percentile_does_not_see_it(told: dict[str, Any]) -> None:
+def test_a_slow_reward_actor_gets_so_few_calls_that_the_99th_percentile_does_not_see_it(story: dict[str, Any]) -> None:
     """Case 8."""
-    counts = told["uneven"]["counts"]
+    counts = story["uneven"]["counts"]
     assert sum(counts) == 600
     assert len(counts) < 3 or counts[0] <= 6
 
 
-def test_a_stuck_actor_is_killed_and_replaced_and_a_blocked_controller_loses_no_item(told: dict[str, Any]) -> None:
-    probe = told["probe"]
+def test_a_stuck_actor_is_killed_and_replaced_and_a_blocked_controller_loses_no_item(story: dict[str, Any]) -> None:
+    probe = story["probe"]
     assert probe["items"] == list(range(30))
     assert probe["stuck"] == "probe[0].stuck() took longer than 3 s; its actor was killed"
     assert probe["events"] == [["lost", "probe[0].stuck() took longer than 3 s"], ["restored", ""]]
     assert probe["replaced"]
 
 
-def test_every_run_gave_back_what_it_held(told: dict[str, Any]) -> None:
-    assert told["held"] == 0.0
+def test_every_run_gave_back_what_it_held(story: dict[str, Any]) -> None:
+    assert story["held"] == 0.0
 
 
 def values(directory: Path, name: str, **more: Any) -> dict[str, Any]:
@@ -184,11 +184,11 @@ def test_a_signal_in_each_phase_ends_the_run_and_its_actors_and_it_can_be_resume
             sent = time.monotonic()
             assert run.wait(timeout=30) == 143, (tmp_path / f"{name}.err").read_text()
             assert time.monotonic() - sent < 10.0
-            said = (tmp_path / f"{name}.err").read_text()
-            assert "go on with --resume" in said
-            assert "Traceback" not in said
+            output = (tmp_path / f"{name}.err").read_text()
+            assert "go on with --resume" in output
+            assert "Traceback" not in output
             # Ray's handler of the signal, which has a process aborted, is gone when Ray has been joined.
-            assert name == "setup" or "SIGTERM received" not in said
+            assert name == "setup" or "SIGTERM received" not in output
             wait_for("the end of every process", lambda ours=ours: not any(map(is_running, ours)), 5)  # type: ignore[misc]
             trained_here(settings[name], resume=True)
             assert (tmp_path / "runs" / name / "checkpoints" / "step_6").is_dir()

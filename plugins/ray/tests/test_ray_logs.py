@@ -127,7 +127,7 @@ def test_lines_are_logged_within_bounds_and_frames_are_no_last_words(caplog: pyt
     )
     for _ in range(MAX_LOG_LINES):
         printed.add("again")
-    said = [record.getMessage() for record in caplog.records]
-    assert said[:2] == ["judge[1]: loading", "judge[1]: terminate called"]
-    assert len(said) == MAX_LOG_LINES + 1
-    assert said[-1] == f"judge[1]: printed more than {MAX_LOG_LINES} lines; the rest is dropped"
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[:2] == ["judge[1]: loading", "judge[1]: terminate called"]
+    assert len(messages) == MAX_LOG_LINES + 1
+    assert messages[-1] == f"judge[1]: printed more than {MAX_LOG_LINES} lines; the rest is dropped"

@@ -49,7 +49,7 @@ for line in sys.stdin:
         join(int(number))
         cluster.wait_for_nodes(60)
     else:
-        [raylet] = [each.pid for each in psutil.Process(int(number)).parents() if each.pid in nodes]
+        [raylet] = [process.pid for process in psutil.Process(int(number)).parents() if process.pid in nodes]
         cluster.remove_node(nodes.pop(raylet), allow_graceful=False)
     print(f"done: {command}", flush=True)
 cluster.shutdown()
@@ -61,9 +61,9 @@ class Nodes:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
-        self.head = self.said("head: ")
+        self.head = self.wait_for_line("head: ")
 
-    def said(self, start: str) -> str:
+    def wait_for_line(self, start: str) -> str:
         """The rest of the line that begins so."""
         for line in self.process.stdout or ():
             if line.startswith(start):
@@ -71,7 +71,7 @@ class Nodes:
         raise AssertionError(f"the cluster ended before it said '{start}'")
 
     def tell(self, command: str, number: int) -> None:
-        """Send 'leave' with a process whose node is to, or 'join' with the CPUs of a new node; `said` waits for it."""
+        """Send 'leave' with a process whose node is to, or 'join' with the CPUs of a new node; wait for its line."""
         print(command, number, file=self.process.stdin, flush=True)
 
 
@@ -161,7 +161,7 @@ def test_a_node_that_leaves_with_the_actor_ends_the_run_with_the_last_checkpoint
         assert saved is not None, last
         assert json.loads((tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()[0])
         assert (Path(saved[1]) / "model" / "logits_V.npy").is_file()
-        nodes.said("done: leave")
+        nodes.wait_for_line("done: leave")
         wait_for("the end of every process", lambda: not any(map(is_running, [*workers, *everything])), 20)
 
 
@@ -200,7 +200,7 @@ class Judge(RewardReplica):
 
     async def score(self, requests):
         await held(self)
-        return [RawScore(each.id, float(sum(map(ord, each.messages[-1]["content"])) % 7)) for each in requests]
+        return [RawScore(request.id, float(sum(map(ord, request.messages[-1]["content"])) % 7)) for request in requests]
 
     async def health(self):
         return "fine"
@@ -260,12 +260,12 @@ def test_servers_whose_nodes_leave_are_restarted_elsewhere_or_the_run_says_who_f
         joined = {"plugins.ray.address": nodes.head, "plugins.ray.placement_s": 30}
         with training(tmp_path, "there", **{**whole, **joined}) as driver:
             nodes.tell("leave", at_work(tmp_path, driver, "there", "rollout[0]"))
-            nodes.said("done: leave")
+            nodes.wait_for_line("done: leave")
             wait_for("the rollout", has(driver, lambda: "rollout[0]: restarted" in log_of(tmp_path, "there")))
             judge = at_work(tmp_path, driver, "there", "judge[0]")
             for command, number in (("join", 1), ("leave", judge)):
                 nodes.tell(command, number)
-                nodes.said(f"done: {command}")
+                nodes.wait_for_line(f"done: {command}")
             assert driver.wait(DEADLINE_S) == 0, driver.communicate()[1]
         log = log_of(tmp_path, "there")
         assert re.search(r"rollout\[0\]\.generate\(\): .*; 2 requests are asked again", log)
@@ -280,7 +280,7 @@ def test_servers_whose_nodes_leave_are_restarted_elsewhere_or_the_run_says_who_f
             with training(tmp_path, name, **{**small, **more}) as driver:
                 nodes.tell("leave", at_work(tmp_path, driver, name, replica))
                 _, errors = driver.communicate(timeout=DEADLINE_S)
-            nodes.said("done: leave")
+            nodes.wait_for_line("done: leave")
             assert driver.returncode == 2, errors
             [last] = errors.strip().splitlines()
             assert f"{replica}: " in last, last

@@ -109,12 +109,12 @@ def cluster() -> Iterator[tuple[str, dict[str, str]]]:
         streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         with subprocess.Popen(command, text=True, **streams) as process:
             try:
-                yield said(process, "head: "), json.loads(said(process, "nodes: "))
+                yield line_of(process, "head: "), json.loads(line_of(process, "nodes: "))
             finally:
                 process.communicate("", timeout=DEADLINE_S)
 
 
-def said(process: "subprocess.Popen[str]", start: str) -> str:
+def line_of(process: "subprocess.Popen[str]", start: str) -> str:
     """The rest of the line that begins so."""
     for line in process.stdout or ():
         if line.startswith(start):
@@ -130,13 +130,13 @@ def overrides(directory: Path, address: str, **more: Any) -> list[str]:
 
 def placed(directory: Path, address: str, names: dict[str, str], *cases: dict[str, Any]) -> list[Any]:
     """For each case the names of the nodes of the bundles of pool `rollout` with what each holds, or the error."""
-    given = json.dumps([overrides(directory, address, **case) for case in cases])
-    command = [sys.executable, "-c", PLACING, str(directory / "telling.py"), given]
+    arguments = json.dumps([overrides(directory, address, **case) for case in cases])
+    command = [sys.executable, "-c", PLACING, str(directory / "telling.py"), arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("placed: ")]
     assert len(lines) == len(cases), done.stderr
     found = [json.loads(line.removeprefix("placed: ")) for line in lines]
-    return [item if isinstance(item, str) else ([names[node] for node in item[0]], item[1]) for item in found]
+    return [result if isinstance(result, str) else ([names[node] for node in result[0]], result[1]) for result in found]
 
 
 def test_pools_are_placed_as_they_say(tmp_path: Path, cluster: tuple[str, dict[str, str]]) -> None:
@@ -180,9 +180,9 @@ def test_a_run_has_as_many_ranks_on_each_node_as_its_pool_says(
 ) -> None:
     address, _ = cluster
     more = {"rollout.replicas": 4, "cluster.pools.rollout.nodes": 2, "train.name": "run"}
-    given = overrides(tmp_path, address, **more)
+    arguments = overrides(tmp_path, address, **more)
     plugins = ["--plugin", "null", "--plugin", str(tmp_path / "telling.py")]
-    command = [sys.executable, "-m", "rlcore", "train", *plugins, *given]
+    command = [sys.executable, "-m", "rlcore", "train", *plugins, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "runs" / "run" / "log.txt").read_text()

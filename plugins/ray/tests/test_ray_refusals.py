@@ -26,8 +26,8 @@ JOINED = ("plugins.ray.address=10.0.0.1:6379",)
         (("plugins.ray.address=ray://10.0.0.1:10001",), "found 'ray://10.0.0.1:10001'; needs the"),
     ],
 )
-def test_settings_that_a_joined_cluster_cannot_heed_are_refused(overrides: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+def test_settings_that_a_joined_cluster_cannot_heed_are_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         plan_run([], [*SETTINGS, *overrides], ["null"])
     assert "\n" not in str(caught.value)
 

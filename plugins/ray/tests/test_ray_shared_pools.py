@@ -85,8 +85,8 @@ class Sampler(NullReplica):
 
     async def generate(self, requests):
         note(self, "sample")
-        async for each in super().generate(requests):
-            yield each
+        async for completion in super().generate(requests):
+            yield completion
 
     async def load_weights(self, handle):
         from safetensors.numpy import load_file
@@ -111,7 +111,7 @@ class Judge(RewardReplica):
 
     async def score(self, requests):
         note(self, "score")
-        return [RawScore(each.id, float(sum(map(ord, str(each.messages))) % 7)) for each in requests]
+        return [RawScore(request.id, float(sum(map(ord, str(request.messages))) % 7)) for request in requests]
 
     async def health(self):
         return "well"
@@ -226,14 +226,16 @@ def test_of_a_device_each_takes_a_part_and_a_process_with_several_is_refused(tmp
         return found
 
     shared = slots()
-    assert {role: [(item.pool, item.bundle, item.gpus, item.cpus) for item in shared[role]] for role in shared} == {
+    assert {
+        role: [(value.pool, value.bundle, value.gpus, value.cpus) for value in shared[role]] for role in shared
+    } == {
         "actor": [("rollout", 0, 0.5, 0.5), ("reward", 0, 0.5, 0.5)],
         "judge": [("reward", 0, 0.5, 0.5)],
         "rollout": [("rollout", 0, 0.5, 0.5)],
     }
     assert placement.bundles_of(shared) == {pool: [{"CPU": 1.0, "GPU": 1.0}] for pool in ("rollout", "reward")}
     spare = slots("cluster.pools.rollout.gpus_per_node=2", "actor.data_parallel=3", "train.prompts_per_step=3")
-    assert [(item.pool, item.bundle, item.gpus, item.cpus) for item in spare["actor"]] == [
+    assert [(value.pool, value.bundle, value.gpus, value.cpus) for value in spare["actor"]] == [
         ("rollout", 0, 0.5, 0.5),
         ("rollout", 1, 1.0, 1.0),
         ("reward", 0, 0.5, 0.5),
@@ -244,7 +246,7 @@ def test_of_a_device_each_takes_a_part_and_a_process_with_several_is_refused(tmp
 
 def check_turns(events: Sequence[str]) -> None:
     """Both sleep before an update and wake after it, also after the one that fails; then they get the weights."""
-    steps = [list(words) for is_end, words in groupby(events, lambda item: item == "weights") if not is_end]
+    steps = [list(words) for is_end, words in groupby(events, lambda word: word == "weights") if not is_end]
     assert len(steps) == 3
     for words in steps:
         begin = min(words.index(event) for event in SLEEP)

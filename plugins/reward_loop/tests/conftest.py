@@ -36,8 +36,8 @@ def samples() -> Callable[[int], list[Trajectory]]:
 def echo() -> Callable[[ServiceCall], ServiceAnswer]:
     """A script that scores the number at the end of the completion."""
 
-    def script(asked: ServiceCall) -> ServiceAnswer:
-        return ServiceAnswer({"score": float(asked.json()["completion"].split()[-1])})
+    def script(call: ServiceCall) -> ServiceAnswer:
+        return ServiceAnswer({"score": float(call.json()["completion"].split()[-1])})
 
     return script
 

@@ -17,8 +17,8 @@ from rlcore.contracts.workers import WorkerContext
 from rlcore.errors import ConfigError
 from rlcore.types import FrozenDict
 
-NO_SYSTEM = """{% for each in messages %}{% if each['role'] == 'system' %}
-{{ raise_exception('System role not supported') }}{% endif %}{{ each['content'] }}{% endfor %}"""
+NO_SYSTEM = """{% for message in messages %}{% if message['role'] == 'system' %}
+{{ raise_exception('System role not supported') }}{% endif %}{{ message['content'] }}{% endfor %}"""
 
 
 def request(*messages: dict[str, Any]) -> ScoreRequest:
@@ -43,9 +43,9 @@ def conversations(tmp_path: Path) -> Conversations:
     ],
 )
 def test_a_conversation_that_cannot_be_scored_says_why(
-    conversations: Conversations, messages: list[Any], said: str
+    conversations: Conversations, messages: list[Any], message: str
 ) -> None:
-    with pytest.raises(Unreadable, match=said):
+    with pytest.raises(Unreadable, match=message):
         conversations.read(messages)
 
 

@@ -40,15 +40,15 @@ def score(trajectory):
 def test_a_reward_function_asks_the_judge_through_the_run(tmp_path: Path, score: Callable[..., Any]) -> None:
     (tmp_path / "own.py").write_text(OWN)
     functions = {"own": RewardFunctionConfig(fn=f"{tmp_path / 'own.py'}:score", children=1)}
-    with serving(lambda asked: chat_answer("4.5")) as service:
+    with serving(lambda call: chat_answer("4.5")) as service:
         settings = RewardLoopSettings(
             services={"api": ServiceSettings(urls=(f"{service.url}/v1",), token="secret")}, expose=True
         )
         [only], _ = score(settings, [make_trajectory(3, text="so")], functions)
     assert only.reward.score == 4.5, only.reward.info
-    [asked] = service.asked
-    assert asked.json() == {"model": "grader", "messages": [{"role": "user", "content": "so"}]}
-    assert asked.headers["authorization"] == "Bearer secret"
+    [request] = service.calls
+    assert request.json() == {"model": "grader", "messages": [{"role": "user", "content": "so"}]}
+    assert request.headers["authorization"] == "Bearer secret"
     assert "RLCORE_REWARD_TOKEN" not in os.environ
     record = json.loads((tmp_path / "reward_calls.jsonl").read_text())
     assert record["reward"] == "exposed"
@@ -102,10 +102,10 @@ class Replica:
     name = "grader[0]"
 
     def __init__(self) -> None:
-        self.asked: list[ScoreRequest] = []
+        self.calls: list[ScoreRequest] = []
 
     async def call(self, method: Any, requests: Sequence[ScoreRequest]) -> list[RawScore]:
-        self.asked += requests
+        self.calls += requests
         [request] = requests
         if request.options.get("temperature") == -1:
             return [RawScore(request.id, error="temperature must not be negative")]
@@ -143,22 +143,22 @@ def test_models_that_the_run_serves_are_asked_for_scores_and_for_text(tmp_path: 
             async with session.post(exposure.url + path, json=body) as answer:
                 return answer.status, await answer.json()
 
-        asked = {"model": "grader", "messages": messages}
-        assert await post("/score", asked) == (200, {"model": "grader", "score": 7.0, "text": ""})
-        status, answer = await post("/chat/completions", {**asked, "max_tokens": 9})
+        question = {"model": "grader", "messages": messages}
+        assert await post("/score", question) == (200, {"model": "grader", "score": 7.0, "text": ""})
+        status, answer = await post("/chat/completions", {**question, "max_tokens": 9})
         assert (status, answer["choices"][0]["message"]["content"]) == (200, "so-so")
-        status, answer = await post("/chat/completions", {**asked, "temperature": -1})
+        status, answer = await post("/chat/completions", {**question, "temperature": -1})
         assert (status, answer["error"]["message"]) == (502, "model 'grader': temperature must not be negative")
         assert replicas.router.num_ejected == 0
-        status, answer = await post("/chat/completions", asked)
+        status, answer = await post("/chat/completions", question)
         assert (status, answer["error"]["message"]) == (400, "'grader' gives numbers, not text; ask /v1/score")
-        status, answer = await post("/score", {**asked, "model": "other"})
+        status, answer = await post("/score", {**question, "model": "other"})
         assert (status, answer["error"]["message"]) == (404, "there is no 'other'; choose from: grader")
         assert (await post("/score", {"model": "grader"}))[0] == 400
 
     with exposed(tmp_path, use) as replica:
-        assert [dict(request.options) for request in replica.asked] == [{}, {"max_tokens": 9}, {"temperature": -1}, {}]
-        assert [dict(message) for message in replica.asked[0].messages] == messages
+        assert [dict(request.options) for request in replica.calls] == [{}, {"max_tokens": 9}, {"temperature": -1}, {}]
+        assert [dict(message) for message in replica.calls[0].messages] == messages
     rows = [json.loads(line) for line in (tmp_path / "reward_calls.jsonl").read_text().splitlines()]
     assert {(row["reward"], row["target"]) for row in rows} == {("exposed", "grader")}
 

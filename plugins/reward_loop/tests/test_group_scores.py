@@ -43,19 +43,19 @@ def settings(tmp_path: Path) -> Callable[..., RewardLoopSettings]:
     return make
 
 
-def numbers(asked: ServiceCall) -> ServiceAnswer:
-    number = float(asked.json()["completion"])
+def numbers(call: ServiceCall) -> ServiceAnswer:
+    number = float(call.json()["completion"])
     return ServiceAnswer(status=400) if number < 0 else ServiceAnswer({"score": number, "info": {"answer": "x"}})
 
 
 def test_a_function_sees_the_scores_of_a_group_and_gives_others(
     score: Score, settings: Callable[..., RewardLoopSettings]
 ) -> None:
-    said = [["5", "9", "7", "8"], ["3", "-1", "2", "1"]]
-    samples = [make_trajectory(p, s, text=said[p][s]) for s in (2, 0, 3, 1) for p in (1, 0)]
+    completions = [["5", "9", "7", "8"], ["3", "-1", "2", "1"]]
+    samples = [make_trajectory(p, s, text=completions[p][s]) for s in (2, 0, 3, 1) for p in (1, 0)]
     with serving(numbers) as service:
         results, _ = score(settings(service.url, "ranks"), samples, lane=Lane.TRAIN)
-    assert len(service.asked) == 8
+    assert len(service.calls) == 8
     found = {(result.trajectory.prompt.id, result.trajectory.text()): result.reward for result in results}
     assert {key: reward.score for key, reward in found.items() if reward.status is RewardStatus.OK} == {
         ("test/0", "5"): 0.0, ("test/0", "7"): 1.0, ("test/0", "8"): 2.0, ("test/0", "9"): 3.0,
@@ -75,14 +75,14 @@ def test_a_group_that_stays_incomplete_is_post_processed_at_the_end_of_the_strea
 
 @pytest.mark.parametrize(("function", "said"), [("breaks", "no such luck"), ("short", "a list of 1 for 2 samples")])
 def test_post_processing_that_fails_fails_its_group(
-    score: Score, settings: Callable[..., RewardLoopSettings], function: str, said: str
+    score: Score, settings: Callable[..., RewardLoopSettings], function: str, message: str
 ) -> None:
     samples = [make_trajectory(0, sample, text=str(sample)) for sample in range(2)]
     with serving(numbers) as service:
         results, _ = score(settings(service.url, function), samples, lane=Lane.TRAIN)
     assert [result.reward.status for result in results] == [RewardStatus.FAILED] * 2
     assert all("post_process: " in result.reward.info["error"] for result in results)
-    assert all(said in result.reward.info["error"] for result in results)
+    assert all(message in result.reward.info["error"] for result in results)
 
 
 def test_a_function_that_does_not_exist_stops_the_start(
@@ -101,7 +101,7 @@ def test_scores_are_normalised_by_the_samples_of_earlier_steps(tmp_path: Path) -
         "actor": {"backend": "null"},
         "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
     }
-    with serving(lambda asked: ServiceAnswer({"score": sum(map(ord, asked.json()["completion"])) % 13})) as service:
+    with serving(lambda call: ServiceAnswer({"score": sum(map(ord, call.json()["completion"])) % 13})) as service:
         plugin = {
             "rewards": {"liked": {"served_by": "scorer", "normalise": True}},
             "services": {"scorer": {"urls": [service.url]}},

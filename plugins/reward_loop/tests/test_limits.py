@@ -29,7 +29,7 @@ def test_evaluation_has_slots_of_its_own_and_goes_ahead_in_the_queue() -> None:
                 await release.wait()
 
         calls = [("t1", Lane.TRAIN), ("t2", Lane.TRAIN), ("t3", Lane.TRAIN), ("e1", Lane.EVAL), ("e2", Lane.EVAL)]
-        tasks = [asyncio.create_task(call(*item)) for item in calls]
+        tasks = [asyncio.create_task(call(*value)) for value in calls]
         await asyncio.sleep(0)
         assert order == ["t1", "t2", "e1"]
         release.set()
@@ -263,7 +263,7 @@ def test_what_a_batch_raises_reaches_its_rows_and_the_next_batch_is_computed() -
     async def run() -> None:
         batcher = Batcher(compute, batch_tokens=2, wait_s=0.0)
         found = await asyncio.gather(*(batcher.score([id, id]) for id in (1, 13, 2)), return_exceptions=True)
-        assert [str(item) for item in found] == ["1.0", "out of memory", "1.0"]
+        assert [str(result) for result in found] == ["1.0", "out of memory", "1.0"]
         await batcher.drained()
         batcher.close()
 
@@ -271,10 +271,10 @@ def test_what_a_batch_raises_reaches_its_rows_and_the_next_batch_is_computed() -
 
 
 def test_a_model_that_hangs_or_fails_is_found_out_by_a_row_of_one_token() -> None:
-    hangs, release, asked = threading.Event(), threading.Event(), list[list[Sequence[int]]]()
+    hangs, release, batches = threading.Event(), threading.Event(), list[list[Sequence[int]]]()
 
     def compute(rows: list[Sequence[int]]) -> list[float]:
-        asked.append(rows)
+        batches.append(rows)
         if [13] in rows:
             raise RuntimeError("device lost")
         if [99] in rows:
@@ -295,7 +295,7 @@ def test_a_model_that_hangs_or_fails_is_found_out_by_a_row_of_one_token() -> Non
         await asyncio.sleep(0)
         release.set()
         await asyncio.gather(hanging, queued, ahead)
-        assert asked == [[[7]], [[13]], [[99]], [[8]], [[5]]]
+        assert batches == [[[7]], [[13]], [[99]], [[8]], [[5]]]
         await batcher.drained()
         batcher.close()
 

@@ -126,7 +126,7 @@ class Group:
         self.answering = asyncio.Event()
         self.answering.set()
         self.sent: list[str] = []
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.replicas = [self._replica(f"reward[{index}]") for index in range(3)]
 
     def _replica(self, name: str) -> Any:
@@ -139,7 +139,7 @@ class Group:
                 raise WorkerError(f"{name} died")
             if method is RewardReplica.health:
                 return "fine"
-            self.asked.append(name)
+            self.calls.append(name)
             return [RawScore(trajectory.id, float(trajectory.id)) for trajectory in args[0]]
 
         return SimpleNamespace(name=name, call=call)
@@ -184,9 +184,9 @@ def test_a_replica_that_dies_mid_batch_costs_no_sample_and_returns_when_healthy(
         async with asyncio.timeout(10):
             while replicas.router.num_ejected:
                 await asyncio.sleep(0.01)
-        group.asked.clear()
+        group.calls.clear()
         await ask(range(30))
-        assert "reward[1]" in group.asked  # how many go to each depends on how long the others took
+        assert "reward[1]" in group.calls  # how many go to each depends on how long the others took
         await replicas.close()
 
     with replicas_of(group, tmp_path) as replicas:
@@ -225,8 +225,8 @@ def test_the_one_replica_that_fails_twice_is_said_to_have_failed_twice(tmp_path:
     group.replicas[0].call = call
 
     async def run(replicas: Replicas) -> None:
-        said = r"^model 'reward': reward\[0\] has no memory left; the try before that: reward\[0\] died$"
-        with pytest.raises(NoAnswer, match=said):
+        message = r"^model 'reward': reward\[0\] has no memory left; the try before that: reward\[0\] died$"
+        with pytest.raises(NoAnswer, match=message):
             await replicas.ask("liked", request(1), Lane.TRAIN)
         await replicas.close()
 
@@ -260,11 +260,11 @@ def test_a_reward_model_in_its_own_pool_and_a_judge_reward_a_whole_run(
 ) -> None:
     path = write_tiny_classifier(tmp_path / "classifier")
     model = {"path": str(path), "tokenizer": "bytes", "replicas": 2, "threads": 1}
-    with serving(lambda asked: chat_answer('{"score": 7}')) as service:
+    with serving(lambda call: chat_answer('{"score": 7}')) as service:
         config = config_of(**judged(service), models={"reward": model})
         config["reward"] = {"functions": {"letters": {"fn": "count_letter", "children": 1}}}
         result = train(config)
-    assert len(service.asked) == 16
+    assert len(service.calls) == 16
     for step in (1, 2):
         rows = list(metrics.read_trajectories(result.run_dir, step))
         assert [row["status"] for row in rows] == ["ok"] * 8

@@ -43,10 +43,10 @@ def test_all_samples_of_a_group_are_normalised_alike_in_whatever_order_rewards_a
         return (statistics.mean(counted), statistics.pstdev(counted) or 1.0) if counted else (0.0, 1.0)
 
     for now, (group, sample) in enumerate(order):
-        for item in range(len(scores)):
-            if item not in scales and (starts[item] <= now or item == group):
-                scales[item] = plain()
-                found.begin(f"p/{item}", 3, found.scale())
+        for place in range(len(scores)):
+            if place not in scales and (starts[place] <= now or place == group):
+                scales[place] = plain()
+                found.begin(f"p/{place}", 3, found.scale())
         seen[group, sample] = scores[group][sample]
         mean, deviation = scales[group]
         expected = (scores[group][sample] - mean) / deviation
@@ -111,14 +111,14 @@ def normalised(url: str) -> RewardLoopSettings:
 
 def test_a_step_that_ends_while_a_group_of_the_next_is_pending_does_not_split_the_group(tmp_path: Path) -> None:
     """Group 1 scores 5, 5, 5, 5: half before the end of the step of group 0, half after it."""
-    said = {0: ["1", "2", "3", "4"], 1: ["5"] * GROUP_SIZE}
+    completions = {0: ["1", "2", "3", "4"], 1: ["5"] * GROUP_SIZE}
 
     async def run(url: str) -> list[float]:
         manager = build(reward_context({}, tmp_path, section=normalised(url)))
         halfway = asyncio.Event()
 
         async def stream(group: int) -> AsyncIterator[Trajectory]:
-            for sample, text in enumerate(said[group]):
+            for sample, text in enumerate(completions[group]):
                 if group == 1 and sample == GROUP_SIZE // 2:
                     await halfway.wait()
                 yield make_trajectory(group, sample, text=text)
@@ -143,7 +143,7 @@ def test_a_step_that_ends_while_a_group_of_the_next_is_pending_does_not_split_th
             await manager.close()
         return [sample.reward.score for sample in late]
 
-    with serving(lambda asked: ServiceAnswer({"score": float(asked.json()["completion"])})) as service:
+    with serving(lambda call: ServiceAnswer({"score": float(call.json()["completion"])})) as service:
         assert asyncio.run(run(service.url)) == [5.0] * GROUP_SIZE
 
 

@@ -29,12 +29,12 @@ class Scorer:
     """
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.ended = False
 
-    async def __call__(self, asked: ServiceCall) -> ServiceAnswer:
-        self.asked.append(asked.json()["id"])
-        number, sample = len(self.asked), self.asked[-1].rsplit("/", 1)[1]
+    async def __call__(self, call: ServiceCall) -> ServiceAnswer:
+        self.calls.append(call.json()["id"])
+        number, sample = len(self.calls), self.calls[-1].rsplit("/", 1)[1]
         if self.ended:
             return ServiceAnswer({"score": 5.0})
         if number == STEPS * STEP_SAMPLES:
@@ -92,10 +92,10 @@ def test_a_run_one_step_off_goes_on_with_half_of_its_groups_scored(
     ]
     assert len(kept) == 2 * PROMPTS * (SAMPLES - 1)
 
-    script.asked.clear()
+    script.calls.clear()
     result = run(tmp_path, service.url, {"normalise": normalise}, resume=True)
-    again = set(script.asked)
-    assert len(again) == len(script.asked)
+    again = set(script.calls)
+    assert len(again) == len(script.calls)
     bought = {f"{trajectory.prompt}/{trajectory.epoch}/{trajectory.sample}" for trajectory in kept}
     assert bought & again == (bought if normalise else set())
     assert len(again) == 2 * PROMPTS * (SAMPLES if normalise else 1)

@@ -61,7 +61,7 @@ def test_settings_that_cannot_work_are_said_before_anything_starts(
     config_of: Callable[..., dict[str, Any]], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REWARD_LOOP_TEST_TOKEN", "sk-read-from-a-file\n")
-    plugin, said = BAD_SETTINGS[name]
+    plugin, message = BAD_SETTINGS[name]
     if "rewards" not in plugin and name not in ("no rewards",):
         reward = {"kind": "judge", "served_by": "s"} | {
             k: v for k, v in plugin.items() if k not in ("services", "models")
@@ -73,5 +73,5 @@ def test_settings_that_cannot_work_are_said_before_anything_starts(
             "rewards": {"a": {"served_by": "s", **plugin["rewards"]["a"]}},
             "services": {"s": {"urls": ["http://x/"]}},
         }
-    with pytest.raises((ConfigError, PlanError), match=said):
+    with pytest.raises((ConfigError, PlanError), match=message):
         plan_run([config_of(**plugin)], [])

@@ -38,11 +38,11 @@ def test_the_service_gets_prompt_answer_completion_and_columns_and_the_token(
     score: Score, one_service: Settings
 ) -> None:
     answer = {"id": "test/3/0/2", "score": 2, "parts": {"length": 3}, "info": {"answer": "x"}}
-    said = (FrozenDict({"role": "assistant", "content": "so"}),)
-    with serving(lambda asked: ServiceAnswer(answer)) as service:
-        [only], _ = score(one_service(service.url, token="secret"), [make_trajectory(3, sample=2, completion=said)])
-    [asked] = service.asked
-    assert asked.json() == {
+    messages = (FrozenDict({"role": "assistant", "content": "so"}),)
+    with serving(lambda call: ServiceAnswer(answer)) as service:
+        [only], _ = score(one_service(service.url, token="secret"), [make_trajectory(3, sample=2, completion=messages)])
+    [request] = service.calls
+    assert request.json() == {
         "id": "test/3/0/2",
         "source": "test",
         "messages": [{"role": "user", "content": "question 3"}],
@@ -50,7 +50,7 @@ def test_the_service_gets_prompt_answer_completion_and_columns_and_the_token(
         "answer": "3",
         "columns": {},
     }
-    assert asked.headers["authorization"] == "Bearer secret"
+    assert request.headers["authorization"] == "Bearer secret"
     assert dict(only.reward.components) == {"helpful": 2.0, "helpful/length": 3.0}
     assert dict(only.reward.info) == {"answer": "x"}
 
@@ -59,7 +59,7 @@ def test_rewards_of_services_and_functions_are_weighed_and_summed(
     tmp_path: Path, score: Score, samples: Samples, echo: Script
 ) -> None:
     (tmp_path / "own.py").write_text("def half(trajectory):\n    return 0.5\n")
-    with serving(echo) as one, serving(lambda asked: ServiceAnswer({"score": 1})) as two:
+    with serving(echo) as one, serving(lambda call: ServiceAnswer({"score": 1})) as two:
         settings = RewardLoopSettings(
             rewards={
                 "helpful": RewardSettings(served_by="one", weight=2.0),
@@ -77,8 +77,8 @@ def test_rewards_of_services_and_functions_are_weighed_and_summed(
 
 
 def test_a_group_is_one_request_and_answers_belong_to_their_samples(score: Score, samples: Samples) -> None:
-    def script(asked: ServiceCall) -> ServiceAnswer:
-        texts = [sample["completion"] for sample in asked.json()["samples"]]
+    def script(call: ServiceCall) -> ServiceAnswer:
+        texts = [sample["completion"] for sample in call.json()["samples"]]
         return ServiceAnswer({"scores": [{"score": float(text.split()[-1])} for text in texts]})
 
     with serving(script) as service:
@@ -87,12 +87,12 @@ def test_a_group_is_one_request_and_answers_belong_to_their_samples(score: Score
             services={"scorer": ServiceSettings(urls=(service.url,))},
         )
         results, _ = score(settings, samples(8)[::-1], lane=Lane.TRAIN)
-    assert sorted(len(asked.json()["samples"]) for asked in service.asked) == [4, 4]
+    assert sorted(len(request.json()["samples"]) for request in service.calls) == [4, 4]
     assert all(result.reward.score == float(result.trajectory.text().split()[-1]) for result in results)
 
 
 def test_a_list_of_the_wrong_length_fails_the_whole_group(score: Score, samples: Samples) -> None:
-    with serving(lambda asked: ServiceAnswer({"scores": [{"score": 1.0}]})) as service:
+    with serving(lambda call: ServiceAnswer({"scores": [{"score": 1.0}]})) as service:
         settings = RewardLoopSettings(
             rewards={"best": RewardSettings(served_by="scorer", scope="batch")},
             services={"scorer": ServiceSettings(urls=(service.url,))},
@@ -104,9 +104,9 @@ def test_a_list_of_the_wrong_length_fails_the_whole_group(score: Score, samples:
 
 def test_identical_requests_are_asked_once_when_answers_are_kept(score: Score, one_service: Settings) -> None:
     twice = [make_trajectory(0, sample, text="the same 5") for sample in range(4)]
-    with serving(lambda asked: ServiceAnswer({"score": 5})) as service:
+    with serving(lambda call: ServiceAnswer({"score": 5})) as service:
         results, numbers = score(one_service(service.url, cache=10), [*twice, make_trajectory(1)])
-    assert len(service.asked) == 2
+    assert len(service.calls) == 2
     assert [result.reward.score for result in results] == [5.0] * 5
     assert numbers["reward/num_cache_hits"] == 3.0
 
@@ -119,9 +119,7 @@ def test_every_call_is_in_the_audit_log_and_no_secret_is(
 
     monkeypatch.setenv("SCORER_TOKEN", "sk-verysecret")
     remember_variable("SCORER_TOKEN")
-    with serving(
-        lambda asked: ServiceAnswer({"score": 5, "info": {"echo": asked.headers["authorization"]}})
-    ) as service:
+    with serving(lambda call: ServiceAnswer({"score": 5, "info": {"echo": call.headers["authorization"]}})) as service:
         score(one_service(service.url, token="sk-verysecret"), [make_trajectory(3)])
     [line] = (tmp_path / "reward_calls.jsonl").read_text().splitlines()
     record = json.loads(line)
@@ -164,30 +162,30 @@ def test_an_answer_without_a_usable_score_is_a_failure_that_is_not_tried_again(
     name: str, score: Score, one_service: Settings
 ) -> None:
     answer, expected = BAD_ANSWERS[name]
-    with serving(lambda asked: answer) as service:
+    with serving(lambda call: answer) as service:
         error = error_of(score, one_service(service.url))
     assert expected in error
-    assert len(service.asked) == 1
+    assert len(service.calls) == 1
 
 
 def test_a_service_that_stays_unavailable_is_asked_as_often_as_tries_says(score: Score, one_service: Settings) -> None:
-    with serving(lambda asked: ServiceAnswer(status=503)) as service:
+    with serving(lambda call: ServiceAnswer(status=503)) as service:
         error = error_of(score, one_service(service.url, tries=2))
-    assert len(service.asked) == 2
+    assert len(service.calls) == 2
     assert error == f"helpful: service 'scorer' ({service.url}): answered 503 in the last of 2 tries"
 
 
 def test_nobody_listening_and_a_connection_closed_at_once_are_named_failures(
     score: Score, one_service: Settings
 ) -> None:
-    with serving(lambda asked: ServiceAnswer(cut_at=-1)) as service:
+    with serving(lambda call: ServiceAnswer(cut_at=-1)) as service:
         assert "could not be reached (ServerDisconnectedError" in error_of(score, one_service(service.url, tries=2))
-        assert len(service.asked) == 2
+        assert len(service.calls) == 2
     assert "could not be reached (ClientConnectorError" in error_of(score, one_service(service.url, tries=2))
 
 
 def test_a_retry_after_beyond_the_deadline_fails_at_once(score: Score, one_service: Settings) -> None:
-    with serving(lambda asked: ServiceAnswer(status=429, headers={"Retry-After": "600"})) as service:
+    with serving(lambda call: ServiceAnswer(status=429, headers={"Retry-After": "600"})) as service:
         error = error_of(score, one_service(service.url))
     assert "no answer within deadline_s=60: the next try is 6" in error
     assert error.endswith("before which it answered 429")
@@ -197,7 +195,7 @@ def test_no_more_calls_are_open_than_slots_and_waiting_for_one_fails_nobody(
     score: Score, samples: Samples, one_service: Settings
 ) -> None:
     # Six rounds of two take longer than one call's deadline.
-    with serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.15)) as service:
+    with serving(lambda call: ServiceAnswer({"score": 1}, after_s=0.15)) as service:
         results, numbers = score(one_service(service.url, concurrency=1, eval_slots=1, deadline_s=0.85), samples(12))
     assert service.most_open == 2
     assert numbers["reward/in_flight_max"] == 2.0
@@ -208,8 +206,8 @@ def test_no_more_calls_are_open_than_slots_and_waiting_for_one_fails_nobody(
 def test_a_call_that_is_never_answered_fails_at_its_deadline_and_the_others_are_scored(
     score: Score, samples: Samples, echo: Script, one_service: Settings
 ) -> None:
-    def script(asked: ServiceCall) -> ServiceAnswer:
-        return NEVER if asked.json()["completion"] == "response 1" else echo(asked)
+    def script(call: ServiceCall) -> ServiceAnswer:
+        return NEVER if call.json()["completion"] == "response 1" else echo(call)
 
     with serving(script) as service:
         results, _ = score(one_service(service.url, deadline_s=1), samples(8))
@@ -244,8 +242,8 @@ def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
         "train": {"prompts_per_step": 2, "max_steps": 2, "dir": str(tmp_path), "name": "run"},
     }
 
-    def script(asked: ServiceCall) -> ServiceAnswer:
-        return ServiceAnswer({"score": len(asked.json()["completion"]), "parts": {"length": 2}})
+    def script(call: ServiceCall) -> ServiceAnswer:
+        return ServiceAnswer({"score": len(call.json()["completion"]), "parts": {"length": 2}})
 
     with serving(script) as service:
         settings = [
@@ -254,7 +252,7 @@ def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
         ]
         result = train(config, *settings, plugins=["null", "reward_loop"])
     steps = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
-    texts = [asked.json()["completion"] for asked in service.asked]
+    texts = [request.json()["completion"] for request in service.calls]
     assert len(texts) == 2 * 8
     assert sum(row["reward/mean"] for row in steps) * 8 == pytest.approx(sum(map(len, texts)))
     assert steps[0]["reward/helpful/length/mean"] == 2.0
@@ -267,7 +265,7 @@ def test_answers_that_are_read_at_once_have_a_budget_and_leave_none_of_it_taken(
 ) -> None:
     monkeypatch.setattr(http, "MAX_READING", 1_000_000)
     body = b" " * 600_000 + b'{"score": 1}'
-    with serving(lambda asked: ServiceAnswer(body, after_s=0.1)) as service:
+    with serving(lambda call: ServiceAnswer(body, after_s=0.1)) as service:
         settings = one_service(service.url, max_response_bytes=2_000_000)
         [one], _ = score(settings, samples(1))
         results, _ = score(settings, samples(8))
@@ -275,6 +273,6 @@ def test_answers_that_are_read_at_once_have_a_budget_and_leave_none_of_it_taken(
     errors = [str(scored.reward.info.get("error", "")) for scored in results]
     assert any("answered while answers of 0 MiB were being read; choose a lower" in error for error in errors)
     assert http._READING.num_bytes == 0
-    with serving(lambda asked: ServiceAnswer(b" " * 1_100_000 + b'{"score": 1}')) as service:
+    with serving(lambda call: ServiceAnswer(b" " * 1_100_000 + b'{"score": 1}')) as service:
         assert "were being read" in error_of(score, one_service(service.url, max_response_bytes=2_000_000))
     assert http._READING.num_bytes == 0

@@ -27,15 +27,15 @@ REWARD = "plugins.reward_loop.rewards.helpful"
 MODEL = "plugins.reward_loop.models.reward"
 
 
-def script(asked: ServiceCall) -> ServiceAnswer:
+def script(call: ServiceCall) -> ServiceAnswer:
     """A judge or a scoring service: the length of what it is asked, and no answer to 'unreadable'."""
-    if b"unreadable" in asked.body:
+    if b"unreadable" in call.body:
         return ServiceAnswer(status=400)
-    given = asked.json()
-    if "messages" in given and "completion" not in given:
-        text = given["messages"][-1]["content"]
+    question = call.json()
+    if "messages" in question and "completion" not in question:
+        text = question["messages"][-1]["content"]
         return chat_answer(f'{{"score": {float("is 7" in text)}}}')
-    return ServiceAnswer({"score": len(given["completion"])})
+    return ServiceAnswer({"score": len(question["completion"])})
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +109,10 @@ class TestReplica(RewardReplicaSuite):
 
     @pytest.fixture(autouse=True)
     def _model(self, tiny: Path) -> None:
-        given: dict[str, Any] = {"path": str(tiny), "tokenizer": "bytes", "max_tokens": 200}
-        self.specs = {"reward": RewardModel(**given)}
+        arguments: dict[str, Any] = {"path": str(tiny), "tokenizer": "bytes", "max_tokens": 200}
+        self.specs = {"reward": RewardModel(**arguments)}
         self.settings = {f"{REWARD}.kind": "model", f"{REWARD}.served_by": "reward"} | {
-            f"{MODEL}.{name}": value for name, value in given.items()
+            f"{MODEL}.{name}": value for name, value in arguments.items()
         }
 
 

@@ -49,10 +49,8 @@ def call(text: str = "same") -> Call:
 
 
 def test_a_failure_is_shared_with_no_identical_call_and_an_answer_with_all(tmp_path: Path) -> None:
-    def script(asked: ServiceCall) -> ServiceAnswer:
-        return (
-            ServiceAnswer(status=400, after_s=0.02) if asked.times == 1 else ServiceAnswer({"score": 1}, after_s=0.02)
-        )
+    def script(call: ServiceCall) -> ServiceAnswer:
+        return ServiceAnswer(status=400, after_s=0.02) if call.times == 1 else ServiceAnswer({"score": 1}, after_s=0.02)
 
     async def use(service: Service) -> None:
         found = await asyncio.gather(*(service.ask(call(), Lane.TRAIN) for _ in range(5)), return_exceptions=True)
@@ -62,21 +60,21 @@ def test_a_failure_is_shared_with_no_identical_call_and_an_answer_with_all(tmp_p
 
     with serving(script) as scripted, service_at(scripted.url, tmp_path, cache=8) as run:
         run(use)
-    assert len(scripted.asked) == 2
+    assert len(scripted.calls) == 2
 
 
 def test_of_identical_calls_that_all_fail_the_last_does_not_wait_for_every_other(tmp_path: Path) -> None:
     async def use(service: Service) -> None:
         found = await asyncio.gather(*(service.ask(call(), Lane.TRAIN) for _ in range(8)), return_exceptions=True)
-        assert [type(item) for item in found] == [NoAnswer] * 8
+        assert [type(result) for result in found] == [NoAnswer] * 8
         assert service.take_counts()["num_cache_hits"] == 0
 
     with (
-        serving(lambda asked: ServiceAnswer(status=400)) as scripted,
+        serving(lambda call: ServiceAnswer(status=400)) as scripted,
         service_at(scripted.url, tmp_path, cache=8) as run,
     ):
         run(use)
-    assert len(scripted.asked) == 8
+    assert len(scripted.calls) == 8
 
 
 def test_an_evaluation_waits_for_no_identical_call_of_training_that_is_queued(tmp_path: Path) -> None:
@@ -90,26 +88,26 @@ def test_an_evaluation_waits_for_no_identical_call_of_training_that_is_queued(tm
         assert await queued == {"score": 1}
 
     with (
-        serving(lambda asked: ServiceAnswer({"score": 1})) as scripted,
+        serving(lambda call: ServiceAnswer({"score": 1})) as scripted,
         service_at(scripted.url, tmp_path, cache=8, concurrency=1, eval_slots=1) as run,
     ):
         run(use)
-    assert len(scripted.asked) == 2
+    assert len(scripted.calls) == 2
 
 
 def test_an_evaluation_takes_the_answer_of_an_identical_call_of_training_under_way(tmp_path: Path) -> None:
     async def use(service: Service) -> None:
         training = asyncio.create_task(service.ask(call(), Lane.TRAIN))
-        while not scripted.asked:
+        while not scripted.calls:
             await asyncio.sleep(0.001)
         assert await asyncio.gather(service.ask(call(), Lane.EVAL), training) == [{"score": 1}] * 2
 
     with (
-        serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.1)) as scripted,
+        serving(lambda call: ServiceAnswer({"score": 1}, after_s=0.1)) as scripted,
         service_at(scripted.url, tmp_path, cache=8) as run,
     ):
         run(use)
-    assert len(scripted.asked) == 1
+    assert len(scripted.calls) == 1
 
 
 @pytest.mark.fault
@@ -119,7 +117,7 @@ def test_no_second_at_the_service_sees_more_requests_than_the_rate(
     """Scorecard case 9: 1200 a minute are 20 a second, and 30 calls take 1.45 s at least."""
     begun: list[float] = []
 
-    async def script(asked: ServiceCall) -> ServiceAnswer:
+    async def script(call: ServiceCall) -> ServiceAnswer:
         begun.append(asyncio.get_running_loop().time())
         return ServiceAnswer({"score": 1})
 
@@ -160,8 +158,8 @@ def test_what_calls_wait_for_is_named_and_nothing_that_follows_from_it(
 ) -> None:
     """16 samples, of which the first two may take ten times as long as the others, that leave 13 of 15 slots free."""
 
-    def script(asked: ServiceCall) -> ServiceAnswer:
-        slow = asked.json()["completion"] in ("response 0", "response 1")
+    def script(call: ServiceCall) -> ServiceAnswer:
+        slow = call.json()["completion"] in ("response 0", "response 1")
         return ServiceAnswer({"score": 1}, after_s=pauses_s[not slow])
 
     samples = [make_trajectory(n // 4, n % 4, text=f"response {n}") for n in range(16)]
@@ -180,7 +178,7 @@ def test_slots_that_the_service_took_away_are_no_fault_of_the_setting(tmp_path: 
         assert f"{WHERE}.concurrency" not in waits
 
     with (
-        serving(lambda asked: ServiceAnswer({"score": 1}, after_s=0.02)) as scripted,
+        serving(lambda call: ServiceAnswer({"score": 1}, after_s=0.02)) as scripted,
         service_at(scripted.url, tmp_path, concurrency=4) as run,
     ):
         run(use)
@@ -191,7 +189,7 @@ def test_the_advice_names_the_setting_that_calls_waited_for() -> None:
     rate, children = "plugins.a.services.b.tokens_per_minute", "reward.functions.f.children"
     named = {f"{BOUND_BY}{rate}": 0.8, f"{BOUND_BY}{children}": 0.3}
     schedule = SchedulePlan("synchronous", 0, False, False, OldLogprobs.SAMPLED, (), True)
-    said = advice([step | named], schedule, 4)[1]
-    assert f"wait for {rate}, which bounds the run" in said
-    assert "reward.functions" not in said
-    assert "latency" not in said
+    message = advice([step | named], schedule, 4)[1]
+    assert f"wait for {rate}, which bounds the run" in message
+    assert "reward.functions" not in message
+    assert "latency" not in message

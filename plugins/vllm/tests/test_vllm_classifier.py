@@ -94,8 +94,8 @@ def compare(directory: Path) -> None:
         classifier: Any = AutoModelForSequenceClassification.from_pretrained(model["path"], dtype=torch.float32)
         classifier.config.pad_token_id = conversations.pad_id
         for row in rows:
-            said = [*row["prompt"], {"role": "assistant", "content": row["completion"]}]
-            ids = conversations.encode(said)
+            messages = [*row["prompt"], {"role": "assistant", "content": row["completion"]}]
+            ids = conversations.encode(messages)
             assert ids[-1] == NEWLINE
             with torch.no_grad():
                 logits_L = classifier(input_ids=torch.tensor([ids])).logits[0]

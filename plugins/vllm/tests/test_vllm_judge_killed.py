@@ -38,21 +38,21 @@ def test_a_judge_whose_engine_is_killed_comes_back_and_what_it_owed_is_asked_onc
     command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
     done = subprocess.run(command, text=True, capture_output=True, timeout=260, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads((tmp_path / "told.json").read_text())
-    before, owed = told["before"], told["owed"]
-    assert before + owed == NUM_SAMPLES
+    results = json.loads((tmp_path / "told.json").read_text())
+    before, outstanding = results["before"], results["owed"]
+    assert before + outstanding == NUM_SAMPLES
     assert before > 0, "scores were out when it was killed"
-    assert told["statuses"] == {RewardStatus.OK.value: NUM_SAMPLES}
-    assert told["samples"] == NUM_SAMPLES, "each once"
-    assert 0 < told["retries"] <= owed, "what it had not answered, once, and nothing else"
-    assert told["ejections"] == 1
-    assert (told["ejected"], told["in_flight"]) == (0.0, 0)
-    assert [line for line in told["log"] if line.startswith("judge[0]: ")][1:] == ["judge[0]: restarted"]
-    assert len(told["engines"]) == 2
+    assert results["statuses"] == {RewardStatus.OK.value: NUM_SAMPLES}
+    assert results["samples"] == NUM_SAMPLES, "each once"
+    assert 0 < results["retries"] <= outstanding, "what it had not answered, once, and nothing else"
+    assert results["ejections"] == 1
+    assert (results["ejected"], results["in_flight"]) == (0.0, 0)
+    assert [line for line in results["log"] if line.startswith("judge[0]: ")][1:] == ["judge[0]: restarted"]
+    assert len(results["engines"]) == 2
     calls = [json.loads(line) for line in (tmp_path / "reward_calls.jsonl").read_text().splitlines()]
     assert {call["status"] for call in calls} == {"ok"}
     assert len({call["id"] for call in calls}) == len(calls) == NUM_SAMPLES
-    assert all(0.0 <= score <= 10.0 for score in told["scores"])
+    assert all(0.0 <= score <= 10.0 for score in results["scores"])
 
 
 def config(directory: Path) -> dict[str, Any]:
@@ -144,8 +144,8 @@ async def killed(directory: Path) -> dict[str, Any]:
 
 def main(directory: Path) -> None:
     with leaks():
-        told = asyncio.run(killed(directory))
-    (directory / "told.json").write_text(json.dumps(told))
+        results = asyncio.run(killed(directory))
+    (directory / "told.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -69,9 +69,9 @@ def test_a_rollout_states_its_devices_memory_pool_and_weights(planned: Planned) 
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_one_line(
-    planned: Planned, error: type[RlcoreError], overrides: tuple[str, ...], said: str
+    planned: Planned, error: type[RlcoreError], overrides: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=message) as caught:
         planned(SAMPLES, *overrides)
     assert "\n" not in str(caught.value)
 
@@ -110,14 +110,14 @@ def test_a_backend_whose_plugin_is_not_named_is_refused_with_what_to_type(planne
 def test_the_command_ends_with_2_and_one_line_that_says_what_to_type(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for overrides, said in (
+    for overrides, message in (
         (["rollout.backend=vllm"], "--plugin vllm rollout.backend=vllm"),
         (["rollout.backend=vllm", "rollout.vllm.dtype=float32"], "rollout.vllm.dtype: now plugins.vllm.dtype"),
     ):
         assert main(["plan", *SETTINGS, "--plugin", "null", f"train.dir={tmp_path}", *overrides]) == 2
         captured = capsys.readouterr()
         [line] = (captured.out + captured.err).strip().splitlines()
-        assert said in line
+        assert message in line
 
 
 def test_a_reward_model_on_transformers_needs_no_vllm(planned: Planned) -> None:
@@ -131,7 +131,7 @@ def arguments(monkeypatch: pytest.MonkeyPatch, plan: RunPlan, device: str) -> di
     from rlcore_vllm import engine
 
     taken: dict[str, Any] = {}
-    monkeypatch.setattr(engine, "open_engine", lambda given, who, threads: taken.update(given))
+    monkeypatch.setattr(engine, "open_engine", lambda arguments, who, threads: taken.update(arguments))
     reader = SimpleNamespace(max_tokens=64, arguments=dict)
     monkeypatch.setattr(VllmReplica, "_open_reader", lambda self: reader)
     spec = request_of(plan, "judge").spec
@@ -196,17 +196,17 @@ def test_the_spec_of_a_reward_model_tells_the_replica_its_settings_and_who_asks_
     ],
 )
 def test_devices_of_a_reward_model_that_contradict_each_other_are_refused_in_one_line(
-    planned: Planned, model: dict[str, Any], said: str
+    planned: Planned, model: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         planned(plugins=judged(**model))
     assert "\n" not in str(caught.value)
 
 
 def test_a_request_that_names_no_model_is_refused() -> None:
-    asked = WorkerRequest(Role("scorer", RewardReplica), "vllm", gpus=1.0, settings="plugins.mine")
+    request = WorkerRequest(Role("scorer", RewardReplica), "vllm", gpus=1.0, settings="plugins.mine")
     with pytest.raises(ConfigError, match=r"plugins\.mine: role 'scorer' has no model to serve on vLLM; .*RewardModel"):
-        complete_replica(SimpleNamespace(), None, asked)  # type: ignore[arg-type]
+        complete_replica(SimpleNamespace(), None, request)  # type: ignore[arg-type]
 
 
 def test_both_interfaces_are_offered_and_may_be_restarted() -> None:

@@ -59,17 +59,17 @@ def test_what_the_engine_refuses_is_the_requests_error_unless_the_engine_has_die
 
 def test_an_engine_that_sleeps_is_not_put_to_sleep_again() -> None:
     """A scorer in the actor's pool is told to sleep by the reward manager and by the run's turns."""
-    told: list[str] = []
+    events: list[str] = []
 
     class Engine:
         async def is_sleeping(self) -> bool:
-            return told[-1:] == ["sleep"]
+            return events[-1:] == ["sleep"]
 
         async def sleep(self, level: int) -> None:
-            told.append("sleep")
+            events.append("sleep")
 
         async def wake_up(self) -> None:
-            told.append("wake")
+            events.append("wake")
 
     async def story() -> None:
         slept = replica(None, Engine(), "cuda:0")
@@ -77,4 +77,4 @@ def test_an_engine_that_sleeps_is_not_put_to_sleep_again() -> None:
             await method()
 
     asyncio.run(story())
-    assert told == ["sleep", "wake"]
+    assert events == ["sleep", "wake"]

@@ -87,13 +87,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     command = [sys.executable, "-m", "rlcore", "train", *(f"{key}={value}" for key, value in values.items())]
     path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
-    with (directory / "said").open("w") as said:
+    with (directory / "said").open("w") as output:
         done = subprocess.run(
             command,
             cwd=directory,
             env={**os.environ, "PYTHONPATH": path},
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
             timeout=DEADLINE_S,
             check=False,
         )
@@ -114,9 +114,9 @@ def test_either_guard_alone_keeps_prefixes_of_other_weights_out_of_what_is_sampl
 
 
 def test_a_sampler_that_is_not_the_actors_policy_is_told_of_in_the_step_where_it_happens(run: Path) -> None:
-    said = " ".join((run.parent / "said").read_text().split())
-    told = "log-probs of rollout.backend=vllm and of the actor differ"
-    assert said.count(told) == 1
-    assert f"warning: step {NUM_STEPS}: {told} by {differences(run)[-1]:.3g} per token" in said
-    assert "rollout.warn_logprob_diff=0.05" in said
-    assert "look at the number formats of both" in said
+    output = " ".join((run.parent / "said").read_text().split())
+    sentence = "log-probs of rollout.backend=vllm and of the actor differ"
+    assert output.count(sentence) == 1
+    assert f"warning: step {NUM_STEPS}: {sentence} by {differences(run)[-1]:.3g} per token" in output
+    assert "rollout.warn_logprob_diff=0.05" in output
+    assert "look at the number formats of both" in output

@@ -9,7 +9,7 @@ from typing import Any
 from rlcore.errors import ChildError, ConfigError
 from rlcore.imports import import_target
 
-GIVEN = ("base_url", "api_key", "model", "messages", "question", "columns")
+ARGUMENTS = ("base_url", "api_key", "model", "messages", "question", "columns")
 """Arguments that an agent may take, by name."""
 
 
@@ -30,9 +30,9 @@ class Program:
             if parameter.default is parameter.empty
             and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         }
-        if unknown := sorted(required - set(GIVEN) - set(self._kwargs)):
+        if unknown := sorted(required - set(ARGUMENTS) - set(self._kwargs)):
             raise ConfigError(
-                f"plugins.agent_loop.agent.fn: {target} needs {', '.join(unknown)}; given are {', '.join(GIVEN)} "
+                f"plugins.agent_loop.agent.fn: {target} needs {', '.join(unknown)}; given are {', '.join(ARGUMENTS)} "
                 "and plugins.agent_loop.agent.kwargs"
             )
         if not alone and not self._open and not {"base_url", "api_key"} <= self._names:
