@@ -27,7 +27,7 @@ from measure import MODEL, collector_off, emit, summary
 from rlcore.config import ModelConfig
 from rlcore.contracts.agents import RolloutTask
 from rlcore.data import load_prompts
-from rlcore.data.tokens import load_tokens
+from rlcore.data.tokenizer import load_tokens
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
 from rlcore.types import Lane, Sampling

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlcore import FrozenDict, RunConfig
-from rlcore.config.offers import ConfigSection
+from rlcore.config.providers import ConfigSection
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.components import BuildContext, Component
 from rlcore.contracts.hooks import hookimpl

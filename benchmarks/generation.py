@@ -21,7 +21,7 @@ from rlcore_vllm.engine import ENVIRONMENT, GIB
 
 from rlcore.config import ModelConfig
 from rlcore.contracts.tokens import Tokens
-from rlcore.data.tokens import load_tokens
+from rlcore.data.tokenizer import load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model

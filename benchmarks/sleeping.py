@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.config.offers import ConfigSection
+from rlcore.config.providers import ConfigSection
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.components import BuildContext, Component
 from rlcore.contracts.hooks import hookimpl

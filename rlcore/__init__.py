@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `l
     from rlcore.config import RunConfig as RunConfig
     from rlcore.config import load_config as load_config
     from rlcore.config import option as option
-    from rlcore.config.offers import ConfigSection as ConfigSection
+    from rlcore.config.providers import ConfigSection as ConfigSection
     from rlcore.contracts.actor import ACTOR as ACTOR
     from rlcore.contracts.actor import ActorWorker as ActorWorker
     from rlcore.contracts.agents import AgentLoop as AgentLoop
@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `l
     from rlcore.contracts.workers import WorkerContext as WorkerContext
     from rlcore.contracts.workers import WorkerGroup as WorkerGroup
     from rlcore.data.batch import collate as collate
-    from rlcore.data.tokens import load_tokens as load_tokens
+    from rlcore.data.tokenizer import load_tokens as load_tokens
     from rlcore.engines.hf import TrainEngine as TrainEngine
     from rlcore.errors import CheckpointError as CheckpointError
     from rlcore.errors import ConfigError as ConfigError

@@ -41,7 +41,7 @@ TORCH_FREE = [
     "contracts.rollout", "contracts.critic", "contracts.agents", "contracts.weights", "contracts.stop_scan",
     "contracts.reward_models",
     "contracts.reward_manager", "contracts.reward_replica", "contracts.components", "contracts.tokens", "plan",
-    "data", "data.tokens", "agents.single_turn", "reward.functions", "cluster.child", "cluster.child_main",
+    "data", "data.tokenizer", "agents.single_turn", "reward.functions", "cluster.child", "cluster.child_main",
     "cluster.local", "cluster.kit", "engines.hf", "runtime.machine", "runtime.launch", "runtime.rollout_service",
     "report.trackers",
     "plugins", "plugins.builtin", "plugins.planning", "testing", "testing.null", "testing.conformance", "cli",
@@ -279,6 +279,24 @@ def test_no_public_class_has_the_name_of_another() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+MIRRORS = {
+    frozenset({"contracts", "testing/suites"}), frozenset({"engines/hf/train", "testing/suites"}),
+    frozenset({"contracts", "plan"}), frozenset({"plan", "runtime"}), frozenset({"plan", "engines/hf/train"}),
+}  # fmt: skip
+"""Pairs of rooms whose modules may have one name: an interface and its suite; an interface and the plan of its offers;
+what the plan chooses and what carries it out."""
+
+
+def test_a_module_has_the_name_of_another_only_where_it_mirrors_it() -> None:
+    """So a line of a traceback names one file: 'contracts/actor.py' and 'testing/suites/actor.py' say one thing."""
+    rooms: dict[str, list[str]] = {}
+    for path in sources():
+        if not path.name.startswith("__"):
+            rooms.setdefault(path.name, []).append(path.parent.relative_to(CORE).as_posix())
+    twice = {name: where for name, where in rooms.items() if len(where) > 1 and frozenset(where) not in MIRRORS}
+    assert not twice, twice
 
 
 def test_there_is_no_assert_and_no_bare_except_in_the_core() -> None:

@@ -120,7 +120,7 @@ def test_plugins_and_examples_import_public_names_only() -> None:
 def test_the_check_of_imports_sees_an_internal_module_and_a_name_that_is_not_offered() -> None:
     text = (
         "import rlcore.cluster.child\n"
-        "def f():\n    from rlcore.train.step import x\n"
+        "def f():\n    from rlcore.train.step_batcher import x\n"
         "from rlcore import Reward, reward\n"
         "from rlcore.config import RunConfig, load\n"
         "from rlcore.contracts.workers import Worker\n"
@@ -129,7 +129,7 @@ def test_the_check_of_imports_sees_an_internal_module_and_a_name_that_is_not_off
         ("rlcore.cluster.child", 1),
         ("rlcore.config.load", 5),
         ("rlcore.reward", 4),
-        ("rlcore.train.step.x", 3),
+        ("rlcore.train.step_batcher.x", 3),
     ]
 
 

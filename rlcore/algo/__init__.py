@@ -1,1 +1,1 @@
-"""The algorithms: pure functions of tensors. Planning reads `rlcore.algo.offers` only, which imports no torch."""
+"""The algorithms: pure functions of tensors. Planning reads `rlcore.algo.core_offers` only, which imports no torch."""

@@ -14,7 +14,7 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--reference", action="store_true", help="print every key with default and docs, as YAML")
     parsed = parser.parse(arguments)
     if parsed.reference:
-        from rlcore.config.reference import render
+        from rlcore.config.key_reference import render
 
         answer(render().rstrip("\n"))
         return 0

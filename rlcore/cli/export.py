@@ -21,7 +21,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     parsed = parser.parse(arguments)
 
-    from rlcore.engines.hf.train.export import export_model
+    from rlcore.engines.hf.train.model_export import export_model
     from rlcore.train import checkpoint, find_checkpoint
 
     loaded = checkpoint.load(find_checkpoint(parsed.source))

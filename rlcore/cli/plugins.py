@@ -18,7 +18,7 @@ from rlcore.cli.endings import refuse_early_ends
 from rlcore.cluster.interpreter import run_in_new_interpreter
 
 if TYPE_CHECKING:
-    from rlcore.config.offers import Provider
+    from rlcore.config.providers import Provider
     from rlcore.plugins import Hooks
 
 _START_S = 30.0
@@ -76,7 +76,7 @@ def _rows(settings: Settings) -> list[PluginRow]:
     """Every installed plugin, and those of plain files that are enabled."""
     from rlcore.config import enabled_plugins
     from rlcore.plugins import installed
-    from rlcore.plugins.load import is_path, name_of
+    from rlcore.plugins.enabled import is_path, name_of
 
     sections = enabled_plugins(settings.files, settings.overrides)
     sources = {name: _source(name, section) for name, section in sections.items()}
@@ -99,7 +99,7 @@ def _is_setting(argument: str) -> bool:
 def _selected(rows: Sequence[PluginRow], names: Sequence[str]) -> list[PluginRow]:
     """The rows of the plugins that --check names; PluginError for one that is not there."""
     from rlcore.plugins.discover import find
-    from rlcore.plugins.load import is_path, name_of
+    from rlcore.plugins.enabled import is_path, name_of
 
     selected: dict[PluginRow, None] = {}
     for name in names:
@@ -180,7 +180,7 @@ def _checked(row: PluginRow) -> PluginRow:
 
 def _hard_limit_s() -> float:
     """Seconds after which a check is ended that no interruption ends; nothing else in it takes as long."""
-    from rlcore.plan.limits import limit_s
+    from rlcore.plan.time_limit import limit_s
 
     return 2 * limit_s() + 1
 

@@ -1,7 +1,7 @@
 """The parts that clusters are built from, for their authors; `rlcore.contracts.clusters` says what a cluster is."""
 
 from rlcore.cluster.host import WorkerHost, thread_environment
-from rlcore.cluster.ranks import answers_of_ranks
+from rlcore.cluster.rank_answers import answers_of_ranks
 from rlcore.cluster.replica import ReplicaGroup
 from rlcore.cluster.replica_cluster import ReplicaCluster
 from rlcore.cluster.strays import marked

@@ -37,7 +37,7 @@ from rlcore.errors.redaction import redact, remember_variable
 from rlcore.types import FrozenDict
 
 if TYPE_CHECKING:
-    from rlcore.config.offers import ConfigSection, Offer
+    from rlcore.config.providers import ConfigSection, Offer
 
 
 LORA_LR = 1e-5

@@ -14,7 +14,7 @@ from rlcore.config.sections import RunConfig
 from rlcore.errors import CALLED, ConfigError, PluginError, boundary, describe
 
 if TYPE_CHECKING:
-    from rlcore.config.offers import ConfigSection, Offer
+    from rlcore.config.providers import ConfigSection, Offer
 
 _TAKEN = "scalars, enums, Literal, X | None, tuples of scalars, dict[str, <scalar, Any or frozen dataclass>]"
 

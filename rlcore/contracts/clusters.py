@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rlcore.config import RunConfig
+from rlcore.contracts.plugin_settings import settings_as
 from rlcore.contracts.pool_placement import PLACEMENTS
 from rlcore.contracts.requests import WorkerRequest
-from rlcore.contracts.sections import settings_as
 from rlcore.contracts.workers import Worker, WorkerGroup
 from rlcore.errors.checks.data import (
     check_call,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlcore.config import RunConfig
-from rlcore.contracts.sections import settings_as
+from rlcore.contracts.plugin_settings import settings_as
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors.checks.data import (
     check_above,

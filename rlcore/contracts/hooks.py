@@ -12,7 +12,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from rlcore.config import RunConfig
-    from rlcore.config.offers import ConfigSection
+    from rlcore.config.providers import ConfigSection
     from rlcore.contracts.agents import AgentLoop
     from rlcore.contracts.clusters import ClusterOffer
     from rlcore.contracts.components import Component

@@ -21,8 +21,8 @@ from rlcore.errors.checks.data import (
     check_flags,
     check_is,
     check_names,
-    check_reference,
     check_subclass,
+    check_target,
     check_texts,
     check_whole,
     refuse,
@@ -128,7 +128,7 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """An offer of a reward function, by reference; `reward.functions.<x>.fn` names it.
+    """An offer of a reward function, by its target; `reward.functions.<x>.fn` names it.
 
     A function, class or factory with a parameter `settings` gets the plugin's section of the configuration.
     """
@@ -142,7 +142,7 @@ class RewardFunction:
 
     def __post_init__(self) -> None:
         check_texts(self, "name")
-        check_reference(self, "target")
+        check_target(self, "target")
         check_choice(self, "scope", Scope)
         if self.deadline_s is not None:
             check_above(self, 0.0, "deadline_s")
@@ -150,7 +150,7 @@ class RewardFunction:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An offer of an advantage estimator or policy loss, by reference; `algo.advantage`, `algo.policy_loss` name it."""
+    """An offer of an advantage estimator or policy loss, by target; `algo.advantage`, `algo.policy_loss` name it."""
 
     name: str
     kind: AlgorithmKind
@@ -169,9 +169,9 @@ class Algorithm:
     def __post_init__(self) -> None:
         check_texts(self, "name")
         check_choice(self, "kind", AlgorithmKind)
-        check_reference(self, "target")
+        check_target(self, "target")
         check_choice(self, "scope", Scope)
         check_choices(self, "needs", Need)
         check_flags(self, "per_token", "ignores_zero_advantages")
         if self.selection != "":
-            check_reference(self, "selection")
+            check_target(self, "selection")

@@ -14,8 +14,8 @@ from rlcore.errors.checks.data import (
     check_is,
     check_names,
     check_numbers,
-    check_references,
     check_subclass,
+    check_targets,
     check_text_choice,
     check_texts,
     check_whole,
@@ -92,7 +92,7 @@ class WorkerRequest:
         check_numbers(self, 0.0, "gpus", "cpus", "bytes_per_parameter")
         check_numbers(self, 0.0, "device_frac", most=1.0)
         check_flags(self, "isolated", "takes_adapter")
-        check_references(self, "targets")
+        check_targets(self, "targets")
         check_is(self, "model", ModelFacts, optional=True)
         check_is(self, "engine", EngineConfig, optional=True)
         check_is(self, "settings", str)

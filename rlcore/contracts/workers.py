@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 
 from rlcore.config import RunConfig
 from rlcore.contracts.children import Children, NoChildren
-from rlcore.contracts.sections import settings_as
+from rlcore.contracts.plugin_settings import settings_as
 from rlcore.types import SharedPrefix
 
 W_co = TypeVar("W_co", bound="Worker", covariant=True)

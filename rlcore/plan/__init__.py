@@ -2,8 +2,8 @@
 
 from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.offers import CORE, Offers
 from rlcore.plan.planner import make_plan
+from rlcore.plan.planner_input import CORE, Offers
 from rlcore.plan.run_plan import AlgorithmPlan, ComponentPlan, OldLogprobs, RunPlan, SchedulePlan
 from rlcore.plan.show import plan_to_json
 

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 
 from rlcore.config import RunConfig
-from rlcore.config.offers import Offer
+from rlcore.config.providers import Offer
 from rlcore.contracts.clusters import Cluster, ClusterAbilities, ClusterOffer, PoolPlan, ProcessUse, WorkerPlan
 from rlcore.errors import CALLED, PlanError, PluginError, boundary, shown
 from rlcore.errors.checks.data import listed
 from rlcore.errors.checks.interfaces import breaches, refuses
 from rlcore.plan.components import only, section_of
-from rlcore.plan.limits import limited
-from rlcore.plan.offers import Offers
+from rlcore.plan.planner_input import Offers
 from rlcore.plan.run_plan import ClusterPlan
+from rlcore.plan.time_limit import limited
 
 
 def plan_cluster(config: RunConfig, offers: Offers) -> ClusterPlan:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.config import RunConfig
-from rlcore.config.offers import Offer, Provider
+from rlcore.config.providers import Offer, Provider
 from rlcore.contracts.components import Component
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
 from rlcore.errors import ConfigError, PlanError, PluginError, nearest
-from rlcore.errors.checks.references import static_problem
+from rlcore.errors.checks.targets import static_problem
 from rlcore.plan.catalog import remedy
-from rlcore.plan.offers import CORE, Offers, join_names
+from rlcore.plan.planner_input import CORE, Offers, join_names
 from rlcore.plan.run_plan import AlgorithmPlan, ComponentPlan
 
 NO_CRITIC = "none"
@@ -97,11 +97,11 @@ def choose_algorithms(config: RunConfig, offers: Offers) -> dict[str, AlgorithmP
 
 
 def algorithm_problem(algorithm: Algorithm) -> str | None:
-    """The certain problem with the references of an algorithm, without importing any; None: none."""
-    for name, reference in (("reference", algorithm.target), ("selection", algorithm.selection)):
-        problem = static_problem(reference, num_arguments=1) if reference else None
+    """The certain problem with the targets of an algorithm, without importing any; None: none."""
+    for name, target in (("target", algorithm.target), ("selection", algorithm.selection)):
+        problem = static_problem(target, num_arguments=1) if target else None
         if problem:
-            return f"its {name} '{reference}': {problem}"
+            return f"its {name} '{target}': {problem}"
     return None
 
 

@@ -4,25 +4,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlcore.config import LoadedConfig, RunConfig
-from rlcore.config.offers import Provider
+from rlcore.config.providers import Provider
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.plan.batch_sizes import batch_sizes
 from rlcore.plan.clusters import check_startable, plan_cluster
 from rlcore.plan.colocation import memory_of_devices, plan_colocation
 from rlcore.plan.components import check_needs, choose_algorithms, choose_components
+from rlcore.plan.data_parallel import check_ranks
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
-from rlcore.plan.offers import Offers
+from rlcore.plan.planner_input import Offers
 from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
-from rlcore.plan.ranks import check_ranks
 from rlcore.plan.requests import check_shipped, choose_classes, gather
-from rlcore.plan.rewards import brought_rewards, resolve_rewards
+from rlcore.plan.reward_functions import brought_rewards, resolve_rewards
 from rlcore.plan.run_plan import RunPlan
 from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.skipped_rows import skip_rows
-from rlcore.plan.weights import plan_weights
+from rlcore.plan.weight_sync import plan_weights
 
 
 def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
@@ -38,8 +38,8 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     cluster = plan_cluster(config, offers)
     arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
-    references = {purpose: plan.algorithm.target for purpose, plan in algorithms.items()}
-    workers = choose_classes(config, offers, gather(config, offers, components, references))
+    targets = {purpose: plan.algorithm.target for purpose, plan in algorithms.items()}
+    workers = choose_classes(config, offers, gather(config, offers, components, targets))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     check_ranks(workers, arithmetic)
     check_shipped(workers, config, cluster.abilities)

@@ -13,7 +13,7 @@ from rlcore.contracts.requests import WorkerRequest
 from rlcore.errors import ConfigError, PlanError, nearest
 from rlcore.plan.catalog import remedy
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.offers import CORE, Offers, join_names
+from rlcore.plan.planner_input import CORE, Offers, join_names
 
 CONFIG = "config (cluster.pools)"
 """Who provides a pool that the user declared."""

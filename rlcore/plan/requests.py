@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcore.config import RunConfig
-from rlcore.config.offers import Offer
+from rlcore.config.providers import Offer
 from rlcore.contracts.clusters import ClusterAbilities, ProcessUse, WorkerPlan
 from rlcore.contracts.offers import WorkerClass
 from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.errors import CALLED, PlanError, PluginError, boundary, nearest, shown
 from rlcore.errors.checks.data import listed
 from rlcore.errors.checks.interfaces import breaches, not_importable, refuses
-from rlcore.errors.checks.references import static_problem
+from rlcore.errors.checks.targets import static_problem
 from rlcore.plan.catalog import remedy
 from rlcore.plan.components import section_of
-from rlcore.plan.limits import limited
-from rlcore.plan.offers import CORE, Offers, by_provider, join_names
+from rlcore.plan.planner_input import CORE, Offers, by_provider, join_names
 from rlcore.plan.run_plan import ComponentPlan
+from rlcore.plan.time_limit import limited
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ def gather(
     config: RunConfig,
     offers: Offers,
     components: Mapping[str, ComponentPlan],
-    references: Mapping[str, str],
+    targets: Mapping[str, str],
 ) -> tuple[OwnedRequest, ...]:
     """The requests of the core and of every chosen component; each role has one owner."""
-    owned_requests = [OwnedRequest(request, CORE) for request in offers.core_requests(config, references)]
+    owned_requests = [OwnedRequest(request, CORE) for request in offers.core_requests(config, targets)]
     for slot, plan in sorted(components.items()):
         who = f"{slot} '{plan.component.name}' of {plan.provided_by}"
         whose = f"{who}: requests()"
@@ -43,7 +43,7 @@ def gather(
             requests = plan.component.requests(config, plan.section)
         owned_requests += [OwnedRequest(request, who) for request in listed(requests, WorkerRequest, whose)]
     for owned in owned_requests:
-        _check_references(owned)
+        _check_targets(owned)
     owners: dict[str, OwnedRequest] = {}
     for worker in owned_requests:
         name = worker.request.role.name
@@ -56,13 +56,13 @@ def gather(
     return tuple(owned_requests)
 
 
-def _check_references(owned: OwnedRequest) -> None:
+def _check_targets(owned: OwnedRequest) -> None:
     """PluginError for a function that a worker is to call and that certainly is not there."""
-    for purpose, reference in owned.request.targets.items():
-        problem = static_problem(reference)
+    for purpose, target in owned.request.targets.items():
+        problem = static_problem(target)
         if problem:
             role = f"role '{owned.request.role.name}' of {owned.by}"
-            raise PluginError(f"{role}: its reference for '{purpose}', '{reference}': {problem}")
+            raise PluginError(f"{role}: its target for '{purpose}', '{target}': {problem}")
 
 
 FIXED = ("role", "backend", "targets", "isolated")

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from rlcore.config import LoadedConfig, RunConfig
-from rlcore.config.offers import Provider
+from rlcore.config.providers import Provider
 from rlcore.contracts.clusters import ClusterAbilities, ClusterOffer, PoolPlan, WorkerPlan
 from rlcore.contracts.components import Component, ResolvedReward, RewardComponent
 from rlcore.contracts.offers import Algorithm

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rlcore.errors.checks.references import spec_of
+from rlcore.errors.checks.targets import spec_of
 
 MAX_HOPS = 5
 """Modules that hand a name on to each other, at most."""

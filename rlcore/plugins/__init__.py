@@ -12,8 +12,8 @@ from rlcore.config import LoadedConfig, enabled_plugins, load_config
 from rlcore.errors import ConfigError, PluginError
 from rlcore.plan.catalog import moved_keys
 from rlcore.plugins.discover import InstalledPlugin, canonical, installed
-from rlcore.plugins.hooks import Hooks
-from rlcore.plugins.load import is_path, load_plugin, name_of
+from rlcore.plugins.enabled import is_path, load_plugin, name_of
+from rlcore.plugins.hook_calls import Hooks
 
 __all__ = ["Hooks", "InstalledPlugin", "configure", "installed", "load"]
 

@@ -6,10 +6,10 @@ from typing import Any, get_type_hints
 
 from rlcore import __version__
 from rlcore.agents.single_turn import build_single_turn
-from rlcore.algo.offers import OFFERS
+from rlcore.algo.core_offers import OFFERS
 from rlcore.cluster.local import LocalCluster
 from rlcore.config import RunConfig
-from rlcore.config.offers import ConfigSection, Provider
+from rlcore.config.providers import ConfigSection, Provider
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.clusters import ClusterOffer

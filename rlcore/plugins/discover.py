@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from rlcore import __version__
-from rlcore.config.offers import Offer, Provider
+from rlcore.config.providers import Offer, Provider
 from rlcore.contracts.offers import RewardFunction
 from rlcore.errors import OfferError, PluginError, nearest
 from rlcore.plan import CORE

@@ -12,7 +12,7 @@ from rlcore.contracts.call_log import CallLog
 from rlcore.contracts.children import Children
 from rlcore.contracts.scorer import Outcome, failed
 from rlcore.errors import ChildError, ConfigError, PluginError, WorkerError
-from rlcore.reward.arguments import prompt_of
+from rlcore.reward.call_arguments import prompt_of
 from rlcore.reward.child_calls import Caller, ChildCaller
 from rlcore.reward.group_scores import after_the_group, scored_indices, with_score
 from rlcore.reward.loop_calls import Allowance, LoopCaller, Scores

@@ -11,7 +11,7 @@ from rlcore.plan.sources import source_file
 
 
 def reward_provenance(rewards: Iterable[ResolvedReward]) -> dict[str, dict[str, Any]]:
-    """By function: its reference, who provided it, the file's path and its sha256 (None where there is no source).
+    """By function: its target, who provided it, the file's path and its sha256 (None where there is no source).
 
     Imports nothing.
     """

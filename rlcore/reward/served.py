@@ -14,8 +14,8 @@ from typing import Any
 from rlcore.contracts.scorer import Outcome, shown
 from rlcore.errors import PluginError, RewardError, boundary
 from rlcore.imports import import_target
-from rlcore.reward.arguments import column_arguments, group_arguments, log_arguments, no_columns, score_arguments
-from rlcore.reward.limits import limit_memory
+from rlcore.reward.call_arguments import column_arguments, group_arguments, log_arguments, no_columns, score_arguments
+from rlcore.reward.memory_limit import limit_memory
 from rlcore.reward.notes import CallNotes
 from rlcore.reward.outcome import outcome_of_one, outcome_of_score, outcomes_of_many
 from rlcore.reward.signature import ACCEPTED, Style, check_hooks, is_factory, logs, read_signature, with_settings

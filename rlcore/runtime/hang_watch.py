@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from rlcore.plan.limits import where_in
+from rlcore.plan.time_limit import where_in
 
 logger = logging.getLogger(__name__)
 

@@ -24,12 +24,12 @@ from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.rollout import ROLLOUT, Generator, RolloutWorker
 from rlcore.contracts.tokens import Tokens
 from rlcore.contracts.workers import WorkerGroup
-from rlcore.data.tokens import load_tokens
+from rlcore.data.tokenizer import load_tokens
 from rlcore.engines.freed_memory import keep_freed_memory
 from rlcore.errors import CALLED, PlanError, PluginError, WorkerError, boundary, shown
 from rlcore.errors.checks.interfaces import check_product
 from rlcore.plan import CORE, ComponentPlan, RunPlan
-from rlcore.plan.limits import limited, where_in
+from rlcore.plan.time_limit import limited, where_in
 from rlcore.runtime.checked_components import CheckedAgent, CheckedCritic, CheckedRewards
 from rlcore.runtime.colocation import DeviceLease
 from rlcore.runtime.hang_watch import HangWatch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlcore.imports import lazy_names
 
 if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `lazy_names` does
-    from rlcore.data.tokens import ByteTokens as ByteTokens
+    from rlcore.data.tokenizer import ByteTokens as ByteTokens
     from rlcore.testing.conformance import Report as Report
     from rlcore.testing.conformance import check_plugin as check_plugin
     from rlcore.testing.here import open_children as open_children

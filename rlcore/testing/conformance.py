@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.config.load import check_section
-from rlcore.config.offers import ConfigSection, Offer, Provider
+from rlcore.config.providers import ConfigSection, Offer, Provider
 from rlcore.contracts.clusters import ClusterOffer
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, RewardFunction, WorkerClass
 from rlcore.errors import CALLED, PluginError, RlcoreError, boundary
@@ -15,11 +15,11 @@ from rlcore.imports import import_target
 from rlcore.plan.catalog import libraries
 from rlcore.plan.clusters import check_cluster_class
 from rlcore.plan.components import algorithm_problem
-from rlcore.plan.limits import limited
-from rlcore.plan.offers import join_names
+from rlcore.plan.planner_input import join_names
 from rlcore.plan.requests import check_class
+from rlcore.plan.time_limit import limited
 from rlcore.plugins import Hooks, load
-from rlcore.plugins.load import name_of
+from rlcore.plugins.enabled import name_of
 from rlcore.reward.signature import COMPUTE_SCORE_NAMES, TRL_NAMES, is_factory, read_signature
 
 HEAVY = ("torch", "transformers", "accelerate", "datasets", *libraries())

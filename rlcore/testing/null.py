@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.config.offers import ConfigSection
+from rlcore.config.providers import ConfigSection
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.critic import CriticWorker
 from rlcore.contracts.hooks import hookimpl
@@ -28,7 +28,7 @@ from rlcore.contracts.offers import RewardFunction, WorkerClass
 from rlcore.contracts.reference import ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.workers import WorkerContext
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import CheckpointError, WorkerError
 from rlcore.testing.admission import SleepGate
 from rlcore.testing.null_busy import Busy

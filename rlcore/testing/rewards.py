@@ -17,7 +17,7 @@ from rlcore.contracts.offers import Scope
 from rlcore.contracts.requests import Role
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.contracts.workers import WorkerGroup
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import PlanError
 from rlcore.reward.functions import FunctionRewards, build_function_rewards
 from rlcore.types import FinishReason, FrozenDict, Lane, Prompt, Reward, ScoredTrajectory, Trajectory, TrajectoryId

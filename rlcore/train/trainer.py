@@ -19,7 +19,7 @@ from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime
 from rlcore.train.buffer import RolloutBuffer, issuing
 from rlcore.train.evaluate import evaluate
-from rlcore.train.step import StepBatcher
+from rlcore.train.step_batcher import StepBatcher
 from rlcore.train.timing import StepTimeline
 from rlcore.train.updates import Updates
 from rlcore.types import Batch, Lane, Metrics, Prompt, ScoredTrajectory

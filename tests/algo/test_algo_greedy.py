@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.algo.offers import OFFERS
+from rlcore.algo.core_offers import OFFERS
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
 from rlcore.errors import ConfigError, PlanError, PluginError
 from rlcore.plan.components import check_needs

@@ -9,7 +9,7 @@ import pytest
 
 from rlcore.algo.advantage import grpo
 from rlcore.algo.aggregation import Mode
-from rlcore.algo.offers import OFFERS
+from rlcore.algo.core_offers import OFFERS
 from rlcore.config.presets import PRESETS
 from rlcore.contracts.offers import AlgorithmKind, Need, Scope
 from rlcore.errors import PluginError
@@ -47,7 +47,7 @@ def test_offers_state_scope_and_needs() -> None:
 
 
 def test_offers_and_registry_import_no_torch() -> None:
-    code = "import sys, rlcore.algo.offers, rlcore.imports; print([m for m in sys.modules if m == 'torch'])"
+    code = "import sys, rlcore.algo.core_offers, rlcore.imports; print([m for m in sys.modules if m == 'torch'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from rlcore.algo.advantage import AdvantageInputs
+from rlcore.algo.core_offers import OFFERS
 from rlcore.algo.covariance import SelectionInputs
 from rlcore.algo.kl import FixedKl
-from rlcore.algo.offers import OFFERS
 from rlcore.algo.probe import probe
 from rlcore.algo.step import weigh, with_advantages
 from rlcore.cli import main
@@ -320,7 +320,7 @@ PLUGIN = """
 
 
 @pytest.mark.parametrize(
-    ("kind", "reference", "said"),
+    ("kind", "reference", "message"),
     [
         ("ADVANTAGE", "probe_functions:scalar", r"algo\.advantage=mine of plugin 'probed' .*returned a tensor"),
         ("ADVANTAGE", "probe_nowhere:f", r"plugin 'probed' .*algo\.advantage=mine: .*no module 'probe_nowhere'"),

@@ -94,7 +94,8 @@ class Probe(Worker):
 
 SOURCE = """
     from rlcore.contracts.hooks import hookimpl
-    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *
+    from rlcore.config.providers import *
     from test_local_cluster_probe import Probe
 
     PROBE, INNER = Role("probe", Probe), type("Inner", (Probe,), {})

@@ -32,7 +32,8 @@ SOURCE = """
     import asyncio, os, sys, time
     from rlcore.errors import ConfigError
     from rlcore.contracts.hooks import hookimpl
-    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *
+    from rlcore.config.providers import *
     from rlcore.contracts.workers import Worker
 
     class Probe(Worker):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.cluster.ranks import answers_of_ranks
+from rlcore.cluster.rank_answers import answers_of_ranks
 from rlcore.errors import WorkerError
 
 

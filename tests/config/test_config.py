@@ -17,7 +17,7 @@ NEEDED = ("model.path=m", "data.sources.all.path=p.jsonl", "reward.functions.ok.
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("rollout.weights=link", "rollout.weights: now rollout.weight_sync (override"),
         ("actor.ranks=2", "actor.ranks: now actor.data_parallel (override"),

@@ -9,8 +9,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rlcore.config import AlgoConfig, EngineConfig, LoadedConfig, enabled_plugins, load_config, option
-from rlcore.config.offers import ConfigSection, Offer, Provider
 from rlcore.config.presets import PRESETS
+from rlcore.config.providers import ConfigSection, Offer, Provider
 from rlcore.errors import ConfigError, PluginError
 
 NEEDED = ("model.path=m", "data.sources.all.path=p.jsonl", "reward.functions.ok.fn=r.py:score")

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from rlcore.config import RunConfig, load_config
-from rlcore.config.reference import docs_of, render
+from rlcore.config.key_reference import docs_of, render
 from rlcore.config.schema import entries_of, hints_of, section_of
 
 REFERENCE = Path(__file__).parent.parent.parent / "examples" / "reference.yaml"

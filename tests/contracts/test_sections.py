@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rlcore.contracts.sections import settings_as
+from rlcore.contracts.plugin_settings import settings_as
 from rlcore.errors import PluginError
 from rlcore.testing.null import NullSection
 

@@ -16,7 +16,7 @@ import pytest
 from rlcore.config import ModelConfig
 from rlcore.contracts import templates
 from rlcore.contracts.templates import TemplateRefused, end_template_child, render, template_child
-from rlcore.data.tokens import TemplateTokens, load_tokens
+from rlcore.data.tokenizer import TemplateTokens, load_tokens
 from rlcore.errors import ANSWERED, ConfigError
 from rlcore.testing.leaks import is_running
 

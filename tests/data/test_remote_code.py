@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.config import EngineConfig, ModelConfig
-from rlcore.data.tokens import load_tokens
+from rlcore.data.tokenizer import load_tokens
 from rlcore.engines.hf import TrainEngine
 from rlcore.errors import RlcoreError
 from rlcore.testing.tiny import write_tiny_model

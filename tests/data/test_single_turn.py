@@ -8,7 +8,7 @@ import pytest
 
 from rlcore.agents.single_turn import SingleTurn
 from rlcore.contracts.agents import RolloutTask
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import WorkerError
 from rlcore.types import (
     Completion,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlcore.config import ModelConfig
-from rlcore.data.tokens import ByteTokens, TemplateTokens, load_tokens
+from rlcore.data.tokenizer import ByteTokens, TemplateTokens, load_tokens
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.errors import ConfigError
@@ -193,7 +193,7 @@ def test_byte_tokens_round_trip_and_end_with_their_own_token() -> None:
 
 def test_byte_tokens_need_no_torch() -> None:
     script = (
-        "import sys; from rlcore.config import ModelConfig; from rlcore.data.tokens import load_tokens; "
+        "import sys; from rlcore.config import ModelConfig; from rlcore.data.tokenizer import load_tokens; "
         "load_tokens(ModelConfig(path='none', tokenizer='bytes'), ''); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )

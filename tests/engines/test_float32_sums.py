@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, KlConfig, ModelConfig
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf import LossTerms, MicroBatch, Predictions, TrainEngine
 from rlcore.engines.hf.sample.decode import Decoder
 from rlcore.engines.hf.sample.decode_row import rows_of

@@ -13,7 +13,7 @@ import torch
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
 from rlcore.data.batch import collate
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf import TrainEngine
 from rlcore.engines.hf.sample.kv_cache import SlotLayer
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlcore.config import ModelConfig
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, load_model
 from rlcore.testing.tiny import END, write_tiny_model

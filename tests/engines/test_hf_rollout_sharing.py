@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlcore.config import ModelConfig
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf.sample.decode import PACK_TOKENS, PASS_TOKENS
 from rlcore.engines.hf.sample.packed_linear import PackedLinears, siblings_of, watching
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
@@ -261,7 +261,7 @@ def test_what_was_sampled_before_decides_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("prompts", "min_p"), [((5, 5), 0.0), ((3, 7), 0.9)])
-def test_few_operations_give_what_the_modules_give(tmp_path: Path, prompts: tuple[int, ...], min_p: float) -> None:
+def test_fused_decoding_gives_what_the_modules_give(tmp_path: Path, prompts: tuple[int, ...], min_p: float) -> None:
     """With weights that are packed under way, rows that end early, prompts that are padded and uneven groups."""
     model = model_of(
         write_tiny_model(tmp_path, "Qwen3", hidden_size=256, num_hidden_layers=1, num_key_value_heads=2, head_dim=64),

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, LoraConfig, ModelConfig
 from rlcore.engines.hf import LossTerms, MicroBatch, Predictions, TrainEngine
-from rlcore.engines.hf.train.export import export_model
+from rlcore.engines.hf.train.model_export import export_model
 from rlcore.engines.hf.train.policy_loss import PolicyLoss
 from rlcore.errors import CheckpointError, ConfigError
 from rlcore.testing.runs import untimed

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.contracts.stop_scan import StopScan
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 
 TEXTS = st.text(alphabet="ab\n é€😀", min_size=1, max_size=12)
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.reference import ReferenceWorker
-from rlcore.engines.hf.train.export import export_model
+from rlcore.engines.hf.train.model_export import export_model
 from rlcore.plugins.planning import plan_run
 from rlcore.report import metrics
 from rlcore.runtime.launch import launch

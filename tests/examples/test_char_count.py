@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from rlcore.config import EngineConfig, ModelConfig
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.engines.hf import TrainEngine
 from rlcore.plugins.planning import plan_run
 from rlcore.reward.scorers import last_boxed

@@ -50,7 +50,7 @@ GROUPS = {
             "plugins/test_plugins.py",
             "plugins/test_plugins_check.py",
             "ground/test_listed.py",
-            "ground/test_references.py",
+            "ground/test_targets.py",
         ),
     ),
     "what is asked for": (tuple(f"rlcore/plan/{name}.py" for name in PLAN_MODULES), PLANS),

@@ -117,7 +117,7 @@ def test_a_service_that_is_down_stops_the_run_at_the_error_budget_and_is_named(t
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (ServiceAnswer({"score": 1.0}, cut_at=5), "broke off"),
         (ServiceAnswer(b'{"score": 1'), "JSON is needed"),

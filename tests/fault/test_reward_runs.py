@@ -86,7 +86,7 @@ def run(config: dict[str, Any], tmp_path: Path, name: str, **settings: Any) -> T
 
 
 @pytest.mark.parametrize(
-    ("name", "num_failed", "said"),
+    ("name", "num_failed", "message"),
     [
         ("endless", 1, "no result within 3 s"),
         ("regex", 1, "no result within 3 s"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlcore.config import DataConfig, SourceConfig
 from rlcore.data import PromptOrder, filter_long, load_prompts
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import RlcoreError
 from rlcore.errors.redaction import displayable
 from rlcore.plan import plan_to_json

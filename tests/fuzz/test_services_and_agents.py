@@ -25,7 +25,7 @@ from rlcore.testing.rewards import make_trajectory, reward_context, score_all
 from rlcore.testing.service import chat_answer
 from rlcore.types import Lane, RewardStatus
 
-SCORE = {"score": 0.5, "info": {"why": "because", "parts": [1, 2.0, None]}}
+SCORE = {"score": 0.5, "info": {"why": "because", "components": [1, 2.0, None]}}
 CHAT = json.loads(chat_answer('{"score": 7}').encoded().partition(b"\r\n\r\n")[2])
 REQUEST: dict[str, Any] = {
     "model": "policy",

@@ -80,7 +80,7 @@ def test_old_keys_are_told_the_new_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offer", "said"),
+    ("offer", "message"),
     [
         ("Good", "rlcore_clusters() returned a list with <class 'odd.Good'>; needs ClusterOffer"),
         ("ClusterOffer('o d d', Good)", "ClusterOffer 'o d d': name is 'o d d'; needs a name of letters"),
@@ -100,7 +100,7 @@ def test_an_offer_of_wrong_data_is_refused_with_the_field(site: Path, offer: str
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ("class Odd(Cluster): ...", "it is abstract: it does not define close, open, start"),
         ("class Odd(Good):\n    def open(self): ...", "open() is a plain `def`; needs an `async def`"),
@@ -118,7 +118,7 @@ def test_a_class_that_is_not_a_cluster_is_refused_with_what_it_lacks(site: Path,
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ("abilities=lambda config, section: 1 / 0", "abilities() of cluster 'odd': ZeroDivisionError"),
         ("abilities=lambda config, section: sys.exit(0)", "abilities() of cluster 'odd': it called sys.exit(0)"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.config.offers import ConfigSection
+from rlcore.config.providers import ConfigSection
 from rlcore.contracts.actor import ACTOR, ActorWorker
 from rlcore.contracts.components import Component, RewardComponent
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, PoolSpec, RewardFunction, Scope, WorkerClass
@@ -152,7 +152,7 @@ def named(case: Any) -> str:
     return case.__name__ if isinstance(case, type) else "silent" if isinstance(case, Silent) else str(case)[:20]
 
 
-@pytest.mark.parametrize(("kind", "field", "value", "said"), CASES, ids=named)
+@pytest.mark.parametrize(("kind", "field", "value", "message"), CASES, ids=named)
 def test_a_wrong_value_is_refused_where_it_is_given(kind: type[Any], field: str, value: Any, message: str) -> None:
     kind(**GOOD[kind])
     with pytest.raises(OfferError) as caught:
@@ -206,7 +206,7 @@ def refused(site: Path, source: str, *overrides: str) -> str:
         "from rlcore.contracts.hooks import hookimpl\n"
         "from rlcore.contracts.offers import *\n"
         "from rlcore.contracts.components import *\n"
-        "from rlcore.config.offers import *\n"
+        "from rlcore.config.providers import *\n"
     )
     head += "from rlcore.testing.null import NullActor\nfrom rlcore.contracts.workers import Worker\n"
     write_package(site, "data_wrong", head + source)
@@ -262,7 +262,7 @@ def rlcore_reward_managers():
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         ("data_absent:loss", "there is no module 'data_absent'"),
         ("rlcore.plan.nothing:loss", "there is no module 'rlcore.plan.nothing'"),
@@ -282,7 +282,7 @@ def rlcore_algorithms():
     return [Algorithm('mine', AlgorithmKind.ADVANTAGE, '{reference}', Scope.GROUP)]
 """
     line = refused(site, source, "algo.advantage=mine")
-    assert line.startswith("plugin 'data_wrong' (data-wrong 1.0): algo.advantage=mine: its reference ")
+    assert line.startswith("plugin 'data_wrong' (data-wrong 1.0): algo.advantage=mine: its target ")
     assert message in line
 
 
@@ -294,5 +294,5 @@ def rlcore_reward_managers():
     return [Component('asking', print, lambda config, section: [request], uses_reward_functions=True)]
 """
     line = refused(site, source, "reward.manager=asking")
-    assert "role 'judge' of reward 'asking' of plugin 'data_wrong' (data-wrong 1.0): its reference for 'loss'" in line
+    assert "role 'judge' of reward 'asking' of plugin 'data_wrong' (data-wrong 1.0): its target for 'loss'" in line
     assert "there is no module 'data_absent'" in line

@@ -20,7 +20,7 @@ import numpy as np
 from rlcore.agents.single_turn import SingleTurn
 from rlcore.contracts.critic import CriticEngine
 from rlcore.contracts.hooks import hookimpl
-from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.providers import *
 from rlcore.reward.functions import FunctionRewards
 from rlcore.contracts.workers import Worker
 

@@ -12,7 +12,7 @@ import pytest
 
 from rlcore.cli import main
 from rlcore.errors import PluginError
-from rlcore.plan.limits import LIMIT, limited
+from rlcore.plan.time_limit import LIMIT, limited
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 
@@ -21,7 +21,7 @@ PLUGIN = "plugin 'hangs' (hangs 1.0)"
 HEAD = """
 import time
 from rlcore.contracts.hooks import hookimpl
-from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.providers import *
 
 def wait():
     {waits}
@@ -113,7 +113,7 @@ def test_a_timer_that_was_set_before_goes_on_and_a_shorter_one_comes_first(monke
 def test_code_that_catches_everything_is_ended_with_the_process(site: Path) -> None:
     write_package(site, "hangs", "import time\nwhile True:\n    try: time.sleep(60)\n    except: pass\n")
     code = (
-        "import rlcore.plan.limits as limits; limits._AGAIN_S = 0.05; from rlcore.cli import main; "
+        "import rlcore.plan.time_limit as limits; limits._AGAIN_S = 0.05; from rlcore.cli import main; "
         "main(['plan', '--plugin', 'hangs'])"
     )
     env = os.environ | {LIMIT: "0.3", "PYTHONPATH": str(site)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.config.offers import Offer, Provider
+from rlcore.config.providers import Offer, Provider
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.critic import CriticEngine, CriticWorker

@@ -86,7 +86,7 @@ def test_the_arithmetic_of_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "override", "said"),
+    ("kind", "override", "message"),
     [
         (PlanError, "actor.minibatch_prompts=3", "choose from: 1, 2, 4, 8"),
         (PlanError, "actor.minibatch_prompts=9", "needs 1 to 8"),
@@ -132,7 +132,7 @@ def test_a_reward_in_a_file_is_found_beside_its_config_or_here(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("fn", "said"),
+    ("fn", "message"),
     [
         ("mine.py:scor", "did you mean 'score'"),
         ("mine.py", "file.py:name"),

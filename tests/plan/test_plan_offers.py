@@ -18,7 +18,8 @@ HEAD = """
     from rlcore.contracts.agents import AgentLoop
     from rlcore.contracts.critic import CriticWorker
     from rlcore.contracts.hooks import hookimpl
-    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *
+    from rlcore.config.providers import *
     from rlcore.contracts.reward_manager import RewardManager
     from rlcore.contracts.rollout import RolloutWorker
     from rlcore.testing.null import NullActor, NullRollout
@@ -166,7 +167,7 @@ def test_a_union_pool_has_the_devices_of_its_members(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "overrides", "kind", "said"),
+    ("body", "overrides", "kind", "problems"),
     [
         (
             "@hookimpl\ndef rlcore_worker_classes(): return [WorkerClass(ActorWorker, 'null', NullActor)]",

@@ -61,7 +61,7 @@ def refused(kind: type[RlcoreError], *overrides: str, plugins: tuple[str, ...] =
 
 
 @pytest.mark.parametrize(
-    ("pool", "said"),
+    ("pool", "message"),
     [
         ("labels={tier: 'two words'}", "labels['tier'] is 'two words'; needs a text such as 'H100'"),
         ("labels={'-tier': fast}", "labels has the key '-tier'; needs a label of nodes"),
@@ -88,7 +88,7 @@ def test_settings_that_only_other_clusters_obey_have_no_effect_on_this_machine_a
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("placement='tight'", "placement is 'tight'; choose from: pack, spread, strict_spread, one_node"),
         ("placement=None", "placement is None"),
@@ -110,7 +110,7 @@ def test_a_pool_of_a_plugin_that_is_garbage_is_refused_with_the_field(site: Path
 
 
 @pytest.mark.parametrize(
-    ("pools", "overrides", "said"),
+    ("pools", "overrides", "message"),
     [
         ("PoolSpec('idle')", (), f"pool 'idle' of {WHO} is unused: no role asks for it"),
         ("PoolSpec('engines', 1), PoolSpec('engines', 2)", ENGINES, "pool 'engines' is offered twice"),

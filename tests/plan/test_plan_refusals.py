@@ -8,14 +8,15 @@ import pytest
 from rlcore.errors import PlanError, PluginError
 from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import Hooks, configure
-from rlcore.plugins.load import load_plugin
+from rlcore.plugins.enabled import load_plugin
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
 
 HEAD = """
     from rlcore.contracts.actor import ACTOR, ActorWorker
     from rlcore.contracts.hooks import hookimpl
-    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *
+    from rlcore.config.providers import *
     from rlcore.contracts.workers import Worker
 
     class Judge(Worker):

@@ -28,7 +28,8 @@ REPLICAS = """
     from dataclasses import dataclass
 
     from rlcore.contracts.hooks import hookimpl
-    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *
+    from rlcore.config.providers import *
     from rlcore.contracts.reward_manager import RewardManager
     from rlcore.contracts.rollout import RolloutWorker
     from rlcore.testing.null import NullActor, NullRollout

@@ -14,7 +14,7 @@ from rlcore.cli import console as cli_console
 from rlcore.cli.plan import show
 from rlcore.contracts.requests import ModelShape
 from rlcore.plan import Facts, RunPlan, make_plan, plan_to_json
-from rlcore.plan.weights import plan_weights
+from rlcore.plan.weight_sync import plan_weights
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.packages import importable, write_package
@@ -222,7 +222,7 @@ def test_a_pool_that_was_asked_for_is_not_replaced_by_the_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "message"),
     [
         ("raises", "ZeroDivisionError"),
         ("None", "returned None; needs the WorkerRequest that it was given, completed"),
@@ -245,7 +245,7 @@ def test_garbage_from_complete_is_refused_with_offer_and_provider(broken: str, m
 
 
 @pytest.mark.parametrize(
-    ("offer", "said"),
+    ("offer", "message"),
     [
         ("complete=None", "complete is None; needs a function of (config, section, request)"),
         (

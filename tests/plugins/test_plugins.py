@@ -89,7 +89,7 @@ def test_two_distributions_with_one_plugin_name_are_both_named(site: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("requires", "said"),
+    ("requires", "message"),
     [
         (("rlcore>=9",), "needs rlcore>=9"),
         (("rlcore<0.1",), f"this is rlcore {__version__}"),
@@ -107,7 +107,7 @@ def test_the_range_of_rlcore_is_checked_before_the_import(site: Path, requires: 
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("import no_such_module_at_all", "ModuleNotFoundError"),
         ("def f(:", "SyntaxError"),
@@ -123,7 +123,7 @@ def test_a_plugin_whose_import_fails_is_named_with_the_cause(site: Path, source:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("@hookimpl\ndef rlcore_reward_function(): return []", "did you mean 'rlcore_reward_functions'"),
         ("def rlcore_reward_functions(): return []", "lacks the marker"),
@@ -151,7 +151,7 @@ def test_a_broken_hook_is_refused_naming_plugin_and_distribution(site: Path, sou
         "from rlcore.contracts.hooks import hookimpl\n"
         "from rlcore.contracts.offers import *\n"
         "from rlcore.contracts.components import *\n"
-        "from rlcore.config.offers import *\n"
+        "from rlcore.config.providers import *\n"
     )
     write_package(site, "demo_broken", head + source)
     line = refused("demo_broken")
@@ -209,7 +209,7 @@ def test_a_file_plugin_takes_its_settings_from_the_section_of_its_name(tmp_path:
     path.write_text(
         "from dataclasses import dataclass\n"
         "from rlcore.contracts.hooks import hookimpl\n"
-        "from rlcore.config.offers import ConfigSection\n"
+        "from rlcore.config.providers import ConfigSection\n"
         "RLCORE_API = '1'\n"
         "@dataclass(frozen=True)\n"
         "class Settings:\n"

@@ -11,7 +11,7 @@ import pytest
 
 from rlcore.cli import main
 from rlcore.errors import PluginError
-from rlcore.plan.limits import LIMIT
+from rlcore.plan.time_limit import LIMIT
 from rlcore.plugins import configure, load
 from rlcore.testing import check_plugin
 from rlcore.testing.packages import importable, write_package
@@ -20,7 +20,7 @@ HEAD = (
     "from rlcore.contracts.hooks import hookimpl\n"
     "from rlcore.contracts.offers import *\n"
     "from rlcore.contracts.components import *\n"
-    "from rlcore.config.offers import *\n"
+    "from rlcore.config.providers import *\n"
 )
 FINE = HEAD + "@hookimpl\ndef rlcore_reward_functions(): return [RewardFunction('fine', 'math:sqrt')]\n"
 GOOD = """
@@ -121,7 +121,7 @@ def test_a_scope_that_the_signature_cannot_serve_is_a_problem(site: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         ("check_absent:f", "there is no module 'check_absent'"),
         ("check_losses:absent", "defines no 'absent'"),
@@ -223,7 +223,7 @@ DEFAULTS = {
 }
 SECTION = """
 from dataclasses import dataclass
-from rlcore.config.offers import ConfigSection
+from rlcore.config.providers import ConfigSection
 @dataclass(frozen=True)
 class Settings:
     {field}
@@ -233,7 +233,7 @@ def rlcore_config_sections(): return [ConfigSection("check_section", Settings, {
 
 
 @pytest.mark.parametrize(
-    ("field", "defaults", "said"),
+    ("field", "defaults", "message"),
     [
         *((field, "{}", message) for field, message in SECTIONS.items()),
         *(("pass", *default) for default in DEFAULTS.items()),

@@ -29,7 +29,8 @@ SOURCE = """
     from rlcore.contracts.actor import ActorWorker
     from rlcore.engines.hf.worker import HfActor
     from rlcore.contracts.hooks import hookimpl
-    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *
+    from rlcore.config.providers import *
 
     def whole(tensor):
         return getattr(tensor, "full_tensor", lambda: tensor)()

@@ -14,7 +14,7 @@ from rlcore.algo.loss import clip
 from rlcore.config import AlgoConfig, EngineConfig, ModelConfig
 from rlcore.contracts.tokens import Tokens
 from rlcore.data.batch import collate, micro_batches
-from rlcore.data.tokens import TemplateTokens, load_tokens
+from rlcore.data.tokenizer import TemplateTokens, load_tokens
 from rlcore.engines.hf import TrainEngine
 from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 from rlcore.engines.hf.train.policy_loss import PolicyLoss

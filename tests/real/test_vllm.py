@@ -200,7 +200,7 @@ async def sampled_with_other_weights(directory: Path) -> None:
     from rlcore_vllm.sampler import VllmSampler
     from transformers import AutoModelForCausalLM
 
-    from rlcore.data.tokens import load_tokens
+    from rlcore.data.tokenizer import load_tokens
     from rlcore.plugins.planning import plan_run
 
     config = plan_run([EXAMPLE / "config.yaml"], []).config

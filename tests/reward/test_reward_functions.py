@@ -21,7 +21,7 @@ from rlcore.config import (
     SourceConfig,
     TrainConfig,
 )
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import ConfigError, PluginError, RewardError
 from rlcore.reward.canary import check_canary
 from rlcore.reward.functions import FunctionRewards

@@ -98,7 +98,7 @@ def judged(made: RunPlan, directory: Path) -> Reward:
 SECTION = """
 from dataclasses import dataclass, field
 from rlcore.contracts.hooks import hookimpl
-from rlcore.config.offers import ConfigSection
+from rlcore.config.providers import ConfigSection
 from rlcore.contracts.offers import RewardFunction
 
 RLCORE_API = "1"

@@ -6,8 +6,8 @@ import pytest
 
 from rlcore.config import RewardConfig, RewardFunctionConfig
 from rlcore.errors import RewardError
-from rlcore.reward.metrics import reward_metrics
 from rlcore.reward.policy import apply_failures
+from rlcore.reward.step_metrics import reward_metrics
 from rlcore.testing.rewards import make_trajectory
 from rlcore.types import FrozenDict, Reward, RewardStatus, ScoredTrajectory
 

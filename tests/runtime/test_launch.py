@@ -27,7 +27,8 @@ AGENT = """
     from rlcore.contracts.actor import ACTOR
     from rlcore.contracts.agents import AgentLoop
     from rlcore.contracts.hooks import hookimpl
-    from rlcore.contracts.offers import *; from rlcore.contracts.components import *; from rlcore.config.offers import *
+    from rlcore.contracts.offers import *; from rlcore.contracts.components import *
+    from rlcore.config.providers import *
     from rlcore.contracts.workers import Worker
 
     LOG = []
@@ -158,7 +159,7 @@ def test_a_component_reaches_its_own_workers_and_no_others(site: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("phase", "kind", "said", "log"),
+    ("phase", "kind", "message", "log"),
     [
         ("setup", WorkerError, r"tool\[0\]\.setup\(\): ZeroDivisionError", ["tool set up", "tool closed"]),
         ("build", PluginError, r"agent 'tooled'.*build\(\): ZeroDivisionError", ["tool set up", "tool closed"]),

@@ -58,7 +58,7 @@ def test_it_is_planned_and_shown(site: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("overrides", "kind", "said"),
+    ("overrides", "kind", "message"),
     [
         (
             ("rollout.replicas=9",),

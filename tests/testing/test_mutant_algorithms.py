@@ -110,7 +110,7 @@ ESTIMATORS: list[tuple[Callable[..., Any] | str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("mutant", "said", "check"), ESTIMATORS)
+@pytest.mark.parametrize(("mutant", "message", "check"), ESTIMATORS)
 def test_a_broken_estimator_is_red(mutant: Any, message: dict[str, Any], check: str) -> None:
     tested = type("Tested", (AdvantageEstimatorSuite,), {"target": mutant, **message})
     assert check in failures(tested, [check])

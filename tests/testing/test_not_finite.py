@@ -25,7 +25,7 @@ from rlcore.algo.step import with_advantages
 from rlcore.config import AlgoConfig
 from rlcore.data.batch import collate
 from rlcore.errors import PluginError, RewardError
-from rlcore.reward.metrics import reward_metrics
+from rlcore.reward.step_metrics import reward_metrics
 from rlcore.types import FinishReason, Prompt, Reward, ScoredTrajectory, Trajectory, TrajectoryId
 
 NAN, INF = float("nan"), float("inf")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.algo.offers import OFFERS
+from rlcore.algo.core_offers import OFFERS
 from rlcore.contracts.offers import Algorithm
 from rlcore.testing.suites.estimator import AdvantageEstimatorSuite
 from rlcore.testing.suites.harness import checks, failures

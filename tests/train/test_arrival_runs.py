@@ -26,7 +26,7 @@ from rlcore.agents.single_turn import build_single_turn
 from rlcore.contracts.critic import CriticEngine
 from rlcore.contracts.hooks import hookimpl
 from rlcore.contracts.components import Component
-from rlcore.config.offers import ConfigSection
+from rlcore.config.providers import ConfigSection
 from rlcore.contracts.offers import WorkerClass
 from rlcore.contracts.reference import ReferenceWorker
 from rlcore.contracts.reward_manager import RewardManager

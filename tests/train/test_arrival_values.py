@@ -109,7 +109,7 @@ def test_a_number_of_updates_that_cannot_be_is_named(num: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [
         (None, "returned None; needs a dict of str to float"),
         (1.0, "returned float; needs a dict"),

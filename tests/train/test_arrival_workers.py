@@ -128,7 +128,7 @@ def test_results_of_the_declared_types_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "found", "said"),
+    ("method", "found", "message"),
     [
         (Interface.numbers, None, "returned None; needs dict, as Interface.numbers"),
         (Interface.version, "3", "returned str; needs int"),

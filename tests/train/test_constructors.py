@@ -17,7 +17,7 @@ from rlcore.data import PromptOrder
 from rlcore.errors import ConfigError
 from rlcore.report.trackers import Trackers
 from rlcore.testing.rewards import make_prompt
-from rlcore.train.step import StepBatcher
+from rlcore.train.step_batcher import StepBatcher
 from rlcore.train.trainer import QUIET_THRESHOLDS, Progress, Trainer
 
 

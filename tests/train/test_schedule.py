@@ -182,14 +182,15 @@ def test_after_a_signal_each_prompt_is_trained_once_and_no_judgement_is_bought_t
     assert newest is not None
     saved = checkpoint.load(newest)
     assert len(saved.state["in_flight"]) >= 4
-    bought = read_scored(newest / "in_flight", lambda name: Prompt(name, (), None, "train"))
+    already_scored = read_scored(newest / "in_flight", lambda name: Prompt(name, (), None, "train"))
     before = Counter(calls.read_text().splitlines())
     result = run(config, *MODES[mode], fn, kwargs, resume=True)
     assert result.steps == 6
     assert sorted(trained(result.run_dir, 6)) == sorted(in_order)
     after = Counter(calls.read_text().splitlines()) - before
     kept = {
-        f"{sample.trajectory.id.prompt}/{sample.trajectory.id.epoch}/{sample.trajectory.id.sample}" for sample in bought
+        f"{sample.trajectory.id.prompt}/{sample.trajectory.id.epoch}/{sample.trajectory.id.sample}"
+        for sample in already_scored
     }
     assert kept
     assert not kept & after.keys()
@@ -272,7 +273,7 @@ def test_the_plan_says_which_passes_a_schedule_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (("schedule.stream_minibatches=true", "algo.preset=reinforce_pp"), "advantage 'reinforce_pp' of"),
         (("schedule.stream_minibatches=true", "reward.functions.letters.scope=batch"), "reward 'letters' of"),

@@ -32,7 +32,7 @@ def requests(config: RunConfig, section: AgentLoopSettings) -> Sequence[WorkerRe
 def build(context: BuildContext) -> AgentLoop:
     """The agent loop, on the run's event loop or in separate workers."""
     from rlcore_agent_loop.loop import ToolLoop
-    from rlcore_agent_loop.workers.spread import DistributedToolLoop
+    from rlcore_agent_loop.workers.distributed_loop import DistributedToolLoop
 
     if context.generator is None:
         raise PluginError("agent loop 'agent_loop': it was built without a rollout service")

@@ -15,20 +15,20 @@ def check_settings(config: RunConfig, settings: AgentLoopSettings) -> None:
     """ConfigError naming the key."""
     _check_purpose(settings)
     for name, tool in settings.tools.items():
-        _check_reference(f"{HERE}.tools.{name}.fn", tool.fn)
+        _check_target(f"{HERE}.tools.{name}.fn", tool.fn)
     for name, server in settings.mcp.items():
         if bool(server.command) == bool(server.url):
             found = "both command and url" if server.url else "neither command nor url"
             raise ConfigError(f"{HERE}.mcp.{name}: found {found}; needs one of them")
     if settings.environment.fn:
-        _check_reference(f"{HERE}.environment.fn", settings.environment.fn)
+        _check_target(f"{HERE}.environment.fn", settings.environment.fn)
     if settings.agent.fn:
-        _check_reference(f"{HERE}.agent.fn", settings.agent.fn)
+        _check_target(f"{HERE}.agent.fn", settings.agent.fn)
     if settings.parser not in PARSERS:
         if ":" not in settings.parser:
             hint = nearest(settings.parser, list(PARSERS))
             raise ConfigError(f"{HERE}.parser: there is no parser '{settings.parser}'; {hint}; or file.py:name")
-        _check_reference(f"{HERE}.parser", settings.parser)
+        _check_target(f"{HERE}.parser", settings.parser)
     _check_limits(config, settings)
 
 
@@ -67,7 +67,7 @@ def _check_limits(config: RunConfig, settings: AgentLoopSettings) -> None:
         )
 
 
-def _check_reference(key: str, target: str) -> None:
+def _check_target(key: str, target: str) -> None:
     where, _, attribute = target.rpartition(":")
     if not where or not attribute:
         raise ConfigError(f"{key}: found '{target}'; needs file.py:name or module:name")

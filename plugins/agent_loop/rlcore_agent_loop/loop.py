@@ -14,14 +14,14 @@ from rlcore.types import Lane, Metrics, Prompt, Sampling, Trajectory
 from rlcore_agent_loop.agents.agent import Agents
 from rlcore_agent_loop.conversation.conversation import Conversation, ConversationContext
 from rlcore_agent_loop.conversation.environments import Environments
-from rlcore_agent_loop.conversation.opening import FirstTurns
+from rlcore_agent_loop.conversation.first_turns import FirstTurns
 from rlcore_agent_loop.conversation.prompt_checks import PromptBudget, check_column
-from rlcore_agent_loop.conversation.turns import TurnSampler, group_name
+from rlcore_agent_loop.conversation.turn_sampler import TurnSampler, group_name
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.parsers import PARSERS, Parser
 from rlcore_agent_loop.tools.tools import Tools
 from rlcore_agent_loop.workers.admission import SampleLimit
-from rlcore_agent_loop.workers.flight import Counts, OpenConversations, Sample
+from rlcore_agent_loop.workers.open_conversations import Counts, OpenConversations, Sample
 
 if TYPE_CHECKING:
     from rlcore.contracts.children import Children
@@ -69,7 +69,7 @@ class ToolLoop(AgentLoop):
         self._kit = ConversationContext(
             tokens, self._tools, self._environments, parser_of(settings.parser), settings, window=window
         )
-        self._room = PromptBudget(self._kit)
+        self._prompt_budget = PromptBudget(self._kit)
         self._counts = Counts()
 
     async def start(self) -> None:
@@ -126,7 +126,7 @@ class ToolLoop(AgentLoop):
         for prompt in prompts:
             tools = self._tools.open("", prompt)
             if self._environments is None:  # which opens conversations itself
-                self._room.check(prompt, tools.schemas)
+                self._prompt_budget.check(prompt, tools.schemas)
 
     async def rollout(self, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane) -> AsyncIterator[Trajectory]:
         """Every trajectory of every task, the moment its sample ends; `sampling.max_tokens` bounds what follows the
@@ -146,18 +146,20 @@ class ToolLoop(AgentLoop):
         done: Collection[Sample] = (),
     ) -> AsyncGenerator[Sequence[Trajectory], None]:
         """The parts of each sample the moment it ends, of all that are not `done`, with turns from `generator`."""
-        flight, turns = OpenConversations(self._admission), TurnSampler(generator, sampling, lane)
-        return flight.samples(tasks, lambda group: self._begin(flight, turns, group, sampling, done), done)
+        conversations, turns = OpenConversations(self._admission), TurnSampler(generator, sampling, lane)
+        return conversations.samples(
+            tasks, lambda group: self._begin(conversations, turns, group, sampling, done), done
+        )
 
     def _begin(
         self,
-        flight: OpenConversations,
+        conversations: OpenConversations,
         turns: TurnSampler,
         tasks: Sequence[RolloutTask],
         sampling: Sampling,
         done: Collection[Sample],
     ) -> None:
-        requests, opening = [], FirstTurns(flight, self._kit.timers)
+        requests, opening = [], FirstTurns(conversations, self._kit.timers)
         due = asyncio.get_running_loop().time() + self._settings.time_s
         for task in tasks:
             ids: Sequence[int] = ()
@@ -165,7 +167,7 @@ class ToolLoop(AgentLoop):
             samples = [sample for sample in range(task.n) if (name, sample) not in done]
             if self._agents is not None:
                 for sample in samples:
-                    flight.begin(partial(self._agents.run, self._kit, turns, task, sample, sampling))
+                    conversations.begin(partial(self._agents.run, self._kit, turns, task, sample, sampling))
                 continue
             if self._environments is None:
                 ids = self._first_ids(task)
@@ -176,9 +178,9 @@ class ToolLoop(AgentLoop):
                 if self._environments is None:
                     opening.waiting[name, sample] = conversation
                 else:
-                    flight.begin(conversation.run)
+                    conversations.begin(conversation.run)
         if requests:
-            flight.spawn(opening.sample(turns, requests, due))
+            conversations.spawn(opening.sample(turns, requests, due))
 
     def _first_ids(self, task: RolloutTask) -> Sequence[int]:
         return self._tokens.encode_prompt(task.prompt.messages, self._tools.open("", task.prompt).schemas)

@@ -114,7 +114,7 @@ class ToolSuite(ReferenceSuite):
         self._have_results(processes=False)
 
     def test_it_runs_in_a_process_of_its_own(self) -> None:
-        """Loaded there by its reference."""
+        """Loaded there by its target."""
         self._have_results(processes=True)
 
     def _have_results(self, processes: bool) -> None:
@@ -222,7 +222,7 @@ class EnvironmentSuite(ReferenceSuite):
         self._plays(processes=False)
 
     def test_it_runs_in_a_process_of_its_own(self) -> None:
-        """Loaded there by its reference; its answers pickle."""
+        """Loaded there by its target; its answers pickle."""
         self._plays(processes=True)
 
     def _plays(self, processes: bool) -> None:

@@ -24,12 +24,12 @@ from rlcore_agent_loop.agents.endpoint import Endpoint
 from rlcore_agent_loop.agents.recording import Recording
 from rlcore_agent_loop.conversation.conversation import ConversationContext
 from rlcore_agent_loop.conversation.episode import Episode
-from rlcore_agent_loop.conversation.turns import TurnSampler
+from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 from rlcore_agent_loop.loop import ToolLoop
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.parsers import hermes
 from rlcore_agent_loop.tools.tools import Tools
-from rlcore_agent_loop.workers.spread import DistributedToolLoop
+from rlcore_agent_loop.workers.distributed_loop import DistributedToolLoop
 from rlcore_agent_loop.workers.worker import LoopWorker
 
 END = ByteTokens.EOS
@@ -116,7 +116,7 @@ class HereWorker:
                 yield pickle.loads(pickle.dumps(result))
 
 
-class HereCrew:
+class HerePool:
     """Workers that never die. Implements `rlcore.contracts.workers.WorkerGroup`."""
 
     def __init__(self, num: int, tokens: Tokens, children: Any) -> None:
@@ -190,8 +190,8 @@ def loop_of(
 ) -> AgentLoop:
     """The loop of these settings, not yet started."""
     if settings.workers:
-        crew: Any = HereCrew(settings.workers, tokens, children)
-        return DistributedToolLoop(policy, crew, settings, window=window)
+        pool: Any = HerePool(settings.workers, tokens, children)
+        return DistributedToolLoop(policy, pool, settings, window=window)
     return ToolLoop(policy, tokens, children, settings, window)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rlcore_agent_loop.agents.agent import Agents
-from rlcore_agent_loop.conversation.turns import TurnSampler
+from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, kit_of, talk
 from rlcore_agent_loop.tools.in_child import CallLost, in_child
@@ -51,7 +51,7 @@ def one_is_stubborn(base_url, api_key, messages):
         return 1.0
     time.sleep(3600)
 
-class Seat:
+class AgentHost:
     def waits(self, seconds):
         time.sleep(seconds)
         return seconds
@@ -90,7 +90,7 @@ def test_an_agent_that_does_not_care_for_401_gets_no_further_turn(tmp_path: Path
     assert parts[-1].info["num_requests"] == len(policy.requests)
 
 
-def seated(directory: Path, *calls: tuple[str, tuple[Any, ...], float]) -> list[Any]:
+def hosted(directory: Path, *calls: tuple[str, tuple[Any, ...], float]) -> list[Any]:
     """The results of concurrent calls to one process."""
     (directory / "agents.py").write_text(AGENTS)
 
@@ -98,7 +98,7 @@ def seated(directory: Path, *calls: tuple[str, tuple[Any, ...], float]) -> list[
         children = ChildProcesses()
 
         async def start(index: int) -> Child:
-            return await children.start(f"{directory / 'agents.py'}:Seat", name="seat", threads=4)
+            return await children.start(f"{directory / 'agents.py'}:AgentHost", name="host", threads=4)
 
         pool = ChildPool(start, 1, calls=4)
         await pool.start()
@@ -116,13 +116,13 @@ def seated(directory: Path, *calls: tuple[str, tuple[Any, ...], float]) -> list[
 
 @pytest.mark.fault
 def test_who_lost_its_process_to_another_call_is_told_which(tmp_path: Path) -> None:
-    slow, innocent = seated(tmp_path, ("waits", (60,), 0.4), ("waits", (60,), 60.0))
+    slow, innocent = hosted(tmp_path, ("waits", (60,), 0.4), ("waits", (60,), 60.0))
     assert (type(slow), str(slow)) == (ChildError, "agent took longer than 0.4 s")
     assert isinstance(innocent, CallLost)
     assert str(innocent) == "the process it ran in was killed: agent took longer than 0.4 s, in another call"
-    [_, other] = seated(tmp_path, ("dies", (), 60.0), ("waits", (60,), 60.0))
+    [_, other] = hosted(tmp_path, ("dies", (), 60.0), ("waits", (60,), 60.0))
     assert type(other) is ChildError
-    assert str(other).startswith("the process of agent has ended, which up to 4 share: child 'seat' ended: exit code 1")
+    assert str(other).startswith("the process of agent has ended, which up to 4 share: child 'host' ended: exit code 1")
 
 
 @pytest.mark.fault

@@ -9,7 +9,7 @@ from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import ScriptedPolicy, call, talk
 
 from rlcore.config import ModelConfig
-from rlcore.data.tokens import TemplateTokens, load_tokens
+from rlcore.data.tokenizer import TemplateTokens, load_tokens
 from rlcore.errors import ConfigError
 from rlcore.types import Message
 

@@ -16,7 +16,7 @@ from rlcore.config import RewardFunctionConfig
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.rollout import Generator
 from rlcore.data import PromptOrder
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.reward.functions import build_function_rewards
 from rlcore.testing.here import HereChildren
 from rlcore.testing.rewards import make_prompt, reward_context

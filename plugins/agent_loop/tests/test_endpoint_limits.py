@@ -282,7 +282,7 @@ def test_a_token_that_is_not_unicode_is_unknown(token: str, caplog: pytest.LogCa
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({**HELLO, "max_tokens": True}, "max_tokens: needs a number"),
         ({**HELLO, "max_completion_tokens": False}, "max_tokens: needs a number"),

@@ -7,7 +7,7 @@ import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings
 from rlcore_agent_loop.testing import contents, says, talk
 
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.report import metrics
 from rlcore.train import train
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 import pytest
-from rlcore_agent_loop.conversation.turns import LaterTurns
+from rlcore_agent_loop.conversation.turn_sampler import LaterTurns
 
 from rlcore import WorkerError
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Sampling

@@ -9,7 +9,7 @@ import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, AgentSettings, EnvironmentSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, says, talk
 
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import ConfigError
 from rlcore.plugins.planning import plan_run
 from rlcore.testing.rewards import make_prompt

@@ -11,7 +11,7 @@ from rlcore_agent_loop.settings import AgentLoopSettings, ToolSettings
 from rlcore_agent_loop.testing import END, ScriptedPolicy, call, contents, says, talk
 from rlcore_agent_loop.tools.schemas import schema_of
 from rlcore_agent_loop.workers.admission import SampleLimit
-from rlcore_agent_loop.workers.flight import OpenConversations
+from rlcore_agent_loop.workers.open_conversations import OpenConversations
 
 from rlcore.contracts.agents import RolloutTask
 from rlcore.errors import ConfigError, WorkerError

@@ -54,7 +54,7 @@ class RaySession:
         self._placement = Placement(context.run_dir.name, context.pools)
         self._thread: WorkerThread | None = None
         """The one that connects and leaves; None where Ray was there already."""
-        self._guard: Reaper | None = None
+        self._reaper: Reaper | None = None
         self._output = ActorOutput()
         self._environment: dict[str, str] = {}
         """Of actors of a Ray that we started: their ranks meet on this machine."""
@@ -89,7 +89,7 @@ class RaySession:
             pools = bundles_of(self._slots, self._context.pools).values()
             num_cpus = sum(bundle["CPU"] for pool in pools for bundle in pool)
             mark = uuid.uuid4().hex
-            self._guard = Reaper(mark)
+            self._reaper = Reaper(mark)
             os.environ[VARIABLE] = mark
             make_private_token()
             with _loopback_only(), self._output.beginning():
@@ -103,7 +103,7 @@ class RaySession:
                     **quiet,
                 )
             self._environment["GLOO_SOCKET_IFNAME"] = "lo"
-            self._guard.watch(str(context.address_info["session_dir"]))
+            self._reaper.watch(str(context.address_info["session_dir"]))
         except (RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
             joined = f"plugins.ray.address={settings.address}"
             place = joined if settings.address else "cluster: starting Ray on this machine"
@@ -163,8 +163,8 @@ class RaySession:
         except WorkerError as error:
             logger.warning("%s", error)
         finally:
-            if self._guard is not None:
-                await asyncio.to_thread(self._guard.dismiss)
+            if self._reaper is not None:
+                await asyncio.to_thread(self._reaper.dismiss)
             await self._thread.stop(self._context.deadlines.close_s)
 
     def _leave(self) -> None:

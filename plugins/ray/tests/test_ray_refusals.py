@@ -11,7 +11,7 @@ JOINED = ("plugins.ray.address=10.0.0.1:6379",)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (
             (*JOINED, "plugins.ray.object_store_gib=1"),

@@ -208,12 +208,12 @@ def judgement(answer: Any, request_id: str) -> Outcome:
         raise NoAnswer(f"answered with {clipped(str(answer), 80)!r}; an object with 'score' is needed")
     if answer.get("id", request_id) != request_id:
         raise NoAnswer(f"answered about {clipped(str(answer['id']), 80)!r} when it was asked about '{request_id}'")
-    parts, info = answer.get("parts") or {}, answer.get("info") or {}
-    if not isinstance(parts, dict) or not isinstance(info, dict):
-        raise NoAnswer("answered with 'parts' or 'info' that is no object")
-    if (wrong := beside_score(info) or beside_score(parts)) is not None:
+    components, info = answer.get("components") or {}, answer.get("info") or {}
+    if not isinstance(components, dict) or not isinstance(info, dict):
+        raise NoAnswer("answered with 'components' or 'info' that is not an object")
+    if (wrong := beside_score(info) or beside_score(components)) is not None:
         raise NoAnswer(f"answered with {wrong}")
-    checked = {str(name): finite(str(name), part) for name, part in parts.items()}
+    checked = {str(name): finite(str(name), component) for name, component in components.items()}
     return Outcome(RewardStatus.OK, finite("score", answer["score"]), components=checked, info=info)
 
 

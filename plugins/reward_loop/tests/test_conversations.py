@@ -34,7 +34,7 @@ def conversations(tmp_path: Path) -> Conversations:
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "message"),
     [
         ([{"role": "user", "content": "A" * 100}], "has 107 tokens; needs 1 to 64"),
         ([], "has 0 tokens"),

@@ -168,7 +168,7 @@ def test_an_evaluations_own_calls_go_ahead_of_training(tmp_path: Path) -> None:
         assert os.environ["RLCORE_REWARD_EVAL_URL"] == exposure.eval_url
         body = {"model": "grader", "messages": [{"role": "user", "content": "?"}]}
         for _ in range(replicas.settings.concurrency):
-            assert replicas.gate.enter(Lane.TRAIN)
+            assert replicas.limiter.enter(Lane.TRAIN)
 
         async def ask(url: str) -> int:
             async with session.post(f"{url}/score", json=body) as answer:
@@ -177,7 +177,7 @@ def test_an_evaluations_own_calls_go_ahead_of_training(tmp_path: Path) -> None:
         training = asyncio.create_task(ask(exposure.url))
         assert await ask(exposure.eval_url) == 200
         assert not training.done()
-        replicas.gate.leave(Lane.TRAIN)
+        replicas.limiter.leave(Lane.TRAIN)
         assert await training == 200
 
     with exposed(tmp_path, use):

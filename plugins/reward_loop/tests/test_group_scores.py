@@ -73,7 +73,7 @@ def test_a_group_that_stays_incomplete_is_post_processed_at_the_end_of_the_strea
     assert [result.reward.score for result in results] == [0.0]
 
 
-@pytest.mark.parametrize(("function", "said"), [("breaks", "no such luck"), ("short", "a list of 1 for 2 samples")])
+@pytest.mark.parametrize(("function", "message"), [("breaks", "no such luck"), ("short", "a list of 1 for 2 samples")])
 def test_post_processing_that_fails_fails_its_group(
     score: Score, settings: Callable[..., RewardLoopSettings], function: str, message: str
 ) -> None:

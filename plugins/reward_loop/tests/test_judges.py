@@ -121,7 +121,7 @@ def test_a_judges_text_becomes_a_score_in_the_range(text: str, settings: dict[st
 
 
 @pytest.mark.parametrize(
-    ("text", "settings", "said"),
+    ("text", "settings", "message"),
     [
         ("I would give it a ten.", {}, "JSON is needed"),
         ('The score is {"score": 7}', {}, "JSON is needed"),
@@ -143,7 +143,7 @@ CUT = ServiceAnswer({"choices": [{"message": {"content": '{"score": 1'}, "finish
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (chat_answer(""), "the judge said nothing"),
         (chat_answer("Excellent!"), "JSON is needed"),

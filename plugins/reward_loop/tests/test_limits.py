@@ -1,4 +1,4 @@
-"""Slots, pace, routing, statistics and batches, one by one."""
+"""Slots, rates, routing, statistics and batches, one by one."""
 
 import asyncio
 import threading
@@ -74,12 +74,12 @@ def test_overload_halves_the_concurrency_once_and_answers_raise_it_again() -> No
 @settings(max_examples=60, deadline=None)
 def test_no_second_sees_more_turns_than_the_pace_allows(per_minute: float, idle: list[float]) -> None:
     now = 100.0
-    pace = RateLimiter(per_minute, lambda: now)
+    limiter = RateLimiter(per_minute, lambda: now)
     turns: list[float] = []
     for pause in idle:
         now += pause
-        now += pace.wait_s()
-        pace.begin()
+        now += limiter.wait_s()
+        limiter.begin()
         turns.append(now)
     most = max(sum(start <= turn < start + 1 for turn in turns) for start in turns)
     assert most <= per_minute / 60 * (1 + 0.05) + 1 + 1e-6
@@ -87,11 +87,11 @@ def test_no_second_sees_more_turns_than_the_pace_allows(per_minute: float, idle:
 
 def test_turns_are_counted_in_tokens_too_and_put_right_afterwards() -> None:
     now = 0.0
-    pace = RateLimiter(600, lambda: now)
-    pace.begin(20)
-    assert pace.wait_s() == pytest.approx(2.0 - (0.1 - 0.1))
-    pace.correct(-10)
-    assert pace.wait_s() == pytest.approx(1.0)
+    limiter = RateLimiter(600, lambda: now)
+    limiter.begin(20)
+    assert limiter.wait_s() == pytest.approx(2.0 - (0.1 - 0.1))
+    limiter.correct(-10)
+    assert limiter.wait_s() == pytest.approx(1.0)
     assert RateLimiter(0, lambda: now).wait_s() == 0.0
 
 
@@ -132,14 +132,14 @@ def test_those_that_wait_go_on_as_if_the_tokens_had_been_known_from_the_start() 
 def test_what_was_begun_never_gets_ahead_of_the_true_tokens(calls: list[tuple[float, int, int]]) -> None:
     """Each call is put right before the next one begins: ten tokens a second, as a plain sum counts them."""
     now = spread_s = 0.0
-    pace = RateLimiter(600, lambda: now)
+    limiter = RateLimiter(600, lambda: now)
     for took_s, estimate, true in calls:
-        now += pace.wait_s()
+        now += limiter.wait_s()
         assert now >= spread_s - 1e-9
-        pace.begin(estimate)
+        limiter.begin(estimate)
         spread_s += true / 10
         now += took_s
-        pace.correct(true - estimate)
+        limiter.correct(true - estimate)
 
 
 def test_evaluation_takes_the_next_turn() -> None:

@@ -96,8 +96,8 @@ def test_a_run_one_step_off_goes_on_with_half_of_its_groups_scored(
     result = run(tmp_path, service.url, {"normalise": normalise}, resume=True)
     again = set(script.calls)
     assert len(again) == len(script.calls)
-    bought = {f"{trajectory.prompt}/{trajectory.epoch}/{trajectory.sample}" for trajectory in kept}
-    assert bought & again == (bought if normalise else set())
+    already_scored = {f"{trajectory.prompt}/{trajectory.epoch}/{trajectory.sample}" for trajectory in kept}
+    assert already_scored & again == (already_scored if normalise else set())
     assert len(again) == 2 * PROMPTS * (SAMPLES if normalise else 1)
 
     assert result.steps == STEPS

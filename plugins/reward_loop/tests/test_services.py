@@ -37,7 +37,7 @@ def error_of(score: Score, settings: RewardLoopSettings) -> str:
 def test_the_service_gets_prompt_answer_completion_and_columns_and_the_token(
     score: Score, one_service: Settings
 ) -> None:
-    answer = {"id": "test/3/0/2", "score": 2, "parts": {"length": 3}, "info": {"answer": "x"}}
+    answer = {"id": "test/3/0/2", "score": 2, "components": {"length": 3}, "info": {"answer": "x"}}
     messages = (FrozenDict({"role": "assistant", "content": "so"}),)
     with serving(lambda call: ServiceAnswer(answer)) as service:
         [only], _ = score(one_service(service.url, token="secret"), [make_trajectory(3, sample=2, completion=messages)])
@@ -143,8 +143,11 @@ BAD_ANSWERS = {
     "text": (ServiceAnswer({"score": "10"}), "'score' returned str '10'"),
     "not a number": (ServiceAnswer(b'{"score": NaN}'), "a finite number is needed"),
     "infinite": (ServiceAnswer(b'{"score": -Infinity}'), "a finite number is needed"),
-    "a part that is none": (ServiceAnswer({"score": 1, "parts": {"style": []}}), "'style' returned list []"),
-    "parts that are none": (ServiceAnswer({"score": 1, "parts": [1]}), "'parts' or 'info' that is no object"),
+    "a component that is none": (ServiceAnswer({"score": 1, "components": {"style": []}}), "'style' returned list []"),
+    "components that are none": (
+        ServiceAnswer({"score": 1, "components": [1]}),
+        "'components' or 'info' that is not an object",
+    ),
     "another sample's": (ServiceAnswer({"score": 1, "id": "test/9/0/0"}), "answered about 'test/9/0/0'"),
     "10 MB": (ServiceAnswer(b" " * 10_000_000), "more than max_response_bytes=1000000"),
     "half of it": (ServiceAnswer({"score": 1.0}, cut_at=5), "broke off (ClientPayloadError"),
@@ -243,7 +246,7 @@ def test_a_run_takes_its_rewards_from_the_service(tmp_path: Path) -> None:
     }
 
     def script(call: ServiceCall) -> ServiceAnswer:
-        return ServiceAnswer({"score": len(call.json()["completion"]), "parts": {"length": 2}})
+        return ServiceAnswer({"score": len(call.json()["completion"]), "components": {"length": 2}})
 
     with serving(script) as service:
         settings = [

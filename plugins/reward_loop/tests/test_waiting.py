@@ -79,12 +79,12 @@ def test_of_identical_calls_that_all_fail_the_last_does_not_wait_for_every_other
 
 def test_an_evaluation_waits_for_no_identical_call_of_training_that_is_queued(tmp_path: Path) -> None:
     async def use(service: Service) -> None:
-        assert service.gate.enter(Lane.TRAIN), "the one slot is taken"
+        assert service.limiter.enter(Lane.TRAIN), "the one slot is taken"
         queued = asyncio.create_task(service.ask(call(), Lane.TRAIN))
         await asyncio.sleep(0.01)
         assert await service.ask(call(), Lane.EVAL) == {"score": 1}
         assert not queued.done()
-        service.gate.leave(Lane.TRAIN)
+        service.limiter.leave(Lane.TRAIN)
         assert await queued == {"score": 1}
 
     with (
@@ -171,7 +171,7 @@ def test_what_calls_wait_for_is_named_and_nothing_that_follows_from_it(
 
 def test_slots_that_the_service_took_away_are_no_fault_of_the_setting(tmp_path: Path) -> None:
     async def use(service: Service) -> None:
-        service.gate.overloaded()
+        service.limiter.overloaded()
         await asyncio.gather(*(service.ask(call(str(n)), Lane.TRAIN) for n in range(6)))
         waits = service.take_waits()
         assert waits[f"{WHERE}.urls"] > 0

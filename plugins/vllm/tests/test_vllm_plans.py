@@ -47,7 +47,7 @@ def test_a_rollout_states_its_devices_memory_pool_and_weights(planned: Planned) 
 
 
 @pytest.mark.parametrize(
-    ("error", "overrides", "said"),
+    ("error", "overrides", "message"),
     [
         (
             ConfigError,
@@ -179,7 +179,7 @@ def test_the_spec_of_a_reward_model_tells_the_replica_its_settings_and_who_asks_
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         (
             {"options": {"tensor_parallel_size": 2}},

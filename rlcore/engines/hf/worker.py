@@ -205,7 +205,7 @@ class HfRollout(RolloutWorker):
     def setup(self) -> None:
         import torch
 
-        from rlcore.data.tokens import load_tokens
+        from rlcore.data.tokenizer import load_tokens
         from rlcore.engines.hf.sample.sampler import EmbeddedSampler
 
         context, config = self.context, self.context.config

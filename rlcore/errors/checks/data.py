@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rlcore.errors import CALLED, OfferError, PluginError, boundary, shown
 from rlcore.errors.checks.interfaces import Kind, kind_of, refuses
-from rlcore.errors.checks.references import FORM, well_formed
+from rlcore.errors.checks.targets import FORM, well_formed
 
 T = TypeVar("T")
 
@@ -149,20 +149,20 @@ def check_settings(made: object, field: str) -> None:
         refuse(made, field, "a frozen dataclass")
 
 
-def check_reference(made: object, field: str) -> None:
+def check_target(made: object, field: str) -> None:
     """'module:attr', of which the form alone is looked at."""
     if not well_formed(getattr(made, field)):
         refuse(made, field, FORM)
 
 
-def check_references(made: object, field: str) -> None:
-    """References by purpose."""
+def check_targets(made: object, field: str) -> None:
+    """Targets by purpose."""
     value = getattr(made, field)
     if not isinstance(value, Mapping):
-        refuse(made, field, "a mapping of purposes to references, {'loss': 'module:attr'}")
-    for purpose, reference in value.items():
-        if not isinstance(purpose, str) or not purpose or not well_formed(reference):
-            found = f"{shown(purpose)}: {shown(reference)}"
+        refuse(made, field, "a mapping of purposes to targets, {'loss': 'module:attr'}")
+    for purpose, target in value.items():
+        if not isinstance(purpose, str) or not purpose or not well_formed(target):
+            found = f"{shown(purpose)}: {shown(target)}"
             raise OfferError(f"{_who(made)}: {field} has {found}; needs a purpose and {FORM}")
 
 

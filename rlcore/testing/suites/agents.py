@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 
 from rlcore.contracts.agents import AgentLoop, RolloutTask
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.testing.rewards import make_prompt
 from rlcore.testing.suites.harness import ComponentSuite, extra
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane, Prompt, Sampling, Trajectory, TrajectoryId

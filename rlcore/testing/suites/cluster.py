@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.cluster.worker_context import cluster_context
-from rlcore.config.offers import Offer, Provider
+from rlcore.config.providers import Offer, Provider
 from rlcore.contracts.clusters import Cluster, ClusterAbilities, ClusterContext, ClusterOffer, Deadlines
 from rlcore.contracts.workers import ReplicaEvent, WorkerGroup
 from rlcore.errors import WorkerError
 from rlcore.errors.checks.interfaces import refuses
 from rlcore.plan import CORE, Facts, RunPlan, make_plan
 from rlcore.plugins import configure
-from rlcore.plugins.load import name_of
+from rlcore.plugins.enabled import name_of
 from rlcore.testing import probing
 from rlcore.testing.null import SETTINGS
 from rlcore.testing.suites.harness import Suite, extra, need_conforming, run, scratch

@@ -18,7 +18,7 @@ from rlcore.errors import PluginError, RlcoreError, boundary
 from rlcore.errors.checks.interfaces import breaches
 from rlcore.imports import import_target
 from rlcore.plugins import configure
-from rlcore.plugins.load import name_of
+from rlcore.plugins.enabled import name_of
 from rlcore.testing.here import HereChildren
 from rlcore.testing.leaks import leaks
 from rlcore.testing.rewards import WAIT_S, reward_context
@@ -115,7 +115,7 @@ class Suite:
 
 
 def loaded(target: Any, suite: Any = None) -> Any:
-    """The object itself, or the one that its reference names."""
+    """The object itself, or the one that its target names."""
     if isinstance(target, property):
         target = target.fget(suite) if target.fget else ""
     if isinstance(target, staticmethod):

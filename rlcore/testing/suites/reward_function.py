@@ -41,7 +41,7 @@ INJECTED = (
 
 
 class RewardFunctionSuite(Suite):
-    """A reward function; `target` is its reference, 'module:name' or '/file.py:name'."""
+    """A reward function; `target` is 'module:name' or '/file.py:name'."""
 
     answer: Any = "7"
     """The prompt's known answer."""

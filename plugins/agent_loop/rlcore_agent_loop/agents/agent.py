@@ -14,7 +14,7 @@ from rlcore_agent_loop.agents.recording import Recording
 from rlcore_agent_loop.checks import absolute
 from rlcore_agent_loop.conversation.conversation import ConversationContext
 from rlcore_agent_loop.conversation.episode import AGENT, AGENT_FAILED, TIME, Episode, Segment
-from rlcore_agent_loop.conversation.turns import TurnSampler
+from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 from rlcore_agent_loop.settings import AgentSettings
 from rlcore_agent_loop.tools.in_child import CallLost, in_child
 

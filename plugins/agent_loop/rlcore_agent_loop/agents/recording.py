@@ -10,7 +10,7 @@ from rlcore.types import Completion, FinishReason, Sampling
 from rlcore_agent_loop.agents.messages import BadRequest, Plain, answer, for_template, normalised
 from rlcore_agent_loop.conversation.conversation import ConversationContext
 from rlcore_agent_loop.conversation.episode import MAX_TOKENS, MAX_TURNS, Episode, Segment
-from rlcore_agent_loop.conversation.turns import TurnSampler
+from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 
 OURS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
 """Settings of a request that the run decides: another distribution would not be the policy's."""
@@ -29,9 +29,9 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(eq=False)
 class Thread:
-    """A part with the messages that its tokens say."""
+    """A segment with the messages that its tokens say."""
 
-    part: Segment
+    segment: Segment
     history: list[Plain]
     tools: Any
     busy: bool = False
@@ -76,7 +76,7 @@ class Recording:
             raise BadRequest(f"messages: {error}") from error
         self.num_requests += 1
         number = self.num_requests
-        part, prompt_ids = thread.part, [*thread.part.ids, *ids]
+        part, prompt_ids = thread.segment, [*thread.segment.ids, *ids]
         rest = self._rest(part) - len(ids)
         budget = min(self.kit.turn_budget(rest), limit or rest)
         thread.busy, answered = True, False
@@ -152,8 +152,8 @@ class Recording:
                 continue
             if any(turn["role"] in ("assistant", "system") or not self._stable(thread, turn["role"]) for turn in new):
                 continue
-            ids = self.kit.tokens.continuation(for_template(new), thread.part.ids[-1])
-            if len(ids) >= self._rest(thread.part):
+            ids = self.kit.tokens.continuation(for_template(new), thread.segment.ids[-1])
+            if len(ids) >= self._rest(thread.segment):
                 raise self._too_long()
             return thread, new, ids
         return None

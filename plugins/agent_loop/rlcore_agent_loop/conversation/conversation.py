@@ -22,7 +22,7 @@ from rlcore_agent_loop.conversation.episode import (
     Episode,
     Segment,
 )
-from rlcore_agent_loop.conversation.turns import TurnSampler
+from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.tools.calls import ToolCall, refused
 from rlcore_agent_loop.tools.parsers import Parser

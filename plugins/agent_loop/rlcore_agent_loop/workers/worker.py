@@ -172,10 +172,10 @@ class LoopWorker(AgentWorker):
         done: Collection[tuple[str, int]],
     ) -> AsyncIterator[Message]:
         """See `AgentWorker.rollout`."""
-        exchange = self._rollouts[number] = PolicyProxy()
-        running = asyncio.create_task(self._run(exchange, tasks, sampling, lane, done))
+        proxy = self._rollouts[number] = PolicyProxy()
+        running = asyncio.create_task(self._run(proxy, tasks, sampling, lane, done))
         try:
-            while (message := await exchange.out.get()) is not None:
+            while (message := await proxy.out.get()) is not None:
                 yield message
             await running
         finally:
@@ -185,7 +185,7 @@ class LoopWorker(AgentWorker):
 
     async def _run(
         self,
-        exchange: PolicyProxy,
+        proxy: PolicyProxy,
         tasks: Sequence[RolloutTask],
         sampling: Sampling,
         lane: Lane,
@@ -193,11 +193,11 @@ class LoopWorker(AgentWorker):
     ) -> None:
         try:
             if self._loop is not None:
-                async with aclosing(self._loop.samples(exchange, tasks, sampling, lane, done)) as samples:
+                async with aclosing(self._loop.samples(proxy, tasks, sampling, lane, done)) as samples:
                     async for parts in samples:
-                        exchange.out.put_nowait(Ended(tuple(parts)))
+                        proxy.out.put_nowait(Ended(tuple(parts)))
         finally:
-            exchange.out.put_nowait(None)
+            proxy.out.put_nowait(None)
 
     async def answer(self, number: int, answers: Sequence[Answered]) -> None:
         """See `AgentWorker.answer`."""

@@ -16,7 +16,7 @@ LANES = (Lane.EVAL, Lane.TRAIN)
 REST_S = 0.5
 """The concurrency is halved at most once in this time: calls that were under way say nothing new."""
 BURST_S = 0.05
-"""A pace may be this far ahead of even, which is less than one call at up to 20 calls a second."""
+"""A rate may be this far ahead of even, which is less than one call at up to 20 calls a second."""
 
 
 MOST_CREDIT_S = 60.0
@@ -165,9 +165,9 @@ class RateLimiter:
 
 
 class FairQueue:
-    """A queue before a pace of requests and one of tokens, in which evaluation goes first.
+    """A queue before a rate of requests and one of tokens, in which evaluation goes first.
 
-    `for_requests` and `for_tokens` run while calls wait for that pace: for the one that lets them go on later.
+    `for_requests` and `for_tokens` run while calls wait for that rate: for the one that lets them go on later.
     """
 
     def __init__(self, requests: RateLimiter, tokens: RateLimiter) -> None:

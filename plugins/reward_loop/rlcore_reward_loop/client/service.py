@@ -40,7 +40,7 @@ class Call:
     path: str = ""
     """Follows the service's address."""
     answer_tokens: int = 0
-    """Tokens that the answer may have, for the pace."""
+    """Tokens that the answer may have, for the rate."""
     with_ids: bool = False
     """The questions in the body hold ids, which do not count when it is asked whether two are identical."""
 
@@ -63,8 +63,8 @@ class Service:
         self._call_time, self._for_slot = call_time, Stopwatch()
         self.client = Client(settings.token)
         self.timers = Timers()
-        self.gate = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, settings.adaptive, self._for_slot)
-        self.turns = FairQueue(RateLimiter(settings.requests_per_minute), RateLimiter(settings.tokens_per_minute))
+        self.limiter = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, settings.adaptive, self._for_slot)
+        self.queue = FairQueue(RateLimiter(settings.requests_per_minute), RateLimiter(settings.tokens_per_minute))
         self.router = Router(settings.urls, settings.eject_after, settings.eject_s)
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
         self._under_way: dict[tuple[bytes, Lane], _Asking] = {}
@@ -76,17 +76,20 @@ class Service:
 
     async def close(self) -> None:
         """Admit no more calls."""
-        self.turns.close()
+        self.queue.close()
         await self.router.close()
         await self.client.close()
 
     def take_counts(self) -> dict[str, float]:
         """num_retries, num_cache_hits and num_ejections since the last call; in_flight_max and ejected."""
-        gate, counts = self.gate, self.counts
+        limiter, counts = self.limiter, self.counts
         taken = {name: counts.pop(name, 0.0) for name in ("num_retries", "num_cache_hits")}
         taken["num_ejections"], self.router.num_ejections = float(self.router.num_ejections), 0
-        taken["in_flight_max"], gate.most_in_flight = float(gate.most_in_flight), sum(gate.num_in_flight.values())
-        return taken | {"ejected": float(self.router.num_ejected), "concurrency": float(int(gate.limit))}
+        taken["in_flight_max"], limiter.most_in_flight = (
+            float(limiter.most_in_flight),
+            sum(limiter.num_in_flight.values()),
+        )
+        return taken | {"ejected": float(self.router.num_ejected), "concurrency": float(int(limiter.limit))}
 
     def take_waits(self) -> dict[str, float]:
         """Seconds since the last call for which calls waited for more of a setting, by its key.
@@ -96,18 +99,18 @@ class Service:
         """
         where = f"{WHERE}.services.{self.name}"
         rate = {
-            "requests_per_minute": self.turns.for_requests.take(),
-            "tokens_per_minute": self.turns.for_tokens.take(),
+            "requests_per_minute": self.queue.for_requests.take(),
+            "tokens_per_minute": self.queue.for_tokens.take(),
         }
-        slots = "concurrency" if int(self.gate.least_limit) >= self.settings.concurrency else "urls"
-        self.gate.least_limit = self.gate.limit
+        slots = "concurrency" if int(self.limiter.least_limit) >= self.settings.concurrency else "urls"
+        self.limiter.least_limit = self.limiter.limit
         waits = {**rate, slots: max(0.0, self._for_slot.take() - sum(rate.values()))}
         return {f"{where}.{setting}": seconds for setting, seconds in waits.items()}
 
     @property
     def num_in_flight(self) -> int:
         """Calls under way."""
-        return sum(self.gate.num_in_flight.values())
+        return sum(self.limiter.num_in_flight.values())
 
     def ask(self, call: Call, lane: Lane) -> Coroutine[Any, Any, Any]:
         """The service's answer, parsed; NoAnswer when the tries are used up or the deadline has passed.
@@ -155,12 +158,12 @@ class Service:
         body = ENCODER.encode(call.body).encode()
         self._call_time.start()
         try:
-            if not self.gate.enter(lane):
-                await self.gate.wait(lane)
+            if not self.limiter.enter(lane):
+                await self.limiter.wait(lane)
             try:
                 return await _Tries(self, call, body, lane, asking).answer()
             finally:
-                self.gate.leave(lane)
+                self.limiter.leave(lane)
         finally:
             self._call_time.stop()
 
@@ -214,8 +217,8 @@ class _Tries:
     async def _try_until(self, due: float) -> Any:
         service, avoid = self.service, None
         while True:
-            if not service.turns.now(self.tokens):
-                due += await service.turns.turn(self.lane, self.tokens)
+            if not service.queue.now(self.tokens):
+                due += await service.queue.turn(self.lane, self.tokens)
             if self.asking is not None:
                 self.asking.begun = True
             try:
@@ -231,11 +234,11 @@ class _Tries:
                     )
             except TimeoutError:
                 service.router.failed(target, number, "no answer in time", self.call.id)
-                service.gate.overloaded()
+                service.limiter.overloaded()
                 raise self._no_answer(f"no answer within deadline_s={self.settings.deadline_s:g}") from None
             except Unavailable as cause:
                 if cause.overloaded:
-                    service.gate.overloaded()
+                    service.limiter.overloaded()
                 service.router.failed(target, number, str(cause), self.call.id)
                 self.last, avoid = str(cause), target
                 await self._pause(due, cause.retry_after_s)
@@ -247,7 +250,7 @@ class _Tries:
                 raise
             else:
                 service.router.succeeded(target, number)
-                service.gate.served()
+                service.limiter.served()
                 self._count_tokens(answer)
                 return answer
 
@@ -272,7 +275,7 @@ class _Tries:
         usage = answer.get("usage") if isinstance(answer, dict) else None
         total = usage.get("total_tokens") if isinstance(usage, dict) else None
         if isinstance(total, (int, float)) and 0 <= total < 1e9:
-            self.service.turns.correct(total - self.tokens)
+            self.service.queue.correct(total - self.tokens)
 
 
 def pause_s(tried: int, retry_after_s: float | None) -> float:

@@ -33,7 +33,7 @@ class Replicas:
         self._group, self._audit = group, audit
         self._by_name = {replica.name: replica for replica in group.replicas}
         self._call_time, self._for_slot = call_time, Stopwatch()
-        self.gate = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, False, self._for_slot)
+        self.limiter = ConcurrencyLimiter(settings.concurrency, settings.eval_slots, False, self._for_slot)
         self.router = Router(list(self._by_name), 1, settings.health_s, self._healthy)
         self.counts: dict[str, float] = defaultdict(float)
 
@@ -45,7 +45,7 @@ class Replicas:
         """num_retries and num_ejections since the last call; in_flight_max and ejected."""
         taken = {"num_retries": self.counts.pop("num_retries", 0.0)}
         taken["num_ejections"], self.router.num_ejections = float(self.router.num_ejections), 0
-        taken["in_flight_max"], self.gate.most_in_flight = float(self.gate.most_in_flight), self.num_in_flight
+        taken["in_flight_max"], self.limiter.most_in_flight = float(self.limiter.most_in_flight), self.num_in_flight
         return taken | {"ejected": float(self.router.num_ejected)}
 
     def take_waits(self) -> dict[str, float]:
@@ -55,7 +55,7 @@ class Replicas:
     @property
     def num_in_flight(self) -> int:
         """Requests under way."""
-        return sum(self.gate.num_in_flight.values())
+        return sum(self.limiter.num_in_flight.values())
 
     async def addresses(self) -> list[str]:
         """Base URLs of the replicas that serve a chat API themselves."""
@@ -71,7 +71,7 @@ class Replicas:
             self._call_time.stop()
 
     async def _ask_in_turn(self, reward: str, request: ScoreRequest, lane: Lane) -> RawScore:
-        async with self.gate.slot(lane):
+        async with self.limiter.slot(lane):
             began = time.monotonic()
             status, raw = "cancelled", RawScore(request.id)
             try:

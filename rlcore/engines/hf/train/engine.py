@@ -25,7 +25,7 @@ from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Pre
 from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel, load_masters, load_model
 from rlcore.engines.hf.train.offload import Offload
 from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
-from rlcore.engines.hf.train.probe import check_shared_prefix
+from rlcore.engines.hf.train.prefix_trial import check_shared_prefix
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.score import score
 from rlcore.engines.hf.train.shards import Shards, idle

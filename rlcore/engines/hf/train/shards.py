@@ -20,7 +20,7 @@ import torch.distributed as dist
 from rlcore.data.batch import select
 from rlcore.engines.hf.train.microbatch import MicroBatch
 from rlcore.engines.hf.train.model import Model
-from rlcore.engines.hf.train.probe import two_groups
+from rlcore.engines.hf.train.prefix_trial import two_groups
 from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.errors import ConfigError
 from rlcore.types import Batch

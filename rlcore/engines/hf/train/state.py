@@ -133,7 +133,7 @@ def save_training_state(
         if part == 0:
             random_tensors, random_values = _random_state()
             tensors |= _prefixed("random", random_tensors)
-            values = {"counters": counters, "optimizer": optimizer_values, "random": random_values, "parts": num_parts}
+            values = {"counters": counters, "optimizer": optimizer_values, "random": random_values, "shards": num_parts}
             (directory / VALUES_FILE).write_text(json.dumps(values))
         save_file(
             {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
@@ -148,7 +148,7 @@ def load_training_state(directory: Path, optimizer: MasterAdamW, part: int = 0, 
     """
     with boundary(f"checkpoint '{directory}': reading {TENSORS_FILE}", CheckpointError):
         values = json.loads((directory / VALUES_FILE).read_text())
-        written = int(values.get("parts", 1))
+        written = int(values.get("shards", 1))
         with SavedTensors([directory / tensors_file(index, written) for index in range(written)]) as saved:
             names = saved.names("optimizer.")
             of_optimizer = {name: saved.rows(f"optimizer.{name}", part, num_parts) for name in names}

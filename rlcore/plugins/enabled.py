@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from rlcore.config.offers import Provider
+from rlcore.config.providers import Provider
 from rlcore.errors import CALLED, PluginError, boundary
-from rlcore.plan.limits import limited
+from rlcore.plan.time_limit import limited
 from rlcore.plugins.discover import canonical, check_not_core, find
 
 API = "1"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.errors import PlanError
-from rlcore.plan.offers import CORE
+from rlcore.plan.planner_input import CORE
 from rlcore.types import SharedPrefix
 
 

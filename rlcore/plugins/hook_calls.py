@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from rlcore.config import RunConfig
-from rlcore.config.offers import ConfigSection, Offer, Provider
+from rlcore.config.providers import ConfigSection, Offer, Provider
 from rlcore.contracts import hooks as hookspecs
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.clusters import ClusterOffer
@@ -25,10 +25,10 @@ from rlcore.errors.checks.data import listed
 from rlcore.errors.checks.interfaces import check_product, product
 from rlcore.errors.redaction import displayable
 from rlcore.plan import CORE
-from rlcore.plan.limits import limited
+from rlcore.plan.time_limit import limited
 from rlcore.plugins import builtin
 from rlcore.plugins.discover import entry_point_rewards
-from rlcore.plugins.load import LoadedPlugin
+from rlcore.plugins.enabled import LoadedPlugin
 
 T = TypeVar("T")
 

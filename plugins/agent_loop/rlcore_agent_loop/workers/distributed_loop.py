@@ -15,10 +15,10 @@ from rlcore.errors import RlcoreError, WorkerError
 from rlcore.types import Lane, Metrics, Prompt, Sampling, Trajectory
 from rlcore_agent_loop.checks import located
 from rlcore_agent_loop.conversation.prompt_checks import check_column
-from rlcore_agent_loop.conversation.turns import group_name
+from rlcore_agent_loop.conversation.turn_sampler import group_name
 from rlcore_agent_loop.settings import AgentLoopSettings
 from rlcore_agent_loop.workers.admission import SampleLimit
-from rlcore_agent_loop.workers.flight import Counts, OpenConversations, Sample
+from rlcore_agent_loop.workers.open_conversations import Counts, OpenConversations, Sample
 from rlcore_agent_loop.workers.worker import AgentWorker, Answered, Ended, PolicyRequest, Withdrawn
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ class DistributedToolLoop(AgentLoop):
         The conversations of a worker that dies are begun again elsewhere, those that had ended are kept; WorkerError
         when that one dies too.
         """
-        flight = OpenConversations(self._admission)
+        conversations = OpenConversations(self._admission)
 
         def begin(group: Sequence[RolloutTask]) -> None:
             for place, dealt in self._deal(group):
-                flight.spawn(self._run(flight, place, dealt, sampling, lane))
+                conversations.spawn(self._run(conversations, place, dealt, sampling, lane))
 
-        async with aclosing(flight.samples(tasks, begin)) as samples:
+        async with aclosing(conversations.samples(tasks, begin)) as samples:
             async for parts in samples:
                 self._counts.add(parts)
                 for trajectory in parts:
@@ -94,14 +94,14 @@ class DistributedToolLoop(AgentLoop):
         return sorted(dealt.items(), key=lambda pair: pair[0])
 
     async def _run(
-        self, flight: OpenConversations, place: int, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane
+        self, conversations: OpenConversations, place: int, tasks: Sequence[RolloutTask], sampling: Sampling, lane: Lane
     ) -> None:
         """See these groups through, wherever that is."""
         share = _Share(next(self._numbers), tasks, sampling, lane)
         for left in reversed(range(MAX_BEGINS)):
             worker = self._workers.replicas[place]
             try:
-                await self._talk(flight, share, worker, place)
+                await self._talk(conversations, share, worker, place)
                 return
             except RlcoreError as error:
                 if worker.alive:
@@ -115,11 +115,11 @@ class DistributedToolLoop(AgentLoop):
                 place = self._dispatcher.assign(sum(1 for _ in share.missing()))
 
     async def _talk(
-        self, flight: OpenConversations, share: "_Share", worker: ReplicaHandle[AgentWorker], place: int
+        self, conversations: OpenConversations, share: "_Share", worker: ReplicaHandle[AgentWorker], place: int
     ) -> None:
         """One stream of a worker, until every sample of the share has come."""
         answers: asyncio.Queue[Answered] = asyncio.Queue()
-        sending = flight.spawn(_send(worker, share.number, answers))
+        sending = conversations.spawn(_send(worker, share.number, answers))
         tasks: dict[int, asyncio.Task[None]] = {}
         done = tuple(share.done)
         stream = worker.stream(AgentWorker.rollout, share.number, share.left(), share.sampling, share.lane, done)
@@ -129,14 +129,14 @@ class DistributedToolLoop(AgentLoop):
                     if isinstance(message, Ended):
                         share.ended(message.segments)
                         self._dispatcher.finish(place, 1)
-                        flight.deliver(message.segments)
+                        conversations.deliver(message.segments)
                     elif isinstance(message, PolicyRequest):
-                        tasks[message.number] = flight.spawn(self._ask(message, share.lane, answers))
+                        tasks[message.number] = conversations.spawn(self._ask(message, share.lane, answers))
                     elif isinstance(message, Withdrawn) and message.number in tasks:
-                        flight.give_up(tasks.pop(message.number))
+                        conversations.give_up(tasks.pop(message.number))
         finally:
             self._dispatcher.finish(place, sum(1 for _ in share.missing()))
-            flight.give_up(sending, *tasks.values())
+            conversations.give_up(sending, *tasks.values())
             await asyncio.gather(sending, *tasks.values(), return_exceptions=True)
         if missing := sum(1 for _ in share.missing()):
             raise WorkerError(f"{worker.name}: it says it is done, but {missing} samples are missing")

@@ -52,9 +52,9 @@ def test_rows_of_a_checkpoint_are_as_old_as_they_were_when_the_rest_of_their_gro
     async def resumed() -> tuple[int, list[int]]:
         ledger = flight(Ones())
         prompt = make_prompt(0)
-        bought = [ScoredTrajectory(make_trajectory(prompt, 0), Reward(1.0))]
-        saved = {"prompt": prompt.id, "epoch": bought[0].trajectory.id.epoch, "due": 5, "version": version}
-        ledger.restore(3, [saved], bought)
+        already_scored = [ScoredTrajectory(make_trajectory(prompt, 0), Reward(1.0))]
+        saved = {"prompt": prompt.id, "epoch": already_scored[0].trajectory.id.epoch, "due": 5, "version": version}
+        ledger.restore(3, [saved], already_scored)
         ledger.refill(4, 4)
         await asyncio.wait_for(ledger.sampled(), DEADLINE_S)
         await asyncio.sleep(0.01)
@@ -83,11 +83,11 @@ def test_what_ends_forward_passes_is_raised_while_rewards_are_pending() -> None:
         asyncio.run(wait())
 
 
-def restored(saved_version: int, bought: int) -> RolloutBuffer:
+def restored(saved_version: int, already_scored: int) -> RolloutBuffer:
     """At version 3, a prompt of an earlier checkpoint, due at step 5, of which so many rewards were kept."""
     ledger = flight(Ones())
     prompt = make_prompt(0)
-    rows = [ScoredTrajectory(make_trajectory(prompt, sample), Reward(1.0)) for sample in range(bought)]
+    rows = [ScoredTrajectory(make_trajectory(prompt, sample), Reward(1.0)) for sample in range(already_scored)]
     saved = {"prompt": prompt.id, "epoch": 0, "due": 5, "version": saved_version}
     ledger.restore(3, [saved], rows)
     return ledger

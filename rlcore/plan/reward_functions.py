@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import LoadedConfig, RewardFunctionConfig, RunConfig
-from rlcore.config.offers import Offer
+from rlcore.config.providers import Offer
 from rlcore.contracts.components import ResolvedReward, RewardComponent
 from rlcore.contracts.offers import RewardFunction, Scope
 from rlcore.errors import CALLED, ConfigError, PluginError, boundary, nearest
 from rlcore.errors.checks.data import listed
-from rlcore.errors.checks.references import static_problem
+from rlcore.errors.checks.targets import static_problem
 from rlcore.imports import no_relative_imports
 from rlcore.plan.components import section_of
-from rlcore.plan.limits import limited
-from rlcore.plan.offers import Offers, join_names
+from rlcore.plan.planner_input import Offers, join_names
 from rlcore.plan.run_plan import ComponentPlan
 from rlcore.plan.sources import function_node
+from rlcore.plan.time_limit import limited
 from rlcore.types import SAMPLE_NAMES
 
 
@@ -97,7 +97,7 @@ def _takes_nothing_of_a_sample(key: str, target: str, config: RewardFunctionConf
 
 
 def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str, str, Offer[RewardFunction] | None]:
-    """The function's reference, who provides it, and its offer if it has one."""
+    """The function's target, who provides it, and its offer if it has one."""
     where, colon, attribute = fn.rpartition(":")
     if not colon:
         offer = _offered(key, fn, offers)

@@ -1,4 +1,4 @@
-"""Finds out without importing anything whether a reference ('module:attr' or '/abs/file.py:attr') leads to a function.
+"""Finds out without importing anything whether a target ('module:attr' or '/abs/file.py:attr') leads to a function.
 
 The source of a module that is not loaded is parsed. What cannot be told from it (a C module, `import *`, a module
 `__getattr__`, a decorated function's parameters) is not a problem: the import at run time will tell.
@@ -25,7 +25,7 @@ _Definitions = dict[str, list[ast.AST]]
 
 
 def static_problem(target: object, num_arguments: int | None = None) -> str | None:
-    """The certain problem with a reference: 'there is no module 'x''; None if it may be importable.
+    """The certain problem with a target: 'there is no module 'x''; None if it may be importable.
 
     With `num_arguments` it is a plain function that is called with so many arguments by position; without, it may also
     be a class or `async def`, and `attr` may have dots. Imports nothing; a module that is loaded is looked at as it is.

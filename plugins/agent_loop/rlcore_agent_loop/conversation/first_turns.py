@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from rlcore.aio import Timers
 from rlcore.types import Completion, GenerateRequest
 from rlcore_agent_loop.conversation.conversation import Conversation
-from rlcore_agent_loop.conversation.turns import TurnSampler
-from rlcore_agent_loop.workers.flight import OpenConversations, Sample
+from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
+from rlcore_agent_loop.workers.open_conversations import OpenConversations, Sample
 
 
 class FirstTurns:
     """Conversations that have nothing to do before their first turn is there."""
 
-    def __init__(self, flight: OpenConversations, timers: Timers) -> None:
-        self._flight, self._timers = flight, timers
+    def __init__(self, conversations: OpenConversations, timers: Timers) -> None:
+        self._conversations, self._timers = conversations, timers
         self.waiting: dict[Sample, Conversation] = {}
 
     async def sample(self, turns: TurnSampler, requests: Sequence[GenerateRequest], due: float) -> None:
@@ -32,7 +32,7 @@ class FirstTurns:
     def _begin(self, sample: Sample, first: Completion | None) -> None:
         conversation = self.waiting.pop(sample, None)
         if conversation is not None:
-            self._flight.begin(lambda: conversation.run(first))
+            self._conversations.begin(lambda: conversation.run(first))
 
     def _time_is_up(self) -> None:
         for sample in list(self.waiting):

@@ -15,8 +15,8 @@ from rlcore.algo.step import weigh, with_advantages
 from rlcore.contracts.offers import Need
 from rlcore.errors import WorkerError
 from rlcore.report.metrics import average, trajectory_lines
-from rlcore.reward.metrics import reward_metrics
 from rlcore.reward.policy import Budget, apply_failures, apply_policies
+from rlcore.reward.step_metrics import reward_metrics
 from rlcore.runtime.launch import Runtime
 from rlcore.train.buffer import RolloutBuffer
 from rlcore.train.greedy import with_greedy_baselines

@@ -9,7 +9,7 @@ from rlcore.aio import Inbox
 from rlcore.contracts.agents import RolloutTask
 from rlcore.errors import WorkerError
 from rlcore.types import Metrics, Trajectory
-from rlcore_agent_loop.conversation.turns import group_name
+from rlcore_agent_loop.conversation.turn_sampler import group_name
 from rlcore_agent_loop.workers.admission import SampleLimit
 
 Sample = tuple[str, int]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from rlcore.config import RunConfig
-from rlcore.config.offers import ConfigSection, Offer, Provider
+from rlcore.config.providers import ConfigSection, Offer, Provider
 from rlcore.contracts.clusters import ClusterOffer
 from rlcore.contracts.components import Component
 from rlcore.contracts.offers import Algorithm, PoolSpec, RewardFunction, WorkerClass

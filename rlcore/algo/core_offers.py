@@ -1,4 +1,4 @@
-"""The core's offers for the hook `rlcore_algorithms`: references and metadata, nothing heavy."""
+"""The core's offers for the hook `rlcore_algorithms`: targets and metadata, nothing heavy."""
 
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
 

@@ -1,4 +1,4 @@
-"""References are looked up without importing anything: what is certainly wrong is said, and nothing else."""
+"""Targets are looked up without importing anything: what is certainly wrong is said, and nothing else."""
 
 import sys
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from rlcore.errors.checks.references import static_problem
+from rlcore.errors.checks.targets import static_problem
 from rlcore.testing.packages import importable
 
 SOURCE = """
@@ -91,7 +91,7 @@ def test_an_attribute_of_a_class_and_an_async_function_are_let_pass_where_any_ca
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         ("ref_wrong:ona", "module 'ref_wrong' defines no 'ona'; did you mean 'one'?"),
         ("ref_wrong:declared", "defines no 'declared'"),
