@@ -14,7 +14,6 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from vllm import SamplingParams, TokensPrompt  # type: ignore[import-not-found]
 from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest  # type: ignore[import-not-found]
 from vllm.lora.request import LoRARequest  # type: ignore[import-not-found]
@@ -30,7 +29,7 @@ from rlcore import (
     WeightsHandle,
     WorkerError,
 )
-from rlcore.contracts.stop_scan import StopScan
+from rlcore.contracts.sampled_row import SampledRow
 from rlcore.contracts.weights import check_readable
 from rlcore.errors import boundary
 
@@ -208,7 +207,7 @@ class VllmSampler:
             if self._broken:
                 raise WorkerError(self._broken)
             await self._extend(row)
-        return row.completion()
+        return row.completion(time.monotonic() - row.began)
 
     async def _extend(self, row: "_Row") -> None:
         """Sample on until the row ends or its request is called off."""
@@ -235,18 +234,12 @@ class VllmSampler:
             raise WorkerError("vLLM ended the request without a token and without a reason")
 
 
-class _Row:
+class _Row(SampledRow):
     """A sample that grows."""
 
     def __init__(self, request: GenerateRequest, sample: int, tokens: Tokens) -> None:
-        self.request, self.sample = request, sample
-        self.finish: FinishReason | None = None
-        self.token_ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._versions: list[tuple[int, int]] = []
-        self._eos_ids = tokens.eos_ids
-        self._stop = StopScan(request.sampling.stop, tokens.decode)
-        self._began = time.monotonic()
+        super().__init__(request, sample, tokens)
+        self.began = time.monotonic()
 
     def settings(self) -> Any:
         """The engine's sampling settings for the rest of the row.
@@ -262,7 +255,7 @@ class _Row:
             min_p=sampling.min_p,
             max_tokens=sampling.max_tokens - len(self.token_ids),
             seed=seed_of(self.request.seed, self.sample, len(self.token_ids)),
-            stop_token_ids=sorted(self._eos_ids),
+            stop_token_ids=sorted(self.eos_ids),
             ignore_eos=True,  # those of vLLM's own choice
             logprobs=0,  # of the sampled token alone
             detokenize=False,
@@ -275,7 +268,7 @@ class _Row:
         if len(ids) != len(found):
             raise WorkerError(f"vLLM gave {len(found)} log-probs of {len(ids)} tokens")
         for token, logprobs in zip(ids, found, strict=True):
-            self._append(token, logprobs[token].logprob, version)
+            self.append(token, logprobs[token].logprob, version)
             if self.finish is not None:
                 return  # later tokens were sampled before the end was known
         if output.finish_reason in (None, ABORTED):
@@ -283,36 +276,6 @@ class _Row:
         if output.finish_reason != "length":
             raise WorkerError(f"vLLM ended the request for the reason '{output.finish_reason}'")
         self.finish = FinishReason.LENGTH
-
-    def _append(self, token: int, logprob: float, version: int) -> None:
-        if not np.isfinite(logprob):
-            raise WorkerError(
-                f"the logits after {len(self.request.token_ids) + len(self.token_ids)} tokens are not finite (log-prob "
-                f"{logprob}); the weights have diverged: lower actor.lr or start from an earlier checkpoint"
-            )
-        if not self._versions or self._versions[-1][1] != version:
-            self._versions.append((len(self.token_ids), version))
-        self.token_ids.append(token)
-        self._logprobs.append(logprob)
-        if token in self._eos_ids or self._stop.found(self.token_ids):
-            self.finish = FinishReason.STOP
-        elif len(self.token_ids) >= self.request.sampling.max_tokens:
-            self.finish = FinishReason.LENGTH
-
-    def completion(self) -> Completion:
-        """The finished completion; ValueError while the row is decoded."""
-        if self.finish is None:
-            raise ValueError(f"row {self.request.id}/{self.sample} has not ended")
-        return Completion(
-            request_id=self.request.id,
-            sample=self.sample,
-            token_ids=np.array(self.token_ids, dtype=np.int32),
-            logprobs=np.array(self._logprobs, dtype=np.float32),
-            finish=self.finish,
-            version=self._versions[0][1],
-            generate_s=time.monotonic() - self._began,
-            versions=tuple(self._versions),
-        )
 
 
 def label_of(version: int) -> str:

@@ -149,14 +149,14 @@ class EmbeddedSampler:
                 self._fail()
 
     def _sample(self) -> None:
-        rows, weights = self._decoder.rows, (self._version(), self._num_changes)
+        rows, version = self._decoder.rows, self._version()
         settings = RowSampling.of([row.request.sampling for row in rows], self._vocabulary, self._device)
         token_R, logprob_R = draw(self._decoder.logits(), settings, np.array([row.stream.random() for row in rows]))
         gone = []
         for row, token, logprob in zip(rows, token_R.tolist(), logprob_R.tolist(), strict=True):
             call = self._calls[row.call]
             try:
-                row.take(token, logprob, weights, self._tokens.eos_ids)
+                row.append(token, logprob, version, self._num_changes)
             except WorkerError as error:
                 call.error = call.error or error
                 gone.append(row)
