@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from rlcore.engines.hf.train import tree_attention
 from rlcore.engines.hf.train.tree import PackedBatch, pack
-from rlcore.engines.hf.train.tree_attention import FlashKernel, LoopedFlash, Spans, Tree, VariableLengthFlash, attend
+from rlcore.engines.hf.train.tree_attention import FlashKernel, LoopedFlash, Runs, Spans, Tree, VariableLengthFlash, attend
 from rlcore.types import Batch, TokenArrays
 
 torch.set_num_threads(1)
@@ -48,7 +48,7 @@ def packed(groups: list[Group], device: str = "cpu") -> PackedBatch:
 
 
 def inputs_of(packed: PackedBatch, heads: int, key_heads: int, size: int = 8, **settings: Any) -> list[Tensor]:
-    tokens = sum(packed.tree.own.query_lengths)
+    tokens = sum(packed.tree.own.queries.lengths)
     generator = None if "device" in settings else torch.Generator().manual_seed(tokens)
     return [
         torch.randn(1, num, tokens, size, generator=generator, **settings).requires_grad_()
@@ -136,14 +136,15 @@ def test_gradients_and_inputs_whose_numbers_are_no_neighbours_in_memory_are_read
 
 def test_a_group_of_one_row_is_one_causal_run() -> None:
     tree = packed([(3, [4]), (2, [1, 2])]).tree
-    assert sorted(tree.own.query_lengths) == [1, 2, 2, 7]
-    assert (tree.shared.query_lengths, tree.shared.key_lengths) == ((3,), (2,))
+    assert sorted(tree.own.queries.lengths) == [1, 2, 2, 7]
+    (level,) = tree.levels
+    assert (level.queries.lengths, level.keys.lengths) == ((3,), (2,))
 
 
 def test_neighbouring_runs_of_equal_lengths_are_one_call() -> None:
     tree = packed([(4, [3, 3, 3]), (4, [3, 3, 3])]).tree
     assert tree.own.alike == ((2, 4, 4), (6, 3, 3))
-    assert tree.shared.alike == ((2, 9, 4),)
+    assert tree.levels[0].alike == ((2, 9, 4),)
 
 
 def test_a_batch_that_predicts_nothing_keeps_one_token_because_a_model_needs_one() -> None:
@@ -202,10 +203,10 @@ def test_no_tensor_is_larger_than_the_queries_and_only_inputs_output_and_log_sum
     heads, key_heads, size = 28, 4, 128
     prefix, suffixes = LONG
     own, tokens = (prefix, *suffixes), prefix + sum(suffixes)
-    tree = Tree(
-        Spans(0, own, 0, own, True, torch.device("meta")),
-        Spans(prefix, (sum(suffixes),), 0, (prefix,), False, torch.device("meta")),
-    )
+    meta = torch.device("meta")
+    runs = Runs.neighbours(0, own, meta)
+    level = Spans(Runs((prefix,), (sum(suffixes),), meta), Runs((0,), (prefix,), meta), causal=False)
+    tree = Tree(Spans(runs, runs, causal=True), (level,))
     inputs = [
         torch.empty(1, num, tokens, size, dtype=torch.bfloat16, device="meta", requires_grad=True)
         for num in (heads, key_heads, key_heads)
