@@ -142,11 +142,18 @@ def shared_prefixes(batch: Batch) -> Int64s:
     return prefix_B
 
 
-def suffix_lengths(batch: Batch, prefix_B: Int64s) -> Int64s:
-    """(B,) tokens of each row after its prefix that a prediction needs: those before the row's last loss token."""
+def needed_tokens(batch: Batch) -> Int64s:
+    """(B,) tokens of each row that a prediction needs: those before the row's last loss token."""
     loss_mask_BT = batch.tokens.loss_mask_BT
-    last_B = np.where(loss_mask_BT.any(axis=1), loss_mask_BT.shape[1] - 1 - loss_mask_BT[:, ::-1].argmax(axis=1), 0)
-    return np.maximum(last_B - prefix_B, 0)
+    if not loss_mask_BT.size:
+        return np.zeros(len(batch), dtype=np.int64)
+    last_B = loss_mask_BT.shape[1] - 1 - loss_mask_BT[:, ::-1].argmax(axis=1)
+    return np.where(loss_mask_BT.any(axis=1), last_B, 0).astype(np.int64)
+
+
+def suffix_lengths(batch: Batch, prefix_B: Int64s) -> Int64s:
+    """(B,) tokens of each row after its prefix that a prediction needs."""
+    return np.maximum(needed_tokens(batch) - prefix_B, 0)
 
 
 def shared_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:

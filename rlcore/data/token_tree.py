@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlcore.data.batch import suffix_lengths
+from rlcore.data.batch import needed_tokens
 from rlcore.types import Batch, Int64s
 
 BELOW_PER_SAVED = 64
@@ -83,7 +83,7 @@ class SortedRows:
 
 def sorted_rows(batch: Batch) -> SortedRows:
     """The rows of a batch in the order of a token tree."""
-    needed_B = suffix_lengths(batch, np.zeros(len(batch), dtype=np.int64))
+    needed_B = needed_tokens(batch)
     # The bytes of big-endian numbers sort as the numbers do.
     bytes_BT = batch.tokens.token_ids_BT.astype(">u4")
     texts = [row[:num].tobytes() for row, num in zip(bytes_BT, needed_B.tolist(), strict=True)]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous as rendezvous_at
 
 from rlcore.contracts.workers import WorkerContext
-from rlcore.data.batch import select, shared_prefixes, suffix_lengths
+from rlcore.data.batch import needed_tokens, select, shared_prefixes, suffix_lengths
 from rlcore.data.token_tree import tree_tokens
 from rlcore.errors import WorkerError, boundary
 from rlcore.types import Batch, Float32s, Int64s, SharedPrefix
@@ -124,8 +124,7 @@ def shared_tokens(batch: Batch, shared_prefix: SharedPrefix) -> int:
     """Tokens that predictions need and that are not computed, because another row of the batch has them computed."""
     if shared_prefix is SharedPrefix.NONE:
         return 0
-    needed_B = suffix_lengths(batch, np.zeros_like(batch.lengths_B))
-    return int(needed_B.sum() - computed_tokens(batch, shared_prefix).sum())
+    return int(needed_tokens(batch).sum() - computed_tokens(batch, shared_prefix).sum())
 
 
 def balanced(lengths_B: Int64s, groups_B: Int64s, num: int) -> Int64s:
