@@ -6,25 +6,27 @@ whether the policy sampled it or not.
 
 Letters: B rows of a batch.
 
-**Where it saves.** Each level costs a join of the attention of all tokens below it. So a run is shared where that saves
-at least one token per `BELOW_PER_SAVED` tokens below it, and below another run at least `FEWEST_SAVED` tokens; elsewhere
-its tokens are computed for each branch. The rule looks at the rows that are computed together, no others.
+**Where it saves.** Each level costs a join of the attention of all tokens below it, and calls to each layer. So the tree
+has those runs with which the sum of three numbers is lowest: the tokens that are computed, one per `JOINED_PER_TOKEN`
+tokens below each run, and `LEVEL_TOKENS` for each run that is below another. The tokens of other runs are computed for
+each branch. Only the rows that are computed together count.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from rlcore.data.batch import needed_tokens
 from rlcore.types import Batch, Int64s
 
-BELOW_PER_SAVED = 64
-"""Tokens whose attention may be joined once more to save the computation of one: a join moves about ten numbers per
-number of a token's queries, forward and backward; computing a token costs some hundred times that."""
-FEWEST_SAVED = 16
-"""Tokens that a level below another must save: it adds calls to each layer, however few tokens it has."""
+JOINED_PER_TOKEN = 64
+"""Tokens whose attention is joined once more at the cost of computing one: a join moves about ten numbers per number of
+a token's queries, forward and backward; computing a token costs some hundred times that."""
+LEVEL_TOKENS = 16
+"""Tokens that are computed at the cost of the calls for a level."""
+MOST_SPREAD = 16
+"""Nested runs that may be computed for each branch, one below the other. A bound of the search."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,8 @@ class TokenRun:
     """Position after its last token. The last of its rows has all of it; earlier ones may end within it."""
     children: tuple["TokenRun", ...] = ()
     """The runs that follow it in its rows; none, or at least two."""
-
-    @cached_property
-    def below(self) -> int:
-        """Tokens of all runs below it."""
-        return sum(child.end - self.end + child.below for child in self.children)
+    below: int = 0
+    """Tokens of all runs below it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,17 +61,7 @@ class SortedRows:
     def tree(self, start: int = 0, stop: int | None = None) -> tuple[TokenRun, ...]:
         """The uppermost runs of the rows from index `start` to `stop`."""
         stop = len(self.row_B) if stop is None else stop
-        needed, shared = self.needed_B[start:stop].tolist(), [*self.shared_B[start + 1 : stop].tolist(), 0]
-        unfinished: list[tuple[int, list[TokenRun]]] = [(0, [])]  # of each: its end, its children so far
-        for index, (num_needed, num_shared) in enumerate(zip(needed, shared, strict=True), start):
-            run = TokenRun(index, index + 1, num_needed)
-            while unfinished[-1][0] > num_shared:
-                end, children = unfinished.pop()
-                run = _joined(end, [*children, run])
-            if unfinished[-1][0] < num_shared:
-                unfinished.append((num_shared, []))
-            unfinished[-1][1].append(run)
-        return tuple(_worthwhile(0, unfinished[0][1]))
+        return _worthwhile(_branchings(start, self.needed_B[start:stop].tolist(), self.shared_B[start:stop].tolist()))
 
     @property
     def groups(self) -> list[tuple[int, int]]:
@@ -158,23 +147,94 @@ def _pieces(rows: SortedRows, start: int, stop: int, max_tokens: int) -> list[tu
     return [*pieces, (begin, stop, cost)]
 
 
-def _joined(end: int, runs: Sequence[TokenRun]) -> TokenRun:
-    """The run up to `end` that the rows of all these share, with what is worth a run of it below."""
-    first, last, children = runs[0].first, runs[-1].last, _worthwhile(end, runs)
-    if len(children) == 1:  # the other rows end within it
-        return replace(children[0], first=first, last=last)
-    return TokenRun(first, last, end, tuple(children))
+@dataclass(eq=False)
+class _Branching:
+    """A place where rows part, or where one of them ends: a run of tokens that may be shared."""
+
+    first: int
+    last: int
+    end: int
+    """As of `TokenRun`."""
+    children: "list[_Branching]"
+    starts: tuple[int, ...] = ()
+    """The ends of those above it, from the nearest on: where its run begins if the nearer ones are not shared."""
 
 
-def _worthwhile(start: int, runs: Sequence[TokenRun]) -> list[TokenRun]:
-    """The runs below one that ends at `start`: without empty ones, and without those that save too little."""
-    kept: list[TokenRun] = []
-    for run in runs:
-        saved = (len(run.children) - 1) * (run.end - start)
-        if run.end == start:
-            continue
-        if not run.children or saved >= max(run.below / BELOW_PER_SAVED, FEWEST_SAVED if start else 0):
-            kept.append(run)
-        else:  # rows that end within the run find their tokens in the first of its branches
-            kept += [replace(run.children[0], first=run.first), *run.children[1:]]
-    return kept
+def _branchings(start: int, needed: Sequence[int], shared: Sequence[int]) -> list[_Branching]:
+    """All places where rows part, each after those below it; the last is that before the first token.
+
+    `start`: index of the first row; `needed`, `shared`: of these rows, as in `SortedRows`.
+    """
+    found: list[_Branching] = []
+    unfinished = [_Branching(start, start, 0, [])]
+    for index, num_needed in enumerate(needed):
+        num_shared = shared[index + 1] if index + 1 < len(shared) else 0
+        branch = _Branching(start + index, start + index + 1, num_needed, [])
+        found.append(branch)
+        while unfinished[-1].end > num_shared:
+            parent = unfinished.pop()
+            _take(parent, branch)
+            if len(parent.children) == 1:  # the other rows end within it
+                branch = parent.children[0]
+                branch.first, branch.last = parent.first, parent.last
+            else:
+                branch = parent
+                found.append(branch)
+        if unfinished[-1].end < num_shared:
+            unfinished.append(_Branching(branch.first, branch.last, num_shared, []))
+        _take(unfinished[-1], branch)
+    return [*found, unfinished[0]]
+
+
+def _take(parent: _Branching, child: _Branching) -> None:
+    """Make the child's rows the parent's; a child that ends with the parent has no tokens."""
+    parent.last = child.last
+    if child.end > parent.end:
+        parent.children.append(child)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The runs of a branching, if they begin at a given position."""
+
+    cost: float
+    tokens: int
+    runs: tuple[TokenRun, ...]
+
+
+def _worthwhile(branchings: Sequence[_Branching]) -> tuple[TokenRun, ...]:
+    """The uppermost runs of the tree of lowest cost."""
+    for branching in reversed(branchings):
+        for child in branching.children:
+            child.starts = (branching.end, *branching.starts[: MOST_SPREAD - 1])
+    choices: dict[_Branching, list[_Choice]] = {}  # of those that wait for the one above them, for each of its starts
+    *below, top = branchings
+    for branching in below:
+        if branching.starts:  # others have no tokens
+            choices[branching] = _choices(branching, [choices.pop(child) for child in branching.children])
+    return tuple(run for child in top.children for run in choices[child][0].runs)
+
+
+def _choices(branching: _Branching, children: Sequence[list[_Choice]]) -> list[_Choice]:
+    """The better choice for each of `starts`: one run that all rows share, or what is below it, from there on."""
+    first, end = branching.first, branching.end
+    here = _together([choices[0] for choices in children])
+    run = TokenRun(first, branching.last, end, here.runs, here.tokens)
+    result = []
+    for index, start in enumerate(branching.starts):
+        cost = end - start + here.cost
+        if children:
+            cost += here.tokens / JOINED_PER_TOKEN + (LEVEL_TOKENS if start else 0)
+        choice = _Choice(cost, end - start + here.tokens, (run,))
+        if children and index + 1 < len(children[0]):
+            spread = _together([choices[index + 1] for choices in children])
+            if spread.cost < choice.cost:  # rows that end within the run find their tokens in the first branch
+                runs = (replace(spread.runs[0], first=first), *spread.runs[1:])
+                choice = replace(spread, runs=runs)
+        result.append(choice)
+    return result
+
+
+def _together(choices: Sequence[_Choice]) -> _Choice:
+    cost, tokens = sum(choice.cost for choice in choices), sum(choice.tokens for choice in choices)
+    return _Choice(cost, tokens, tuple(run for choice in choices for run in choice.runs))
