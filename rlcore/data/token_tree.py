@@ -6,14 +6,15 @@ whether the policy sampled it or not.
 
 Letters: B rows of a batch.
 
-**Where it saves.** Each level costs a join of the attention of all tokens below it, and calls to each layer. So the tree
-has those runs with which the sum of three numbers is lowest: the tokens that are computed, one per `JOINED_PER_TOKEN`
-tokens below each run, and `LEVEL_TOKENS` for each run that is below another. The tokens of other runs are computed for
-each branch. Only the rows that are computed together count.
+**Where it saves.** Each level costs a join of the attention of all tokens below it, and calls to each layer. So the
+tree has those runs with which the sum of three numbers is lowest: the tokens that are computed, one per
+`JOINED_PER_TOKEN` tokens below each run, and `LEVEL_TOKENS` for each run that is below another. The tokens of other
+runs are computed for each branch. Only the rows that are computed together count.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -67,7 +68,7 @@ class SortedRows:
     def groups(self) -> list[tuple[int, int]]:
         """(start, stop) of the indices of each group."""
         bounds = [0, *(np.flatnonzero(np.diff(self.group_B)) + 1).tolist(), len(self.group_B)]
-        return list(zip(bounds, bounds[1:], strict=False)) if len(self.group_B) else []
+        return list(pairwise(bounds)) if len(self.group_B) else []
 
 
 def sorted_rows(batch: Batch) -> SortedRows:

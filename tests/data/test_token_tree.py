@@ -8,43 +8,10 @@ import pytest
 from rlcore.data import token_tree
 from rlcore.data.batch import select
 from rlcore.data.token_tree import num_tokens, sorted_rows, tree_micro_batches, tree_tokens, walk
-from rlcore.types import Batch, TokenArrays
+from rlcore.testing.tiny import batch_of_rows, random_conversations
 
 Rows = list[list[int]]
 """The token ids of each row of a group."""
-
-
-def batch_of(groups: list[Rows]) -> Batch:
-    """Rows whose every token after the first was sampled, so that a prediction needs all but the last."""
-    rows = [row for group in groups for row in group]
-    lengths_B = np.array([len(row) for row in rows], dtype=np.int64)
-    columns = np.arange(int(lengths_B.max()))
-    valid_BT = columns < lengths_B[:, None]
-    token_ids_BT = np.zeros(valid_BT.shape, dtype=np.int32)
-    token_ids_BT[valid_BT] = np.concatenate(rows)
-    loss_mask_BT = valid_BT & (columns > 0)
-    return Batch(
-        tokens=TokenArrays(token_ids_BT, valid_BT, loss_mask_BT, np.zeros(valid_BT.shape, dtype=np.float32)),
-        sample_B=np.arange(len(rows)),
-        group_B=np.array([index for index, group in enumerate(groups) for _ in group], dtype=np.int64),
-        lengths_B=lengths_B,
-        num_sampled_B=np.count_nonzero(loss_mask_BT, axis=1),
-        prompt_lengths_B=np.ones(len(rows), dtype=np.int64),
-        rewards_B=np.zeros(len(rows), dtype=np.float32),
-    )
-
-
-def conversations(rng: np.random.Generator, rows: int = 6, turns: int = 4, longest: int = 12) -> Rows:
-    """Rows that go on alike for some turns, some of them equal, some of them a prefix of others."""
-    said: dict[tuple[int, ...], list[int]] = {}
-    result = []
-    for _ in range(rows):
-        tokens, path = [int(rng.integers(0, 9))] if rng.random() < 0.1 else [9], tuple[int, ...]()
-        for _ in range(int(rng.integers(0, turns + 1))):
-            path = (*path, int(rng.integers(0, 2)))
-            tokens += said.setdefault((*path, tokens[0]), rng.integers(0, 9, rng.integers(1, longest + 1)).tolist())
-        result.append([*tokens, 0])
-    return result
 
 
 @pytest.fixture
@@ -61,19 +28,17 @@ def distinct_prefixes(groups: list[Rows]) -> int:
 @pytest.mark.usefixtures("shares_everything")
 def test_each_distinct_beginning_is_one_token_of_the_tree(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    groups = [conversations(rng) for _ in range(4)]
-    batch = batch_of(groups)
+    groups = [random_conversations(rng) for _ in range(4)]
+    batch = batch_of_rows(groups)
     assert num_tokens(sorted_rows(batch).tree()) == distinct_prefixes(groups)
     assert int(tree_tokens(batch).sum()) == distinct_prefixes(groups)
 
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 8.0, np.inf])
-def test_under_any_rule_the_runs_of_a_row_are_the_row(
-    seed: int, ratio: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_under_any_rule_the_runs_of_a_row_are_the_row(seed: int, ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_tree, "JOINED_PER_TOKEN", ratio or 1e-9)
-    batch = batch_of([conversations(np.random.default_rng(seed)) for _ in range(3)])
+    batch = batch_of_rows([random_conversations(np.random.default_rng(seed)) for _ in range(3)])
     rows = sorted_rows(batch)
     runs, token_ids_BT = list(walk(rows.tree())), batch.tokens.token_ids_BT
     total = sum(run.end - start for run, start in runs)
@@ -106,31 +71,33 @@ def branches(shared: int, alone: int, rows: int = 2) -> Rows:
 def test_a_prompt_is_shared_where_it_saves_a_token_per_64_below_it(
     shared: int, alone: int, rows: int, computed: int
 ) -> None:
-    batch = batch_of([branches(shared, alone, rows)])
+    batch = batch_of_rows([branches(shared, alone, rows)])
     assert num_tokens(sorted_rows(batch).tree()) == computed
 
 
 @pytest.mark.parametrize(("turn", "rows", "shares"), [(17, 2, True), (16, 2, False), (9, 3, True), (8, 3, False)])
-def test_a_run_below_another_is_shared_where_it_saves_more_than_16_tokens_and_one_per_64_below_it(turn: int, rows: int, shares: bool) -> None:
+def test_a_run_below_another_is_shared_where_it_saves_more_than_16_tokens_and_one_per_64_below_it(
+    turn: int, rows: int, shares: bool
+) -> None:
     prompt, other = [9] * 20, [9] * 20 + [5] * 30
     group = [*([*prompt, *row] for row in branches(turn, 4, rows)), [*other, 0]]
-    computed = num_tokens(sorted_rows(batch_of([group])).tree())
+    computed = num_tokens(sorted_rows(batch_of_rows([group])).tree())
     assert computed == 20 + 30 + rows * 4 + (turn if shares else rows * turn)
 
 
 def test_a_short_run_of_many_rows_is_shared_although_each_place_where_they_part_would_save_little() -> None:
     turn, other = [9] * 20 + [5] * 8, [9] * 20 + [6] * 30
     rows = [[*turn, *(1 + (index >> bit) % 2 for bit in range(4)), 3, 3, 3, 0] for index in range(16)]
-    batch = batch_of([[*rows, [*other, 0]]])
+    batch = batch_of_rows([[*rows, [*other, 0]]])
     assert int(tree_tokens(batch).sum()) == 20 + 30 + 8 + 16 * (4 + 3)
 
 
 def test_groups_share_nothing_and_rows_that_predict_nothing_have_no_token() -> None:
     same = [1, 2, 3, 4]
-    assert num_tokens(sorted_rows(batch_of([[same], [same]])).tree()) == 6
-    assert num_tokens(sorted_rows(batch_of([[same, same]])).tree()) == 3
-    assert sorted_rows(batch_of([[[1], [2]]])).tree() == ()
-    assert tree_tokens(batch_of([[[1], [1, 2, 3]]])).tolist() == [0, 2]
+    assert num_tokens(sorted_rows(batch_of_rows([[same], [same]])).tree()) == 6
+    assert num_tokens(sorted_rows(batch_of_rows([[same, same]])).tree()) == 3
+    assert sorted_rows(batch_of_rows([[[1], [2]]])).tree() == ()
+    assert tree_tokens(batch_of_rows([[[1], [1, 2, 3]]])).tolist() == [0, 2]
 
 
 def test_segments_that_each_go_on_from_the_one_before_need_no_recursion() -> None:
@@ -138,7 +105,7 @@ def test_segments_that_each_go_on_from_the_one_before_need_no_recursion() -> Non
     for segment in range(1500):
         rows.append([*prompt, 2, 2, 0])
         prompt = [*prompt, 3 + segment % 2]
-    batch = batch_of([rows])
+    batch = batch_of_rows([rows])
     total = int(tree_tokens(batch).sum())
     assert 1500 * 3 < total < int(sorted_rows(batch).needed_B.sum()) / 50
 
@@ -146,7 +113,7 @@ def test_segments_that_each_go_on_from_the_one_before_need_no_recursion() -> Non
 @pytest.mark.parametrize("budget", [1, 30, 64, 10_000])
 def test_micro_batches_hold_every_row_once_and_keep_to_the_budget_by_the_tokens_of_their_tree(budget: int) -> None:
     rng = np.random.default_rng(1)
-    batch = batch_of([conversations(rng, rows=8) for _ in range(6)])
+    batch = batch_of_rows([random_conversations(rng, rows=8) for _ in range(6)])
     parts = tree_micro_batches(batch, budget)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))
     costs = [num_tokens(sorted_rows(select(batch, part)).tree()) for part in parts]
@@ -164,5 +131,5 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_budget_by_the_tokens_
 def test_a_group_is_divided_where_its_rows_have_least_in_common() -> None:
     turns = [[9] * 10 + [turn] * 20 for turn in (1, 2)]
     group = [[*turn, *[answer] * 5, 0] for answer in (3, 4, 5) for turn in turns]
-    parts = tree_micro_batches(batch_of([group]), 45)
+    parts = tree_micro_batches(batch_of_rows([group]), 45)
     assert [part.tolist() for part in parts] == [[0, 2, 4], [1, 3, 5]]
