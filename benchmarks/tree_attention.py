@@ -17,7 +17,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlcore.engines.hf.train.tree_attention import Spans, Tree, attend
+from rlcore.engines.hf.train.tree_attention import Runs, Spans, Tree, attend
 
 CPU = torch.device("cpu")
 # prefix lengths, rows per prefix, mean length of a suffix, its spread, heads of queries and keys, size of a head
@@ -90,7 +90,9 @@ def ways_of(
     flat = [length for group in suffixes for length in group]
     prefixes, num_prefix, total = [prefix] * groups, prefix * groups, prefix * groups + sum(flat)
     own, joint = (*prefixes, *flat), tuple(sum(group) for group in suffixes)
-    tree = Tree(Spans(0, own, 0, own, True, CPU), Spans(num_prefix, joint, 0, tuple(prefixes), False, CPU))
+    runs, queries = Runs.neighbours(0, own, CPU), Runs.neighbours(num_prefix, joint, CPU)
+    level = Spans(queries, Runs.neighbours(0, prefixes, CPU), causal=False)
+    tree = Tree(Spans(runs, runs, causal=True), (level,))
     sizes = [(1, count, total, size) for count in (heads, key_heads, key_heads)]
     inputs = [torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in sizes]
     grad = torch.randn(1, total, heads, size, dtype=dtype).transpose(1, 2)

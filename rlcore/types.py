@@ -110,14 +110,14 @@ class RewardStatus(StrEnum):
 
 
 class SharedPrefix(StrEnum):
-    """Ways to compute the prompt of a group once, forward and backward, for all its samples."""
+    """Ways to compute what rows of a group begin with alike once, forward and backward, for all of them."""
 
     NONE = "none"
     """Not at all: once for each sample."""
     TREE = "tree"
-    """One packed sequence of prompts and samples, without padding, and an attention that knows the tree."""
+    """At any number of levels: one packed sequence, without padding, and an attention that knows the tree."""
     CACHE = "cache"
-    """The prompts first; their keys and values, with their graph, are the cache of the samples."""
+    """Prompts only: they run first; their keys and values, with their graph, are the cache of the samples."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -142,58 +142,59 @@ def shared_prefixes(batch: Batch) -> Int64s:
     return prefix_B
 
 
-def suffix_lengths(batch: Batch, prefix_B: Int64s) -> Int64s:
-    """(B,) tokens of each row after its prefix that a prediction needs: those before the row's last loss token."""
+def needed_tokens(batch: Batch) -> Int64s:
+    """(B,) tokens of each row that a prediction needs: those before the row's last loss token."""
     loss_mask_BT = batch.tokens.loss_mask_BT
-    last_B = np.where(loss_mask_BT.any(axis=1), loss_mask_BT.shape[1] - 1 - loss_mask_BT[:, ::-1].argmax(axis=1), 0)
-    return np.maximum(last_B - prefix_B, 0)
+    if not loss_mask_BT.size:
+        return np.zeros(len(batch), dtype=np.int64)
+    last_B = loss_mask_BT.shape[1] - 1 - loss_mask_BT[:, ::-1].argmax(axis=1)
+    return np.where(loss_mask_BT.any(axis=1), last_B, 0).astype(np.int64)
 
 
-def shared_micro_batches(batch: Batch, max_tokens: int, *, packed: bool) -> list[Int64s]:
+def suffix_lengths(batch: Batch, prefix_B: Int64s) -> Int64s:
+    """(B,) tokens of each row after its prefix that a prediction needs."""
+    return np.maximum(needed_tokens(batch) - prefix_B, 0)
+
+
+def shared_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:
     """Row indices of micro-batches in which a group's prefix counts once, most costly groups first, every row once.
 
-    `packed`: a micro-batch costs its prefixes and suffixes, without padding; else prefixes and suffixes are padded to
-    the longest of their kind. A group that costs more than `max_tokens` is divided, and its prefix computed once in
-    each part; a row that alone costs more is a micro-batch by itself.
+    Prefixes and suffixes are padded to the longest of their kind. A group that costs more than `max_tokens` is divided,
+    and its prefix computed once in each part; a row that alone costs more is a micro-batch by itself.
     """
     prefix_B = shared_prefixes(batch)
     suffix_B = suffix_lengths(batch, prefix_B)
     pieces = [
         piece
         for group in np.unique(batch.group_B)
-        for piece in _pieces(np.flatnonzero(batch.group_B == group), prefix_B, suffix_B, max_tokens, packed)
+        for piece in _pieces(np.flatnonzero(batch.group_B == group), prefix_B, suffix_B, max_tokens)
     ]
-    if packed:
-        pieces.sort(key=lambda piece: -int(prefix_B[piece[0]] + suffix_B[piece].sum()))
-    else:
-        pieces.sort(key=lambda piece: -int(prefix_B[piece[0]] + suffix_B[piece].max()))
+    pieces.sort(key=lambda piece: -int(prefix_B[piece[0]] + suffix_B[piece].max()))
     result: list[list[Int64s]] = []
     for piece in pieces:
-        if result and _cost([*result[-1], piece], prefix_B, suffix_B, packed) <= max_tokens:
+        if result and _cost([*result[-1], piece], prefix_B, suffix_B) <= max_tokens:
             result[-1].append(piece)
         else:
             result.append([piece])
     return [np.sort(np.concatenate(part)) for part in result]
 
 
-def _pieces(rows: Int64s, prefix_B: Int64s, suffix_B: Int64s, max_tokens: int, packed: bool) -> list[Int64s]:
+def _pieces(rows: Int64s, prefix_B: Int64s, suffix_B: Int64s, max_tokens: int) -> list[Int64s]:
     """The rows of one group, longest first, in runs of at most `max_tokens` each."""
     ordered = rows[np.argsort(-suffix_B[rows], kind="stable")]
     pieces, start = [], 0
     for end in range(1, len(ordered) + 1):
-        if end - start > 1 and _cost([ordered[start:end]], prefix_B, suffix_B, packed) > max_tokens:
+        if end - start > 1 and _cost([ordered[start:end]], prefix_B, suffix_B) > max_tokens:
             pieces.append(ordered[start : end - 1])
             start = end - 1
     return [*pieces, ordered[start:]]
 
 
-def _cost(pieces: Sequence[Int64s], prefix_B: Int64s, suffix_B: Int64s, packed: bool) -> int:
+def _cost(pieces: Sequence[Int64s], prefix_B: Int64s, suffix_B: Int64s) -> int:
     """Tokens of one forward pass over the pieces, each of which is of one group."""
-    prefixes = [int(prefix_B[piece[0]]) for piece in pieces]
-    if packed:
-        return sum(prefixes) + sum(int(suffix_B[piece].sum()) for piece in pieces)
+    prefix = max(int(prefix_B[piece[0]]) for piece in pieces)
     longest = max(int(suffix_B[piece].max()) for piece in pieces)
-    return len(pieces) * max(prefixes) + sum(map(len, pieces)) * longest
+    return len(pieces) * prefix + sum(map(len, pieces)) * longest
 
 
 def _place(scored: ScoredTrajectory) -> tuple[int, int]:

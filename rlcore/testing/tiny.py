@@ -137,3 +137,46 @@ def random_batch(
         advantages_B=np.asarray(drawn_B if advantages is None else advantages, dtype=np.float32),
         weights_B=row_weights(aggregation, batch.num_sampled_B, batch.sample_B),
     )
+
+
+def batch_of_rows(groups: Sequence[Sequence[Sequence[int]]], seed: int = 0) -> Batch:
+    """A batch of rows with these token ids, ready for an update; all tokens of a row but the first were sampled."""
+    rng = np.random.default_rng(seed)
+    scored = []
+    for group, rows in enumerate(groups):
+        prompt = Prompt(f"p/{group}", (), None, "p")
+        trajectories = [
+            Trajectory(
+                id=TrajectoryId(prompt.id, 0, sample),
+                prompt=prompt,
+                token_ids=np.array(row, dtype=np.int32),
+                loss_mask=np.arange(len(row)) > 0,
+                logprobs=np.where(np.arange(len(row)) > 0, -1.0, 0.0).astype(np.float32),
+                completion="",
+                finish=FinishReason.STOP,
+                versions=((1, 0),),
+            )
+            for sample, row in enumerate(rows)
+        ]
+        scored.append([ScoredTrajectory(trajectory, Reward(score=float(rng.random()))) for trajectory in trajectories])
+    batch = collate(scored, pad_id=END)
+    return replace(
+        batch,
+        advantages_B=rng.standard_normal(len(batch)).astype(np.float32),
+        weights_B=row_weights("token_mean", batch.num_sampled_B, batch.sample_B),
+    )
+
+
+def random_conversations(rng: np.random.Generator, rows: int = 6, turns: int = 4, longest: int = 12) -> list[list[int]]:
+    """Token ids of a group's rows that go on alike for some turns: some are equal, some a prefix of others, one in ten
+    has nothing in common with the rest."""
+    written: dict[tuple[int, ...], list[int]] = {}
+    result = []
+    for _ in range(rows):
+        tokens, path = [int(rng.integers(1, 9))] if rng.random() < 0.1 else [9], tuple[int, ...]()
+        for _ in range(int(rng.integers(0, turns + 1))):
+            path = (*path, int(rng.integers(0, 2)))
+            drawn = rng.integers(0, 9, rng.integers(1, longest + 1)).tolist()
+            tokens += written.setdefault((tokens[0], *path), drawn)
+        result.append([*tokens, 0])
+    return result

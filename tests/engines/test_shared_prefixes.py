@@ -321,21 +321,17 @@ def test_prefixes_end_where_rows_differ_or_were_sampled() -> None:
     assert shared_prefixes(batch).tolist() == [5, 5, 5, 4, 4, 4]
 
 
-@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("budget", [1, 30, 64, 10_000])
-def test_micro_batches_hold_every_row_once_and_keep_to_the_budget(budget: int, packed: bool) -> None:
+def test_micro_batches_hold_every_row_once_and_keep_to_the_budget(budget: int) -> None:
     batch = random_batch(num_groups=6, samples=5)
     prefix_B = shared_prefixes(batch)
     suffix_B = batch.lengths_B - prefix_B - 1  # every row ends with a sampled token, from which nothing is predicted
-    parts = shared_micro_batches(batch, budget, packed=packed)
+    parts = shared_micro_batches(batch, budget)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(batch)))
     for rows in parts:
         groups = sorted(set(batch.group_B[rows].tolist()))
         prefixes = [int(prefix_B[batch.group_B == group][0]) for group in groups]
-        if packed:
-            cost = sum(prefixes) + int(suffix_B[rows].sum())
-        else:
-            cost = len(groups) * max(prefixes) + len(rows) * int(suffix_B[rows].max())
+        cost = len(groups) * max(prefixes) + len(rows) * int(suffix_B[rows].max())
         assert cost <= budget or len(rows) == 1
     if budget == 10_000:
         assert len(parts) == 1

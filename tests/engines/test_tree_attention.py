@@ -11,7 +11,15 @@ from torch.utils._pytree import tree_leaves
 
 from rlcore.engines.hf.train import tree_attention
 from rlcore.engines.hf.train.tree import PackedBatch, pack
-from rlcore.engines.hf.train.tree_attention import FlashKernel, LoopedFlash, Spans, Tree, VariableLengthFlash, attend
+from rlcore.engines.hf.train.tree_attention import (
+    FlashKernel,
+    LoopedFlash,
+    Runs,
+    Spans,
+    Tree,
+    VariableLengthFlash,
+    attend,
+)
 from rlcore.types import Batch, TokenArrays
 
 torch.set_num_threads(1)
@@ -48,7 +56,7 @@ def packed(groups: list[Group], device: str = "cpu") -> PackedBatch:
 
 
 def inputs_of(packed: PackedBatch, heads: int, key_heads: int, size: int = 8, **settings: Any) -> list[Tensor]:
-    tokens = sum(packed.tree.own.query_lengths)
+    tokens = sum(packed.tree.own.queries.lengths)
     generator = None if "device" in settings else torch.Generator().manual_seed(tokens)
     return [
         torch.randn(1, num, tokens, size, generator=generator, **settings).requires_grad_()
@@ -136,14 +144,15 @@ def test_gradients_and_inputs_whose_numbers_are_no_neighbours_in_memory_are_read
 
 def test_a_group_of_one_row_is_one_causal_run() -> None:
     tree = packed([(3, [4]), (2, [1, 2])]).tree
-    assert sorted(tree.own.query_lengths) == [1, 2, 2, 7]
-    assert (tree.shared.query_lengths, tree.shared.key_lengths) == ((3,), (2,))
+    assert sorted(tree.own.queries.lengths) == [1, 2, 2, 7]
+    (level,) = tree.levels
+    assert (level.queries.lengths, level.keys.lengths) == ((3,), (2,))
 
 
 def test_neighbouring_runs_of_equal_lengths_are_one_call() -> None:
     tree = packed([(4, [3, 3, 3]), (4, [3, 3, 3])]).tree
     assert tree.own.alike == ((2, 4, 4), (6, 3, 3))
-    assert tree.shared.alike == ((2, 9, 4),)
+    assert tree.levels[0].alike == ((2, 9, 4),)
 
 
 def test_a_batch_that_predicts_nothing_keeps_one_token_because_a_model_needs_one() -> None:
@@ -190,22 +199,29 @@ class Made(TorchDispatchMode):
         return result
 
 
-# One group of Qwen2.5-7B's heads: a prompt of 4k tokens, and 4 rows up to 32k in all.
-LONG: Group = (4096, [9000, 7000, 7000, 5672])
+META = torch.device("meta")
 
 
+def long_tree(levels: int) -> Tree:
+    """32k tokens: a prompt of 4k and 4 rows after it; with two levels every two of them share a turn of 3k, and what
+    the levels speak of has gaps."""
+    if levels == 1:
+        own = Runs.neighbours(0, (4096, 9000, 7000, 7000, 5672), META)
+        return Tree(
+            Spans(own, own, causal=True), (Spans(Runs((4096,), (28672,), META), Runs((0,), (4096,), META), False),)
+        )
+    own = Runs.neighbours(0, (4096, 3000, 6000, 6000, 3000, 6000, 4672), META)
+    turns = Spans(Runs((7096, 22096), (12000, 10672), META), Runs((4096, 19096), (3000, 3000), META), causal=False)
+    return Tree(Spans(own, own, causal=True), (*long_tree(1).levels, turns))
+
+
+@pytest.mark.parametrize("levels", [1, 2])
 @pytest.mark.parametrize(("kernel", "num_made"), [(LoopedFlash(), 12), (VariableLengthFlash(), 8)])
 def test_no_tensor_is_larger_than_the_queries_and_only_inputs_output_and_log_sums_are_kept(
-    kernel: FlashKernel, num_made: int, monkeypatch: pytest.MonkeyPatch
+    kernel: FlashKernel, num_made: int, levels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(tree_attention.KERNELS, "meta", kernel)
-    heads, key_heads, size = 28, 4, 128
-    prefix, suffixes = LONG
-    own, tokens = (prefix, *suffixes), prefix + sum(suffixes)
-    tree = Tree(
-        Spans(0, own, 0, own, True, torch.device("meta")),
-        Spans(prefix, (sum(suffixes),), 0, (prefix,), False, torch.device("meta")),
-    )
+    heads, key_heads, size, tokens = 28, 4, 128, 32768  # of Qwen2.5-7B
     inputs = [
         torch.empty(1, num, tokens, size, dtype=torch.bfloat16, device="meta", requires_grad=True)
         for num in (heads, key_heads, key_heads)
@@ -215,12 +231,13 @@ def test_no_tensor_is_larger_than_the_queries_and_only_inputs_output_and_log_sum
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: saved.append(tensor.numel()) or tensor, lambda x: x
         ):  # type: ignore[func-returns-value]
-            output = attend(*inputs, tree)
+            output = attend(*inputs, long_tree(levels))
         gradients = torch.autograd.grad(output, inputs, torch.empty_like(output))
     assert output.shape == (1, heads, tokens, size)
     assert [gradient.shape for gradient in gradients] == [tensor.shape for tensor in inputs]
     assert max(made.sizes) == tokens * heads * size
-    assert sum(made.sizes) < num_made * tokens * heads * size, "keys repeated for each head of queries are 4 more"
+    allowed = num_made + (levels - 1) * 10  # of a level with gaps the queries are copied, too
+    assert sum(made.sizes) < allowed * tokens * heads * size, "keys repeated for each head of queries are 4 more"
     assert sum(saved) == tokens * (2 * heads * size + 2 * key_heads * size + heads)
 
 

@@ -5,7 +5,7 @@ One engine serves every role that trains: the actor here, a critic in a plugin. 
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlcore.algo.aggregation import weighted_sum
 from rlcore.config import EngineConfig, ModelConfig
-from rlcore.data.batch import select
+from rlcore.data.batch import needed_tokens, select
 from rlcore.engines.hf.train.flops import update_flops
 from rlcore.engines.hf.train.loss_scale import LossScale
 from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics, split
@@ -26,7 +26,7 @@ from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel, lo
 from rlcore.engines.hf.train.offload import Offload
 from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
 from rlcore.engines.hf.train.prefix_trial import check_shared_prefix
-from rlcore.engines.hf.train.ranks import Ranks
+from rlcore.engines.hf.train.ranks import Ranks, shared_tokens
 from rlcore.engines.hf.train.score import score
 from rlcore.engines.hf.train.shards import Shards, idle
 from rlcore.engines.hf.train.state import (
@@ -186,7 +186,8 @@ class TrainEngine:
 
         The loss is the sum over rows of weights_B[b] times the sum over masked tokens of the loss, so any split into
         micro-batches gives the same gradient. Metrics are averages over the loss tokens of the rows that are computed
-        (`taught_rows`), '<name>/rows_skipped_frac' is the share of the others. Without any row to compute the optimizer
+        (`taught_rows`), '<name>/rows_skipped_frac' is the share of the others. '<name>/shared_tokens_frac' is the share
+        of their tokens that another row of the micro-batch had computed. Without any row to compute the optimizer
         makes its step with gradients of 0: moments and weights decay, momentum moves the weights. With a loss or
         gradient that is not finite weights and optimizer stay as they are and '<name>/skipped' is 1; WorkerError when
         that happened `max_skipped_updates` times in a row. In float16 a gradient that overflows is computed again with
@@ -325,11 +326,21 @@ class TrainEngine:
                 self._optimizer.collect_gradients()
                 if index < len(own):
                     sums.add(terms, micro.mask_BT, partial)
+        read = self._with_shared_tokens(sums.read(), own)
         if self.ranks is None:
-            return sums.read()
+            return read
         if self._shards is None:
             self.ranks.sum_gradients(self._optimizer.masters)
-        return ReadMetrics.merged([ReadMetrics(**read) for read in self.ranks.gather(asdict(sums.read()))])
+        return ReadMetrics.merged([ReadMetrics(**numbers) for numbers in self.ranks.gather(asdict(read))])
+
+    def _with_shared_tokens(self, read: ReadMetrics, parts: Sequence[Batch]) -> ReadMetrics:
+        """With '<name>/shared_tokens_frac' of these micro-batches, where rows share tokens."""
+        if self.shared_prefix is SharedPrefix.NONE:
+            return read
+        name = f"{self.name}/shared_tokens_frac"
+        num_shared = sum(shared_tokens(part, self.shared_prefix) for part in parts)
+        num_needed = sum(int(needed_tokens(part).sum()) for part in parts)
+        return ReadMetrics(read.loss, {**read.sums, name: num_shared}, {**read.nums, name: num_needed})
 
     def _adding(self) -> AbstractContextManager[None]:
         """Where gradients are added to their sums at once; not where FSDP needs to see each of them."""

@@ -4,8 +4,8 @@ from itertools import chain
 
 from torch import nn
 
-from rlcore.data.batch import shared_prefixes
 from rlcore.engines.hf.train.model import Model, PolicyModel, ValueModel
+from rlcore.engines.hf.train.ranks import shared_tokens
 from rlcore.types import Batch, SharedPrefix
 
 
@@ -13,8 +13,8 @@ def update_flops(model: Model, batch: Batch, shared_prefix: SharedPrefix) -> flo
     """Operations that one update on the batch needs, forward and backward, whatever else the implementation does.
 
     A matrix of n weights costs 2 n a token forward, 2 n for the gradient of its inputs and 2 n for its own if it is
-    trained; the head counts at loss tokens only. Not counted: padding, what gradient checkpointing computes again, a
-    prompt beyond its first time where it is shared, attention scores and everything elementwise. So it is a lower
+    trained; the head counts at loss tokens only. Not counted: padding, what gradient checkpointing computes again,
+    tokens that rows share beyond their first time, attention scores and everything elementwise. So it is a lower
     bound, and honest for responses that are short beside the hidden size.
     """
     head, embedding = _head(model), model.transformer.get_input_embeddings()
@@ -41,12 +41,5 @@ def _head(model: Model) -> nn.Linear:
 
 
 def _num_tokens(batch: Batch, shared_prefix: SharedPrefix) -> int:
-    """Tokens of the batch without padding; a shared prefix once for its group."""
-    total = int(batch.lengths_B.sum())
-    if shared_prefix is SharedPrefix.NONE:
-        return total
-    prefix_B, seen = shared_prefixes(batch), set[int]()
-    for group, prefix in zip(batch.group_B.tolist(), prefix_B.tolist(), strict=True):
-        total -= prefix if group in seen else 0
-        seen.add(group)
-    return total
+    """Tokens of the batch without padding; those that rows share once."""
+    return int(batch.lengths_B.sum()) - shared_tokens(batch, shared_prefix)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlcore.data.batch import micro_batches, shared_micro_batches
+from rlcore.data.token_tree import tree_micro_batches
 from rlcore.engines.hf.train.prefixes import PaddedBatch, pad
 from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.engines.hf.train.tree import PackedBatch, pack
@@ -33,7 +34,7 @@ class MicroBatch:
 
     @cached_property
     def packed(self) -> PackedBatch:
-        """The tokens as one sequence, the prefix of each group once."""
+        """The tokens as one sequence, those that rows of a group begin with alike once."""
         return pack(self.batch, self.device)
 
     @cached_property
@@ -184,4 +185,6 @@ def split(batch: Batch, max_tokens: int, shared_prefix: SharedPrefix) -> list[In
     """The rows of each micro-batch."""
     if shared_prefix is SharedPrefix.NONE:
         return micro_batches(batch.lengths_B, max_tokens)
-    return shared_micro_batches(batch, max_tokens, packed=shared_prefix is SharedPrefix.TREE)
+    if shared_prefix is SharedPrefix.TREE:
+        return tree_micro_batches(batch, max_tokens)
+    return shared_micro_batches(batch, max_tokens)

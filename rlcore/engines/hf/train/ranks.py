@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous as rendezvous_at
 
 from rlcore.contracts.workers import WorkerContext
-from rlcore.data.batch import select, shared_prefixes, suffix_lengths
+from rlcore.data.batch import needed_tokens, select, shared_prefixes, suffix_lengths
+from rlcore.data.token_tree import tree_tokens
 from rlcore.errors import WorkerError, boundary
 from rlcore.types import Batch, Float32s, Int64s, SharedPrefix
 
@@ -107,14 +108,23 @@ def ranks_of(context: WorkerContext) -> Ranks | None:
 
 
 def computed_tokens(batch: Batch, shared_prefix: SharedPrefix) -> Int64s:
-    """(B,) tokens that are computed for each row, padding left out; a shared prefix counts with its group's first."""
+    """(B,) tokens that are computed for each row, padding left out; those that rows share count with one of them."""
     if shared_prefix is SharedPrefix.NONE or not len(batch):
         return batch.lengths_B
+    if shared_prefix is SharedPrefix.TREE:
+        return tree_tokens(batch)
     prefix_B = shared_prefixes(batch)
     first_G = np.unique(batch.group_B, return_index=True)[1]
     tokens_B = suffix_lengths(batch, prefix_B)
     tokens_B[first_G] += prefix_B[first_G]
     return tokens_B
+
+
+def shared_tokens(batch: Batch, shared_prefix: SharedPrefix) -> int:
+    """Tokens that predictions need and that are not computed, because another row of the batch has them computed."""
+    if shared_prefix is SharedPrefix.NONE:
+        return 0
+    return int(needed_tokens(batch).sum() - computed_tokens(batch, shared_prefix).sum())
 
 
 def balanced(lengths_B: Int64s, groups_B: Int64s, num: int) -> Int64s:

@@ -1,13 +1,12 @@
-"""The way `tree`: the prefixes and suffixes of a micro-batch as one sequence without padding.
+"""The way `tree`: the token tree of a micro-batch as one sequence without padding.
 
-Letters: B rows, T positions, G groups, N tokens of the packed sequence, M loss tokens, H hidden size.
+Letters: B rows, T positions, N tokens of the packed sequence, M loss tokens, H hidden size.
 
-Only attention knows the tree: a token of a suffix sees the prefix of its group and its own suffix. The sequence has all
-prefixes first, then all suffixes, a group's suffixes side by side. So the tokens that attend to prefixes, and the
-prefixes that they attend to, are each one stretch of it: groups that lack either of the two stand at its ends.
+Only attention knows the tree: a token sees the runs above its own, and its own up to itself.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcore.data.batch import shared_prefixes, suffix_lengths
+from rlcore.data.token_tree import TokenRun, sorted_rows
 from rlcore.engines.hf.train.transfers import device_tensor
-from rlcore.engines.hf.train.tree_attention import Spans, Tree, attend
+from rlcore.engines.hf.train.tree_attention import Runs, Spans, Tree, attend
 from rlcore.types import Batch, Int64s
 
 TREE_ATTENTION = "rlcore_tree"
@@ -37,47 +36,80 @@ class PackedBatch:
 
 
 def pack(batch: Batch, device: torch.device) -> PackedBatch:
-    """The rows of a micro-batch with the prefix of each group stored once.
+    """The rows of a micro-batch as a token tree, each run of tokens stored once.
 
-    A row's last loss token, and what follows it, is left out: nothing is predicted from it. A group of one row has no
-    prefix; the whole row is its suffix.
+    A row's last loss token, and what follows it, is left out: nothing is predicted from it.
     """
-    tokens = batch.tokens
-    _, first_G, num_rows_G = np.unique(batch.group_B, return_index=True, return_counts=True)
-    prefix_B = np.where(num_rows_G[batch.group_B] == 1, 0, shared_prefixes(batch))
-    suffix_B = suffix_lengths(batch, prefix_B)
-    if not (prefix_B + suffix_B).any():
-        suffix_B[0] = 1  # transformers computes no empty sequence
-    prefix_G = prefix_B[first_G]
-    shared_G = np.bincount(batch.group_B, weights=suffix_B, minlength=len(first_G)).astype(np.int64)
-    # Groups of nothing but a prefix, of both, of nothing but suffixes; in a group equal lengths side by side.
-    kind_G = np.where(shared_G == 0, 0, np.where(prefix_G > 0, 1, 2))
-    groups = np.argsort(kind_G, kind="stable")
-    rows = np.lexsort((-suffix_B, batch.group_B, kind_G[batch.group_B]))
-    prefixes, both = groups[prefix_G[groups] > 0], groups[kind_G[groups] == 1]
-    rows = rows[suffix_B[rows] > 0]
-    lengths = np.concatenate([prefix_G[prefixes], suffix_B[rows]])
-    own, queries, keys = (tuple(some.tolist()) for some in (lengths, shared_G[both], prefix_G[both]))
-    num_prefix, num_alone = int(prefix_G.sum()), int(prefix_G[kind_G == 0].sum())
-    tree = Tree(
-        own=Spans(0, own, 0, own, causal=True, device=device),
-        shared=Spans(num_prefix, queries, num_alone, keys, causal=False, device=device),
-    )
-    starts = np.cumsum(lengths) - lengths
-    starts_G, starts_B = np.zeros_like(prefix_G), np.zeros_like(prefix_B)
-    starts_G[prefixes], starts_B[rows] = np.split(starts, [len(prefixes)])
-    row_N = np.repeat(np.concatenate([first_G[prefixes], rows]), lengths)
-    begin_N = np.repeat(np.concatenate([np.zeros_like(prefixes), prefix_B[rows]]) - starts, lengths)
-    positions_N = np.arange(len(row_N)) + begin_N
-    row_M, position_M = np.nonzero(tokens.loss_mask_BT)
-    before_M = position_M - 1
-    after_M = before_M - prefix_B[row_M]
-    predict_M = np.where(after_M < 0, starts_G[batch.group_B[row_M]] + before_M, starts_B[row_M] + after_M)
+    rows = sorted_rows(batch)
+    if not rows.needed_B.any():  # transformers computes no empty sequence
+        rows = replace(rows, needed_B=(np.arange(len(batch)) == 0).astype(np.int64))
+    runs, levels = _places(rows.tree(), device)
+    place_BT = np.zeros(batch.tokens.token_ids_BT.shape, dtype=np.int64)
+    for run in runs:
+        place_BT[rows.row_B[run.first : run.last], run.position : run.position + run.length] = np.arange(
+            run.place, run.place + run.length
+        )
+    lengths = [run.length for run in runs]
+    row_N = np.repeat(rows.row_B[[run.last - 1 for run in runs]], lengths)  # earlier rows may end within the run
+    positions_N = np.arange(len(row_N)) + np.repeat([run.position - run.place for run in runs], lengths)
+    row_M, position_M = np.nonzero(batch.tokens.loss_mask_BT)
+    own = Runs.neighbours(0, lengths, device)
 
     def tensor(array: Int64s) -> Tensor:
         return device_tensor(array.astype(np.int64), device)
 
-    return PackedBatch(tensor(tokens.token_ids_BT[row_N, positions_N]), tensor(positions_N), tree, tensor(predict_M))
+    return PackedBatch(
+        tensor(batch.tokens.token_ids_BT[row_N, positions_N]),
+        tensor(positions_N),
+        Tree(Spans(own, own, causal=True), levels),
+        tensor(place_BT[row_M, position_M - 1]),
+    )
+
+
+@dataclass(frozen=True)
+class _PlacedRun:
+    """A run of a token tree in the packed sequence."""
+
+    first: int
+    last: int
+    """The indices of its rows in `SortedRows`, the last one excluded."""
+    position: int
+    """Of its first token in its rows."""
+    place: int
+    """Of its first token in the packed sequence."""
+    length: int
+
+
+def _places(uppermost: Sequence[TokenRun], device: torch.device) -> tuple[list[_PlacedRun], tuple[Spans, ...]]:
+    """Where the runs of a token tree stand, and for each level the tokens below each of its runs.
+
+    What is below a run is one stretch of the sequence: first the runs that have others below them, then for each of
+    these what is below it, then the rest. So with one level neither queries nor keys have gaps. Runs of one length are
+    neighbours, where the kernels of a CPU compute them in one call.
+    """
+    placed, levels = list[_PlacedRun](), list[Spans]()
+    stretches: list[tuple[Sequence[TokenRun], int, int]] = [(uppermost, 0, 0)]  # runs, their position, their place
+    while stretches:
+        keys, queries, below = list[_PlacedRun](), list[tuple[int, int]](), list[tuple[Sequence[TokenRun], int, int]]()
+        for runs, position, place in stretches:
+            parents = sorted((run for run in runs if run.children), key=lambda run: (-run.end, -run.below))
+            leaves = sorted((run for run in runs if not run.children), key=lambda run: -run.end)
+            for run in parents:
+                keys.append(_PlacedRun(run.first, run.last, position, place, run.end - position))
+                place += run.end - position
+            for run in parents:
+                below.append((run.children, run.end, place))
+                queries.append((place, run.below))
+                place += run.below
+            for run in leaves:
+                placed.append(_PlacedRun(run.first, run.last, position, place, run.end - position))
+                place += run.end - position
+        if keys:
+            key_runs = Runs(tuple(run.place for run in keys), tuple(run.length for run in keys), device)
+            levels.append(Spans(Runs(*zip(*queries, strict=True), device), key_runs, causal=False))
+        placed += keys
+        stretches = below
+    return sorted(placed, key=lambda run: run.place), tuple(levels)
 
 
 def tree_hidden(transformer: Any, packed: PackedBatch) -> Tensor:
@@ -105,7 +137,7 @@ def tree_attention(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over a packed sequence of prefixes and suffixes; transformers calls it once per layer.
+    """Attention over a packed token tree; transformers calls it once per layer.
 
     `query` is (1, heads, N, size), `key` and `value` have the heads of the keys; the result is (1, N, heads, size).
     ValueError for a sliding window and for capped scores, which it does not compute.

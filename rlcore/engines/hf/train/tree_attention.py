@@ -1,12 +1,12 @@
-"""Attention of a packed sequence of prefixes and suffixes, without a mask, padding or a copy of a prefix.
+"""Attention of a packed token tree, without a mask, padding or a copy of a prefix for each of its rows.
 
 Letters: N tokens of the packed sequence, H heads of queries, K heads of keys, D size of a head.
 
-Every piece of the sequence, prefix or suffix, attends to itself, causally. The suffixes of a group attend to the prefix
-of the group, and see all of it. A softmax over both sets of keys is the mean of the two, weighed with the exponentials
-of their log-sums. The flash kernels compute the gradients of each part from the joint output and the joint log-sums:
-their probabilities are exp(score - log-sum), and the output enters only by its product with its gradient. So queries,
-keys, values, joint output and joint log-sums are all that is kept for the backward pass, and that is linear in N.
+Every run of tokens attends to itself, causally, and to each run above it, of which it sees all. A softmax over several
+sets of keys is the mean of their softmaxes, weighed with the exponentials of their log-sums. The flash kernels compute
+the gradients of each part from the joint output and the joint log-sums: their probabilities are exp(score - log-sum),
+and the output enters only by its product with its gradient. So queries, keys, values, joint output and joint log-sums
+are all that is kept for the backward pass, and that is linear in N for any number of levels.
 """
 
 from collections.abc import Sequence
@@ -25,46 +25,67 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
-class Spans:
-    """Neighbouring runs of queries, and the run of keys that each of them sees; none of them is empty.
+class Runs:
+    """Runs of tokens of the packed sequence, in order; none of them is empty, and no two overlap."""
 
-    Runs follow each other without a gap, from `first_query` and `first_key` of the packed sequence on.
-    """
-
-    first_query: int
-    query_lengths: tuple[int, ...]
-    first_key: int
-    key_lengths: tuple[int, ...]
-    causal: bool
-    """A query sees no key after its place in the run; the two lengths are then alike."""
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
     device: torch.device
 
-    def queries(self, tensor: Tensor, dim: int = 2) -> Tensor:
-        """The part of a packed tensor that belongs to the queries."""
-        return tensor.narrow(dim, self.first_query, sum(self.query_lengths))
+    @classmethod
+    def neighbours(cls, start: int, lengths: Sequence[int], device: torch.device) -> "Runs":
+        """Runs from `start` on that follow each other without a gap."""
+        return cls(tuple(accumulate(lengths[:-1], initial=start)) if lengths else (), tuple(lengths), device)
 
-    def keys(self, tensor_1KND: Tensor) -> Tensor:
-        """The part of packed keys or values that belongs to the keys."""
-        return tensor_1KND.narrow(2, self.first_key, sum(self.key_lengths))
+    def of(self, packed: Tensor, dim: int = 2) -> Tensor:
+        """The tokens of the runs: a view where no other tokens are between them, else a copy."""
+        if self._has_gaps:
+            return packed.index_select(dim, self._places)
+        return packed.narrow(dim, self.starts[0], sum(self.lengths))
+
+    def put_back(self, packed: Tensor, changed: Tensor) -> None:
+        """Write what `of` returned, and has been changed in place, into the packed tensor."""
+        if self._has_gaps:
+            packed.index_copy_(2, self._places, changed)
+
+    def add(self, packed: Tensor, summand: Tensor) -> None:
+        """Add to the tokens of the runs."""
+        if self._has_gaps:
+            packed.index_add_(2, self._places, summand)
+        else:
+            self.of(packed).add_(summand)
+
+    @cached_property
+    def bounds(self) -> Tensor:
+        """(runs + 1,) int32: where each run begins if there were no gaps, and where the last one ends."""
+        return device_tensor(np.array([0, *accumulate(self.lengths)], dtype=np.int32), self.device)
+
+    @cached_property
+    def _has_gaps(self) -> bool:
+        return sum(self.lengths) != self.starts[-1] + self.lengths[-1] - self.starts[0]
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Place of each token in the packed sequence."""
+        skipped = np.array(self.starts) - np.cumsum((0, *self.lengths[:-1]))
+        places = np.repeat(skipped, self.lengths) + np.arange(sum(self.lengths))
+        return device_tensor(places.astype(np.int64), self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Runs of queries, and for each the run of keys that all of its queries see."""
+
+    queries: Runs
+    keys: Runs
+    causal: bool
+    """A query sees no key after its place in the run; the two lengths are then alike."""
 
     @cached_property
     def alike(self) -> tuple[tuple[int, int, int], ...]:
-        """(number, queries of each, keys of each) of neighbouring runs with the same lengths."""
-        runs = zip(self.query_lengths, self.key_lengths, strict=True)
+        """(number, queries of each, keys of each) of runs with the same lengths that follow each other."""
+        runs = zip(self.queries.lengths, self.keys.lengths, strict=True)
         return tuple((len(list(same)), *lengths) for lengths, same in groupby(runs))
-
-    @cached_property
-    def query_bounds(self) -> Tensor:
-        """(runs + 1,) int32: where each run of queries begins, and where the last one ends."""
-        return self._bounds(self.query_lengths)
-
-    @cached_property
-    def key_bounds(self) -> Tensor:
-        """(runs + 1,) int32: as `query_bounds`, of the keys."""
-        return self._bounds(self.key_lengths)
-
-    def _bounds(self, lengths: tuple[int, ...]) -> Tensor:
-        return device_tensor(np.array([0, *accumulate(lengths)], dtype=np.int32), self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,14 +93,9 @@ class Tree:
     """The keys that each token of a packed sequence attends to."""
 
     own: Spans
-    """Every prefix and every suffix sees itself; these are all tokens of the sequence."""
-    shared: Spans
-    """The suffixes of a group see its prefix; without runs where no group has both."""
-
-    @property
-    def spans(self) -> tuple[Spans, Spans]:
-        """Both."""
-        return self.own, self.shared
+    """Every run of the tree sees itself; these are all tokens of the sequence, without a gap."""
+    levels: tuple[Spans, ...] = ()
+    """The tokens below each run of a level see all of it, from the uppermost level on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,12 +196,15 @@ class _TreeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, tree: Tree, scale: float) -> Tensor:
-        kernel, shared = KERNELS[query_1HND.device.type], tree.shared
+        kernel = KERNELS[query_1HND.device.type]
         output_1HND, log_sums_1HN = kernel.forward(query_1HND, key_1KND, value_1KND, tree.own, scale)
-        if shared.query_lengths:
-            inputs = shared.queries(query_1HND), shared.keys(key_1KND), shared.keys(value_1KND)
-            others = kernel.forward(*inputs, shared, scale)
-            _join(shared.queries(output_1HND), shared.queries(log_sums_1HN), *others)
+        for level in tree.levels:
+            queries, keys = level.queries, level.keys
+            others = kernel.forward(queries.of(query_1HND), keys.of(key_1KND), keys.of(value_1KND), level, scale)
+            joint = queries.of(output_1HND), queries.of(log_sums_1HN)
+            _join(*joint, *others)
+            queries.put_back(output_1HND, joint[0])
+            queries.put_back(log_sums_1HN, joint[1])
         ctx.save_for_backward(query_1HND, key_1KND, value_1KND, output_1HND, log_sums_1HN)
         ctx.tree, ctx.scale = tree, scale
         return output_1HND
@@ -194,20 +213,21 @@ class _TreeAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_1HND: Tensor) -> Any:
         tree, scale, whole = ctx.tree, ctx.scale, Part(*ctx.saved_tensors)
         grad_1HND = _dense(grad_1HND)
-        kernel, shared = KERNELS[grad_1HND.device.type], tree.shared
+        kernel = KERNELS[grad_1HND.device.type]
         grad_query, grad_key, grad_value = kernel.backward(grad_1HND, whole, tree.own, scale)
-        if shared.query_lengths:
+        for level in tree.levels:
+            queries, keys = level.queries, level.keys
             part = Part(
-                shared.queries(whole.query_1HND),
-                shared.keys(whole.key_1KND),
-                shared.keys(whole.value_1KND),
-                shared.queries(whole.output_1HND),
-                shared.queries(whole.log_sums_1HN),
+                queries.of(whole.query_1HND),
+                keys.of(whole.key_1KND),
+                keys.of(whole.value_1KND),
+                queries.of(whole.output_1HND),
+                queries.of(whole.log_sums_1HN),
             )
-            of_query, of_key, of_value = kernel.backward(shared.queries(grad_1HND), part, shared, scale)
-            shared.queries(grad_query).add_(of_query)
-            shared.keys(grad_key).add_(of_key)
-            shared.keys(grad_value).add_(of_value)
+            of_query, of_key, of_value = kernel.backward(queries.of(grad_1HND), part, level, scale)
+            queries.add(grad_query, of_query)
+            keys.add(grad_key, of_key)
+            keys.add(grad_value, of_value)
         return grad_query, grad_key, grad_value, None, None
 
 
@@ -223,7 +243,7 @@ def attend(query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, tree: Tree,
         raise ValueError(
             f"found the device '{query_1HND.device.type}'; flash attention needs one of: {', '.join(KERNELS)}"
         )
-    if not tree.own.query_lengths:  # a flash operation of the CPU divides by the number of queries
+    if not tree.own.queries.lengths:  # a flash operation of the CPU divides by the number of queries
         return query_1HND
     scale = query_1HND.shape[-1] ** -0.5 if scale is None else scale
     inputs = _dense(query_1HND), _dense(key_1KND), _dense(value_1KND)
@@ -245,7 +265,8 @@ def _join(output_1HND: Tensor, log_sums_1HN: Tensor, other_1HND: Tensor, other_1
 
 
 def _bounds(spans: Spans) -> tuple[Tensor, Tensor, int, int]:
-    return spans.query_bounds, spans.key_bounds, max(spans.query_lengths), max(spans.key_lengths)
+    queries, keys = spans.queries, spans.keys
+    return queries.bounds, keys.bounds, max(queries.lengths), max(keys.lengths)
 
 
 def _runs(packed: Tensor, spans: Spans, lengths: int) -> list[Tensor]:
