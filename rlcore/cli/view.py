@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from rlcore.cli.arguments import Leave
 from rlcore.errors import ConfigError
 
 
@@ -11,4 +12,7 @@ def run(arguments: Sequence[str]) -> int:
         from rlcore_view.cli import main
     except ImportError as error:
         raise ConfigError("view: needs the package rlcore-view; pip install 'rlcore[view]'") from error
-    return int(main(arguments, prog="rlcore view"))
+    try:
+        return int(main(arguments, prog="rlcore view"))
+    except SystemExit as answered:  # its help, or what is wrong with the arguments
+        raise Leave(answered.code) from None
