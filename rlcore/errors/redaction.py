@@ -45,6 +45,11 @@ def is_redacted(line: bytes) -> bool:
     return not any(form in line for form in _in_json.values())
 
 
+def has_secrets() -> bool:
+    """True if the configuration read a value that `redact` replaces."""
+    return bool(_resolved)
+
+
 def redact(text: str) -> str:
     """The text with every value that the configuration read from the environment written as `${oc.env:NAME}` again.
 

@@ -37,11 +37,11 @@ class MetricsLog:
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one record: 'step', the metrics, and when it was written as 'time/unix_s'."""
-        with _records(self._path):
+        with writing_records(self._path):
             self._mend()
         numbers = {name: float(value) for name, value in metrics.items()}
         record = {"step": step, **numbers, "time/unix_s": round(time.time(), 3)}
-        with _records(self._path), self._path.open("ab") as file:
+        with writing_records(self._path), self._path.open("ab") as file:
             file.write(_line(record))
 
     def cut_back(self, step: int) -> None:
@@ -68,7 +68,7 @@ class TrajectoryLog:
     def append(self, step: int, lines: bytes) -> None:
         """Add what `trajectory_lines` made to the file of the step."""
         path = self._directory / f"step_{step:06d}.jsonl"
-        with _records(path):
+        with writing_records(path):
             self._directory.mkdir(exist_ok=True)
             before = _whole_lines(path) if path.exists() else ()
             write_atomically(path, b"".join((*before, lines)))
@@ -81,7 +81,7 @@ class TrajectoryLog:
 
 
 @contextmanager
-def _records(path: Path) -> Iterator[None]:
+def writing_records(path: Path) -> Iterator[None]:
     """A full disk or a directory that is gone ends the run in one line."""
     try:
         yield

@@ -25,6 +25,7 @@ from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
 from rlcore.report.terminal import Terminal
+from rlcore.report.token_log import TokenLog
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing.runs import run_settings
@@ -137,7 +138,13 @@ async def play(plan: RunPlan, directory: Path, script: Script, steps: int, last_
         with (directory / "terminal").open("w") as file:
             terminal = Terminal(Console(file=file))
             trackers = Trackers(TrackConfig(), directory, "run", "", warn=terminal.warn)
-            sinks = Sinks(MetricsLog(directory), TrajectoryLog(directory), trackers, terminal)
+            sinks = Sinks(
+                MetricsLog(directory),
+                TrajectoryLog(directory),
+                TokenLog(directory, "none", run.tokens),
+                trackers,
+                terminal,
+            )
             trainer = events.trainer = _Trainer(watched, progress, last_step or steps, heldout, sinks, events)
             try:
                 async with asyncio.timeout(LIMIT_S):

@@ -54,7 +54,7 @@ def run_settings(directory: Path, num_prompts: int, **more: Any) -> dict[str, An
 
 
 def differing(one: Path, other: Path) -> list[str]:
-    """Differences between two runs, one line each: metrics except times, trajectories, files of the last checkpoint.
+    """Differences of two runs, one line each: metrics except times, trajectories, tokens, files of the last checkpoint.
 
     Empty when they are equal bit for bit.
     """
@@ -62,7 +62,7 @@ def differing(one: Path, other: Path) -> list[str]:
     names = {path.name for run in (one, other) for path in (run / "trajectories").iterdir()}
     for name in sorted(names):
         lines += _differing_lines(one / "trajectories" / name, other / "trajectories" / name)
-    return lines + list(_differing_checkpoints(one, other))
+    return [*lines, *_differing_tokens(one, other), *_differing_checkpoints(one, other)]
 
 
 def _differing_lines(one: Path, other: Path) -> Iterator[str]:
@@ -76,6 +76,16 @@ def _differing_lines(one: Path, other: Path) -> Iterator[str]:
         keys = sorted(key for key in left.keys() | right.keys() if left.get(key) != right.get(key))
         if keys:
             yield f"{one.name}, line {number}: {keys}"
+
+
+def _differing_tokens(one: Path, other: Path) -> Iterator[str]:
+    names = {path.name for run in (one, other) for path in (run / "tokens").glob("*.safetensors")}
+    for name in sorted(names):
+        files = [run / "tokens" / name for run in (one, other)]
+        if not all(file.exists() for file in files):
+            yield f"tokens/{name}: exists in one run only"
+        elif files[0].read_bytes() != files[1].read_bytes():
+            yield f"tokens/{name}"
 
 
 def _whole_lines(path: Path) -> list[bytes]:

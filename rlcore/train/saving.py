@@ -140,6 +140,7 @@ class Saver:
         await self._trainer.run.sync_weights(loaded.step)
         self._trainer.sinks.metrics.cut_back(loaded.step)
         self._trainer.sinks.trajectories.cut_back(loaded.step)
+        self._trainer.sinks.tokens.cut_back(loaded.step)
 
 
 def _check_actor(staging: Path) -> None:

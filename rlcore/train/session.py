@@ -21,6 +21,7 @@ from rlcore.report.advice import advice
 from rlcore.report.foreign_output import foreign_output
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
 from rlcore.report.terminal import Terminal
+from rlcore.report.token_log import TokenLog
 from rlcore.report.trackers import Trackers, require_installed
 from rlcore.reward.canary import check_canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
@@ -186,6 +187,7 @@ class Session:
         self._sinks = Sinks(
             MetricsLog(run_dir),
             TrajectoryLog(run_dir),
+            TokenLog(run_dir, plan.config.train.record_tokens, run.tokens),
             Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml, warn=self._terminal.warn),
             self._terminal,
         )
@@ -251,6 +253,7 @@ class Session:
         elif origin.resumed:
             self._sinks.metrics.cut_back(-1)
             self._sinks.trajectories.cut_back(-1)
+            self._sinks.tokens.cut_back(-1)
             self._terminal.say("no checkpoint to continue from: beginning with step 1")
         if origin.resumed or path is not None:
             write_plan(self._run_dir, plan)

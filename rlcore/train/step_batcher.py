@@ -52,6 +52,8 @@ class StepBatcher:
         self._metrics: Metrics = {}
         self._measured: Metrics | None = None
         self._prepared: list[Metrics] = []
+        self.batches: list[tuple[Sequence[TrajectoryId], Batch]] = []
+        """Ids of the rows and the batch, of everything that is trained on."""
         self._trained: list[tuple[int, ScoredTrajectory]] = []
         """Rows with the index of their mini-batch in the first epoch; 0 where mini-batches are not streamed."""
 
@@ -236,6 +238,7 @@ class StepBatcher:
         per_token, max_tokens = run.advantage_algorithm.per_token, config.rollout.max_tokens
         batch, metrics = with_advantages(batch, run.advantage, per_token, config.algo, max_tokens, self._kl)
         self.advantages |= zip(ids, row_advantages(batch), strict=True)
+        self.batches.append((ids, batch))
         self._prepared.append(metrics)
         self._trained += [(index, row) for row in rows]
         return batch

@@ -15,6 +15,7 @@ from rlcore.data import PromptOrder
 from rlcore.errors import shown
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
 from rlcore.report.terminal import Terminal
+from rlcore.report.token_log import StepTokens, TokenLog
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime
 from rlcore.train.buffer import RolloutBuffer, issuing
@@ -36,6 +37,7 @@ class Sinks:
 
     metrics: MetricsLog
     trajectories: TrajectoryLog
+    tokens: TokenLog
     trackers: Trackers
     terminal: Terminal
 
@@ -43,6 +45,11 @@ class Sinks:
         """To metrics.jsonl and to every tracker."""
         self.metrics.append(step, metrics)
         self.trackers.log(step, metrics)
+
+    def write(self, step: int, lines: bytes, found: StepTokens) -> None:
+        """Of a training step: its trajectories and their tokens."""
+        self.trajectories.append(step, lines)
+        self.tokens.write(step, Lane.TRAIN, found)
 
 
 @dataclass
@@ -144,14 +151,18 @@ class Trainer:
         if self.run.plan.schedule.drop:
             metrics["data/given_up"] = float(self.flight.num_given_up)
         self.history.append(metrics)
-        writing = asyncio.to_thread(self.sinks.trajectories.append, step, lines)
+        rows = [scored.trajectory for scored in work.everything]
+        self.sinks.tokens.learn(rows)
+        writing = asyncio.to_thread(self.sinks.write, step, lines, StepTokens(rows, work.batches))
         self._writing = asyncio.create_task(writing, name=f"trajectories of step {step}")
         self.sinks.record(step, metrics)
         self.sinks.terminal.step(step, metrics)
         if train.log_completions_every and (step == 1 or step % train.log_completions_every == 0):
-            rows = [(scored, work.advantages.get(scored.trajectory.id)) for scored in work.everything]
-            stride = max(1, len(rows) // max(1, train.log_completions))  # of different prompts, where there are several
-            self.sinks.terminal.completions(step, rows[::stride][: train.log_completions])
+            shown = [(scored, work.advantages.get(scored.trajectory.id)) for scored in work.everything]
+            stride = max(
+                1, len(shown) // max(1, train.log_completions)
+            )  # of different prompts, where there are several
+            self.sinks.terminal.completions(step, shown[::stride][: train.log_completions])
         self._check_sampler(metrics)
         if algo.equal_rewards_warn_steps and self.progress.equal_steps >= algo.equal_rewards_warn_steps:
             self.sinks.terminal.warn(
@@ -193,6 +204,9 @@ class Trainer:
         result = await evaluate(self.run, self.heldout, self.config.train.seed)
         await self.written()
         self.sinks.trajectories.append(step, trajectory_lines([(row, None) for row in result.rows], Lane.EVAL))
+        evaluated = StepTokens([row.trajectory for row in result.rows])
+        self.sinks.tokens.learn(evaluated.rows)
+        self.sinks.tokens.write(step, Lane.EVAL, evaluated)
         self.sinks.record(step, result.metrics)
         logger.info("evaluated after step %d", step)
         self.sinks.terminal.evaluated(step, result.metrics)

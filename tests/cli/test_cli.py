@@ -187,6 +187,27 @@ def test_train_eval_resume_and_export_work_together(config: Path, capsys: pytest
     assert "no checkpoint is there" in failing(capsys, "export", str(config.parent), str(config.parent / "out"))
 
 
+def test_view_writes_a_page_of_a_run_with_its_tokens(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", str(config), "--plugin", "null", "train.name=run"]) == 0
+    capsys.readouterr()
+    page = tmp_path / "run.html"
+    assert main(["view", str(tmp_path / "runs" / "run"), "--out", str(page)]) == 0
+    assert capsys.readouterr().out.startswith(f"rlcore: 10 samples of 2 steps in {page}\n")
+    assert page.read_text("utf-8").startswith("<!doctype html>")
+    assert main(["view", "find", str(tmp_path / "runs" / "run"), "lane == 'train'", "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 8
+
+
+def test_view_without_its_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rlcore_view.cli", None)
+    assert main(["view", "runs/run"]) == 2
+    assert capsys.readouterr().err == "rlcore: view: needs the package rlcore-view; pip install 'rlcore[view]'\n"
+
+
 def test_export_writes_the_model_of_a_checkpoint_that_verifies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,31 @@ def test_a_prompt_is_the_templated_conversation_with_the_next_turn_opened(direct
     assert all(type(id_) is int for id_ in ids)
 
 
+TEXT = "Vier \N{GRINNING FACE} mal 四 = 16.\n"
+
+
+def test_the_pieces_of_a_texts_tokens_joined_are_the_text(directory: Path) -> None:
+    tokens = tokens_of(directory)
+    ids = tokens._encode_text(f"<|user|>{TEXT}<|end|>")
+    assert b"".join(map(tokens.piece, ids)).decode() == f"<|user|>{TEXT}<|end|>"
+    assert tokens.piece(10**6) == b""
+    assert b"".join(map(ByteTokens().piece, TEXT.encode())).decode() == TEXT
+
+
+def test_the_pieces_of_a_tokenizer_of_text_have_their_spaces_and_bytes(directory: Path, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = {"<0xE5>": 0, "<0x9B>": 1, "<0x9B2>": 2, "\N{LOWER ONE EIGHTH BLOCK}4": 3, "<eos>": 4, "<unk>": 5}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "\N{LOWER ONE EIGHTH BLOCK}")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+    fast.chat_template = TEMPLATE
+    tokens = TemplateTokens(fast)
+    assert [tokens.piece(id_) for id_ in range(5)] == [b"\xe5", b"\x9b", b"<0x9B2>", b" 4", b"<eos>"]
+
+
 def test_several_messages_are_continued(directory: Path) -> None:
     messages = [
         {"role": "user", "content": "a"},

@@ -25,6 +25,7 @@ from rlcore.data import PromptOrder
 from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, read_trajectories
 from rlcore.report.terminal import Terminal
+from rlcore.report.token_log import TokenLog
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing import write_prompts
@@ -221,7 +222,9 @@ async def one_schedule(run: Runtime, directory: Path, number: int) -> None:
     with (directory / "terminal").open("w") as file:
         terminal = Terminal(Console(file=file))
         trackers = Trackers(TrackConfig(), directory, "run", "", warn=terminal.warn)
-        sinks = Sinks(MetricsLog(directory), TrajectoryLog(directory), trackers, terminal)
+        sinks = Sinks(
+            MetricsLog(directory), TrajectoryLog(directory), TokenLog(directory, "none", run.tokens), trackers, terminal
+        )
         trainer = WatchedTrainer(run, progress, steps, {}, sinks)
         while progress.step < steps:
             await trainer.step()

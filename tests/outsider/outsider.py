@@ -28,6 +28,7 @@ SOURCES = {
     "rlcore_critic_engine": ROOT / "plugins" / "critic_engine",
     "rlcore_vllm": ROOT / "plugins" / "vllm",
     "rlcore_ray": ROOT / "plugins" / "ray",
+    "rlcore_view": ROOT / "view",
     "rlcore_example_arithmetic": ROOT / "examples" / "arithmetic" / "plugin",
 }
 PLUGINS = {"reward_loop", "agent_loop", "critic_engine", "vllm", "ray", "digit_sum", "null"}
@@ -122,6 +123,8 @@ def check_example(bin_directory: Path, place: Path) -> None:
         place,
     )
     need((place / "runs" / "run" / "checkpoints" / "step_2").is_dir(), f"no checkpoint\n{output}")
+    run([bin_directory / "rlcore", "view", "runs/run"], place)
+    need("DecompressionStream" in (place / "run.html").read_text("utf-8"), "the page of the run lacks its script")
 
 
 def check_critic(bin_directory: Path, place: Path) -> None:

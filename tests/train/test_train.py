@@ -1,10 +1,12 @@
 """Whole runs on the null model: what a run writes, how it goes on, and what its settings do."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file
 
 from rlcore.errors import CheckpointError, ConfigError, RewardError, WorkerError
 from rlcore.plugins.planning import plan_run
@@ -78,7 +80,7 @@ def test_a_run_leaves_configuration_plan_metrics_trajectories_checkpoints_and_re
     result = run(config, heldout(tmp_path))
     names = {path.name for path in result.run_dir.iterdir()}
     assert {"config.yaml", "plan.json", "metrics.jsonl", "trajectories", "checkpoints", "log.txt"} <= names
-    assert "rewards.json" in names
+    assert {"rewards.json", "tokens"} <= names
     steps = [row for row in metrics.read(result.run_dir) if "reward/mean" in row]
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
     assert {"reward/letters/mean", "actor/grad_norm", "completion/length_mean", "time/step_s"} <= steps[0].keys()
@@ -86,6 +88,32 @@ def test_a_run_leaves_configuration_plan_metrics_trajectories_checkpoints_and_re
     assert len(metrics.read_trajectories(result.run_dir, 1)) == 16
     assert result.checkpoint is not None
     assert checkpoint.load(result.checkpoint).state["step"] == 4
+
+
+def test_the_tokens_on_disk_spell_the_trajectories_with_their_advantages(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    directory = run(config, heldout(tmp_path), "train.max_steps=1").run_dir
+    entries = [json.loads(line) for line in (directory / "tokens" / "vocabulary.jsonl").read_text().splitlines()]
+    piece = {
+        entry["id"]: bytes.fromhex(entry["bytes"]) if "bytes" in entry else entry["text"].encode() for entry in entries
+    }
+    rows = metrics.read_trajectories(directory, 1)
+    for lane in ("train", "eval"):
+        arrays = load_file(directory / "tokens" / f"step_000001.{lane}.safetensors")
+        starts = arrays["row_start"].tolist()
+        recorded = [row for row in rows if row["lane"] == lane]
+        assert len(recorded) == len(starts) - 1
+        for row, begin, end in zip(recorded, starts, starts[1:], strict=False):
+            text = b"".join(piece[id_] for id_ in arrays["token_id"][begin:end].tolist()).decode(errors="replace")
+            assert text.removesuffix("<|end|>") == row["completion"]
+            assert end - begin == row["num_sampled"]
+            if lane == "train":
+                assert arrays["advantage"][begin:end] == pytest.approx([row["advantage"]] * (end - begin))
+
+
+def test_a_run_records_no_tokens_if_told_so(config: dict[str, Any]) -> None:
+    assert not (run(config, "train.record_tokens=none").run_dir / "tokens").exists()
 
 
 def test_the_reward_rises(config: dict[str, Any]) -> None:

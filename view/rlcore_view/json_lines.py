@@ -1,0 +1,45 @@
+"""Files of JSON lines, as a run that is under way leaves them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlcore_view.model import ViewError
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of the file; a last line that does not end is left out. ViewError names a line that is no object."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip() and line.endswith(b"\n"):
+                    yield _record(line, path, number)
+    except OSError as error:
+        raise ViewError(f"'{path}': it cannot be read: {error.strerror or error}") from error
+
+
+def first_record(path: Path) -> dict[str, Any] | None:
+    """The first object, to guess the format; None where the file does not begin with one."""
+    try:
+        return next(records(path), None)
+    except ViewError:
+        return None
+
+
+def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise ViewError(f"'{path}', line {number}: {line[:60]!r} is not a JSON object; mend or remove the line")
+    return record
+
+
+def number_or_none(value: Any) -> float | None:
+    """The value if it is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    number = float(value)
+    return number if number - number == 0 else None  # infinities and NaN minus themselves are NaN

@@ -1,0 +1,95 @@
+"""What every reader returns: a run as steps, prompts and samples, whichever trainer wrote it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class ViewError(Exception):
+    """What was given cannot be shown; one line that says what was found and what is needed."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The recorded tokens of a sample, one entry per token in each list."""
+
+    pieces: Sequence[str]
+    """Their texts."""
+    arrays: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    """`logprob`, `advantage`, `old_logprob`, ... by name; None where a token has none."""
+    sampled: Sequence[bool] = ()
+    """False where the policy did not sample the token; empty: it sampled all."""
+    turn: Sequence[int] = ()
+    """Index of the sampled stretch that the token belongs to; empty: there is one."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response to a prompt."""
+
+    step: int
+    prompt_id: str
+    """Unique within the run; samples with the same step, lane, prompt and epoch are a group."""
+    prompt: Sequence[Mapping[str, Any]]
+    """Messages."""
+    completion: str | Sequence[Mapping[str, Any]]
+    """Text, or messages."""
+    score: float | None
+    lane: str = "train"
+    epoch: int = 0
+    sample: int = 0
+    segment: int = 0
+    source: str = ""
+    answer: Any = None
+    components: Mapping[str, float] = field(default_factory=dict)
+    advantage: float | None = None
+    num_sampled: int | None = None
+    """Tokens that the policy sampled; None: not recorded."""
+    truncated: bool | None = None
+    """True where a token budget ended the response; None: not recorded."""
+    status: str = "ok"
+    versions: Sequence[Sequence[int]] = ()
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else that was recorded."""
+    tokens: Tokens | None = None
+
+    @property
+    def group(self) -> tuple[int, str, str, int]:
+        """The key of the sample's group."""
+        return self.step, self.lane, self.prompt_id, self.epoch
+
+    def text(self) -> str:
+        """The response as one string; of messages, the assistant's."""
+        if isinstance(self.completion, str):
+            return self.completion
+        return "\n".join(str(m.get("content") or "") for m in self.completion if m.get("role") == "assistant")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, or what is on disk of it."""
+
+    name: str
+    format: str
+    """Which trainer's files these are, as it is shown."""
+    samples: Sequence[Sample]
+    metrics: Sequence[Mapping[str, float | None]] = ()
+    """One record per step or evaluation; 'step' is among the names."""
+    config: str = ""
+    """The configuration as text."""
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    """What a reader left out or could not read, a sentence each."""
+
+    def groups(self, lane: str = "train") -> Iterator[list[Sample]]:
+        """The samples of each prompt that belong together, in the order in which they were recorded."""
+        groups: dict[tuple[int, str, str, int], list[Sample]] = {}
+        for sample in self.samples:
+            if sample.lane == lane:
+                groups.setdefault(sample.group, []).append(sample)
+        yield from groups.values()
+
+    def curve(self, name: str) -> list[tuple[int, float]]:
+        """(step, value) of a metric, where it is a number."""
+        found = [(record.get("step"), record.get(name)) for record in self.metrics]
+        return [(int(step), float(value)) for step, value in found if step is not None and value is not None]

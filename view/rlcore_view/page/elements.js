@@ -1,0 +1,106 @@
+// Elements of the page. Text of models and services reaches it as text only.
+
+function element(tag, properties, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(made.style, value);
+    else made.setAttribute(name, value === true ? "" : String(value));
+  }
+  append(made, children);
+  return made;
+}
+
+function append(parent, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    parent.append(child instanceof Node ? child : shownText(child));
+  }
+}
+
+// Characters that would not be seen, or would turn the line around, are shown by their code.
+function shownText(value) {
+  const hidden = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
+  return document.createTextNode(String(value).replace(hidden, (letter) => {
+    const code = letter.charCodeAt(0);
+    return code < 32 ? String.fromCharCode(0x2400 + code) : `\u27e8U+${code.toString(16).toUpperCase().padStart(4, "0")}\u27e9`;
+  }));
+}
+
+function link(address, ...children) {
+  return element("a", { href: address }, ...children);
+}
+
+function numberText(value, digits = 3) {
+  if (!isNumber(value)) return "–";
+  if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(digits - 1) : String(Number(value.toPrecision(digits)));
+}
+
+function section(title, ...children) {
+  return element("section", {}, element("h2", {}, title), ...children);
+}
+
+function table(heads, rows) {
+  return element("div", { class: "scroll" }, element("table", {},
+    element("thead", {}, element("tr", {}, heads.map((head) => element("th", {}, head)))),
+    element("tbody", {}, rows.map((cells) => element("tr", {}, cells.map((cell) => element("td", {}, cell)))))));
+}
+
+// A list that makes elements for what is on the screen, and more when its end is reached.
+function growingList(count, makeItem, size = 50) {
+  const list = element("div", { class: "list" });
+  let shown = 0;
+  const more = element("button", { class: "more", onclick: grow });
+  function grow() {
+    const until = Math.min(count, shown + size);
+    for (; shown < until; shown++) list.insertBefore(makeItem(shown), more);
+    more.textContent = `${count - shown} more`;
+    more.hidden = shown >= count;
+  }
+  list.append(more);
+  grow();
+  new IntersectionObserver((entries) => { if (entries.some((entry) => entry.isIntersecting) && !more.hidden) grow(); }).observe(more);
+  return list;
+}
+
+function choice(label, values, chosen, onChange) {
+  return element("label", {}, label, " ", element("select", { onchange: (event) => onChange(event.target.value) },
+    values.map(([value, text]) => element("option", { value, selected: value === chosen }, text))));
+}
+
+function sampleAddress(index) {
+  return `#/sample/${index}`;
+}
+
+function groupAddress(number) {
+  return `#/group/${number}`;
+}
+
+function scoreBadge(index) {
+  const { score, status } = run.columns;
+  if (status[index] !== "ok") return element("span", { class: "badge failed" }, status[index]);
+  return element("span", { class: "badge", style: { background: scaleColour(score[index], scoreRange()) } }, numberText(score[index]));
+}
+
+let knownRange = null;
+function scoreRange() {
+  if (!knownRange) {
+    let low = Infinity;
+    let high = -Infinity;
+    for (const score of run.columns.score) {
+      if (isNumber(score)) { low = Math.min(low, score); high = Math.max(high, score); }
+    }
+    knownRange = low > high ? [0, 1] : [low, high];
+  }
+  return knownRange;
+}
+
+// From red over yellow to green, readable below text of both themes.
+function scaleColour(value, [low, high]) {
+  if (!isNumber(value)) return "transparent";
+  const share = high > low ? (value - low) / (high - low) : 0.5;
+  return `hsl(${Math.round(share * 130)} 65% 50% / 0.4)`;
+}

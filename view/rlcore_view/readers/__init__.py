@@ -1,0 +1,28 @@
+"""Finds out which trainer wrote a path, and reads it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlcore_view.model import Run, ViewError
+from rlcore_view.readers import messages, rlcore_run, trl, verl
+
+READERS: Sequence[tuple[str, Callable[[Path], bool], Callable[[Path], Run]]] = (
+    ("rlcore", rlcore_run.recognises, rlcore_run.read),
+    ("TRL", trl.recognises, trl.read),
+    ("verl", verl.recognises, verl.read),
+    ("messages", messages.recognises, messages.read),
+)
+"""Name, test by content, reader; the first that recognises a path reads it."""
+
+
+def read(path: Path) -> Run:
+    """The run at the path; ViewError when no reader recognises it."""
+    if not path.exists():
+        raise ViewError(f"'{path}': there is no such file or directory")
+    for _, recognises, reader in READERS:
+        if recognises(path):
+            return reader(path)
+    raise ViewError(
+        f"'{path}': this is not a run that rlcore-view knows; needs an rlcore run directory, TRL's "
+        "completions_*.parquet, verl's rollout_data_dir, or a JSONL file whose lines have 'messages'"
+    )

@@ -1,0 +1,96 @@
+"""Runs of rlcore: docs/run-directory.md of rlcore describes the files."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlcore_view.json_lines import number_or_none, records
+from rlcore_view.model import Run, Sample, Tokens, ViewError
+from rlcore_view.token_files import RowId, rows_of, vocabulary
+
+_STEP = re.compile(r"step_(\d+)\.jsonl")
+
+
+def recognises(path: Path) -> bool:
+    """A directory with metrics.jsonl or trajectories/."""
+    return (path / "trajectories").is_dir() or ((path / "metrics.jsonl").is_file() and (path / "plan.json").is_file())
+
+
+def read(path: Path) -> Run:
+    """Every sample with its tokens where they were recorded, the metrics, configuration and plan."""
+    notes = list[str]()
+    pieces = vocabulary(path / "tokens")
+    samples = list[Sample]()
+    for file in sorted((path / "trajectories").glob("step_*.jsonl")):
+        if named := _STEP.fullmatch(file.name):
+            samples += _step(path, file, int(named[1]), pieces, notes)
+    metrics = path / "metrics.jsonl"
+    return Run(
+        name=path.resolve().name,
+        format="rlcore",
+        samples=samples,
+        metrics=[_numbers(record) for record in records(metrics)] if metrics.exists() else [],
+        config=_text(path / "config.yaml"),
+        plan=_object(path / "plan.json", notes),
+        notes=notes,
+    )
+
+
+def _step(run: Path, file: Path, step: int, pieces: Mapping[int, bytes], notes: list[str]) -> list[Sample]:
+    tokens: dict[str, Mapping[RowId, Tokens]] = {}
+    for lane in ("train", "eval"):
+        path = run / "tokens" / f"{file.stem}.{lane}.safetensors"
+        if path.exists():
+            try:
+                tokens[lane] = rows_of(path, pieces)
+            except ViewError as error:
+                notes.append(str(error))
+    return [_sample(record, step, tokens) for record in records(file)]
+
+
+def _sample(record: Mapping[str, Any], step: int, tokens: Mapping[str, Mapping[RowId, Tokens]]) -> Sample:
+    row, lane = record["id"], str(record.get("lane", "train"))
+    key = (str(row["prompt"]), int(row["epoch"]), int(row["sample"]), int(row["segment"]))
+    finish = record.get("finish")
+    return Sample(
+        step=step,
+        prompt_id=key[0],
+        epoch=key[1],
+        sample=key[2],
+        segment=key[3],
+        prompt=record.get("prompt") or (),
+        completion=record.get("completion") or "",
+        score=number_or_none(record.get("score")) if record.get("status", "ok") == "ok" else None,
+        lane=lane,
+        source=str(record.get("source", "")),
+        answer=record.get("answer"),
+        components={name: value for name, value in (record.get("components") or {}).items() if value is not None},
+        advantage=number_or_none(record.get("advantage")),
+        num_sampled=record.get("num_sampled"),
+        truncated=None if finish is None else finish == "length",
+        status=str(record.get("status", "ok")),
+        versions=record.get("versions") or (),
+        info={"agent": record.get("agent") or {}, "reward": record.get("info") or {}},
+        tokens=tokens.get(lane, {}).get(key),
+    )
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: number_or_none(value) for name, value in record.items()}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _object(path: Path, notes: list[str]) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError:
+        notes.append(f"'{path.name}' is not whole, so the plan is not shown")
+        return {}
+    return found if isinstance(found, dict) else {}

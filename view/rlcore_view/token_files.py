@@ -1,0 +1,91 @@
+"""Reads `tokens/` of an rlcore run: safetensors with the standard library, and the vocabulary."""
+
+import array
+import codecs
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore_view.json_lines import records
+from rlcore_view.model import Tokens, ViewError
+
+FORMAT, SCHEMA = "rlcore-tokens", 1
+_CODES = {"I32": "i", "I64": "q", "F32": "f", "U8": "B"}
+WITHHELD = "\N{FULL BLOCK}"
+"""In place of tokens that the run did not write, because the text of their row holds a secret."""
+
+RowId = tuple[str, int, int, int]
+
+
+def vocabulary(directory: Path) -> dict[int, bytes]:
+    """The bytes of each token id that occurs; empty without the file."""
+    path = directory / "vocabulary.jsonl"
+    if not path.exists():
+        return {}
+    return {int(entry["id"]): _bytes_of(entry) for entry in records(path)}
+
+
+def rows_of(path: Path, pieces: Mapping[int, bytes]) -> dict[RowId, Tokens]:
+    """The tokens of each row of a step's file; ViewError for a file of another kind or of a schema from the future."""
+    about, arrays = _load(path)
+    schema = about.get("schema")
+    if schema != SCHEMA:
+        raise ViewError(f"'{path}': its schema is {schema!r}; this rlcore-view reads {SCHEMA}; install a newer one")
+    starts, ids = arrays.pop("row_start"), arrays.pop("token_id")
+    position, sampled = arrays.pop("position", None), arrays.pop("sampled", None)
+    rows: dict[RowId, Tokens] = {}
+    for number, (prompt, epoch, sample, segment) in enumerate(about["rows"]):
+        span = slice(int(starts[number]), int(starts[number + 1]))
+        rows[str(prompt), int(epoch), int(sample), int(segment)] = Tokens(
+            pieces=_texts(ids[span], pieces),
+            arrays={name: [_rounded(value) for value in values[span]] for name, values in arrays.items()},
+            sampled=[bool(value) for value in sampled[span]] if sampled is not None else (),
+            turn=_turns(position[span]) if position is not None else (),
+        )
+    return rows
+
+
+def _load(path: Path) -> tuple[dict[str, Any], dict[str, "array.array[Any]"]]:
+    try:
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        about = json.loads(header.pop("__metadata__")[FORMAT])
+        return about, {name: _array(spec, data[8 + length :]) for name, spec in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ViewError(f"'{path}': this is not a file of {FORMAT}: {type(error).__name__}: {error}") from error
+
+
+def _array(spec: Mapping[str, Any], data: bytes) -> "array.array[Any]":
+    values = array.array(_CODES[spec["dtype"]])
+    begin, end = spec["data_offsets"]
+    values.frombytes(data[begin:end])
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _texts(ids: Sequence[int], pieces: Mapping[int, bytes]) -> list[str]:
+    """A text per token. A character that spans several tokens stands at the last of them."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return [WITHHELD if id_ < 0 else decoder.decode(pieces.get(id_, b"\xef\xbf\xbd")) for id_ in ids]
+
+
+def _turns(positions: Sequence[int]) -> list[int]:
+    turns, turn = list[int](), 0
+    for index, position in enumerate(positions):
+        turn += index > 0 and position != positions[index - 1] + 1
+        turns.append(turn)
+    return turns
+
+
+def _rounded(value: float) -> float | None:
+    return None if value != value else float(f"{value:.4g}")
+
+
+def _bytes_of(entry: Mapping[str, Any]) -> bytes:
+    if "bytes" in entry:
+        return bytes.fromhex(str(entry["bytes"]))
+    return str(entry.get("text", "")).encode("utf-8", "replace")

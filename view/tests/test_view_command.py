@@ -1,0 +1,136 @@
+"""The command: pages, expressions, diagnoses, and what is wrong in one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+from made_runs import sample, write_rlcore_run
+from rlcore_view import ViewError, query
+from rlcore_view.cli import main
+from rlcore_view.redaction import _secrets, redact
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_rlcore_run(tmp_path / "sums")
+
+
+def test_a_path_alone_writes_a_page(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([str(run)]) == 0
+    assert (tmp_path / "sums.html").is_file()
+    assert capsys.readouterr().out == "rlcore: 8 samples of 2 steps in sums.html\n"
+
+
+@pytest.mark.parametrize(
+    ("expression", "found"),
+    [
+        ("reward < 0.5", 4),
+        ("reward >= 1 and truncated", 4),
+        ("not truncated", 4),
+        ("step == 2 and prompt == 'sums/1'", 2),
+        ("'é' in text", 8),
+        ("reward.right == 1 and reward.short == 1", 4),
+        ("-1 < advantage < 0", 4),
+        ("reward.unknown < 1", 0),
+        ("lane == 'eval' or failed", 0),
+    ],
+)
+def test_samples_are_found_by_an_expression(run: Path, expression: str, found: int, capsys) -> None:
+    assert main(["find", str(run), expression, "--json"]) == (0 if found else 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == found
+    for line in lines:
+        assert json.loads(line).keys() >= {"reward", "text", "step", "prompt", "components"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("reward <", "this is not an expression"),
+        ("rewards < 1", "'rewards' is not known here; choose from reward, score"),
+        ("__import__('os').system('true')", "is not known here"),
+        ("text.__class__ == 1", "is not known here"),
+        ("reward < 'a'", "compare numbers with numbers"),
+        ("(" * 300 + "1" + ")" * 300, "this is not an expression"),
+        ("reward is 1", "the comparison Is is not known here"),
+        ("[step for step in text]", "is not known here"),
+    ],
+)
+def test_an_expression_is_data_and_what_it_does_not_know_is_named(
+    run: Path, expression: str, problem: str, capsys
+) -> None:
+    assert main(["find", str(run), expression]) == 2
+    error = capsys.readouterr().err
+    assert problem in error
+    assert error.count("\n") == 1
+
+
+def test_a_value_that_a_sample_lacks_compares_as_false() -> None:
+    assert not query.parse("reward < 1")(sample(1, 0, 0, None))
+    assert not query.parse("not reward >= 1 and reward < 1")(sample(1, 0, 0, None))
+
+
+def test_a_diagnosis_is_printed_as_text_and_as_json(run: Path, capsys) -> None:
+    assert main(["diagnose", str(run)]) == 0
+    assert capsys.readouterr().out == "nothing found\n"
+    for file in (run / "trajectories").iterdir():
+        file.write_text(file.read_text().replace('"stop"', '"length"'))
+    assert main(["diagnose", str(run), "--json"]) == 0
+    [finding] = json.loads(capsys.readouterr().out)
+    assert finding["name"] == "responses are cut off"
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path / "nowhere", "there is no such file or directory"),
+        (lambda path: path, "this is not a run that rlcore-view knows"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_and_2(tmp_path: Path, make, problem: str, capsys) -> None:
+    assert main([str(make(tmp_path)), "--out", str(tmp_path / "x.html")]) == 2
+    error = capsys.readouterr().err
+    assert problem in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_run_without_a_step_says_so(tmp_path: Path, capsys) -> None:
+    (tmp_path / "trajectories").mkdir()
+    assert main([str(tmp_path)]) == 2
+    assert "there are no samples yet" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_says_so(run: Path, capsys) -> None:
+    assert main([str(run), "--out", str(run / "no" / "x.html")]) == 2
+    assert "it cannot be written: No such file or directory; choose another with --out" in capsys.readouterr().err
+
+
+def test_a_terminal_sees_no_control_characters(run: Path, capsys) -> None:
+    file = run / "trajectories" / "step_000001.jsonl"
+    file.write_text(file.read_text().replace("!0", "\\u001b[31mred\\u202e"))
+    assert main(["find", str(run), "'red' in text"]) == 0
+    out = capsys.readouterr().out
+    assert "\\x1b[31mred\\u202e" in out
+    assert "\x1b" not in out
+
+
+def test_secrets_are_taken_out(run: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("MY_API_KEY", "s3cret-s3cret")
+    _secrets.cache_clear()
+    file = run / "trajectories" / "step_000001.jsonl"
+    file.write_text(file.read_text().replace("!0", "s3cret-s3cret hf_abcdefghijklmnopqrst"))
+    assert main(["find", str(run), "'s3cret' in text", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["text"] == "4é${MY_API_KEY} [hf_a... redacted]"
+    monkeypatch.delenv("MY_API_KEY")
+    _secrets.cache_clear()
+
+
+def test_words_that_only_resemble_tokens_stay() -> None:
+    assert redact("sk-learn and hf_model, ghp_short") == "sk-learn and hf_model, ghp_short"
+
+
+def test_an_expression_that_does_not_parse_is_a_view_error() -> None:
+    with pytest.raises(ViewError):
+        query.parse("")

@@ -1,0 +1,92 @@
+"""The page as a file: self-contained, without foreign markup, within its size."""
+
+import base64
+import gzip
+import hashlib
+import json
+import random
+import re
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import run_of, sample, spoken
+from rlcore_view import Run, write_page
+from rlcore_view.write_page import SCRIPTS, page
+
+MARKUP = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|fetch\(|https?:(?!//www\.w3\.org)"
+)
+HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
+
+
+def unpacked(text: str) -> dict[str, Any]:
+    found = re.findall(r'<script type="application/octet-stream" id="([\w-]+)">([^<]*)</script>', text)
+    return {name: json.loads(gzip.decompress(base64.b64decode(packed))) for name, packed in found}
+
+
+def test_the_page_holds_every_sample_with_its_text_and_tokens() -> None:
+    tokens = spoken("42", advantage=[0.5, -0.5])
+    data = unpacked(page(run_of([sample(1, 0, 0, 1.0, tokens=tokens), sample(1, 0, 1, 0.0), sample(2, 1, 0, 0.5)])))
+    columns = data["head"]["columns"]
+    assert columns["score"] == [1.0, 0.0, 0.5]
+    assert columns["prompt"] == [0, 0, 1]
+    bodies = [data[f"chunk-{chunk}"][place] for chunk, place in zip(columns["chunk"], columns["place"], strict=True)]
+    assert [body["completion"] for body in bodies] == ["answer 0", "answer 1", "answer 0"]
+    assert bodies[0]["tokens"]["pieces"] == ["4", "2"]
+    assert bodies[0]["tokens"]["arrays"] == {"advantage": [0.5, -0.5]}
+
+
+def test_text_of_models_is_never_markup() -> None:
+    run = run_of([sample(completion=HOSTILE, source=HOSTILE, info={HOSTILE: HOSTILE})])
+    text = page(replace(run, name=HOSTILE, notes=[HOSTILE], config=HOSTILE))
+    assert "onerror" not in re.sub(r"<title>.*?</title>", "", text)
+    assert "<title>&lt;/script&gt;" in text
+    assert unpacked(text)["chunk-0"][0]["completion"] == HOSTILE
+
+
+def test_scripts_make_text_and_never_markup() -> None:
+    for name in SCRIPTS:
+        script = files("rlcore_view").joinpath("page", name).read_text("utf-8")
+        assert not MARKUP.search(script), name
+
+
+def test_the_policy_of_the_page_allows_its_own_script_alone() -> None:
+    text = page(run_of([sample()]))
+    [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    [script] = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    assert not re.search(r"\s(?:src|href)=", text.replace(script, ""))
+
+
+def test_equal_runs_make_equal_pages() -> None:
+    assert page(run_of([sample()])) == page(run_of([sample()]))
+
+
+def test_above_its_size_the_page_keeps_the_best_and_the_worst_of_each_step_and_says_so() -> None:
+    noise = [random.Random(number).randbytes(500).hex() for number in range(600)]
+    samples = [sample(1 + n // 300, n, 0, float(n % 300), completion=text) for n, text in enumerate(noise)]
+    text = page(run_of(samples), max_mb=0.2)
+    head = unpacked(text)["head"]
+    kept = [index for index, chunk in enumerate(head["columns"]["chunk"]) if chunk >= 0]
+    assert {0, 299, 300, 599} <= set(kept) < set(range(600))
+    [note] = head["notes"]
+    left_out = 600 - len(kept)
+    assert note.startswith(f"texts of {left_out} of 600 samples are left out, to stay below 0.2 MB; the best and the")
+
+
+@pytest.mark.parametrize("text", ["", "\x00\x1b[31m", "\ud800", "\u202egnp.exe", "🙂" * 1000])
+def test_any_text_can_be_written(tmp_path: Path, text: str) -> None:
+    write_page(run_of([sample(completion=text)]), tmp_path / "page.html")
+    shown = unpacked((tmp_path / "page.html").read_text("utf-8"))["chunk-0"][0]["completion"]
+    assert shown == text
+
+
+def test_numbers_that_are_not_finite_are_null() -> None:
+    run = Run("odd", "test", [sample(info={"x": float("inf")}, components={"a": float("nan")})])
+    data = unpacked(page(run))
+    assert data["chunk-0"][0]["info"] == {"x": None}
+    assert data["head"]["columns"]["reward.a"] == [None]
