@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from rlcore.data.batch import collate
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors import CheckpointError, redaction
 from rlcore.report.token_log import StepTokens, TokenLog
 from rlcore.testing.rewards import make_trajectory

@@ -106,7 +106,8 @@ def _places(uppermost: Sequence[TokenRun], device: torch.device) -> tuple[list[_
                 place += run.end - position
         if keys:
             key_runs = Runs(tuple(run.place for run in keys), tuple(run.length for run in keys), device)
-            levels.append(Spans(Runs(*zip(*queries, strict=True), device), key_runs, causal=False))
+            starts, lengths = zip(*queries, strict=True)
+            levels.append(Spans(Runs(starts, lengths, device), key_runs, causal=False))
         placed += keys
         stretches = below
     return sorted(placed, key=lambda run: run.place), tuple(levels)
