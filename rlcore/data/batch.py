@@ -153,7 +153,8 @@ def needed_tokens(batch: Batch) -> Int64s:
 
 def suffix_lengths(batch: Batch, prefix_B: Int64s) -> Int64s:
     """(B,) tokens of each row after its prefix that a prediction needs."""
-    return np.maximum(needed_tokens(batch) - prefix_B, 0)
+    lengths_B: Int64s = np.maximum(needed_tokens(batch) - prefix_B, 0)
+    return lengths_B
 
 
 def shared_micro_batches(batch: Batch, max_tokens: int) -> list[Int64s]:
