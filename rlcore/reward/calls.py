@@ -140,26 +140,22 @@ class FunctionCalls:
         allowance = Allowance(self.deadline_s)
         tries = self.config.tries if self.config.on_failure == "retry" else 1
         pause = FIRST_RETRY_S
+        if self._caller is None:
+            raise WorkerError(f"{self.spec}: was called before it was started")
         while True:
             tries -= 1
-            outcomes = await self._try(trajectories, lane, allowance, scores)
-            good = all(outcome.status is not RewardStatus.FAILED for outcome in outcomes)
+            try:
+                outcomes = await self._caller.call(trajectories, lane, allowance, scores)
+            except (TimeoutError, ChildError, WorkerError) as cause:
+                outcomes = [self._failed(cause, allowance)] * len(trajectories)
+            if tries <= 0 or all(outcome.status is not RewardStatus.FAILED for outcome in outcomes):
+                return outcomes
             wait = pause * JITTER.uniform(0.5, 1.5)
-            if good or tries <= 0 or allowance.left_s <= wait:
+            if allowance.left_s <= wait:
                 return outcomes
             await asyncio.sleep(wait)
             allowance.left_s -= wait
             pause *= 2
-
-    async def _try(
-        self, trajectories: Sequence[Trajectory], lane: Lane, allowance: Allowance, scores: Scores
-    ) -> list[Outcome]:
-        if self._caller is None:
-            raise WorkerError(f"{self.spec}: was called before it was started")
-        try:
-            return await self._caller.call(trajectories, lane, allowance, scores)
-        except (TimeoutError, ChildError, WorkerError) as cause:
-            return [self._failed(cause, allowance)] * len(trajectories)
 
     def _record(
         self, trajectories: Sequence[Trajectory], outcomes: Sequence[Outcome], lane: Lane, began: float

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from rlcore.aio import Slot, SlotQueue, Stopwatch
+from rlcore.aio import Slot, SlotQueue, Stopwatch, Timers
 from rlcore.contracts.scorer import Outcome
 from rlcore.errors import ChildError, PluginError, RlcoreError, boundary, describe
 from rlcore.reward.copies import private_copy
@@ -36,7 +36,9 @@ class LoopCaller:
         self._spec, self._watch, self._task_name = spec, watch, str(spec)
         self._seats = SlotQueue([Slot(concurrency)], queued)
         self._served = ServedReward(spec)
-        self._tasks: set[asyncio.Task[list[Outcome]]] = set()
+        self._calls: dict[asyncio.Task[list[Outcome]], asyncio.Future[None]] = {}
+        """What tells that it is over, by call."""
+        self._timers = Timers()
 
     async def start(self, start_s: float) -> None:
         """Make the function ready. PluginError when that takes longer."""
@@ -58,40 +60,60 @@ class LoopCaller:
         Returns at the deadline also when the function swallows its cancellation.
         """
         place = await self._seats.take(lane is Lane.EVAL)
-        began = time.monotonic()
-        task = asyncio.create_task(self._ask(trajectories, scores), name=self._task_name)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        loop = asyncio.get_running_loop()
+        began, over = loop.time(), loop.create_future()
+        task = asyncio.create_task(self._ask(trajectories, scores, over), name=self._task_name)
+        self._calls[task] = over
+        self._timers.set_if_it_lasts(over, began + allowance.left_s, partial(_tell, over))
         try:
-            done, _ = await asyncio.wait({task}, timeout=allowance.left_s)
+            await over
         finally:
-            task.cancel()
+            self._timers.take_back(over)
             self._seats.give_back(place)
-            allowance.left_s -= time.monotonic() - began
-        if not done:
+            allowance.left_s -= loop.time() - began
+            if task.done():
+                self._forget(task)
+            else:
+                task.add_done_callback(self._forget)
+                task.cancel()
+        if not task.done():
             raise TimeoutError
         return _outcomes(task)
 
-    async def _ask(self, trajectories: Sequence[Trajectory], scores: Scores) -> list[Outcome]:
-        with boundary("", ChildError):
-            copies = [private_copy(trajectory) for trajectory in trajectories]
-            if scores is not None:
-                return await self._watch.watched(self._spec.name, self._served.post_process_here(copies, scores))
-            return await self._watch.watched(self._spec.name, self._served.score_here(copies))
+    async def _ask(
+        self, trajectories: Sequence[Trajectory], scores: Scores, over: "asyncio.Future[None]"
+    ) -> list[Outcome]:
+        """Ends with the step that tells of it: a callback of the task would take another turn of the loop."""
+        try:
+            with boundary("", ChildError):
+                copies = [private_copy(trajectory) for trajectory in trajectories]
+                if scores is not None:
+                    return await self._watch.watched(self._spec.name, self._served.post_process_here(copies, scores))
+                return await self._watch.watched(self._spec.name, self._served.score_here(copies))
+        finally:
+            _tell(over)
 
     def _forget(self, task: "asyncio.Task[list[Outcome]]") -> None:
-        self._tasks.discard(task)
+        """Of a call that nothing waits for any more."""
+        del self._calls[task]
         if not task.cancelled():
-            task.exception()  # retrieved, or asyncio logs that of a call whose time was up
+            task.exception()  # retrieved, or asyncio logs it
 
     async def close(self) -> None:
-        for task in self._tasks:
+        calls = list(self._calls)
+        for task, over in self._calls.items():
             task.cancel()
-        if self._tasks:
-            _, left = await asyncio.wait(self._tasks, timeout=CLOSE_S)
+            _tell(over)
+        if calls:
+            _, left = await asyncio.wait(calls, timeout=CLOSE_S)
             if left:
                 logger.warning("%s: %d calls ignore that they were cancelled", self._spec, len(left))
         await self._served.close_here()
+
+
+def _tell(over: "asyncio.Future[None]") -> None:
+    if not over.done():
+        over.set_result(None)
 
 
 def _outcomes(task: "asyncio.Task[list[Outcome]]") -> list[Outcome]:

@@ -78,6 +78,8 @@ class RewardStream:
         self._scored: Inbox[tuple[list[Trajectory], dict[str, Outcome], float] | None] = Inbox()
         """Parts, what was said of them, and the seconds that took; None when nothing will follow."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        """Set when the last of the tasks has ended."""
         self._asking: set[asyncio.Task[Outcome]] = set()
         self._gatherings: dict[tuple[str, str, int], _Gathering] = {}
 
@@ -106,25 +108,33 @@ class RewardStream:
             self._spawn(parts)
         for key in list(self._gatherings):
             self._call_gathering(key)
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._tasks:  # `asyncio.wait` would add a callback to each of them
+            self._idle.clear()
+            await self._idle.wait()
 
     def _spawn(self, parts: list[Trajectory]) -> None:
-        if self._alone is not None:
-            work = self._score_alone(self._alone, parts)
-        else:
-            work = self._score(parts, [self._opinion(scorer, parts[-1]) for scorer in self._scorers])
         unit = parts[-1].id
-        self._keep(asyncio.create_task(work, name=f"reward of {unit.prompt} {unit.epoch} {unit.sample}"))
+        name = f"reward of {unit.prompt} {unit.epoch} {unit.sample}"
+        if self._alone is not None:
+            self._tasks.add(asyncio.create_task(self._score_alone(self._alone, parts), name=name))
+        else:
+            opinions = [self._opinion(scorer, parts[-1]) for scorer in self._scorers]
+            self._keep(asyncio.create_task(self._score(parts, opinions), name=name))
 
     def _keep(self, task: "asyncio.Task[None]") -> None:
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
     def _done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._scored.fail(error)
+        self._forget(task)
+
+    def _forget(self, task: "asyncio.Task[None] | None") -> None:
+        if task is not None:
+            self._tasks.discard(task)
+        if not self._tasks:
+            self._idle.set()
 
     def _end(self, reading: "asyncio.Task[None]") -> None:
         if reading.cancelled():
@@ -135,8 +145,16 @@ class RewardStream:
             self._scored.put(None)
 
     async def _score_alone(self, scorer: Scorer, parts: list[Trajectory]) -> None:
-        began = time.monotonic()
-        self._deliver(parts, {scorer.name: await self._score_one(scorer, parts[-1])}, began)
+        """Forgets its task, unless that fails: a callback takes a turn of the loop, and hardly any is needed."""
+        began, task = time.monotonic(), asyncio.current_task()
+        outcome: Outcome | None = None
+        try:
+            outcome = (await scorer.score([parts[-1]], self._lane))[0]
+        finally:
+            if outcome is None and task is not None:
+                task.add_done_callback(self._done)
+        self._deliver(parts, {scorer.name: outcome}, began)
+        self._forget(task)
 
     async def _score(self, parts: list[Trajectory], opinions: "list[asyncio.Future[Outcome]]") -> None:
         began = time.monotonic()

@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -93,17 +93,19 @@ class _Timed(Generator[Any, Any, T]):
     def __await__(self) -> "Generator[Any, Any, T]":
         return self
 
+    def __next__(self) -> Any:  # Generator's takes one more call, and most coroutines have this step alone
+        return self._step(self._coroutine.send, None)
+
     def send(self, value: Any, /) -> Any:
-        self._watch.begin(self._name)
-        try:
-            return self._coroutine.send(value)
-        finally:
-            self._watch.end()
+        return self._step(self._coroutine.send, value)
 
     def throw(self, kind: Any, value: Any = None, trace: TracebackType | None = None, /) -> Any:
+        return self._step(self._coroutine.throw, kind if value is None else value)
+
+    def _step(self, step: Callable[[Any], Any], argument: Any) -> Any:
         self._watch.begin(self._name)
         try:
-            return self._coroutine.throw(kind if value is None else value)
+            return step(argument)
         finally:
             self._watch.end()
 

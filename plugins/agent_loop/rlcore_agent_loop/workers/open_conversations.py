@@ -74,10 +74,20 @@ class OpenConversations:
 
     def begin(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
         """Run a sample and deliver it."""
-        self.spawn(self._deliver(run))
+        self._tasks.add(asyncio.create_task(self._deliver(run)))
 
     async def _deliver(self, run: Callable[[], Coroutine[Any, Any, Sequence[Trajectory]]]) -> None:
-        self.deliver(await run())
+        """Forgets its task, unless that fails: a callback takes a turn of the loop, and hardly any is needed."""
+        task = asyncio.current_task()
+        try:
+            parts = await run()
+        except BaseException:
+            if task is not None:
+                task.add_done_callback(self._done)
+            raise
+        if task is not None:
+            self._tasks.discard(task)
+        self.deliver(parts)
 
     def deliver(self, parts: Sequence[Trajectory]) -> None:
         """A sample has ended."""
