@@ -22,37 +22,41 @@ _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, Trajector
 
 def private_copy(value: T) -> T:
     """The value, with copies in place of all in it that could be written to; those must pickle."""
-    copied: Any = _private(value)
+    copied: Any = value if _is_read_only(value) else _copied(value)
     return copied  # type: ignore[no-any-return]
 
 
-def _private(value: Any) -> Any:
-    kind = type(value)
-    if kind in _ATOMS or (kind is np.ndarray and not value.flags.writeable and not value.dtype.hasobject):
-        return value
+def _is_read_only(value: Any) -> bool:
+    """True if nothing in the value can be written to, as in most trajectories; one look costs less than to replace."""
+    left: list[Iterable[Any]] = [(value,)]
     # What holds itself does so by way of a list, a dict or an object, so these kinds cannot go round for ever.
+    for held in left:
+        for part in held:
+            kind = type(part)
+            if kind in _ATOMS:
+                continue
+            if kind is tuple:
+                left.append(part)
+            elif kind is FrozenDict:
+                left.append(part.values())
+            elif kind is np.ndarray:
+                if part.flags.writeable or part.dtype.hasobject:
+                    return False
+            elif kind is Trajectory or kind is Prompt:
+                left.append(part.__dict__.values())
+            elif not isinstance(part, (Enum, np.number, np.bool_)):
+                return False
+    return True
+
+
+def _copied(value: Any) -> Any:
+    """The copy of a value in which something can be written to."""
+    kind = type(value)
     if kind is tuple:
-        if _ATOMS.issuperset(map(type, value)):
-            return value
-        found = _replacements(enumerate(value))
-        return tuple(found.get(index, part) for index, part in enumerate(value)) if found else value
+        return tuple(private_copy(part) for part in value)
     if kind is FrozenDict:
-        if _ATOMS.issuperset(map(type, value.values())):
-            return value
-        found = _replacements(value.items())
-        return FrozenDict({**value, **found}) if found else value
+        return FrozenDict({key: private_copy(part) for key, part in value.items()})
     if kind is Trajectory or kind is Prompt:
-        found = _replacements(value.__dict__.items())
-        return replace(value, **found) if found else value
-    if isinstance(value, (Enum, np.number, np.bool_)):
-        return value
+        found = {name: private_copy(part) for name, part in value.__dict__.items()}
+        return replace(value, **{name: part for name, part in found.items() if part is not value.__dict__[name]})
     return pickle.loads(pickle.dumps(value))
-
-
-def _replacements(held: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Of pairs of a key and what is held by it, those whose value is to be replaced, with the copy."""
-    found = {}
-    for key, value in held:
-        if type(value) not in _ATOMS and (copied := _private(value)) is not value:
-            found[key] = copied
-    return found
