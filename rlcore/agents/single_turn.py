@@ -72,7 +72,7 @@ class SingleTurn(AgentLoop):
             logprobs=logprobs_T,
             completion=self._tokens.decode(completion.token_ids.tolist()),
             finish=completion.finish,
-            versions=tuple((num_prompt + offset, version) for offset, version in versions),
+            versions=tuple([(num_prompt + offset, version) for offset, version in versions]),
             timing=FrozenDict({"generate_s": completion.generate_s}),
         )
 

@@ -179,12 +179,12 @@ class _Missing:
     def arrived(self, completion: Completion) -> bool:
         """Cross it off; True if it is new. WorkerError for one not requested, or that came before without a retry."""
         key = (completion.request_id, completion.sample)
-        if key not in self.left and key in self._issued and completion.request_id in self.repeated:
+        if key in self.left:
+            self.left.remove(key)
+            return True
+        if key in self._issued and completion.request_id in self.repeated:
             return False
-        if key not in self.left:
-            raise WorkerError(f"rollout: sample {key[1]} of request '{key[0]}' came twice, or nobody asked for it")
-        self.left.remove(key)
-        return True
+        raise WorkerError(f"rollout: sample {key[1]} of request '{key[0]}' came twice, or nobody asked for it")
 
     def __str__(self) -> str:
         first = ", ".join(f"{name}#{sample}" for name, sample in sorted(self.left)[:3])

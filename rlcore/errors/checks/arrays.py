@@ -17,6 +17,7 @@ from rlcore.types import (
     Completion,
     FinishReason,
     Float32s,
+    FrozenDict,
     Metrics,
     Prompt,
     Reward,
@@ -31,8 +32,6 @@ ROUNDING = 1e-4
 _INT = (int, np.integer)
 _NUMBER = (float, int, np.floating, np.integer)
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
-_highest = np.maximum.reduce
-"""The shorter way of what is asked of every completion."""
 LARGEST = float(np.finfo(np.float32).max)
 """Rewards are float32 from where they become a batch."""
 
@@ -80,11 +79,17 @@ def _wrong_array(name: str, array: Any, kinds: str, needed: str) -> str:
     return ""
 
 
+def _is_mapping(value: Any) -> bool:
+    return type(value) is FrozenDict or isinstance(value, Mapping)  # an abstract class takes long to say so
+
+
 def _wrong_ids(ids_N: Any, vocabulary: int | None) -> str:
     """Of integers; ids are int32 in a batch."""
     num_ids = vocabulary or 2**31
-    # read as unsigned, a negative id is larger than any: one look at all numbers instead of two
-    if _highest(ids_N.view(_UNSIGNED[ids_N.itemsize])).item() < num_ids:
+    # Read as unsigned, a negative id is larger than any: one look at all numbers instead of two. To find the place of
+    # the highest takes a sixth of the time of what a ufunc reduces to it.
+    unsigned_N = ids_N.view(_UNSIGNED[ids_N.itemsize])
+    if unsigned_N.item(unsigned_N.argmax()) < num_ids:
         return ""
     bad = next(number for number in ids_N.ravel().tolist() if not 0 <= number < num_ids)
     return f"token id {bad}; needs 0 to {num_ids - 1}" + (", the model's vocabulary" if vocabulary else "")
@@ -92,8 +97,8 @@ def _wrong_ids(ids_N: Any, vocabulary: int | None) -> str:
 
 def wrong_logprobs(logprobs_N: Any) -> str:
     """The problem with log-probs of sampled tokens; empty: none."""
-    # a product with itself is finite only if every number is, and costs less than to ask each
-    if _highest(logprobs_N).item() <= ROUNDING and logprobs_N.dot(logprobs_N) < np.inf:
+    # a NaN counts as the highest and as the lowest of all
+    if logprobs_N.item(logprobs_N.argmax()) <= ROUNDING and logprobs_N.item(logprobs_N.argmin()) > -np.inf:
         return ""
     bad_N = logprobs_N[~(np.isfinite(logprobs_N) & (logprobs_N <= ROUNDING))]
     first = bad_N[0] if len(bad_N) else logprobs_N.min()
@@ -135,10 +140,11 @@ def check_trajectory(who: str, row: Any) -> None:
 def _wrong_id(row: TrajectoryId) -> str:
     if not isinstance(row.prompt, str):
         return f"its prompt is {kind(row.prompt)}; needs the prompt's id"
-    for name in ("epoch", "sample", "segment"):
-        value = getattr(row, name)
-        if isinstance(value, bool) or not isinstance(value, _INT):
-            return f"its {name} is {shown(value)}; needs a whole number"
+    if not type(row.epoch) is type(row.sample) is type(row.segment) is int:
+        for name in ("epoch", "sample", "segment"):
+            value = getattr(row, name)
+            if isinstance(value, bool) or not isinstance(value, _INT):
+                return f"its {name} is {shown(value)}; needs a whole number"
     return "" if row.segment >= 0 else f"its segment is {row.segment}; needs an index of at least 0"
 
 
@@ -161,7 +167,7 @@ def _wrong_trajectory(row: Trajectory) -> str:
         return problem  # as int32 it may be another token
     if num and row.loss_mask[0]:
         return "loss_mask is True at position 0, whose token has no log-prob; needs False there"
-    if not isinstance(row.info, Mapping):
+    if not _is_mapping(row.info):
         return f"info is {kind(row.info)}; needs a mapping of str to plain values"
     if not isinstance(row.completion, (str, tuple)):
         return f"completion is {kind(row.completion)}; needs text, or a tuple of messages"
@@ -197,7 +203,7 @@ def check_scored(who: str, row: Any) -> None:
 
 def _wrong_reward(reward: Reward, num_tokens: int) -> str:
     """The problem with a reward's components, info or token scores; empty: none."""
-    if not isinstance(reward.components, Mapping) or not isinstance(reward.info, Mapping):
+    if not _is_mapping(reward.components) or not _is_mapping(reward.info):
         return f"components is {kind(reward.components)} and info {kind(reward.info)}; needs mappings"
     for name, value in reward.components.items():
         if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, _NUMBER):
