@@ -1,0 +1,82 @@
+"""Calls of Python functions that a sample costs the controller: counted, for a clock says something else every hour."""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rlcore.plugins.planning import plan_run
+from rlcore.runtime.launch import launch
+from rlcore.testing import write_prompts
+from rlcore.testing.null import SETTINGS
+from rlcore.train.session import Session, load_data
+from rlcore.train.signals import StopRequest
+from rlcore.train.trainer import Trainer
+
+REWARD = """
+async def on_the_loop(trajectory):
+    return 1.0
+"""
+GROUP = 8
+MOST_CALLS = 179
+
+
+class Calls:
+    """Counts the calls of Python functions in this thread, and the times a generator or coroutine goes on."""
+
+    num = 0
+
+    def __enter__(self) -> "Calls":
+        sys.setprofile(self._see)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+    def _see(self, frame: FrameType, event: str, argument: Any) -> None:
+        self.num += event == "call"
+
+
+def calls_of_a_step(samples: int, directory: Path) -> int:
+    """On the controller's thread, from the issue of prompts to the published weights; the least of three steps."""
+    write_prompts(directory / "prompts.jsonl", 64)
+    (directory / "rewards.py").write_text(REWARD)
+    overrides = [
+        *(setting for setting in SETTINGS if not setting.startswith(("data.", "reward."))),
+        f"data.sources.all.path={directory / 'prompts.jsonl'}",
+        f"reward.functions.score.fn={directory / 'rewards.py'}:on_the_loop",
+        f"rollout.samples_per_prompt={GROUP}",
+        "rollout.max_tokens=16",
+        f"train.prompts_per_step={samples // GROUP}",
+        "train.max_steps=1000",
+        "train.log_completions_every=0",
+    ]
+
+    async def count() -> int:
+        plan = plan_run([{}], overrides, ("null",))
+        prompts, heldout = load_data(plan.config)
+        run_dir = Path(tempfile.mkdtemp(dir=directory))
+        async with launch(plan, run_dir) as run:
+            trainer = Session(plan, run_dir, run, prompts, heldout, StopRequest(finish_step=False))._trainer
+            try:
+                trainer.start()
+                await trainer.step()
+                return min([await _counted(trainer) for _ in range(3)])
+            finally:
+                await trainer.close()
+
+    return asyncio.run(count())
+
+
+async def _counted(trainer: Trainer) -> int:
+    with Calls() as calls:
+        await trainer.step()
+    return calls.num
+
+
+def test_a_sample_costs_the_controller_few_calls(tmp_path: Path) -> None:
+    """Of what a step costs besides, the same in both, nothing is said."""
+    few, many = calls_of_a_step(64, tmp_path), calls_of_a_step(256, tmp_path)
+    assert (many - few) / (256 - 64) <= MOST_CALLS
