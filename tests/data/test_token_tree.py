@@ -123,8 +123,8 @@ def test_micro_batches_hold_every_row_once_and_keep_to_the_budget_by_the_tokens_
     if budget == 64:  # of no two neighbours both would have fitted into one
         groups = [set(batch.group_B[part].tolist()) for part in parts]
         assert all(
-            one + other > budget or here & there
-            for (one, other), (here, there) in zip(pairwise(costs), pairwise(groups), strict=True)
+            cost + next_cost > budget or here & there
+            for (cost, next_cost), (here, there) in zip(pairwise(costs), pairwise(groups), strict=True)
         )
 
 

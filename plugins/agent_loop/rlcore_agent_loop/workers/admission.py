@@ -15,11 +15,6 @@ class SampleLimit:
         """Set when room was given back since the first waiter looked."""
         self._turn = asyncio.Lock()
 
-    @property
-    def num_active(self) -> int:
-        """Samples under way."""
-        return self._limit - self._free
-
     def take_now(self, num: int) -> bool:
         """Room for `num` samples, if there is any and the queue is empty."""
         if self._turn.locked() or self._free < num:
