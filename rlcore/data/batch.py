@@ -148,7 +148,7 @@ def needed_tokens(batch: Batch) -> Int64s:
     if not loss_mask_BT.size:
         return np.zeros(len(batch), dtype=np.int64)
     last_B = loss_mask_BT.shape[1] - 1 - loss_mask_BT[:, ::-1].argmax(axis=1)
-    return np.asarray(np.where(loss_mask_BT.any(axis=1), last_B, 0), dtype=np.int64)
+    return np.where(loss_mask_BT.any(axis=1), last_B, 0).astype(np.int64)
 
 
 def suffix_lengths(batch: Batch, prefix_B: Int64s) -> Int64s:
