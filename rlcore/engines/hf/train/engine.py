@@ -5,7 +5,7 @@ One engine serves every role that trains: the actor here, a critic in a plugin. 
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlcore.algo.aggregation import weighted_sum
 from rlcore.config import EngineConfig, ModelConfig
-from rlcore.data.batch import needed_tokens, select
+from rlcore.data.batch import select
 from rlcore.engines.hf.train.flops import update_flops
 from rlcore.engines.hf.train.loss_scale import LossScale
 from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics, split
@@ -26,7 +26,7 @@ from rlcore.engines.hf.train.model import ModelKind, PolicyModel, ValueModel, lo
 from rlcore.engines.hf.train.offload import Offload
 from rlcore.engines.hf.train.optimizer import MasterAdamW, check_schedule, learning_rate
 from rlcore.engines.hf.train.prefix_trial import check_shared_prefix
-from rlcore.engines.hf.train.ranks import Ranks, shared_tokens
+from rlcore.engines.hf.train.ranks import Ranks
 from rlcore.engines.hf.train.score import score
 from rlcore.engines.hf.train.shards import Shards, idle
 from rlcore.engines.hf.train.state import (
@@ -326,21 +326,12 @@ class TrainEngine:
                 self._optimizer.collect_gradients()
                 if index < len(own):
                     sums.add(terms, micro.mask_BT, partial)
-        read = self._with_shared_tokens(sums.read(), own)
+        read = sums.read().with_shared_tokens(f"{self.name}/shared_tokens_frac", own, self.shared_prefix)
         if self.ranks is None:
             return read
         if self._shards is None:
             self.ranks.sum_gradients(self._optimizer.masters)
         return ReadMetrics.merged([ReadMetrics(**numbers) for numbers in self.ranks.gather(asdict(read))])
-
-    def _with_shared_tokens(self, read: ReadMetrics, parts: Sequence[Batch]) -> ReadMetrics:
-        """With '<name>/shared_tokens_frac' of these micro-batches, where rows share tokens."""
-        if self.shared_prefix is SharedPrefix.NONE:
-            return read
-        name = f"{self.name}/shared_tokens_frac"
-        num_shared = sum(shared_tokens(part, self.shared_prefix) for part in parts)
-        num_needed = sum(int(needed_tokens(part).sum()) for part in parts)
-        return ReadMetrics(read.loss, {**read.sums, name: num_shared}, {**read.nums, name: num_needed})
 
     def _adding(self) -> AbstractContextManager[None]:
         """Where gradients are added to their sums at once; not where FSDP needs to see each of them."""

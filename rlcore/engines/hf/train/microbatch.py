@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlcore.data.batch import micro_batches, shared_micro_batches
+from rlcore.data.batch import micro_batches, needed_tokens, shared_micro_batches
 from rlcore.data.token_tree import tree_micro_batches
 from rlcore.engines.hf.train.prefixes import PaddedBatch, pad
+from rlcore.engines.hf.train.ranks import shared_tokens
 from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.engines.hf.train.tree import PackedBatch, pack
 from rlcore.types import Batch, Bools, Float32s, Int64s, SharedPrefix
@@ -160,6 +161,14 @@ class ReadMetrics:
     loss: float
     sums: Mapping[str, float] = field(default_factory=dict)
     nums: Mapping[str, float] = field(default_factory=dict)
+
+    def with_shared_tokens(self, name: str, parts: Sequence[Batch], shared_prefix: SharedPrefix) -> "ReadMetrics":
+        """These and, where rows share tokens, under `name` the share that another row of a micro-batch computed."""
+        if shared_prefix is SharedPrefix.NONE:
+            return self
+        shared = sum(shared_tokens(part, shared_prefix) for part in parts)
+        needed = sum(int(needed_tokens(part).sum()) for part in parts)
+        return ReadMetrics(self.loss, {**self.sums, name: shared}, {**self.nums, name: needed})
 
     @classmethod
     def merged(cls, read: Sequence["ReadMetrics"]) -> "ReadMetrics":
