@@ -1,7 +1,7 @@
 """A run with everything in it, for as long as is wanted, with faults that follow from a seed; then an account of it.
 
-    .venv/bin/python benchmarks/soak.py [--minutes M] [--seed S] [--scene tools|program] [--engine null|hf|vllm]
-        [--faults retried|all]
+    .venv/bin/python benchmarks/soak.py [--minutes M] [--seed S] [--scene tools|program|single]
+        [--engine null|hf|vllm] [--faults retried|all]
 
 A synchronous run: two rollout replicas, a reward model of two replicas, reward functions and agents in child processes,
 an HTTP reward service and a judge of two addresses each, a checkpoint every five steps. Actor, rollout and reward model
@@ -12,7 +12,8 @@ seed decides; the first of the plan are printed, and each as it is injected. A r
 Prints one JSON line, and the exit status is 1 unless: every sample of every prompt is in the records once per epoch;
 memory, descriptors and threads of the controller are where they were; nothing outlived it; no traceback was printed;
 and, with `--faults retried`, metrics, trajectories and the last checkpoint equal those of an undisturbed run of as many
-steps, bit for bit, unless vLLM samples, which does not repeat bit for bit.
+steps, bit for bit, where the engine repeats them: the null one, and hf with `--scene single`. The low bits of a model's
+logits depend on the rows that are decoded together: those of agents' turns depend on the clock.
 
 The clock that jumps is `time.time` of the controller's process, replaced before rlcore is imported; children, other
 clocks and `datetime` are left alone. The disk that is full is a tmpfs that is made as small as its contents, or,
@@ -51,6 +52,8 @@ SETTLED_STEPS = 10
 """Steps of a life after which its resources count."""
 PRINTED = 20
 """Faults of the plan that are printed before it begins."""
+SCENES = ("tools", "program", "single")
+"""A loop with tools, a program that talks to the policy's endpoint, or the core's single turn."""
 GONE_S = 30.0
 
 REFERENCE_S = 7200.0
@@ -210,8 +213,7 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         began = time.monotonic()
         steps = state.go()
         took_s = time.monotonic() - began
-        repeats = options.faults == "retried" and options.engine != "vllm"
-        different = differences(work, steps) if repeats else None
+        different = differences(work, steps) if options.faults == "retried" and repeats(options) else None
         account = accounted(work / "runs" / NAME, steps)
         if "Traceback" in (work / "runs" / NAME / "log.txt").read_text(errors="replace"):
             state.problems.append("log.txt holds a traceback")
@@ -232,6 +234,11 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     }
 
 
+def repeats(options: argparse.Namespace) -> bool:
+    """True if an undisturbed run has the same bits: of a model's logits the rows that are decoded together decide."""
+    return bool(options.engine == "null" or (options.engine == "hf" and options.scene == "single"))
+
+
 def differences(work: Path, steps: int) -> list[str]:
     """Differences from an undisturbed run of `steps` steps, one line each."""
     (work / "clock").unlink(missing_ok=True)
@@ -245,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scene", choices=("tools", "program"), default="tools", help="who the agent is")
+    parser.add_argument("--scene", choices=SCENES, default="tools", help="who the agent is")
     parser.add_argument("--engine", choices=("null", "hf", "vllm"), default="null", help="who samples and trains")
     parser.add_argument("--faults", choices=("retried", "all"), default="retried")
     parser.add_argument("--calm", type=int, default=4, help="other faults for each that ends the controller")

@@ -106,12 +106,12 @@ class Weather:
 def config(
     work: Path, scene: str, urls: dict[str, list[str]], seed: int, update_s: float, engine: str = "null"
 ) -> dict[str, Any]:
-    """The run's configuration; `scene` is tools or program: who the agent is; `engine` null, hf or vllm."""
+    """The run's configuration; `scene` says who the agent is, and `engine` who samples and trains."""
     parts = work / "parts.py"
     agents: dict[str, Any] = {"max_turns": 3, "turn_tokens": 12, "children": 2}
     if scene == "tools":
         agents |= {"tools": {"echo": {"fn": f"{parts}:echo"}}, "parser": f"{parts}:always", "describe_tools": "never"}
-    else:
+    elif scene == "program":
         agents = {"max_turns": 4, "agent": {"fn": f"{parts}:agent", "children": 2, "threads": 4}, "time_s": 300.0}
     rollout, actor, engines = _engines(engine, update_s)
     return {
@@ -135,7 +135,7 @@ def config(
         },
         "checkpoint": {"every_steps": CHECKPOINT_STEPS, "keep": 4},
         "plugins": {
-            "agent_loop": agents,
+            **({} if scene == "single" else {"agent_loop": agents}),
             "reward_loop": _reward_loop(urls, None if engine == "null" else work / "classifier"),
             **engines,
         },
