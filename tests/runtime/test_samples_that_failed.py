@@ -8,7 +8,7 @@ import numpy as np
 
 from rlcore.agents.single_turn import SingleTurn
 from rlcore.contracts.agents import RolloutTask
-from rlcore.data.tokens import ByteTokens
+from rlcore.data.tokenizer import ByteTokens
 from rlcore.errors.checks.arrays import check_trajectory
 from rlcore.runtime.checked_components import CheckedRewards
 from rlcore.testing.rewards import make_prompt
