@@ -1,16 +1,19 @@
 """A run with everything in it, for as long as is wanted, with faults that follow from a seed; then an account of it.
 
-    .venv/bin/python benchmarks/soak.py [--minutes M] [--seed S] [--scene tools|program] [--faults retried|all]
+    .venv/bin/python benchmarks/soak.py [--minutes M] [--seed S] [--scene tools|program|single]
+        [--engine null|hf|vllm] [--faults retried|all]
 
-A synchronous run of the null model: two rollout replicas, a reward model of two replicas, reward functions and agents
-in child processes, an HTTP reward service and a judge of two addresses each, a checkpoint every five steps. Faults come
-at steps that the seed decides; the first of the plan are printed, and each as it is injected. A run that ended is
-resumed.
+A synchronous run: two rollout replicas, a reward model of two replicas, reward functions and agents in child processes,
+an HTTP reward service and a judge of two addresses each, a checkpoint every five steps. Actor, rollout and reward model
+are null ones, or tiny models: with `--engine hf` two ranks of an actor on transformers, which sample themselves; with
+`--engine vllm`, which needs the Python of .venv-vllm, one rank and two replicas of vLLM. Faults come at steps that the
+seed decides; the first of the plan are printed, and each as it is injected. A run that ended is resumed.
 
 Prints one JSON line, and the exit status is 1 unless: every sample of every prompt is in the records once per epoch;
 memory, descriptors and threads of the controller are where they were; nothing outlived it; no traceback was printed;
 and, with `--faults retried`, metrics, trajectories and the last checkpoint equal those of an undisturbed run of as many
-steps, bit for bit.
+steps, bit for bit, where the engine repeats them: the null one, and hf with `--scene single`. The low bits of a model's
+logits depend on the rows that are decoded together: those of agents' turns depend on the clock.
 
 The clock that jumps is `time.time` of the controller's process, replaced before rlcore is imported; children, other
 clocks and `datetime` are left alone. The disk that is full is a tmpfs that is made as small as its contents, or,
@@ -27,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,21 +39,23 @@ from typing import Any
 import psutil
 from measure import machine, say
 from soak_audit import Sample, accounted, resources, sampled
-from soak_faults import CONTROLLER, ENDS, FAULTS, Fault, Stage, disk, plan
+from soak_faults import ACTOR, CONTROLLER, END_S, ENDS, FAULTS, Fault, Stage, disk, plan
 from soak_run import CHECKPOINT_STEPS, Controller, Weather, config, last_step, write
 
 from rlcore.testing.runs import differing
 from rlcore.testing.service import serving
 
 NAME = "soak"
-STUCK_S = 300.0
+STUCK_S = 600.0
 """Without a step for so long the run hangs."""
 SETTLED_STEPS = 10
 """Steps of a life after which its resources count."""
 PRINTED = 20
 """Faults of the plan that are printed before it begins."""
-GONE_S = 10.0
-END_S = 120.0
+SCENES = ("tools", "program", "single")
+"""A loop with tools, a program that talks to the policy's endpoint, or the core's single turn."""
+GONE_S = 30.0
+
 REFERENCE_S = 7200.0
 
 
@@ -77,8 +82,7 @@ class Soak:
     def go(self) -> int:
         """Run until the time is up, then to a clean end; the number of steps."""
         ends_at = time.monotonic() + 60.0 * self.options.minutes
-        options = self.options
-        planned, faults = itertools.tee(plan(options.seed, options.faults == "all", options.calm, options.gap))
+        planned, faults = itertools.tee(self._plan())
         for fault in itertools.islice(planned, PRINTED):
             say(f"planned: step {fault.step}: {fault.kind}")
         following = next(faults)
@@ -103,6 +107,10 @@ class Soak:
             "problems": self.problems,
         }
 
+    def _plan(self) -> Iterator[Fault]:
+        options = self.options
+        return plan(options.seed, options.faults == "all", options.calm, options.gap, options.engine)
+
     def _goes_on(self, ends_at: float) -> bool:
         enough = self.options.num_faults and sum(self.injected.values()) >= self.options.num_faults
         return time.monotonic() < ends_at and not enough
@@ -124,6 +132,8 @@ class Soak:
         moved = time.monotonic()
         while self._goes_on(ends_at):
             if (code := controller.ended()) is not None:
+                if not last_step(controller.run):
+                    raise Broken(f"it ended with {code} before its first step: {controller.text()[-500:]}")
                 self._check_end(controller, [], code, ())
                 return following
             step = last_step(controller.run)
@@ -138,7 +148,7 @@ class Soak:
             if step < following.step or not begun:
                 time.sleep(0.05)
                 continue
-            if step - first >= SETTLED_STEPS:
+            if step - first >= SETTLED_STEPS and controller.is_whole():
                 self.samples.append(sampled(controller.process, self.lives, step))
             fault, following = following, next(faults)
             if self._inject(fault, stage):
@@ -155,7 +165,7 @@ class Soak:
         controller = stage.controller
         stage.chance = random.Random(fault.seed)
         children = controller.children()
-        ending = fault.kind in CONTROLLER
+        ending = fault.kind in CONTROLLER or fault.kind in ACTOR
         note = FAULTS[fault.kind](stage)
         say(f"step {last_step(controller.run)}: {fault.kind}: {note or 'nothing to do it to'}")
         (self.injected if note else self.skipped)[fault.kind] += 1
@@ -188,7 +198,7 @@ class Soak:
 
 def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """The soak, its reference and its account."""
-    write(work)
+    write(work, options.engine)
     weather, calm = Weather(), Weather()
     with ExitStack() as stack:
         mounted = stack.enter_context(disk(work / "runs", keep=options.work is not None))
@@ -197,22 +207,22 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
                 "score": [f"{stack.enter_context(serving(services.score)).url}/score" for _ in range(2)],
                 "judge": [f"{stack.enter_context(serving(services.judge)).url}/v1" for _ in range(2)],
             }
-            settings = config(work, options.scene, urls, options.seed, update_s)
+            settings = config(work, options.scene, urls, options.seed, update_s, options.engine)
             (work / f"{name}.json").write_text(json.dumps(settings))
         state = Soak(options, work, weather, mounted)
         began = time.monotonic()
         steps = state.go()
         took_s = time.monotonic() - began
-        different = differences(work, steps) if options.faults == "retried" else None
+        different = differences(work, steps) if options.faults == "retried" and repeats(options) else None
         account = accounted(work / "runs" / NAME, steps)
         if "Traceback" in (work / "runs" / NAME / "log.txt").read_text(errors="replace"):
             state.problems.append("log.txt holds a traceback")
-    state.problems += account.problems + resources(state.samples)
+    state.problems += account.problems + resources(state.samples, options.engine)
     if different:
         state.problems.append(f"it differs from the undisturbed run in {len(different)}: {different[:5]}")
     return {
         "name": "soak",
-        **{name: getattr(options, name) for name in ("seed", "scene", "faults", "calm", "gap", "pace_s")},
+        **{name: getattr(options, name) for name in ("seed", "scene", "engine", "faults", "calm", "gap", "pace_s")},
         "seconds": round(took_s),
         "steps": steps,
         "checkpoint_steps": CHECKPOINT_STEPS,
@@ -222,6 +232,11 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         "differences": None if different is None else len(different),
         **machine(),
     }
+
+
+def repeats(options: argparse.Namespace) -> bool:
+    """True if an undisturbed run has the same bits: of a model's logits the rows that are decoded together decide."""
+    return bool(options.engine == "null" or (options.engine == "hf" and options.scene == "single"))
 
 
 def differences(work: Path, steps: int) -> list[str]:
@@ -237,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scene", choices=("tools", "program"), default="tools", help="who the agent is")
+    parser.add_argument("--scene", choices=SCENES, default="tools", help="who the agent is")
+    parser.add_argument("--engine", choices=("null", "hf", "vllm"), default="null", help="who samples and trains")
     parser.add_argument("--faults", choices=("retried", "all"), default="retried")
     parser.add_argument("--calm", type=int, default=4, help="other faults for each that ends the controller")
     parser.add_argument("--gap", type=int, default=8, help="steps between two faults at most")

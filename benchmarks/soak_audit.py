@@ -14,8 +14,17 @@ from rlcore.report import metrics
 
 ENDS = 3
 """Samples whose median is the beginning, or the end, of a life."""
-MOST_MORE = {"descriptors": 8.0, "connections": 64.0, "threads": 4.0, "children": 1.0, "resident_mib": 16.0}
+MOST_MORE = {
+    "descriptors": 8.0,
+    "connections": 64.0,
+    "threads": 4.0,
+    "children": 1.0,
+    "resident_mib": 16.0,
+    "children_mib": 128.0,
+}
 """Growth that a life may end with, per resource: connections come and go, and allocation varies."""
+MOST_MORE_CHILDREN_MIB = 512.0
+"""For `children_mib` with real engines: pages that processes share count once for each, and each warms up."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +75,15 @@ def sampled(process: psutil.Process, life: int, step: int) -> Sample:
     )
 
 
-def resources(samples: Sequence[Sample]) -> list[str]:
+def resources(samples: Sequence[Sample], engine: str = "null") -> list[str]:
     """One line per resource that grew within a life: medians of its first and last samples are compared."""
     found = []
     for life, group in groupby(samples, key=lambda sample: sample.life):
         taken = list(group)
         if len(taken) < 2 * ENDS:
             continue
-        for name, most in MOST_MORE.items():
+        bounds = MOST_MORE if engine == "null" else {**MOST_MORE, "children_mib": MOST_MORE_CHILDREN_MIB}
+        for name, most in bounds.items():
             values = [float(getattr(sample, name)) for sample in taken]
             more = statistics.median(values[-ENDS:]) - statistics.median(values[:ENDS])
             if more > most:

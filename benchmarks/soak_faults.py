@@ -19,6 +19,7 @@ from rlcore.testing.service import ServiceAnswer
 from rlcore.train import checkpoint
 
 DISK_MIB = 2048
+END_S = 300.0
 NONSENSE: Sequence[ServiceAnswer] = (
     ServiceAnswer(b'{"score": NaN}'),
     ServiceAnswer(b'{"score": 1e999}'),
@@ -151,9 +152,15 @@ def controller_signalled(number: signal.Signals) -> Inject:
     def inject(stage: Stage) -> str:
         time.sleep(stage.chance.uniform(0.0, 1.0))  # in any phase of a step
         stage.controller.signal(number)
-        return f"exit {stage.controller.wait(120)}"
+        return f"exit {stage.controller.wait(END_S)}"
 
     return inject
+
+
+def killed_actor(stage: Stage) -> str:
+    """SIGKILL to a process of the actor: its weights are lost, so the run ends and says so."""
+    note = killed("actor")(stage)
+    return f"{note}, exit {stage.controller.wait(END_S)}" if note else ""
 
 
 def checkpoint_damaged(stage: Stage) -> str:
@@ -162,7 +169,7 @@ def checkpoint_damaged(stage: Stage) -> str:
     if len(list((run / "checkpoints").glob("step_*"))) < 2:
         return ""
     stage.controller.signal(signal.SIGKILL)
-    stage.controller.wait(120)
+    stage.controller.wait(END_S)
     newest = max((run / "checkpoints").glob("step_*"), key=checkpoint.step_of)
     path = stage.chance.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
     how = stage.chance.choice(["flipped", "cut", "removed"])
@@ -180,7 +187,7 @@ def checkpoint_damaged(stage: Stage) -> str:
 def records_torn(stage: Stage) -> str:
     """SIGKILL, then half a line at the end of the records, as a crash leaves it."""
     stage.controller.signal(signal.SIGKILL)
-    stage.controller.wait(120)
+    stage.controller.wait(END_S)
     run = stage.controller.run
     for path in (run / metrics.METRICS, *sorted((run / metrics.TRAJECTORIES).glob("*.jsonl"))[-1:]):
         with path.open("ab") as file:
@@ -196,7 +203,7 @@ def disk_full(stage: Stage) -> str:
     else:  # another error than that of a full disk, as near as a process can come without one
         stage.controller.process.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
     try:
-        return f"exit {stage.controller.wait(120)}"
+        return f"exit {stage.controller.wait(END_S)}"
     finally:
         if stage.mounted:
             remount(runs, f"size={DISK_MIB}m")
@@ -237,12 +244,20 @@ RETRIED: dict[str, Inject] = {
     "flood endpoint": endpoint_flooded,
 }
 """Faults after which the run is the undisturbed one, bit for bit."""
+VLLM: dict[str, Inject] = {
+    "kill engine": killed("engine"),
+    "kill all engines": killed("engine", everyone=True),
+    "stall engine": stopped("engine"),
+}
+"""Faults of the processes below a rollout replica of vLLM."""
 DATA: dict[str, Inject] = {
     "kill tool": killed("tool"),
     "kill agent": killed("agent"),
     "services talk nonsense": services_talk_nonsense,
 }
 """Faults that are data: samples fail."""
+ACTOR: dict[str, Inject] = {"kill actor": killed_actor}
+"""Faults of an actor on transformers, which end the controller's life."""
 CONTROLLER: dict[str, Inject] = {
     "kill controller": controller_signalled(signal.SIGKILL),
     "terminate controller": controller_signalled(signal.SIGTERM),
@@ -252,7 +267,7 @@ CONTROLLER: dict[str, Inject] = {
     "full disk": disk_full,
 }
 """Faults that end the controller's life; another one resumes."""
-FAULTS = RETRIED | DATA | CONTROLLER
+FAULTS = RETRIED | VLLM | DATA | ACTOR | CONTROLLER
 ENDS: dict[str, tuple[int, ...]] = {
     "kill controller": (-9,),
     "terminate controller": (143,),
@@ -260,17 +275,19 @@ ENDS: dict[str, tuple[int, ...]] = {
     "damage checkpoint": (-9,),
     "tear records": (-9,),
     "full disk": (1, 2),
+    "kill actor": (2,),
 }
 """The exit status with which each ends it."""
 
 
-def plan(seed: int, all_faults: bool, calm: int, gap: int) -> Iterator[Fault]:
+def plan(seed: int, all_faults: bool, calm: int, gap: int, engine: str = "null") -> Iterator[Fault]:
     """Faults without end: decks with each one that ends the controller once, and each other one `calm` times."""
     chance = random.Random(seed)
     step = 3
+    retried = [kind for kind in RETRIED if engine != "hf" or "rollout" not in kind]  # the actor samples itself
     while True:
-        others = [*RETRIED, *(DATA if all_faults else ())] * calm
-        deck = [*others, *CONTROLLER]
+        others = [*retried, *(VLLM if engine == "vllm" else ()), *(DATA if all_faults else ())] * calm
+        deck = [*others, *(() if engine == "null" else ACTOR), *CONTROLLER]
         chance.shuffle(deck)
         for kind in deck:
             step += chance.randint(2, gap)

@@ -1,6 +1,7 @@
-"""The components of the soak's run: replicas, reward model, reward function, tool and agent, each in child processes.
+"""The components of the soak's run: reward model, reward function, tool and agent, each in child processes.
 
 `soak_run.write` copies this file into the run's work directory, where every process says which kind it is: `pids/`.
+The controller says it of workers.
 """
 
 import asyncio
@@ -13,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rlcore import RawScore, RewardReplica, WorkerClass, hookimpl
-from rlcore.contracts.rollout import RolloutWorker
-from rlcore.testing.null import NullReplica
 
 RLCORE_API = "1"
 PIDS = Path(__file__).parent / "pids"
@@ -31,19 +30,8 @@ def share(text: str) -> float:
     return zlib.crc32(text.encode("utf-8", "surrogatepass")) / 2**32
 
 
-class SoakReplica(NullReplica):
-    """The null model's replica, which can be found by its kind."""
-
-    def setup(self) -> None:
-        register("rollout")
-        super().setup()
-
-
 class SoakModel(RewardReplica):
     """A reward model whose score is a function of the text."""
-
-    def setup(self) -> None:
-        register("model")
 
     async def score(self, requests: Sequence[Any]) -> list[RawScore]:
         await asyncio.sleep(0.01)
@@ -92,7 +80,4 @@ def agent(base_url: str, api_key: str, messages: Sequence[Mapping[str, Any]], nu
 
 @hookimpl
 def rlcore_worker_classes() -> Sequence[WorkerClass]:
-    return [
-        WorkerClass(RolloutWorker, "soak_replica", SoakReplica, isolated=True),
-        WorkerClass(RewardReplica, "soak_model", SoakModel),
-    ]
+    return [WorkerClass(RewardReplica, "soak_model", SoakModel)]

@@ -17,13 +17,20 @@ from soak_parts import share
 from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.service import ServiceAnswer, ServiceCall, chat_answer
+from rlcore.testing.tiny import write_tiny_classifier, write_tiny_model
 
 PARTS = Path(__file__).with_name("soak_parts.py")
 PROMPTS, PROMPTS_PER_STEP, SAMPLES = 50, 4, 4
 CHECKPOINT_STEPS = 5
+REPLICAS = 2
+"""Replicas of the rollout, unless the actor samples itself, and of the reward model."""
+MODEL_TOKENS = 1024
 CONTROLLER = '''
-"""`rlcore` with a clock that jumps: `time.time` of the controller adds what the file says."""
-import os, sys, time
+"""`rlcore` with a clock that jumps: `time.time` of the controller adds what the file says.
+
+Workers are marked by role in `pids`, and again when they are set up.
+"""
+import os, pathlib, sys, time
 
 real, path = time.time, os.path.join(os.path.dirname(os.path.abspath(__file__)), "clock")
 
@@ -36,6 +43,20 @@ def jumping():
 
 time.time = jumping
 from rlcore.cli import main
+from rlcore.cluster.child import ChildProcess
+
+set_up, pids = ChildProcess.setup, pathlib.Path(__file__).parent / "pids"
+
+async def marked(self, *arguments):
+    role, bracket, _ = self.name.partition("[")
+    kind = {"actor": "actor", "rollout": "rollout", "liker": "model"}.get(role)
+    if kind and bracket:
+        (pids / f"{kind}.{self.pid}").touch()
+    await set_up(self, *arguments)
+    if kind and bracket:
+        (pids / f"ready.{self.pid}").touch()
+
+ChildProcess.setup = marked
 sys.exit(main())
 '''
 RESPONSE = re.compile(r"<response-\w+>(.*)</response-\w+>", re.DOTALL)
@@ -82,26 +103,29 @@ class Weather:
         return ServiceAnswer(result.body, after_s=self.stall_s) if self.stall_s else result
 
 
-def config(work: Path, scene: str, urls: dict[str, list[str]], seed: int, update_s: float) -> dict[str, Any]:
-    """The run's configuration; `scene` is tools or program: who the agent is."""
+def config(
+    work: Path, scene: str, urls: dict[str, list[str]], seed: int, update_s: float, engine: str = "null"
+) -> dict[str, Any]:
+    """The run's configuration; `scene` says who the agent is, and `engine` who samples and trains."""
     parts = work / "parts.py"
     agents: dict[str, Any] = {"max_turns": 3, "turn_tokens": 12, "children": 2}
     if scene == "tools":
         agents |= {"tools": {"echo": {"fn": f"{parts}:echo"}}, "parser": f"{parts}:always", "describe_tools": "never"}
-    else:
+    elif scene == "program":
         agents = {"max_turns": 4, "agent": {"fn": f"{parts}:agent", "children": 2, "threads": 4}, "time_s": 300.0}
+    rollout, actor, engines = _engines(engine, update_s)
     return {
-        "model": {"path": "", "tokenizer": "bytes"},
+        "model": {"path": "" if engine == "null" else str(work / "model"), "tokenizer": "bytes"},
         "data": {"sources": {"train": {"path": str(work / "prompts.jsonl")}}},
-        "rollout": {"backend": "soak_replica", "replicas": 2, "samples_per_prompt": SAMPLES, "max_tokens": 48},
-        "actor": {"backend": "null", "lr": 0.02},
+        "rollout": {"samples_per_prompt": SAMPLES, "max_tokens": 48, **rollout},
+        "actor": actor,
         "reward": {
             "error_budget_frac": 1.0,
             "functions": {
                 "low": {"fn": f"{parts}:low", "children": 2, "on_failure": "retry", "tries": 20, "deadline_s": 300.0}
             },
         },
-        "cluster": {"max_restarts": 100000},
+        "cluster": {"max_restarts": 100000, "threads": 1},
         "train": {
             "seed": seed,
             "dir": str(work / "runs"),
@@ -111,15 +135,33 @@ def config(work: Path, scene: str, urls: dict[str, list[str]], seed: int, update
         },
         "checkpoint": {"every_steps": CHECKPOINT_STEPS, "keep": 4},
         "plugins": {
-            "null": {"update_s": update_s},
-            "agent_loop": agents,
-            "reward_loop": _reward_loop(urls),
+            **({} if scene == "single" else {"agent_loop": agents}),
+            "reward_loop": _reward_loop(urls, None if engine == "null" else work / "classifier"),
+            **engines,
         },
     }
 
 
-def _reward_loop(urls: dict[str, list[str]]) -> dict[str, Any]:
-    """A service, a judge and a reward model."""
+def _engines(engine: str, update_s: float) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Settings of rollout and actor, and of the plugins that they belong to."""
+    if engine == "null":
+        rollout = {"backend": "null_replica", "replicas": REPLICAS}
+        return rollout, {"backend": "null", "lr": 0.02}, {"null": {"update_s": update_s}}
+    actor = {"lr": 1e-3, "data_parallel": 2 if engine == "hf" else 1}
+    if engine == "hf":
+        return {"backend": "hf"}, actor, {}
+    vllm = {"max_model_len": MODEL_TOKENS, "kv_cache_gib": 0.125, "enforce_eager": True}
+    return {"backend": "vllm", "replicas": REPLICAS}, actor, {"vllm": vllm}
+
+
+def _reward_loop(urls: dict[str, list[str]], classifier: Path | None) -> dict[str, Any]:
+    """A service, a judge and a reward model: a classifier, or a function of the text.
+
+    The classifier computes one conversation at a time, so its scores do not depend on what else is asked.
+    """
+    model: dict[str, Any] = {"path": "none", "backend": "soak_model"}
+    if classifier is not None:
+        model = {"path": str(classifier), "tokenizer": "bytes", "batch_tokens": 1}
     service = {"tries": 50, "eject_s": 0.2, "deadline_s": 300.0}
     return {
         "rewards": {
@@ -130,9 +172,8 @@ def _reward_loop(urls: dict[str, list[str]]) -> dict[str, Any]:
         "services": {"scorer": {"urls": urls["score"], **service}, "api": {"urls": urls["judge"], **service}},
         "models": {
             "liker": {
-                "path": "none",
-                "backend": "soak_model",
-                "replicas": 2,
+                **model,
+                "replicas": REPLICAS,
                 "health_s": 0.2,
                 "deadline_s": 300.0,
                 "threads": 1,
@@ -143,22 +184,36 @@ def _reward_loop(urls: dict[str, list[str]]) -> dict[str, Any]:
     }
 
 
-def write(work: Path) -> None:
-    """The files that every run of the soak reads."""
+def write(work: Path, engine: str = "null") -> None:
+    """The files that every run of the soak reads, with tiny models for real engines."""
     (work / "pids").mkdir(parents=True)
     shutil.copy(PARTS, work / "parts.py")
     (work / "controller.py").write_text(CONTROLLER)
     write_prompts(work / "prompts.jsonl", PROMPTS)
+    if engine != "null":
+        heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "max_position_embeddings": MODEL_TOKENS}
+        write_tiny_model(work / "model", **heads)
+        write_tiny_classifier(work / "classifier", num_heads=1)
 
 
 class Controller:
     """One life of the run: its process, and what it says."""
 
     def __init__(self, work: Path, name: str, number: int, *more: str, config: str = "config.json") -> None:
+        settings = json.loads((work / config).read_text())
+        sampler = settings["rollout"]["backend"]
+        self.samples_itself = sampler == "hf"
         self.run = work / "runs" / name
         self.output_path = work / f"{name}-{number}.out"
-        command = [sys.executable, str(work / "controller.py"), "train", str(work / config)]
-        command += ["--plugin", str(work / "parts.py"), f"train.name={name}", *more]
+        command = [
+            sys.executable,
+            str(work / "controller.py"),
+            "train",
+            str(work / config),
+            f"train.name={name}",
+            *more,
+        ]
+        command += ["--plugin", str(work / "parts.py")] if sampler == "null_replica" else []
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         self.began = time.monotonic()
         with self.output_path.open("w") as file:
@@ -191,9 +246,28 @@ class Controller:
         if not kind:
             return found
         marks = self.run.parent.parent / "pids"
-        return sorted(
-            (child for child in found if (marks / f"{kind}.{child.pid}").exists()), key=lambda child: child.pid
-        )
+        if kind == "engine":
+            found = [child for child in found if _is_engine(child)]
+        else:
+            found = [child for child in found if (marks / f"{kind}.{child.pid}").exists()]
+        return sorted(found, key=lambda child: child.pid)
+
+    def is_whole(self) -> bool:
+        """True if every replica of the rollout and the reward model is set up."""
+        marks = self.run.parent.parent / "pids"
+        ready = {
+            kind: sum((marks / f"ready.{process.pid}").exists() for process in self.children(kind))
+            for kind in ("rollout", "model")
+        }
+        return ready["model"] == REPLICAS and ready["rollout"] == (0 if self.samples_itself else REPLICAS)
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    """True of the engine process below a replica of vLLM."""
+    try:
+        return "EngineCore" in " ".join(process.cmdline())
+    except psutil.Error:
+        return False
 
 
 def last_step(run: Path) -> int:

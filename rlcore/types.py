@@ -34,6 +34,9 @@ SAMPLE_NAMES = frozenset(
 """Names by which reward functions are given samples: rlcore's, verl's and TRL's. Of a function that takes none of them,
 what a call returns is the reward function."""
 
+ROLLOUT_ERROR = "rollout_error"
+"""Key of `Trajectory.info`: why the sample could not be sampled (`Completion.error`). Its reward is FAILED."""
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -334,6 +337,8 @@ class Completion(ReadOnlyArrays):
 
     A version that comes twice was sampled with before and after an update that was not published in between.
     """
+    error: str = ""
+    """Why the request cannot be served: its replica dies of it. Then there are no tokens, and the sample has failed."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.errors import WorkerError
 from rlcore.types import (
+    ROLLOUT_ERROR,
     Bools,
     Completion,
     Float32s,
@@ -63,7 +64,7 @@ class SingleTurn(AgentLoop):
         token_ids_T = np.concatenate((prompt.token_ids_P, completion.token_ids), dtype=np.int32)
         logprobs_T = np.concatenate((prompt.logprobs_P, completion.logprobs), dtype=np.float32)
         loss_mask_T = prompt.loss_mask_T[: len(token_ids_T)]
-        versions = completion.versions or ((0, completion.version),)
+        versions = () if completion.error else completion.versions or ((0, completion.version),)
         return Trajectory(
             id=TrajectoryId(task.prompt.id, task.epoch, completion.sample),
             prompt=task.prompt,
@@ -74,6 +75,7 @@ class SingleTurn(AgentLoop):
             finish=completion.finish,
             versions=tuple([(num_prompt + offset, version) for offset, version in versions]),
             timing=FrozenDict({"generate_s": completion.generate_s}),
+            info=FrozenDict({ROLLOUT_ERROR: completion.error} if completion.error else {}),
         )
 
 

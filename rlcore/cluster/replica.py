@@ -37,6 +37,8 @@ class ReplicaSupervisor:
         self._state = "it was not started"
         self._failure = ""
         """Why its last restart failed."""
+        self._num_deaths = 0
+        """Those that count toward `max_restarts`."""
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -72,18 +74,23 @@ class ReplicaSupervisor:
         if self._body is not None:
             await self._body.close(self._deadlines.close_s)
 
+    def excuse(self) -> None:
+        """One death was the fault of what was asked: its restart does not count."""
+        self._num_deaths -= 1
+
     async def _watch(self, body: ReplicaBody) -> None:
-        for attempt in range(self._max_restarts + 1):
+        while True:
             reason = self._failure or await body.ended()
             self._reachable = self._ready = False
-            left = self._max_restarts - attempt
-            self._state = f"lost ({reason})" + ("; it is being restarted" if left else self._no_more())
+            before, self._num_deaths = self._num_deaths, self._num_deaths + 1
+            left = self._max_restarts - before
+            self._state = f"lost ({reason})" + ("; it is being restarted" if left > 0 else self._no_more())
             logger.warning("%s: %s", self.name, self._state)
             self._tell(ReplicaEvent("lost", self.index, self.name, reason))
             await body.close(self._deadlines.close_s)
-            if not left:
+            if left <= 0:
                 return
-            await asyncio.sleep(min(MAX_PAUSE_S, 2.0 ** (attempt - 1)) if attempt else 0.0)
+            await asyncio.sleep(min(MAX_PAUSE_S, 2.0 ** (before - 1)) if before > 0 else 0.0)
             body = await self._reborn(body)
 
     async def _reborn(self, dead: ReplicaBody) -> ReplicaBody:
@@ -134,6 +141,10 @@ class Replica(Generic[W]):
 
     def _where(self, method: Callable[..., Any]) -> str:
         return where(self.name, self._interface, method)
+
+    def excuse(self) -> None:
+        """See `rlcore.contracts.workers.ReplicaHandle.excuse`."""
+        self.seat.excuse()
 
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The method's result on rank 0; WorkerError naming worker, method and cause."""

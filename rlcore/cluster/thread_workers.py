@@ -51,6 +51,9 @@ class ThreadReplica(Generic[W]):
         found = await self.thread.run(work, whose, self._deadlines.call_s)
         return checked_result(whose, getattr(self._interface, method.__name__), found)
 
+    def excuse(self) -> None:
+        """See `rlcore.contracts.workers.ReplicaHandle.excuse`: a worker of this process does not die alone."""
+
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """The items of an async-generator method; the generator is closed with this one, wherever that happens."""
         whose = self._where(method)

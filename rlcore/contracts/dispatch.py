@@ -24,6 +24,9 @@ class ReplicaDispatcher:
         """Units that each replica has not finished."""
         self._workers, self._max_restarts = workers, max_restarts
         self._losses = [0] * len(workers.replicas)
+        self._excused = [0] * len(workers.replicas)
+        self._is_gone = [False] * len(workers.replicas)
+        """True of replicas that do not come back."""
         self._last_loss: ReplicaEvent | None = None
         self._homes: OrderedDict[Hashable, int] = OrderedDict()
         self._dispatcher = Dispatcher(range(len(workers.replicas)), self._serves)
@@ -53,10 +56,16 @@ class ReplicaDispatcher:
         """The number of times that the replica has died."""
         return self._losses[replica]
 
+    def excuse(self, replica: int) -> None:
+        """One death of the replica was the fault of a request: it does not count as a restart."""
+        if not self._is_gone[replica]:
+            self._excused[replica] += 1
+            self._workers.replicas[replica].excuse()
+
     async def wait_for_one(self, error: RlcoreError) -> None:
         """Return when a replica serves; raise `error` when none will, with the reason of the last loss."""
         while self._all_dead():
-            if all(losses > self._max_restarts for losses in self._losses):
+            if all(self._is_gone):
                 raise self._with_last_loss(error)
             await self._dispatcher.change()
 
@@ -83,5 +92,6 @@ class ReplicaDispatcher:
     def _record_event(self, event: ReplicaEvent) -> None:
         if event.kind == "lost":
             self._losses[event.index] += 1
+            self._is_gone[event.index] = self._losses[event.index] - self._excused[event.index] > self._max_restarts
             self._last_loss = event
         self._dispatcher.notify()

@@ -122,6 +122,10 @@ class ReplicaHandle(Protocol[W_co]):
         """The items of an async-generator method, as they come; `aclose()` ends the method, too."""
         ...
 
+    def excuse(self) -> None:
+        """One death was the fault of what was asked: it does not count toward `cluster.max_restarts`."""
+        ...
+
 
 class WorkerGroup(Protocol[W_co]):
     """All replicas of a role."""

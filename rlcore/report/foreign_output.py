@@ -3,6 +3,9 @@
 What native code or a child that inherits the descriptors writes does not come through here.
 """
 
+import contextlib
+import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,17 +13,31 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.text import Text
 
+from rlcore.errors import describe
 from rlcore.errors.redaction import displayable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+logger = logging.getLogger(__name__)
+
 LONGEST_LINE = 1 << 16
 """Characters of a line without an end that are kept until it is shown."""
 
 
+def discard(output: TextIO, cause: OSError) -> None:
+    """Let what is written to this output from now on go to the null device, also by others; the log says so."""
+    name = "error" if output is sys.__stderr__ else "output"
+    logger.warning("standard %s is gone (%s): nothing more is shown; training goes on", name, describe(cause))
+    with open(os.devnull, "w") as null, contextlib.suppress(OSError, ValueError):
+        os.dup2(null.fileno(), output.fileno())
+
+
 class ForeignOutput:
-    """Stands in for sys.stdout or sys.stderr: shows whole lines, above a progress bar if there is one."""
+    """Stands in for sys.stdout or sys.stderr: shows whole lines, above a progress bar if there is one.
+
+    When its reader goes away, the rest is discarded: code that prints is not to fail of it.
+    """
 
     def __init__(self, output: TextIO) -> None:
         self.rich_proxied_file = output  # the name under which rich looks for the output behind a proxy
@@ -46,7 +63,10 @@ class ForeignOutput:
 
     def flush(self) -> None:
         """Lines are shown when they end, so that no secret is shown in halves."""
-        self.rich_proxied_file.flush()
+        try:
+            self.rich_proxied_file.flush()
+        except OSError as cause:
+            discard(self.rich_proxied_file, cause)
 
     def finish(self) -> None:
         """Show the rest of a line that has not ended."""
@@ -57,8 +77,11 @@ class ForeignOutput:
     def _show(self, line: str) -> None:
         if self.console is not None and self.console.is_terminal:
             self.console.print(Text(displayable(line)), soft_wrap=True)
-        else:
+            return
+        try:
             self.rich_proxied_file.write(f"{displayable(line)}\n")
+        except OSError as cause:
+            discard(self.rich_proxied_file, cause)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)

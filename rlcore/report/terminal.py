@@ -1,8 +1,5 @@
 """Shows a run on the terminal: a progress bar, tables of completions, and the last words."""
 
-import contextlib
-import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,12 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.errors import describe
 from rlcore.errors.redaction import displayable
-from rlcore.report.foreign_output import beside
+from rlcore.report.foreign_output import beside, discard
 from rlcore.types import Metrics, ScoredTrajectory, Trajectory
-
-logger = logging.getLogger(__name__)
 
 COLUMNS_OF_TEXT = 400
 """Characters of a prompt or completion that a table shows at most."""
@@ -136,14 +130,14 @@ class _LastingOutput:
         try:
             return self._output().write(text)
         except OSError as cause:
-            _discard(self._output(), cause)
+            discard(self._output(), cause)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._output().flush()
         except OSError as cause:
-            _discard(self._output(), cause)
+            discard(self._output(), cause)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._output(), name)
@@ -153,10 +147,3 @@ class _LastingOutput:
         # others' prints are shown through the console, so the console itself writes to what is behind the proxy
         output: TextIO = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
         return output
-
-
-def _discard(output: TextIO, cause: OSError) -> None:
-    """Let what is written to this output from now on go to the null device, also by others."""
-    logger.warning("standard output is gone (%s): nothing more is shown; training goes on", describe(cause))
-    with open(os.devnull, "w") as null, contextlib.suppress(OSError, ValueError):
-        os.dup2(null.fileno(), output.fileno())

@@ -7,6 +7,7 @@ what it is.
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,15 @@ from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.errors.checks.arrays import check_scored, check_trajectory, checked_metrics, per_token
 from rlcore.errors.checks.results import as_stream, awaitable, plain
 from rlcore.types import (
+    ROLLOUT_ERROR,
     Batch,
     Float32s,
+    FrozenDict,
     Lane,
     Metrics,
     Prompt,
+    Reward,
+    RewardStatus,
     Sampling,
     ScoredTrajectory,
     Trajectory,
@@ -122,7 +127,7 @@ class CheckedAgent(_Checked):
 
 
 class CheckedRewards(_Checked):
-    """A reward manager that scores every trajectory that it is given, once."""
+    """A reward manager that scores every trajectory that it is given, once. What could not be sampled has failed."""
 
     @property
     def scope(self) -> Scope:
@@ -162,7 +167,7 @@ class CheckedRewards(_Checked):
                             "than it was given; needs those that were sampled"
                         )
                     pending.rows[place] = None
-                    yield row
+                    yield row if ROLLOUT_ERROR not in row.trajectory.info else _not_sampled(row)
             pending.check_complete(who)
 
 
@@ -257,6 +262,13 @@ class CheckedCritic(_Checked):
         """See `CriticEngine.restore_state`."""
         with self._boundary("restore_state()"):
             self._component.restore_state(state)
+
+
+def _not_sampled(row: ScoredTrajectory) -> ScoredTrajectory:
+    """The row with a failed reward, whatever its sample was scored: it was cut off by the engine, not by the policy."""
+    error = str(row.trajectory.info[ROLLOUT_ERROR])
+    info = FrozenDict({"error": error, "failed": FrozenDict({"rollout": error})})
+    return replace(row, reward=Reward(0.0, status=RewardStatus.FAILED, latency_s=row.reward.latency_s, info=info))
 
 
 def _same_tokens(one: Trajectory, other: Trajectory) -> bool:

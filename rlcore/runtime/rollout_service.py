@@ -5,6 +5,8 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+import numpy as np
+
 from rlcore.aio import Inbox
 from rlcore.cluster.process import first_error
 from rlcore.contracts.dispatch import ReplicaDispatcher
@@ -12,7 +14,8 @@ from rlcore.contracts.rollout import RolloutWorker
 from rlcore.contracts.workers import WorkerGroup
 from rlcore.errors import RlcoreError, WorkerError
 from rlcore.errors.checks.arrays import check_completion
-from rlcore.types import Completion, GenerateRequest, Lane
+from rlcore.runtime.suspects import RequestRecord, Suspects
+from rlcore.types import Completion, FinishReason, GenerateRequest, Lane
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ class RolloutService:
         self._deadline_s = deadline_s
         self._vocabulary = vocabulary
         self._dispatcher = ReplicaDispatcher(replicas, max_restarts)
+        self._suspects = Suspects(self._dispatcher, len(replicas.replicas))
 
     @property
     def outstanding(self) -> tuple[int, ...]:
@@ -48,8 +52,9 @@ class RolloutService:
         requests are dealt out in canonical order, so that what one call alone sends to each replica does not depend on
         timing. If a replica dies, its unfinished requests are asked again, of the others or of its successor: once per
         death, while a replica serves or will be restarted. Every sample of such a request is asked for, and those that
-        had come are ignored. WorkerError when a replica fails, answers wrongly, or the deadline passes. However the
-        call ends, also by `aclose`, the replicas are told to stop what is left of it.
+        had come are ignored. A request that replicas die of (`Suspects`) ends in completions with an error. WorkerError
+        when a replica fails, answers wrongly, or the deadline passes. However the call ends, also by `aclose`, the
+        replicas are told to stop what is left of it.
         """
         ordered = sorted(requests, key=lambda request: request.id)
         missing = _Missing(ordered)
@@ -108,26 +113,83 @@ class RolloutService:
         places: dict[str, int],
         missing: "_Missing",
         finished: "_Finished",
+        alone: bool = False,
     ) -> None:
         """Put the completions of a replica's share; what it owes when it dies is served by those that are left."""
-        losses = self._dispatcher.losses(index)
-        try:
-            await self._stream(index, requests, places, missing, finished)
-            return
-        except RlcoreError as error:
-            if self._replicas.replicas[index].alive and self._dispatcher.losses(index) == losses:
-                raise
-            unfinished = missing.repeat(requests)
-            if not unfinished:
+        replica = self._replicas.replicas[index]
+        async with self._suspects.serving(index, alone):
+            life, was_alive = self._dispatcher.losses(index), replica.alive
+            try:
+                await self._stream(index, requests, places, missing, finished)
+                self._suspects.record_end()
                 return
-            await self._dispatcher.wait_for_one(error)
-            logger.warning("%s; %d requests are asked again", error, len(unfinished))
+            except RlcoreError as caught:
+                if replica.alive and self._dispatcher.losses(index) == life:
+                    raise
+                error = caught
+            unfinished = missing.repeat(requests)
+            if was_alive and unfinished:
+                self._suspects.record_death(
+                    index, life, [missing.records[request.id] for request, _ in unfinished], alone
+                )
+        left = [(request, num) for request, num in unfinished if not missing.records[request.id].is_at_fault]
+        for request, _ in unfinished:
+            if missing.records[request.id].is_at_fault:
+                self._fail(request, error, places, missing, finished)
+        if not left:
+            return
+        await self._dispatcher.wait_for_one(error)
+        logger.warning("%s; %d requests are asked again", error, len(left))
+        await self._serve_again(left, places, missing, finished)
+
+    async def _serve_again(
+        self,
+        unfinished: Sequence[tuple[GenerateRequest, int]],
+        places: dict[str, int],
+        missing: "_Missing",
+        finished: "_Finished",
+    ) -> None:
+        """Serve requests whose replica has died, each with the number of its missing samples; suspects apart."""
         for request, num in unfinished:
             self._dispatcher.finish(places[request.id], num)
             places[request.id] = self._assign(request)
             self._dispatcher.finish(places[request.id], request.n - num)
-        again = _shares([request for request, _ in unfinished], places)
-        await first_error([self._serve(place, share, places, missing, finished) for place, share in again])
+        again = []
+        for place, share in _shares([request for request, _ in unfinished], places):
+            records = [missing.records[request.id] for request in share]
+            if together := [record.request for record in records if not record.is_suspect]:
+                again.append(self._serve(place, together, places, missing, finished))
+            for suspects in self._suspects.shares([record for record in records if record.is_suspect]):
+                again.append(
+                    self._serve(place, [record.request for record in suspects], places, missing, finished, alone=True)
+                )
+        await first_error(again)
+
+    def _fail(
+        self,
+        request: GenerateRequest,
+        error: RlcoreError,
+        places: Mapping[str, int],
+        missing: "_Missing",
+        finished: "_Finished",
+    ) -> None:
+        """Put a completion with the reason for each sample that has not come."""
+        num_deaths = len(missing.records[request.id].deaths)
+        reason = f"rollout: request '{request.id}': replicas died {num_deaths} times while it was served: {error}"
+        logger.warning("%s; its samples have failed", reason)
+        for sample in missing.give_up(request):
+            self._dispatcher.finish(places[request.id], 1)
+            finished.put(
+                Completion(
+                    request.id,
+                    sample,
+                    np.zeros(0, np.int32),
+                    np.zeros(0, np.float32),
+                    FinishReason.STOP,
+                    0,
+                    error=reason,
+                )
+            )
 
     async def _stream(
         self,
@@ -165,6 +227,7 @@ class _Missing:
         self.left = {(request.id, sample) for request in requests for sample in range(request.n)}
         self.repeated: set[str] = set()
         """Requests that were asked again: of their samples some may come twice."""
+        self.records = {request.id: RequestRecord(request) for request in requests}
         self._issued = frozenset(self.left)
 
     def repeat(self, requests: Sequence[GenerateRequest]) -> list[tuple[GenerateRequest, int]]:
@@ -175,6 +238,12 @@ class _Missing:
         unfinished = [(request, left[request.id]) for request in requests if request.id in left]
         self.repeated |= {request.id for request, _ in unfinished}
         return unfinished
+
+    def give_up(self, request: GenerateRequest) -> list[int]:
+        """Cross off the samples of the request that have not come; which they are."""
+        samples = [sample for sample in range(request.n) if (request.id, sample) in self.left]
+        self.left -= {(request.id, sample) for sample in samples}
+        return samples
 
     def arrived(self, completion: Completion) -> bool:
         """Cross it off; True if it is new. WorkerError for one not requested, or that came before without a retry."""

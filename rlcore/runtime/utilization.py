@@ -84,6 +84,10 @@ class MeteredReplica:
         finally:
             self._add(-1)
 
+    def excuse(self) -> None:
+        """See `rlcore.contracts.workers.ReplicaHandle.excuse`."""
+        self.replica.excuse()
+
     def __getattr__(self, name: str) -> Any:
         """Everything else of the replica."""
         return getattr(self.replica, name)

@@ -81,7 +81,11 @@ def test_the_plan_follows_from_the_seed_and_has_every_fault(soak: Any) -> None:
     faults = soak["soak_faults"]
     one, same, other = (list(islice(faults.plan(seed, True, 1, 3), 23)) for seed in (1, 1, 2))
     assert one == same != other
-    assert {fault.kind for fault in one} == set(faults.FAULTS)
+    assert {fault.kind for fault in one} == set(faults.FAULTS) - set(faults.VLLM) - set(faults.ACTOR)
+    real = {fault.kind for fault in islice(faults.plan(1, True, 1, 3, "vllm"), 27)}
+    assert real == set(faults.FAULTS)
+    embedded = {fault.kind for fault in islice(faults.plan(1, True, 1, 3, "hf"), 100)}
+    assert embedded == {kind for kind in faults.FAULTS if "rollout" not in kind} - set(faults.VLLM)
     assert all(fault.step < later.step for fault, later in pairwise(one))
-    assert faults.ENDS.keys() == faults.CONTROLLER.keys()
+    assert faults.ENDS.keys() == (faults.CONTROLLER | faults.ACTOR).keys()
     assert not {fault.kind for fault in islice(faults.plan(1, False, 1, 3), 100)} & set(faults.DATA)

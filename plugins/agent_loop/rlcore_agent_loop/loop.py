@@ -61,7 +61,7 @@ class ToolLoop(AgentLoop):
     ) -> None:
         self._generator, self._tokens, self._settings = generator, tokens, settings
         self._tools = Tools(children, settings)
-        self._agents = Agents(children, settings.agent) if settings.agent.fn else None
+        self._agents = Agents(children, settings.agent, settings.env) if settings.agent.fn else None
         self._admission = SampleLimit(settings.max_conversations)
         self._environments = (
             Environments(settings.environment, self._tools.stateful) if settings.environment.fn else None

@@ -102,6 +102,8 @@ class AgentLoopSettings:
     children: int = option(2, used_when=_OWN_TURNS, at_least=1)
     """Child processes in which sync functions run, one call at a time each, and as many in which classes and
     environments hold the state of samples; of every worker."""
+    env: tuple[str, ...] = ()
+    """Environment variables that tools, environment and agent get beside those that any Python process needs."""
     workers: int = option(0, at_least=0)
     """Separate processes in which conversations run, the role `agent`; 0: on the loop of the run."""
     result_role: str = option("tool", used_when=_OWN_TURNS)

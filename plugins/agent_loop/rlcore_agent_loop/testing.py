@@ -115,6 +115,9 @@ class HereWorker:
             async for result in items:
                 yield pickle.loads(pickle.dumps(result))
 
+    def excuse(self) -> None:
+        """See `rlcore.contracts.workers.ReplicaHandle`: it never dies."""
+
 
 class HerePool:
     """Workers that never die. Implements `rlcore.contracts.workers.WorkerGroup`."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from rlcore.contracts.agents import RolloutTask
@@ -31,8 +31,11 @@ MAX_BEGINS = 2
 class Agents:
     """The endpoint, and the child processes in which agents run."""
 
-    def __init__(self, children: Children, settings: AgentSettings, grace_s: float = GRACE_S) -> None:
-        self._children, self._settings, self._grace_s = children, settings, grace_s
+    def __init__(
+        self, children: Children, settings: AgentSettings, env: Sequence[str] = (), grace_s: float = GRACE_S
+    ) -> None:
+        """`env`: environment variables that agents get beside those that any Python process needs."""
+        self._children, self._settings, self._env, self._grace_s = children, settings, env, grace_s
         self._endpoint = Endpoint()
         self._pool = ChildPool(self._start_child, settings.children, settings.threads)
         self._lingering: set[asyncio.Task[Any]] = set()
@@ -147,4 +150,5 @@ class Agents:
             name=f"agents {index}",
             threads=settings.threads,
             deadline_s=START_S,
+            env=self._env,
         )

@@ -9,7 +9,7 @@ from rlcore.errors import ConfigError
 from rlcore.types import Completion, FinishReason, Sampling
 from rlcore_agent_loop.agents.messages import BadRequest, Plain, answer, for_template, normalised
 from rlcore_agent_loop.conversation.conversation import ConversationContext
-from rlcore_agent_loop.conversation.episode import MAX_TOKENS, MAX_TURNS, Episode, Segment
+from rlcore_agent_loop.conversation.episode import MAX_TOKENS, MAX_TURNS, ROLLOUT_FAILED, Episode, Segment
 from rlcore_agent_loop.conversation.turn_sampler import TurnSampler
 
 OURS = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
@@ -111,6 +111,8 @@ class Recording:
             await asyncio.wait(tuple(self._at_work))
 
     def _check(self, body: Mapping[str, Any], tools: Any) -> None:
+        if self.episode.ended_by == ROLLOUT_FAILED:
+            raise BadRequest("this sample has ended: generation failed", ROLLOUT_FAILED)
         if self.num_requests >= self.kit.settings.max_turns:
             self.episode.ended_by = MAX_TURNS
             raise BadRequest(f"this sample has had its {self.kit.settings.max_turns} turns", MAX_TURNS)
@@ -141,6 +143,8 @@ class Recording:
         if (error := task.exception()) is not None:
             self.failure = self.failure or error
             raise BadRequest("generation failed", "generation_failed")
+        if task.result().error:
+            raise BadRequest("generation failed", episode.not_sampled(task.result().error))
         return task.result()
 
     def _extended(self, messages: list[Plain], tools: Any) -> tuple[Thread, list[Plain], Sequence[int]] | None:

@@ -161,6 +161,8 @@ class Conversation:
         for turn in range(1, self._settings.max_turns + 1):
             part = self.episode.segments[-1]
             completion = await self._turn(part, turn, first if turn == 1 else None)
+            if completion.error:
+                return self.episode.not_sampled(completion.error)
             text = self._kit.tokens.decode(completion.token_ids.tolist())
             part.sampled(completion, {"role": "assistant", "content": text})
             if completion.finish is FinishReason.LENGTH:

@@ -8,6 +8,7 @@ import numpy as np
 
 from rlcore.contracts.agents import RolloutTask
 from rlcore.types import (
+    ROLLOUT_ERROR,
     Bools,
     Completion,
     FinishReason,
@@ -22,7 +23,7 @@ from rlcore.types import (
 
 STOP, MAX_TURNS, MAX_TOKENS, TURN_TOKENS = "stop", "max_turns", "max_tokens", "turn_tokens"
 TIME, SAME_CALLS, ENVIRONMENT, FAILED = "time_s", "max_same_calls", "environment", "environment_failed"
-AGENT, AGENT_FAILED = "agent", "agent_failed"
+AGENT, AGENT_FAILED, ROLLOUT_FAILED = "agent", "agent_failed", "rollout_failed"
 CUT = (MAX_TOKENS, TURN_TOKENS, TIME)
 """Ends by which a response counts as truncated."""
 _PLAIN = frozenset({type(None), bool, int, float, str})
@@ -115,6 +116,12 @@ class Episode:
     def num_turns(self) -> int:
         """Turns of all parts."""
         return sum(len(part.turns) for part in self.segments)
+
+    def not_sampled(self, error: str) -> str:
+        """A turn could not be sampled, and the sample has failed; what ended it."""
+        self.info["error"] = self.info[ROLLOUT_ERROR] = error
+        self.ended_by = ROLLOUT_FAILED
+        return ROLLOUT_FAILED
 
     def add_reward(self, reward: float) -> None:
         """From the environment."""

@@ -92,6 +92,7 @@ class Tools:
             dict(settings.environment.kwargs),
             name=f"tools {index}",
             deadline_s=START_S,
+            env=settings.env,
         )
 
 

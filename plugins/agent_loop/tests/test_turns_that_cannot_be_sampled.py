@@ -1,0 +1,56 @@
+"""A turn of which rollout replicas die ends its sample as failed, whoever the agent is."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from rlcore_agent_loop.settings import AgentLoopSettings
+from rlcore_agent_loop.testing import END, HELLO, Ask, ScriptedPolicy, call, served, talk
+
+from rlcore.types import ROLLOUT_ERROR, Completion, GenerateRequest, Lane
+
+WHY = "rollout: request 'p/0/0': replicas died 4 times while it was served: killed"
+
+
+class Poisoned(ScriptedPolicy):
+    """Cannot sample the turn of that number of sample 0."""
+
+    def __init__(self, turn: int) -> None:
+        super().__init__(lambda sample, turn, ids: [*call("add", a=1, b=2).encode(), END])
+        self.turn = turn
+
+    async def generate(self, requests: Sequence[GenerateRequest], lane: Lane) -> AsyncIterator[Completion]:
+        async for completion in super().generate(requests, lane):
+            fields = completion.request_id.split("/")
+            sample, turn = (int(fields[-2]), int(fields[-1]) + 1) if len(fields) > 3 else (completion.sample, 1)
+            if (sample, turn) != (0, self.turn):
+                yield completion
+                continue
+            nothing = np.zeros(0, np.int32)
+            yield replace(completion, token_ids=nothing, logprobs=nothing.astype(np.float32), error=WHY)
+
+
+def test_the_sample_ends_with_the_turns_that_it_had_and_the_others_go_on() -> None:
+    for turn in (1, 2):
+        settings = AgentLoopSettings(describe_tools="never", max_turns=3)
+        talked = talk(Poisoned(turn), settings, num_samples=3)
+        first, *others = sorted(talked.trajectories, key=lambda trajectory: trajectory.id.sample)
+        assert first.info["ended_by"] == "rollout_failed"
+        assert first.info[ROLLOUT_ERROR] == first.info["error"] == WHY
+        assert (first.turns, first.num_sampled > 0) == (turn - 1, turn > 1)
+        assert [(other.turns, ROLLOUT_ERROR in other.info) for other in others] == [(3, False)] * 2
+        assert talked.metrics["agent/ended/rollout_failed_frac"] > 0
+
+
+def test_an_agent_is_told_and_may_not_ask_again() -> None:
+    async def work(ask: Ask) -> None:
+        for _ in range(2):
+            status, found = await ask(HELLO)
+            assert (status, found["error"]["code"]) == (400, "rollout_failed")
+
+    policy = Poisoned(2)  # an agent's turns are counted from 1
+    recording = served(policy, work)
+    assert recording.episode.info[ROLLOUT_ERROR] == WHY
+    assert recording.episode.ended_by == "rollout_failed"
+    assert len(policy.requests) == 1
+    assert recording.failure is None
