@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -325,3 +326,9 @@ def test_the_plan_shows_every_choice_with_its_reason(
     for row in ON_CUDA:
         assert (row.key in text) is (row.key in shown), row.key
     assert "set by override 'rollout.max_rows=7'" in " ".join(text.split())
+
+
+def test_the_page_has_the_rows_of_the_table() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text("utf-8")
+    rows = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [row.key for row in ON_CUDA] + ["cluster.threads"]
