@@ -1,5 +1,6 @@
 """Fixtures of every test: nothing is left running, and nothing heavy is imported without need."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,12 @@ SUITES = ("fault", "real", "gpu")
 def _nothing_is_left_behind() -> Iterator[None]:
     with leaks():
         yield
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests that do not need a GPU see none, so that defaults are a CPU's on every machine."""
+    if "not gpu" in config.option.markexpr:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -18,13 +18,15 @@ LARGEST = 20.0
 def sampler_differs(config: RunConfig) -> bool:
     """True if the loss has the factor pi_old / mu: mu is another engine, older weights, half precision, or truncated.
 
-    The embedded sampler draws from the very weights that are trained; in half precision it decodes with other roundings
-    than a whole pass, so what it records is not what the trainer computes. Under `schedule.old_logprobs`
+    The embedded sampler draws from the very weights that are trained; in half precision and TF32 it decodes with other
+    roundings than a whole pass, so what it records is not what the trainer computes. Under `schedule.old_logprobs`
     'behaviour' pi_old is mu itself, and the policy loss alone measures how far the policy has moved. With
     `rollout.allow_truncation` mu is the policy divided by the mass that was kept, and the factor is that mass.
     """
     elsewhere = config.rollout.backend != config.actor.backend
-    differs = elsewhere or config.schedule.max_staleness > 0 or config.rollout.truncates or config.actor.is_half
+    differs = (
+        elsewhere or config.schedule.max_staleness > 0 or config.rollout.truncates or not config.actor.repeats_logprobs
+    )
     return differs and config.schedule.old_logprobs == "recompute"
 
 

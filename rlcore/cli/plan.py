@@ -10,6 +10,7 @@ from rlcore.cli.console import answer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rlcore.config.choices import Choice
     from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
 
 SHARING = {
@@ -93,8 +94,21 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
             for purpose, algorithm in plan.algorithms.items()
         ),
     )
+    yield table(
+        "chosen for this machine",
+        ("key", "value", "why"),
+        ((choice.key, _text(choice.value), _why(choice)) for choice in plan.choices),
+    )
     if origins:
         yield table("origins", ("key", "value", "set by"), _origins(plan))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _why(choice: "Choice") -> str:
+    return f"set by {choice.set_by}" if choice.set_by else choice.reason
 
 
 def _rewards(plan: "RunPlan") -> "Iterator[tuple[str, ...]]":

@@ -1,7 +1,7 @@
 """Workers on this machine: each a thread with an event loop, or separate processes.
 
-A worker that asks to be isolated, or has several ranks, runs in child processes; any other in a thread of this process.
-Those embedded in a worker share its thread or process.
+A worker that asks to be isolated, has several ranks, or computes on a GPU, runs in child processes; any other in a
+thread of this process. Those embedded in a worker share its thread or process.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from rlcore.cluster.replica import ReplicaGroup
 from rlcore.cluster.replica_cluster import ReplicaCluster
 from rlcore.cluster.thread_workers import ThreadWorkers
 from rlcore.cluster.worker_context import devices_of
-from rlcore.contracts.clusters import ClusterContext, WorkerPlan
+from rlcore.contracts.clusters import ClusterContext, WorkerPlan, needs_process
 
 
 class LocalCluster(ReplicaCluster):
@@ -46,7 +46,7 @@ class LocalCluster(ReplicaCluster):
         request = worker.request
         if request.embedded_in is not None:
             return self.is_launched(request.embedded_in.name)
-        return request.ranks > 1 or (request.isolated and not self.context.config.cluster.in_process)
+        return needs_process(request, self.context.config)
 
     def device_of(self, worker: WorkerPlan, index: int, rank: int) -> str:
         """A process sees its own devices only, so they begin with 0 there."""

@@ -21,7 +21,7 @@ def cluster_context(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> Clust
         weights_kind=plan.weights_kind,
         plugin_files=tuple(plugin.distribution for plugin in plan.plugins if plugin.distribution.endswith(".py")),
         cpus=plan.facts.cpus,
-        gpus=plan.facts.gpus,
+        gpus=plan.facts.gpus if plan.config.cluster.device == "cuda" else 0,
         run_dir=run_dir,
         deadlines=deadlines,
     )

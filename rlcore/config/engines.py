@@ -97,6 +97,9 @@ class EngineConfig:
     """Rounding of float32 masters to half-precision weights after an update. stochastic: to either neighbour at random,
     so that weights follow their masters in the mean; nearest: a weight stays until its master has moved by half a unit
     in the last place, which takes tens of updates at the learning rates of RL."""
+    tf32: bool = option(False, used_when="cluster.device == 'cuda'")
+    """Multiply float32 matrices on tensor cores, with 10 bits of mantissa: several times as fast, and log-probs of the
+    sampler differ from the trainer's by rounding, as they do in half precision."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     offload: bool = option(False, used_when="cluster.device == 'cuda'")
@@ -123,3 +126,8 @@ class EngineConfig:
     def is_half(self) -> bool:
         """True if weights and activations are half precision, with float32 masters."""
         return self.dtype in ("bfloat16", "float16")
+
+    @property
+    def repeats_logprobs(self) -> bool:
+        """True if the embedded sampler and a whole pass give equal log-probs but for the last digits of float32."""
+        return not (self.is_half or (self.tf32 and self.dtype == "float32"))

@@ -12,10 +12,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from rlcore.config.checks import check_bounds, check_effects, check_rules, has_effect, walk
+from rlcore.config.choices import AUTO, DEVICE, Choice, Chooser, no_choices
 from rlcore.config.layers import (
     Layer,
     Source,
@@ -56,6 +57,8 @@ class LoadedConfig:
     """The files that were read, lowest first."""
     merged: Mapping[str, Any] = field(default_factory=FrozenDict, repr=False)
     """All sections, unresolved."""
+    choices: tuple[Choice, ...] = ()
+    """The keys whose defaults depend on the machine, with the values that they have."""
 
     @cached_property
     def saved(self) -> Mapping[str, Any]:
@@ -94,12 +97,17 @@ def enabled_plugins(
 
 
 def load_config(
-    files: Sequence[Source], overrides: Sequence[str], sections: "Sequence[Offer[ConfigSection]]"
+    files: Sequence[Source],
+    overrides: Sequence[str],
+    sections: "Sequence[Offer[ConfigSection]]",
+    choose: Chooser = no_choices,
 ) -> LoadedConfig:
     """The merged, typed and checked configuration; `sections` are those of the enabled plugins, and of the core.
 
     A section of `config.plugins` is an instance of its plugin's dataclass, or the raw mapping of a plugin without one.
-    ConfigError for anything the user can fix, PluginError for an invalid section or default.
+    `choose` gives the defaults that depend on the machine, which are below all layers, and the device that
+    `cluster.device=auto` stands for. ConfigError for anything the user can fix, PluginError for an invalid section or
+    default.
     """
     types = plugin_sections(sections)
     user = read_layers(files, overrides)
@@ -107,16 +115,37 @@ def load_config(
     layers = [_adapter_defaults([*below, *user]), _preset([*below, *user]), *below, *user]
     fitted = [_fit(layer, types) for layer in layers]
     merged = _merge(fitted, types)
-    raw = _with_paths(OmegaConf.to_container(merged, resolve=False, enum_to_str=True), fitted)
-    loaded = _Merge(raw, fitted, types)
+    loaded = _Merge(_with_paths(_plain(merged), fitted), fitted, types)
     check_made(merged, sections)
     config = loaded.resolve(merged)
+    choices = tuple(choose(config, loaded.origins))
+    if config.cluster.device == AUTO or _defaults_of(choices):
+        fitted = [_fit(Layer(CHOSEN, _defaults_of(choices), explicit=False), types), *fitted]
+        merged = _merge(fitted, types)
+        with read_write(merged.cluster):
+            merged.cluster.device = next(choice.value for choice in choices if choice.key == DEVICE)
+        loaded = _Merge(_with_paths(_plain(merged), fitted), fitted, types)
+        config = loaded.resolve(merged)
     check_conditions(config, sections)
     check_bounds(config, loaded.describe)
     check_effects(config, loaded.explicit(), loaded.describe)
     check_rules(config)
     paths = tuple(file for file in files if isinstance(file, Path))
-    return LoadedConfig(config, FrozenDict(loaded.origins), FrozenDict(loaded.shown), paths, raw)
+    return LoadedConfig(config, FrozenDict(loaded.origins), FrozenDict(loaded.shown), paths, loaded.raw, choices)
+
+
+CHOSEN = "default of the machine"
+"""The origin of a value that was chosen for the machine."""
+
+
+def _defaults_of(choices: Sequence[Choice]) -> Mapping[str, Any]:
+    """The values of the choices that nothing else sets, as a layer."""
+    chosen = {choice.key: choice.value for choice in choices if not choice.set_by and choice.key != DEVICE}
+    return from_mapping(chosen).values
+
+
+def _plain(merged: DictConfig) -> Any:
+    return OmegaConf.to_container(merged, resolve=False, enum_to_str=True)
 
 
 def check_section(section: "Offer[ConfigSection]") -> None:
@@ -129,7 +158,7 @@ class _Merge:
     """The merged values, unresolved, with what can be said of each."""
 
     def __init__(self, raw: Mapping[str, Any], layers: Sequence[Layer], types: Mapping[str, type[Any]]) -> None:
-        self._layers, self._types = layers, types
+        self.raw, self._layers, self._types = raw, layers, types
         self.shown = dict(leaves(raw))
         set_by = [(layer.origin, dict(leaves(layer.values))) for layer in layers]
         self.origins = {key: _origin(key, set_by) for key in self.shown}

@@ -140,14 +140,15 @@ class ClusterConfig:
     backend: str = "local"
     """The cluster, by name. local: workers are threads and child processes of this machine; those of plugins: `rlcore
     plugins`."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """The device that workers compute on."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """The device that workers compute on. auto: cuda where this machine has a GPU and a torch that is built for CUDA,
+    else cpu. On cuda other defaults hold, which `rlcore plan` shows with their reasons: docs/gpu.md."""
     threads: int = option(0, at_least=0)
-    """Compute threads per worker; 0: one per core."""
+    """Compute threads per worker; 0: one per core, and on cuda an equal share of the cores for each process."""
     peak_tflops: float = option(0.0, at_least=0)
     """Peak TFLOP/s of a worker's device, by data sheet or a measured matrix product, for time/mfu; 0: not logged."""
     in_process: bool = option(False, used_when="backend == 'local'")
-    """For debugging: isolated workers run as threads, too."""
+    """For debugging: isolated workers and those on GPUs run as threads, too."""
     max_restarts: int = option(3, at_least=0)
     """The most restarts of an `isolated` replica in a run."""
     start_s: float = option(1800.0, above=0)

@@ -149,9 +149,16 @@ class ProcessUse(StrEnum):
     ALL = "all"
     """Every worker, with those embedded in it."""
     REQUIRED = "required"
-    """Those of several ranks, and isolated ones unless `cluster.in_process` says otherwise; the rest are threads."""
+    """Those of `needs_process`; the rest are threads."""
     NONE = "none"
     """All are threads; a plan with a role of several ranks is refused, and isolated workers are threads as well."""
+
+
+def needs_process(request: WorkerRequest, config: RunConfig) -> bool:
+    """True for workers of several ranks, and unless `cluster.in_process` says otherwise for isolated ones and those on
+    GPUs: a worker that launches kernels shares no interpreter with the controller, and a fault of CUDA ends its process
+    alone."""
+    return request.ranks > 1 or (not config.cluster.in_process and (request.isolated or request.gpus > 0))
 
 
 @dataclass(frozen=True)

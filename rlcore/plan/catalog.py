@@ -42,3 +42,9 @@ def moved_keys() -> Mapping[str, str]:
 def libraries() -> tuple[str, ...]:
     """Heavy libraries that first-party plugins are about: importing a plugin must not import them."""
     return tuple(package["library"] for package in _catalog()["package"] if "library" in package)
+
+
+def rollout_on_gpus() -> tuple[tuple[str, str, str], ...]:
+    """(plugin, rollout backend, library that it needs) of those that are made for GPUs, the best first."""
+    found = [package for package in _catalog()["package"] if "rollout_on_gpus" in package]
+    return tuple((package["plugin"], package["rollout_on_gpus"], package["library"]) for package in found)

@@ -108,7 +108,7 @@ def memory_of_devices(
                 kept = 0 if asleep else resting if idle else held
                 entry = (name, kept, 0 if asleep or idle else working)
                 devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)
-    _check_devices(devices, facts.gpu_memory_bytes, workers)
+    _check_devices(devices, facts, workers)
     return {
         pool.name: {
             phase: max(_total(devices[gpu].get(phase, [])) for gpu in pool.gpus if gpu in devices) for phase in phases
@@ -161,8 +161,9 @@ def _lower(workers: Sequence[WorkerPlan], entries: Sequence[tuple[str, int, int]
 
 
 def _check_devices(
-    devices: Mapping[int, Mapping[str, Sequence[tuple[str, int, int]]]], size: int, workers: Sequence[WorkerPlan]
+    devices: Mapping[int, Mapping[str, Sequence[tuple[str, int, int]]]], facts: Facts, workers: Sequence[WorkerPlan]
 ) -> None:
+    size = facts.usable_gpu_bytes or 0
     for gpu, phases in sorted(devices.items()):
         for phase, entries in phases.items():
             total = _total(entries)
@@ -171,5 +172,5 @@ def _check_devices(
                 rests = ", or set actor.offload=true" if phase == SERVING else ""
                 raise PlanError(
                     f"memory: device {gpu} needs about {total / 2**30:.1f} GiB while {phase} ({parts} GiB), it has "
-                    f"{size / 2**30:.1f}; give the roles pools of their own{_lower(workers, entries)}{rests}"
+                    f"{facts.usable_gpu_text}; give the roles pools of their own{_lower(workers, entries)}{rests}"
                 )

@@ -21,6 +21,10 @@ class Facts:
     """Of the host."""
     gpu_memory_bytes: int | None = None
     """Of the smallest device."""
+    gpu_free_bytes: int | None = None
+    """Of the device with the least memory that other processes have left; None: all of it."""
+    gpu_problem: str = ""
+    """Why this process cannot compute on a device, as the rest of a sentence; empty: nothing is known against it."""
     parameters: int | None = None
     """Number of parameters of `model.path`; None is unknown and said so."""
     shape: ModelShape | None = None
@@ -29,3 +33,14 @@ class Facts:
     def model_of(self, request: WorkerRequest) -> ModelFacts:
         """Facts about the model of a role."""
         return request.model or ModelFacts(self.parameters, self.shape)
+
+    @property
+    def usable_gpu_bytes(self) -> int | None:
+        """Memory of a device that a run may take: what is free."""
+        return self.gpu_memory_bytes if self.gpu_free_bytes is None else self.gpu_free_bytes
+
+    @property
+    def usable_gpu_text(self) -> str:
+        """That memory in GiB, with the whole of it where other processes have some."""
+        total, free = self.gpu_memory_bytes or 0, self.usable_gpu_bytes or 0
+        return f"{free / 2**30:.1f}" + (f" free of {total / 2**30:.1f}" if free < total else "")

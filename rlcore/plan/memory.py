@@ -125,7 +125,7 @@ def device_logit_rows(vocabulary: int) -> int:
 def _logit_bytes(config: RunConfig, engine: EngineConfig, shape: ModelShape, num_tokens: int) -> int:
     """Of an update: four arrays of a chunk of logits in float32; on an accelerator also the gradient of a trained
     output layer's weight in float32 and the product that is added to it."""
-    if config.cluster.device == "cpu":
+    if config.cluster.device != "cuda":
         return LOGIT_BYTES
     rows = min(num_tokens, device_logit_rows(shape.vocabulary))
     gradient = 0 if engine.lora.enabled else 2 * shape.hidden_size
@@ -168,10 +168,10 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
     on_host: dict[str, int] = {}
     for plan in workers:
         request, size = plan.request, memory.get(plan.request.role.name, 0)
-        if request.gpus and facts.gpu_memory_bytes is not None and size > facts.gpu_memory_bytes:
+        if request.gpus and facts.usable_gpu_bytes is not None and size > facts.usable_gpu_bytes:
             raise PlanError(
                 f"role '{request.role.name}' needs about {_gib(size)} GiB a rank, a device has "
-                f"{_gib(facts.gpu_memory_bytes)}; {_remedy(config, plan, workers, facts)}"
+                f"{facts.usable_gpu_text}; {_remedy(config, plan, workers, facts)}"
             )
         if size and not request.gpus:
             on_host[request.role.name] = size * request.replicas * request.ranks

@@ -1,6 +1,7 @@
 """`make_plan`: offers are matched to requests, once, before any process starts."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rlcore.config import LoadedConfig, RunConfig
@@ -12,6 +13,7 @@ from rlcore.plan.clusters import check_startable, plan_cluster
 from rlcore.plan.colocation import memory_of_devices, plan_colocation
 from rlcore.plan.components import check_needs, choose_algorithms, choose_components
 from rlcore.plan.data_parallel import check_ranks
+from rlcore.plan.device_notes import check_device, device_notes, share_threads
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.planner_input import Offers
@@ -36,11 +38,14 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     algorithms = choose_algorithms(config, offers)
     check_needs(config, algorithms, components["critic"].provided_by)
     cluster = plan_cluster(config, offers)
+    check_device(config, facts, cluster.abilities)
     arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
     targets = {purpose: plan.algorithm.target for purpose, plan in algorithms.items()}
     workers = choose_classes(config, offers, gather(config, offers, components, targets))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
+    workers, threads = share_threads(config, workers, facts, cluster.abilities)
+    choices = (*loaded.choices, *threads)
     check_ranks(workers, arithmetic)
     check_shipped(workers, config, cluster.abilities)
     pools = make_pools(config, offers, workers, facts, cluster.abilities)
@@ -52,16 +57,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         check_memory(config, workers, memory, facts)
         on_devices = memory_of_devices(pools, workers, colocated_roles, memory, facts)
     used = _used_providers([cluster], components.values(), algorithms.values(), workers, pools, rewards)
-    plugins = _enabled_plugins(offers, used, loaded)
-    notes = (
-        *_unused(offers, plugins, workers),
-        *pool_notes(pools),
-        *_of_workers(facts, workers),
-        *unshared,
-        *_unchecked(config),
-        *schedule_notes(config, schedule, arithmetic),
-    )
-    return RunPlan(
+    made = RunPlan(
         loaded=loaded,
         facts=facts,
         components=components,
@@ -77,8 +73,24 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         batch_sizes=arithmetic,
         memory_bytes=memory,
         device_bytes=on_devices,
-        notes=notes,
-        plugins=plugins,
+        choices=choices,
+        notes=(),
+        plugins=_enabled_plugins(offers, used, loaded),
+    )
+    return replace(made, notes=_notes(made, offers, unshared))
+
+
+def _notes(plan: RunPlan, offers: Offers, unshared: Sequence[str]) -> tuple[str, ...]:
+    """The notes of a plan; `unshared` are those on prompts that are computed for each sample."""
+    config, facts = plan.config, plan.facts
+    return (
+        *_unused(offers, plan.plugins, plan.workers),
+        *pool_notes(plan.pools),
+        *device_notes(config, facts, plan.pools, plan.choices, plan.cluster.abilities),
+        *_of_workers(facts, plan.workers),
+        *unshared,
+        *_unchecked(config),
+        *schedule_notes(config, plan.schedule, plan.batch_sizes),
     )
 
 

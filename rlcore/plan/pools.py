@@ -196,7 +196,7 @@ def _check_total(
             f"cluster: the pools need {total} GPUs ({each_pool}), the machine has {facts.gpus}; "
             f"let roles share a pool, or set cluster.device=cpu"
         )
-    if total and config.cluster.device == "cpu":
+    if total and config.cluster.device != "cuda":
         names = join_names([f"'{name}'" for name, size in leaves.items() if size])
         raise PlanError(f"cluster.device=cpu, but pool {names} has GPUs; set cluster.device=cuda or take them out")
 

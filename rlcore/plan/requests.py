@@ -6,7 +6,7 @@ from typing import Any
 
 from rlcore.config import RunConfig
 from rlcore.config.providers import Offer
-from rlcore.contracts.clusters import ClusterAbilities, ProcessUse, WorkerPlan
+from rlcore.contracts.clusters import ClusterAbilities, ProcessUse, WorkerPlan, needs_process
 from rlcore.contracts.offers import WorkerClass
 from rlcore.contracts.requests import Role, WorkerRequest
 from rlcore.errors import CALLED, PlanError, PluginError, boundary, nearest, shown
@@ -185,7 +185,7 @@ def check_shipped(plans: Sequence[WorkerPlan], config: RunConfig, abilities: Clu
 def _has_processes(plan: WorkerPlan, config: RunConfig, abilities: ClusterAbilities) -> bool:
     if abilities.processes is not ProcessUse.REQUIRED:
         return abilities.processes is ProcessUse.ALL
-    return plan.request.ranks > 1 or (plan.request.isolated and not config.cluster.in_process)
+    return needs_process(plan.request, config)
 
 
 def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: Set[str], offers: Offers) -> WorkerPlan:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from rlcore.config import LoadedConfig, RunConfig
+from rlcore.config.choices import Choice
 from rlcore.config.providers import Provider
 from rlcore.contracts.clusters import ClusterAbilities, ClusterOffer, PoolPlan, WorkerPlan
 from rlcore.contracts.components import Component, ResolvedReward, RewardComponent
@@ -118,6 +119,8 @@ class RunPlan:
     """Estimate for one rank of each role whose request states it: `rlcore.plan.memory`; empty if nothing is known."""
     device_bytes: Mapping[str, Mapping[str, int]]
     """Of the fullest device of each pool in each phase, by pool and phase; empty if nothing is known."""
+    choices: tuple[Choice, ...]
+    """The keys whose defaults depend on the machine, with the values that they have and why."""
     notes: tuple[str, ...]
     """What a user should know: unused offers, unknown facts, no canary."""
     plugins: tuple[Provider, ...]

@@ -53,19 +53,20 @@ def schedule_notes(config: RunConfig, schedule: SchedulePlan, arithmetic: Mappin
 
 
 def _precision_notes(config: RunConfig, schedule: SchedulePlan) -> list[str]:
-    """The choices that half precision makes."""
+    """The choices that half precision and TF32 make."""
     actor = config.actor
-    if not actor.is_half:
+    if actor.repeats_logprobs:
         return []
     rounded = {
         "stochastic": "rounded stochastically, so that they move as their float32 masters do in the mean",
         "nearest": "rounded to nearest: a weight stands still until its float32 master has moved by half a unit in the "
         "last place; actor.rounding=stochastic moves it",
     }
-    notes = [f"actor.dtype={actor.dtype}: weights are {rounded[actor.rounding]}"]
+    notes = [f"actor.dtype={actor.dtype}: weights are {rounded[actor.rounding]}"] if actor.is_half else []
     if schedule.old_logprobs is not OldLogprobs.SAMPLED and schedule.embedded:
+        setting = f"actor.dtype={actor.dtype}" if actor.is_half else "actor.tf32=true"
         notes.append(
-            f"actor.dtype={actor.dtype}: recorded log-probs differ from the trainer's by rounding, so pi_old is "
+            f"{setting}: recorded log-probs differ from the trainer's by rounding, so pi_old is "
             f"{schedule.old_logprobs.value} and the loss has the factor pi_old / mu (algo.importance)"
         )
     return notes
@@ -96,9 +97,9 @@ def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLog
     """The source of pi_old: a pass unless pi_old equals a policy whose log-probs exist already.
 
     The embedded sampler draws from the very weights that are trained: on-policy, what it recorded in float32 or float64
-    are the log-probs of pi_old. In half precision rounding makes them differ by more than an update does. With a single
-    update a step, pi_old is the detached pi. What was drawn from a part of the vocabulary has recorded log-probs of no
-    policy at all.
+    are the log-probs of pi_old. In half precision and TF32 rounding makes them differ by more than an update does. With
+    a single update a step, pi_old is the detached pi. What was drawn from a part of the vocabulary has recorded
+    log-probs of no policy at all.
     """
     if config.schedule.old_logprobs == "behaviour":
         return OldLogprobs.SAMPLED
@@ -106,7 +107,7 @@ def _old_logprobs(config: RunConfig, num_updates: int, embedded: bool) -> OldLog
         return OldLogprobs.PASS
     if num_updates == 1:
         return OldLogprobs.DETACHED
-    exact = embedded and config.schedule.max_staleness == 0 and not config.actor.is_half
+    exact = embedded and config.schedule.max_staleness == 0 and config.actor.repeats_logprobs
     return OldLogprobs.SAMPLED if exact else OldLogprobs.PASS
 
 

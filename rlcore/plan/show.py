@@ -43,11 +43,16 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
         "colocated_roles": list(plan.colocated_roles),
         "memory_bytes": dict(plan.memory_bytes),
         "device_bytes": {name: dict(phases) for name, phases in plan.device_bytes.items()},
+        "choices": {
+            choice.key: {"value": choice.value, "reason": choice.reason, "set_by": choice.set_by}
+            for choice in plan.choices
+        },
         "facts": {
             "cpus": plan.facts.cpus,
             "gpus": plan.facts.gpus,
             "memory_bytes": plan.facts.memory_bytes,
             "gpu_memory_bytes": plan.facts.gpu_memory_bytes,
+            "gpu_free_bytes": plan.facts.gpu_free_bytes,
             "parameters": plan.facts.parameters,
         },
         "notes": list(plan.notes),

@@ -3,17 +3,22 @@
 Nothing that is installed but not enabled is imported.
 """
 
+import importlib.util
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import LoadedConfig, enabled_plugins, load_config
+from rlcore.config import LoadedConfig, RunConfig, enabled_plugins, load_config
+from rlcore.config.choices import Choice, Chooser
 from rlcore.errors import ConfigError, PluginError
-from rlcore.plan.catalog import moved_keys
+from rlcore.plan import Facts
+from rlcore.plan.catalog import moved_keys, rollout_on_gpus
+from rlcore.plan.device_defaults import choose_defaults, device_choice
 from rlcore.plugins.discover import InstalledPlugin, canonical, installed
 from rlcore.plugins.enabled import is_path, load_plugin, name_of
 from rlcore.plugins.hook_calls import Hooks
+from rlcore.runtime.machine import gather_facts, machine_facts
 
 __all__ = ["Hooks", "InstalledPlugin", "configure", "installed", "load"]
 
@@ -29,13 +34,44 @@ def load(names_or_paths: Iterable[str]) -> Hooks:
 
 
 def configure(
-    files: Sequence[Path | Mapping[str, Any]], overrides: Sequence[str], plugins: Sequence[str] = ()
+    files: Sequence[Path | Mapping[str, Any]],
+    overrides: Sequence[str],
+    plugins: Sequence[str] = (),
+    machine: Facts | None = None,
 ) -> tuple[Hooks, LoadedConfig]:
     """The offers and the configuration of a run.
 
     `plugins` are names or paths, as given to --plugin; each is short for an override `plugins.NAME={}` (of a file
-    `plugins.STEM.path=/abs/file.py`), so the saved configuration enables them again by itself.
+    `plugins.STEM.path=/abs/file.py`), so the saved configuration enables them again by itself. Defaults that depend on
+    the machine are those of `machine`; None: of this one. Where they choose a rollout backend, its plugin is enabled.
     """
+    on_gpus = {backend: plugin for plugin, backend in _installed_for_gpus()}
+
+    def choose(config: RunConfig, origins: Mapping[str, str]) -> tuple[Choice, ...]:
+        facts = machine_facts() if machine is None else machine
+        if facts.parameters is None and device_choice(config, facts, origins).value == "cuda":
+            facts = gather_facts(config, facts)
+        return choose_defaults(config, origins, facts, next(iter(on_gpus), ""))
+
+    hooks, loaded = _configured(files, overrides, plugins, choose)
+    chosen = [choice.value for choice in loaded.choices if choice.key == "rollout.backend" and not choice.set_by]
+    missing = [on_gpus[name] for name in chosen if name in on_gpus and on_gpus[name] not in loaded.config.plugins]
+    return _configured(files, overrides, [*plugins, *missing], choose) if missing else (hooks, loaded)
+
+
+def _installed_for_gpus() -> list[tuple[str, str]]:
+    """(plugin, rollout backend) of the installed ones that are made for GPUs, the best first."""
+    plugins = {plugin.name for plugin in installed()}
+    return [
+        (plugin, backend)
+        for plugin, backend, library in rollout_on_gpus()
+        if plugin in plugins and importlib.util.find_spec(library) is not None
+    ]
+
+
+def _configured(
+    files: Sequence[Path | Mapping[str, Any]], overrides: Sequence[str], plugins: Sequence[str], choose: Chooser
+) -> tuple[Hooks, LoadedConfig]:
     sections = enabled_plugins(files, overrides, moved_keys())
     for name in sections:
         if name != canonical(name):
@@ -50,7 +86,7 @@ def configure(
             further.append(f"plugins.{canonical(plugin)}={{}}")
     named = [plugin for plugin in plugins if is_path(plugin) or canonical(plugin) not in sources]
     hooks = load([*sources.values(), *named])
-    return hooks, load_config(files, [*overrides, *further], hooks.config_sections())
+    return hooks, load_config(files, [*overrides, *further], hooks.config_sections(), choose)
 
 
 def _source(name: str, section: Mapping[str, Any]) -> str:

@@ -140,7 +140,7 @@ async def launch(plan: RunPlan, run_dir: Path, deadlines: Deadlines | None = Non
     """
     limits = deadlines or Deadlines(plan.config.cluster.start_s)
     algorithms = await asyncio.to_thread(_probed, plan)
-    if plan.config.cluster.device == "cpu":
+    if plan.config.cluster.device != "cuda":
         keep_freed_memory()
     async with AsyncExitStack() as stack:
         stack.enter_context(naming_offers(plan))
@@ -252,7 +252,7 @@ def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
     """After the weight sync: a restarted server loads its weights before it may have to sleep."""
     interfaces = {worker.request.role.name: worker.request.role.interface for worker in plan.workers}
     servers = [(groups[role], interfaces[role]) for role in plan.colocated_roles]
-    return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device == "cpu")
+    return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device != "cuda")
 
 
 async def _start_workers(

@@ -229,7 +229,10 @@ def test_what_a_run_saved_can_be_planned_again(config: Path, capsys: pytest.Capt
     printed(capsys, "train", str(config), "train.name=run")
     saved = config.parent / "runs" / "run" / "config.yaml"
     again = json.loads(printed(capsys, "plan", str(saved), "--json"))
-    assert again == json.loads((saved.parent / "plan.json").read_text())
+    before = json.loads((saved.parent / "plan.json").read_text())
+    for plan in (again, before):  # what was chosen for the machine is set by the file when it is read again
+        plan["choices"] = {key: choice["value"] for key, choice in plan["choices"].items()}
+    assert again == before
 
 
 def test_plugins_lists_what_is_installed_and_loads_only_what_is_enabled(

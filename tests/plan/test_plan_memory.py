@@ -146,6 +146,7 @@ def test_on_an_accelerator_a_chunk_of_logits_is_larger_and_the_gradient_of_the_h
     settings = (
         "data.max_prompt_tokens=10", "rollout.max_tokens=6", "train.prompts_per_step=4096",
         "actor.shared_prefix=none", f"actor.micro_batch_tokens={tokens}",
+        "actor.dtype=float32", "actor.gradient_checkpointing=false",
     )  # fmt: skip
     facts = Facts(cpus=2, gpus=1, gpu_memory_bytes=10**11, parameters=1000, shape=shape)
     found = plan(*settings, "cluster.device=cuda", facts=facts).memory_bytes["actor"]

@@ -18,6 +18,7 @@ from rlcore.testing import write_prompts
 from rlcore.train import run_training
 from rlcore.train.signals import Stopped
 
+FLOAT32 = ("cluster.device=cuda", "actor.dtype=float32")
 PLUGIN = '''
 """An actor, rollout replicas and judges that say what they do, in order."""
 import os
@@ -232,7 +233,7 @@ def test_what_cannot_take_turns_is_refused(overrides: list[str]) -> None:
 
 def test_memory_is_reckoned_for_each_device_and_phase(overrides: list[str]) -> None:
     plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
-    hooks, loaded = configure([], [*overrides, "cluster.device=cuda", "actor.data_parallel=2"], plugins)
+    hooks, loaded = configure([], [*overrides, *FLOAT32, "actor.data_parallel=2"], plugins)
     facts = Facts(cpus=2, gpus=2, gpu_memory_bytes=100 * 2**30, parameters=100_000_000)
     plan = make_plan(loaded, hooks, facts)
     weights = 16 * facts.parameters  # and gradients and Adam's moments
@@ -249,7 +250,7 @@ def test_an_offloaded_actor_holds_nothing_while_servers_serve_and_everything_whi
     facts = Facts(cpus=2, gpus=2, gpu_memory_bytes=100 * 2**30, parameters=100_000_000)
 
     def on_devices(*more: str) -> dict[str, dict[str, int]]:
-        settings = [*overrides, "cluster.device=cuda", "actor.data_parallel=2", *more]
+        settings = [*overrides, *FLOAT32, "actor.data_parallel=2", *more]
         hooks, loaded = configure([], settings, plugins)
         return {name: dict(amount) for name, amount in make_plan(loaded, hooks, facts).device_bytes.items()}
 
@@ -262,7 +263,7 @@ def test_a_run_that_is_too_large_to_train_is_not_told_to_offload(overrides: list
     plugins = [str(Path(overrides[-1].partition("=")[2]).parent / "turns.py")]
 
     def refused(*more: str) -> str:
-        hooks, loaded = configure([], [*overrides, "cluster.device=cuda", "algo.kl.placement=loss", *more], plugins)
+        hooks, loaded = configure([], [*overrides, *FLOAT32, "algo.kl.placement=loss", *more], plugins)
         facts = Facts(cpus=2, gpus=2, gpu_memory_bytes=10 * 2**30, parameters=550_000_000)
         with pytest.raises(PlanError) as caught:  # 8.8 GB of the actor alone and 2.2 GB of the reference
             make_plan(loaded, hooks, facts)

@@ -1,16 +1,14 @@
 """Facts about a machine and its models, read without torch, a network or a GPU."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import try_to_load_from_cache
 
-from rlcore.config import ClusterConfig, ModelConfig, RunConfig
+from rlcore.config import ModelConfig, RunConfig
 from rlcore.contracts.model_files import model_directory, num_parameters
-from rlcore.runtime.machine import gather_facts, gpu_memory_bytes
+from rlcore.runtime.machine import gather_facts
 
 LLAMA = {
     "model_type": "llama",
@@ -95,57 +93,3 @@ def test_parameters_are_counted_in_the_files_of_the_weights_and_reckoned_while_o
     write_safetensors(snapshot / names[1], 23)
     write_safetensors(snapshot / "consolidated.safetensors", 123)
     assert num_parameters(snapshot) == 123, "what the index does not name is another copy"
-
-
-class Nvml:
-    """The driver's library of a machine whose devices have these MiB; `refuses` names a function that fails."""
-
-    def __init__(self, *sizes: int, refuses: str = "") -> None:
-        self._sizes, self._refuses, self.is_open = sizes, refuses, False
-
-    def nvmlInit_v2(self) -> int:
-        self.is_open = self._refuses != "init"
-        return int(not self.is_open)
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = len(self._sizes)
-        return int(self._refuses == "count")
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:
-        device._obj.value = 1000 + index.value
-        return int(self._refuses == "handle")
-
-    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:
-        memory._obj.total = self._sizes[device.value - 1000] * 2**20
-        return int(self._refuses == "memory")
-
-    def nvmlShutdown(self) -> int:
-        self.is_open = False
-        return 0
-
-
-@pytest.mark.parametrize(("visible", "smallest"), [(None, 40960), ("0", 81559), ("1", 40960), ("GPU-8932f937", 40960)])
-def test_the_smallest_visible_device_is_the_one_that_has_to_do(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, smallest: int
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    nvml = Nvml(81559, 40960)
-    assert gpu_memory_bytes(nvml) == smallest * 2**20
-    assert not nvml.is_open, "the library was left as it was found"
-
-
-@pytest.mark.parametrize("refuses", ["init", "count", "handle", "memory"])
-def test_the_memory_of_devices_is_unknown_where_the_driver_does_not_tell(refuses: str) -> None:
-    nvml = Nvml(81559, refuses=refuses)
-    assert gpu_memory_bytes(nvml) is None
-    assert not nvml.is_open
-
-
-def test_devices_are_asked_about_only_where_they_are_wanted_and_may_be_missing() -> None:
-    config = RunConfig(model=ModelConfig(path="none"))
-    assert gather_facts(config).gpu_memory_bytes is None, "nobody asked for a GPU"
-    on_gpus = replace(config, cluster=ClusterConfig(device="cuda"))
-    assert gather_facts(on_gpus).gpu_memory_bytes == gpu_memory_bytes()
-    assert gpu_memory_bytes(object()) is None, "another library"

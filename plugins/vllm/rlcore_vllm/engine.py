@@ -12,6 +12,7 @@ from packaging.version import InvalidVersion, Version
 
 from rlcore import RunConfig, WorkerContext, WorkerError
 from rlcore.errors import boundary
+from rlcore_vllm.resources import ALLOCATOR, model_length, without_expandable_segments
 from rlcore_vllm.settings import VllmSettings
 
 FLOOR = "0.31"
@@ -60,8 +61,9 @@ def rollout_arguments(config: RunConfig, settings: VllmSettings, device: str) ->
         "tensor_parallel_size": settings.tensor_parallel,
         "weight_transfer_config": {"backend": ACTOR_TRANSFER},
     }
-    if settings.max_model_len:
-        arguments["max_model_len"] = settings.max_model_len
+    length = model_length(config, settings, on_gpu=device != "cpu")
+    if length:
+        arguments["max_model_len"] = length
     if config.actor.lora.enabled and settings.lora == "adapter":
         rank = next((size for size in LORA_RANKS if size >= config.actor.lora.rank), config.actor.lora.rank)
         arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
@@ -89,6 +91,9 @@ def open_engine(arguments: Mapping[str, Any], who: str, threads: int = 0) -> Any
         os.environ.setdefault(name, value)
     if threads > 0:
         os.environ["OMP_NUM_THREADS"] = str(threads)
+    for name in ALLOCATOR:
+        if name in os.environ:
+            os.environ[name] = without_expandable_segments(os.environ[name])
     check_installed(who)
     with _serving(f"{who}: vLLM cannot serve '{arguments['model']}'"):
         from vllm import AsyncEngineArgs  # type: ignore[import-not-found]

@@ -1,14 +1,19 @@
 """Devices and memory of a rollout replica. Planning imports this, and no vllm."""
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from rlcore import ConfigError, PlanError, RunConfig, WorkerRequest
+from rlcore.contracts.model_files import model_directory
 from rlcore_vllm.settings import VllmSettings
 
 POOL = "rollout"
 """The pool of replicas where `rollout.pool` is empty."""
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Environment variables with settings of torch's allocator."""
 
 
 def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRequest) -> WorkerRequest:
@@ -30,7 +35,54 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
         gpus=request.gpus * section.tensor_parallel,
         device_frac=section.gpu_memory_frac if request.gpus else 0.0,
         takes_adapter=adapter,
+        note=_note(config, section, request) if request.gpus else "",
     )
+
+
+def model_length(config: RunConfig, section: VllmSettings, *, on_gpu: bool) -> int:
+    """Tokens of a prompt and its response that an engine has room for; 0: what the model allows.
+
+    On a GPU, where nothing else is set, it is the most that training or evaluation asks for, if that is less than the
+    model allows. Agent loops other than single_turn put what tools answer into a context, so theirs is the model's.
+    """
+    if section.max_model_len or not on_gpu or config.rollout.agent != "single_turn":
+        return section.max_model_len
+    evaluated = config.eval.max_tokens if config.eval.sources else 0
+    asked = config.data.max_prompt_tokens + max(config.rollout.max_tokens, evaluated)
+    window = _window(config)
+    return asked if window is None or asked < window else 0
+
+
+def _window(config: RunConfig) -> int | None:
+    """Tokens that the model's own configuration allows; None is unknown."""
+    try:
+        file = model_directory(config.model.path, config.model.revision) / "config.json"
+        found = json.loads(file.read_text("utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, int) else None
+
+
+def _note(config: RunConfig, section: VllmSettings, request: WorkerRequest) -> str:
+    """What the plugin decides for an engine on a GPU, for `rlcore plan`."""
+    notes = [request.note] if request.note else []
+    length = model_length(config, section, on_gpu=True)
+    if length and not section.max_model_len:
+        notes.append(f"plugins.vllm.max_model_len is {length}, the longest prompt and response of this run")
+    found = [
+        name for name in ALLOCATOR if without_expandable_segments(os.environ.get(name, "")) != os.environ.get(name, "")
+    ]
+    if found:
+        notes.append(
+            f"expandable_segments of {' and '.join(found)} is kept for trainers and removed for vLLM, whose memory "
+            "cannot be released for the time that it sleeps with it"
+        )
+    return "; ".join(notes)
+
+
+def without_expandable_segments(settings: str) -> str:
+    """A value of PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF without that one of its settings."""
+    return ",".join(part for part in settings.split(",") if part.partition(":")[0].strip() != "expandable_segments")
 
 
 def check_parallel(key: str, options: Mapping[str, Any], size: int, stated_at: str) -> None:

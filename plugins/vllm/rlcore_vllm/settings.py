@@ -17,8 +17,9 @@ class VllmSettings:
     tensor_parallel: int = option(1, used_when=SAMPLES, at_least=1)
     """Devices that share one replica's weights."""
     max_model_len: int = option(0, used_when=SAMPLES, at_least=0)
-    """Tokens of prompt and response together, at most; 0: what the model allows. Less takes less memory, and on a CPU,
-    where a prompt is computed in one piece, less time to warm up a compiled model."""
+    """Tokens of prompt and response together, at most; 0: what the model allows, and on a GPU what prompts and
+    responses of a run with single_turn can have. Less takes less memory, and on a CPU, where a prompt is computed in
+    one piece, less time to warm up a compiled model."""
     kv_cache_gib: float = option(1.0, used_when="cluster.device == 'cpu'", above=0)
     """Host memory for keys and values of a replica; room for one sequence of `max_model_len` is the least."""
     gpu_memory_frac: float = option(0.9, used_when="cluster.device == 'cuda'", above=0, at_most=1)

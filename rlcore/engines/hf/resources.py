@@ -14,7 +14,7 @@ BASE_NOTE = "the actor's weights with the LoRA adapter off serve as the referenc
 def complete_embedded(config: RunConfig, section: Any, request: WorkerRequest) -> WorkerRequest:
     """The request with the tokens that are cached at most, and the copy of float32 weights that a CPU multiplies few
     rows with, while it generates."""
-    packs = config.cluster.device == "cpu" and config.actor.dtype == "float32"
+    packs = config.cluster.device != "cuda" and config.actor.dtype == "float32"
     packed = float(BYTES["float32"]) if packs else 0.0
     return replace(request, cached_tokens=_cached_tokens(config), bytes_per_parameter=packed)
 

@@ -260,7 +260,11 @@ def prepare_process(context: WorkerContext) -> None:
     import numpy as np
     import torch
 
+    from rlcore.engines.hf.device import prepare_device
+
     _use_threads(context)
+    if context.device != "cpu":
+        prepare_device(context)
     random.seed(context.seed)
     np.random.seed(context.seed % 2**32)
     torch.manual_seed(context.seed)

@@ -1,0 +1,216 @@
+"""Defaults for GPUs: one table of keys, each with its condition, its value and its reason.
+
+A value that a file, an override, the preset or a plugin sets is never changed. On a CPU the defaults are those of the
+sections, and nothing here applies but `cluster.device` itself.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlcore.config import RunConfig
+from rlcore.config.choices import AUTO, DEVICE, Choice
+from rlcore.contracts.requests import ModelShape
+from rlcore.plan.catalog import remedy
+from rlcore.plan.machine_facts import Facts
+from rlcore.plan.memory import (
+    BYTES,
+    SAMPLED_LOGITS,
+    activation_bytes,
+    device_logit_rows,
+    training_bytes_per_parameter,
+)
+
+GIB = 2**30
+MOST_TOKENS = 16384
+"""Of a chosen micro-batch; products of more tokens are not faster."""
+TOKENS_STEP = 1024
+"""A chosen micro-batch is a multiple of it."""
+ROWS = (256, 128)
+"""Rows that are decoded at once, the most first."""
+WORKING_SHARE = 0.5
+"""Share of the memory beside weights and optimizer state that a chosen micro-batch may fill: a reference, a critic and
+the pieces that an allocator cannot use take from the rest."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a default for GPUs may depend on."""
+
+    config: RunConfig
+    """With the defaults of the rows above."""
+    facts: Facts
+    backend: str
+    """The rollout backend for GPUs that is installed; empty: none is."""
+
+
+@dataclass(frozen=True)
+class DeviceDefault:
+    """A row of the table."""
+
+    key: str
+    when: Callable[[Situation], bool]
+    """The condition beside `cluster.device=cuda`."""
+    value: Callable[[Situation], Any]
+    reason: Callable[[Situation], str]
+    otherwise: Callable[[Situation], str] | None = None
+    """Why the default of a CPU stays where the condition does not hold, if that is worth knowing."""
+
+
+def _always(found: Situation) -> bool:
+    return True
+
+
+ON_CUDA = (
+    DeviceDefault(
+        key="actor.dtype",
+        when=_always,
+        value=lambda found: "bfloat16",
+        reason=lambda found: (
+            "tensor cores multiply it many times faster than float32; masters, optimizer state and sums stay float32"
+        ),
+    ),
+    DeviceDefault(
+        key="actor.tf32",
+        when=lambda found: found.config.actor.dtype == "float32",
+        value=lambda found: True,
+        reason=lambda found: "float32 products on tensor cores, with 10 bits of mantissa; false computes all of them",
+    ),
+    DeviceDefault(
+        key="actor.gradient_checkpointing",
+        when=_always,
+        value=lambda found: True,
+        reason=lambda found: (
+            "long responses fit: of each layer its input is kept, and a third of the operations is made twice"
+        ),
+    ),
+    DeviceDefault(
+        key="actor.micro_batch_tokens",
+        when=lambda found: _micro_batch_tokens(found) > found.config.actor.micro_batch_tokens,
+        value=lambda found: _micro_batch_tokens(found),
+        reason=lambda found: (
+            f"fits into the {(found.facts.usable_gpu_bytes or 0) / GIB:.1f} GiB that are free on a device, beside "
+            "weights and optimizer state"
+        ),
+    ),
+    DeviceDefault(
+        key="rollout.backend",
+        when=lambda found: _has_devices_for_replicas(found) and _takes_replicas(found),
+        value=lambda found: found.backend,
+        reason=lambda found: (
+            "it is installed; it pages its cache and samples many rows, each token of which takes the embedded sampler "
+            "thousands of kernels"
+        ),
+        otherwise=lambda found: _why_embedded(found),
+    ),
+    DeviceDefault(
+        key="rollout.max_rows",
+        when=lambda found: _rows(found) > found.config.rollout.max_rows,
+        value=lambda found: _rows(found),
+        reason=lambda found: "decoding reads all weights for each token, be it of 64 rows or of 256",
+    ),
+)
+"""Defaults where `cluster.device` is cuda. A row sees the values of those above it."""
+
+
+def device_choice(config: RunConfig, facts: Facts, origins: Mapping[str, str]) -> Choice:
+    """The device of the run: cuda where `cluster.device=auto` finds a GPU that torch can use."""
+    device = config.cluster.device
+    if device != AUTO:
+        return Choice(DEVICE, device, "", origins.get(DEVICE, "default"))
+    if facts.gpu_problem or not facts.gpus:
+        return Choice(DEVICE, "cpu", facts.gpu_problem or "this machine has no GPU")
+    many = "a GPU" if facts.gpus == 1 else f"{facts.gpus} GPUs"
+    return Choice(DEVICE, "cuda", f"this machine has {many}")
+
+
+def choose_defaults(config: RunConfig, origins: Mapping[str, str], facts: Facts, backend: str) -> tuple[Choice, ...]:
+    """The device, and on cuda what each row of the table comes to; `backend` is that of `Situation`.
+
+    `config` is without these choices. A row whose key is set tells the value and where it is set.
+    """
+    device = device_choice(config, facts, origins)
+    choices = [device]
+    if device.value != "cuda":
+        return (device,)
+    found = Situation(_with(config, DEVICE, "cuda"), facts, backend)
+    for row in ON_CUDA:
+        origin = origins.get(row.key, "default")
+        if origin != "default":
+            choices.append(Choice(row.key, _value_at(config, row.key), "", origin))
+        elif row.when(found):
+            value = row.value(found)
+            choices.append(Choice(row.key, value, row.reason(found)))
+            found = replace(found, config=_with(found.config, row.key, value))
+        elif row.otherwise:
+            choices.append(Choice(row.key, _value_at(config, row.key), row.otherwise(found)))
+    return tuple(choices)
+
+
+def _with(section: Any, key: str, value: Any) -> Any:
+    """A section with another value at a dotted key."""
+    name, _, rest = key.partition(".")
+    return replace(section, **{name: _with(getattr(section, name), rest, value) if rest else value})
+
+
+def _value_at(section: Any, key: str) -> Any:
+    for name in key.split("."):
+        section = getattr(section, name)
+    return section
+
+
+def _takes_replicas(found: Situation) -> bool:
+    """True if the run could sample elsewhere than in its actor: that is the core's, and of a number format for it."""
+    actor, default = found.config.actor, RunConfig().actor
+    return bool(found.backend) and actor.backend == default.backend and actor.dtype != "float64"
+
+
+def _has_devices_for_replicas(found: Situation) -> bool:
+    """True if rollout replicas have devices beside the actor's."""
+    needed = found.config.actor.data_parallel + found.config.rollout.replicas
+    return found.facts.gpus >= needed
+
+
+def _why_embedded(found: Situation) -> str:
+    """Why the sampler is embedded in the actor all the same."""
+    if not found.backend:
+        return f"no engine for GPUs is installed: {remedy('rollout.backend')}"
+    if not _takes_replicas(found):
+        actor = found.config.actor
+        return f"'{found.backend}' does not sample for actor.backend={actor.backend}, actor.dtype={actor.dtype}"
+    return (
+        f"'{found.backend}' needs devices beside the actor's {found.config.actor.data_parallel}, of {found.facts.gpus} "
+        "in all"
+    )
+
+
+def _micro_batch_tokens(found: Situation) -> int:
+    """Tokens of a micro-batch that fit into the free memory of a device; 0 where that or the model is unknown."""
+    facts, engine, size = found.facts, found.config.actor, found.facts.usable_gpu_bytes
+    if size is None or facts.parameters is None or facts.shape is None:
+        return 0
+    shape = facts.shape
+    held = training_bytes_per_parameter(engine) * facts.parameters
+    head = 4 * shape.vocabulary * (4 * device_logit_rows(shape.vocabulary) + 2 * shape.hidden_size)
+    room = WORKING_SHARE * max(0.0, size - held - head)
+    tokens = int(room / activation_bytes(shape, engine))
+    return min(MOST_TOKENS, tokens // TOKENS_STEP * TOKENS_STEP)
+
+
+def _rows(found: Situation) -> int:
+    """Rows that are decoded at once; fewer where the embedded sampler has no memory for their keys and values, which it
+    holds beside optimizer state for rows as long as allowed. Replicas page theirs."""
+    config, facts, size = found.config, found.facts, found.facts.usable_gpu_bytes
+    embedded = config.rollout.backend == config.actor.backend
+    if not embedded or size is None or facts.parameters is None or facts.shape is None:
+        return ROWS[0]
+    room = size - training_bytes_per_parameter(config.actor) * facts.parameters
+    return next((rows for rows in ROWS if _sampled_bytes(config, facts.shape, rows) <= room), 0)
+
+
+def _sampled_bytes(config: RunConfig, shape: ModelShape, rows: int) -> int:
+    """Bytes of keys, values and logits of these rows; each group has its prompt once."""
+    prompts = rows // config.rollout.samples_per_prompt + 2
+    tokens = rows * config.rollout.max_tokens + prompts * config.data.max_prompt_tokens
+    cached = tokens * shape.layers * 2 * shape.kv_size * BYTES[config.actor.dtype]
+    return cached + SAMPLED_LOGITS * rows * shape.vocabulary * BYTES["float32"]

@@ -1,0 +1,172 @@
+"""The GPUs that this process may use, as NVIDIA's driver tells of them; torch is not imported.
+
+`CUDA_VISIBLE_DEVICES` is read as CUDA reads it: a list of indices, of UUIDs (`GPU-...`, also their beginnings), or of
+one MIG instance (`MIG-...`). The first entry that names no device ends the list.
+"""
+
+import ctypes
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+NVML = "libnvidia-ml.so.1"
+"""The library of NVIDIA's driver that tells of devices."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+UUID_BYTES = 96
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A device, or a MIG instance of one. Sizes in bytes; None is unknown."""
+
+    uuid: str
+    """Where the driver does not tell: its place in the list."""
+    total: int | None = None
+    free: int | None = None
+    """The rest is taken by other processes and the driver."""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The devices that this process may use, and why there are not more."""
+
+    visible: tuple[Gpu, ...] = ()
+    problem: str = ""
+    """Why this process cannot compute on a device, as the rest of a sentence; empty: nothing is known against it."""
+
+
+def find_gpus(nvml: Any = None) -> Gpus:
+    """The visible devices of this machine. `nvml` stands for the driver's library."""
+    try:
+        library = ctypes.CDLL(NVML) if nvml is None else nvml
+        listed = _listed(library)
+    except (OSError, AttributeError):
+        library, listed = None, ()
+    if not listed:  # what the driver lists in the file system is believed
+        library, listed = None, tuple(Gpu(str(index)) for index in range(_num_listed()))
+    if not listed:
+        return Gpus((), "this machine has no NVIDIA GPU")
+    named = os.environ.get(VISIBLE)
+    visible = listed if named is None else _named(named, listed, library)
+    if not visible:
+        many = "1 GPU" if len(listed) == 1 else f"{len(listed)} GPUs"
+        return Gpus((), f"{VISIBLE}='{named}' names none of the machine's {many}")
+    return Gpus(visible, torch_problem())
+
+
+def torch_problem() -> str:
+    """Why the installed torch cannot compute on a GPU, by its version file; empty if it can, as far as that says.
+
+    Whether its build has code for the very card is seen where torch is imported.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "torch is not installed"
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text("utf-8")
+    except OSError:
+        return ""
+    built = {name: re.search(rf"^{name}\b[^=\n]*= *(.+)$", text, re.M) for name in ("__version__", "cuda", "hip")}
+    if any(found and found[1].strip() != "None" for name, found in built.items() if name != "__version__"):
+        return ""
+    version = built["__version__"]
+    return f"torch {version[1].strip(chr(39)) if version else ''} is built without CUDA"
+
+
+def _num_listed() -> int:
+    """Devices that the driver lists in the file system."""
+    try:
+        return len(list(NVIDIA.iterdir()))
+    except OSError:
+        return len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
+
+
+def _named(named: str, listed: Sequence[Gpu], library: Any) -> tuple[Gpu, ...]:
+    """The devices that a value of CUDA_VISIBLE_DEVICES names; none when it names one twice, as for CUDA."""
+    chosen: list[Gpu] = []
+    for word in (word.strip() for word in named.split(",")):
+        if word.startswith("MIG-"):
+            instance = _instance(library, word)
+            return (instance,) if instance and not chosen else tuple(chosen)  # a process has one instance at most
+        gpu = _device(word, listed)
+        if gpu is None:
+            break
+        if gpu in chosen:
+            return ()
+        chosen.append(gpu)
+    return tuple(chosen)
+
+
+def _device(word: str, listed: Sequence[Gpu]) -> Gpu | None:
+    """The device that a word names: a number, or the beginning of exactly one UUID.
+
+    Where the driver tells no UUIDs any is believed.
+    """
+    if word.isdecimal():
+        return listed[int(word)] if int(word) < len(listed) else None
+    if not word.startswith("GPU-"):
+        return None
+    if listed[0].total is None:
+        return Gpu(word)
+    found = [gpu for gpu in listed if gpu.uuid.startswith(word)]
+    return found[0] if len(found) == 1 else None
+
+
+class _NvmlMemory(ctypes.Structure):
+    """nvmlMemory_t."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+def _listed(nvml: Any) -> tuple[Gpu, ...]:
+    """Every device in the driver's order; empty when the library refuses any call."""
+    if nvml.nvmlInit_v2() != 0:
+        return ()
+    try:
+        count = ctypes.c_uint()
+        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return ()
+        found = []
+        for index in range(count.value):
+            device = ctypes.c_void_p()
+            if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(device)) != 0:
+                return ()
+            uuid = ctypes.create_string_buffer(UUID_BYTES)
+            if nvml.nvmlDeviceGetUUID(device, uuid, ctypes.c_uint(UUID_BYTES)) != 0:
+                return ()
+            gpu = _sizes(nvml, device, uuid.value.decode("ascii", "replace"))
+            if gpu is None:
+                return ()
+            found.append(gpu)
+        return tuple(found)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _instance(nvml: Any, uuid: str) -> Gpu | None:
+    """The MIG instance of that name, whose size is unknown without the driver's library; None if there is none."""
+    if nvml is None:
+        return Gpu(uuid)
+    try:
+        if nvml.nvmlInit_v2() != 0:
+            return Gpu(uuid)
+        try:
+            device = ctypes.c_void_p()
+            found = nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(device))
+            return _sizes(nvml, device, uuid) if found == 0 else None
+        finally:
+            nvml.nvmlShutdown()
+    except AttributeError:
+        return Gpu(uuid)
+
+
+def _sizes(nvml: Any, device: Any, uuid: str) -> Gpu | None:
+    memory = _NvmlMemory()
+    if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) != 0:
+        return None
+    return Gpu(uuid, int(memory.total), int(memory.free))
