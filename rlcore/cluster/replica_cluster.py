@@ -10,7 +10,7 @@ from rlcore.cluster.process import first_error
 from rlcore.cluster.replica import Replica, ReplicaGroup, ReplicaSupervisor
 from rlcore.cluster.worker_context import context_of
 from rlcore.contracts.clusters import Cluster, ClusterContext, ReplicaBody, Shipment, WorkerPlan
-from rlcore.errors import WorkerError, boundary
+from rlcore.errors import WorkerError, boundary, worker_call
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,8 @@ class ReplicaCluster(Cluster):
         def ranks(rendezvous: str) -> list[Shipment]:
             return [self._shipment(name, worker, index, rank, rendezvous) for rank in range(worker.request.ranks)]
 
-        await supervisor.build(ranks)
+        with worker_call(role.name, "setup", worker.offered_by):
+            await supervisor.build(ranks)
         return Replica(name, role.name, role.interface, supervisor, deadlines)
 
     def is_launched(self, role: str) -> bool:

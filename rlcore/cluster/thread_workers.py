@@ -13,7 +13,7 @@ from rlcore.cluster.thread import Handover, WorkerThread
 from rlcore.cluster.worker_context import context_of
 from rlcore.contracts.clusters import ClusterContext, Deadlines, WorkerPlan
 from rlcore.contracts.workers import Worker
-from rlcore.errors import WorkerError
+from rlcore.errors import WorkerError, worker_call
 from rlcore.errors.checks.results import as_stream, checked_result
 
 W = TypeVar("W", bound=Worker)
@@ -112,7 +112,8 @@ class ThreadWorkers:
                 self._started.append(ThreadReplica(built, role.interface, thread, name, deadlines))
                 built.setup()
 
-        await thread.run(build, "setup()", deadlines.setup_s)
+        with worker_call(role.name, "setup", worker.offered_by):
+            await thread.run(build, "setup()", deadlines.setup_s)
         return self._started[-1]
 
     async def close(self) -> None:

@@ -78,6 +78,11 @@ class WorkerPlan:
     weight_sync: frozenset[str] = frozenset()
     """As in `WorkerClass`."""
 
+    @property
+    def offered_by(self) -> str:
+        """The class and who offers it, as `RlcoreError.offered_by` says it."""
+        return f"{self.cls.__qualname__} of {self.provided_by}"
+
 
 @dataclass(frozen=True, eq=False)
 class ClusterContext:

@@ -10,7 +10,8 @@ Four mechanisms, and no other:
 """
 
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from opcode import opmap
 from traceback import TracebackException
@@ -20,6 +21,12 @@ from typing import Any
 
 class RlcoreError(Exception):
     """An error that a user, plugin author or operator can fix; `str()` is the one line to print."""
+
+    role: str = ""
+    """Of the worker whose call raised it, as `method` and `offered_by`; all are empty for every other error."""
+    method: str = ""
+    offered_by: str = ""
+    """The worker's class and the plugin that offers it, "Judge of plugin 'x' (x 1.0)"; empty until that is known."""
 
 
 class ConfigError(RlcoreError):
@@ -43,7 +50,7 @@ class RewardError(RlcoreError):
 
 
 class WorkerError(RlcoreError):
-    """A worker failed or died; names its role and replica."""
+    """A worker failed or died; names its role and replica, and has role, method and offering plugin as attributes."""
 
 
 class CheckpointError(RlcoreError):
@@ -57,6 +64,22 @@ class EndOfProcess(SystemExit):
         super().__init__(1)
         self.call = call
         """In the words of errors: 'os._exit(0)'."""
+
+
+@contextmanager
+def worker_call(role: str, method: str, offered_by: str = "") -> Iterator[None]:
+    """Errors that leave the block are those of a worker's call: they get its role, method and offering plugin.
+
+    An error that has a role keeps it.
+    """
+    try:
+        yield
+    except RlcoreError as error:
+        if not error.role:
+            error.role, error.method = role, method
+        if error.role == role:
+            error.offered_by = error.offered_by or offered_by
+        raise
 
 
 ANSWERED = (Exception, SystemExit)

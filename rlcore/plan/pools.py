@@ -178,7 +178,7 @@ def _gpus_per_node(pool: _Declared, workers: Sequence[WorkerPlan], declared: Map
             raise PlanError(
                 f"pool '{spec.name}' of {pool.by} is too small: role '{request.role.name}' of {plan.asked_by} needs "
                 f"{wanted} GPUs ({request.replicas} replicas x {request.ranks} ranks x {request.gpus:g}), "
-                f"the pool has {has}; its class is {plan.cls.__qualname__} of {plan.provided_by}"
+                f"the pool has {has}; its class is {plan.offered_by}"
             )
         needed = max(needed, on_a_node)
     return num_gpus or needed

@@ -17,6 +17,7 @@ from rlcore.contracts.offers import Scope
 from rlcore.errors import CALLED, PluginError, boundary
 from rlcore.errors.checks.arrays import check_scored, check_trajectory, checked_metrics, per_token
 from rlcore.errors.checks.results import as_stream, awaitable, plain
+from rlcore.runtime.hang_watch import HangWatch, WatchedCall
 from rlcore.types import (
     ROLLOUT_ERROR,
     Batch,
@@ -35,7 +36,6 @@ from rlcore.types import (
 
 if TYPE_CHECKING:
     from rlcore.contracts.agents import RolloutTask
-    from rlcore.runtime.hang_watch import HangWatch
 
 _Row = tuple[str, int, int, int]
 
@@ -45,10 +45,10 @@ class _Checked:
 
     _component: Any
     _who: str
-    _watch: "HangWatch | None"
+    _watch: HangWatch | None
 
-    def __init__(self, component: Any, who: str, watch: "HangWatch | None" = None) -> None:
-        """`watch` tells of calls that do not come back; None: none does."""
+    def __init__(self, component: Any, who: str, watch: HangWatch | None = None) -> None:
+        """`watch` tells of calls that do not come back, and of streams that stop; None: none does."""
         vars(self).update(_component=component, _who=who, _watch=watch)
 
     @property
@@ -72,6 +72,13 @@ class _Checked:
         who = f"{self._who}: {what}"
         with boundary(who, PluginError, CALLED), self._watch.watching(who) if self._watch else nullcontext():
             yield
+
+    @contextmanager
+    def _streaming(self, who: str) -> Iterator[WatchedCall]:
+        """Around a stream of the component: as `_boundary`; what it waits for is said through the call."""
+        owes = "has yielded nothing"
+        with boundary(who, PluginError), self._watch.watching(who, owes) if self._watch else nullcontext() as call:
+            yield call or WatchedCall(who, owes)
 
     def metrics(self) -> Metrics:
         """The component's own."""
@@ -105,7 +112,7 @@ class CheckedAgent(_Checked):
         who = f"{self._who}: rollout()"
         due = {(task.prompt.id, task.epoch): task.n for task in tasks}
         came: set[_Row] = set()
-        with boundary(who, PluginError):
+        with self._streaming(who) as call:
             async with aclosing(as_stream(who, self._component.rollout(tasks, sampling, lane), PluginError)) as rows:
                 async for row in rows:
                     check_trajectory(who, row)
@@ -115,7 +122,8 @@ class CheckedAgent(_Checked):
                     if place in came:
                         raise PluginError(f"{who} yielded trajectory {row.id} twice; each must come exactly once")
                     came.add(place)
-                    yield row
+                    with call.delivered():
+                        yield row
             samples = {place[:3] for place in came}
             for (prompt, epoch), n in due.items():
                 missing = [sample for sample in range(n) if (prompt, epoch, sample) not in samples]
@@ -146,8 +154,8 @@ class CheckedRewards(_Checked):
     ) -> AsyncGenerator[ScoredTrajectory, None]:
         """See `RewardManager.score`."""
         who = f"{self._who}: score()"
-        pending = _Unscored()
-        with boundary(who, PluginError):
+        with self._streaming(who) as call:
+            pending = _Unscored(call)
             found = self._component.score(pending.noted(trajectories), lane)
             async with aclosing(as_stream(who, found, PluginError)) as rows:
                 async for row in rows:
@@ -167,14 +175,17 @@ class CheckedRewards(_Checked):
                             "than it was given; needs those that were sampled"
                         )
                     pending.rows[place] = None
-                    yield row if ROLLOUT_ERROR not in row.trajectory.info else _not_sampled(row)
+                    with call.delivered():
+                        yield row if ROLLOUT_ERROR not in row.trajectory.info else _not_sampled(row)
             pending.check_complete(who)
 
 
 class _Unscored:
     """The trajectories that a reward manager was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, call: WatchedCall) -> None:
+        """`call` does not count the time in which the next trajectory is awaited."""
+        self._call = call
         self.rows: dict[_Row, Trajectory | None] = {}
         """None for those whose reward is in."""
         self._ended = False
@@ -182,10 +193,14 @@ class _Unscored:
     async def noted(self, trajectories: AsyncIterator[Trajectory]) -> AsyncGenerator[Trajectory, None]:
         """The trajectories, each noted before it is handed on."""
         async with aclosing(trajectories) as rows:  # type: ignore[type-var]
-            async for row in rows:
+            while (row := await self._next(rows)) is not None:
                 self.rows[_place(row.id)] = row
                 yield row
         self._ended = True
+
+    async def _next(self, rows: AsyncIterator[Trajectory]) -> Trajectory | None:
+        with self._call.paused():
+            return await anext(rows, None)
 
     def check_complete(self, who: str) -> None:
         """PluginError unless every trajectory was taken and scored."""
@@ -201,7 +216,7 @@ class _Unscored:
 class CheckedCritic(_Checked):
     """A critic engine whose values are numbers."""
 
-    def __init__(self, component: Any, who: str, watch: "HangWatch | None" = None, *, needed: bool) -> None:
+    def __init__(self, component: Any, who: str, watch: HangWatch | None = None, *, needed: bool) -> None:
         """`needed`: an algorithm of the run reads values."""
         super().__init__(component, who, watch)
         vars(self).update(_needed=needed)

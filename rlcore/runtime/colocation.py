@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from rlcore.contracts.workers import ReplicaHandle, WorkerGroup
-from rlcore.errors import WorkerError
+from rlcore.errors import WorkerError, worker_call
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +26,12 @@ class DeviceLease:
 
     def __init__(
         self,
-        servers: Sequence[tuple[WorkerGroup[Any], type[Any]]],
+        servers: Sequence[tuple[str, WorkerGroup[Any], type[Any]]],
         record: Callable[[str, float], None],
         on_cpu: bool = False,
         deadline_s: float = TURN_S,
     ) -> None:
-        """`servers` are groups with the interface whose `sleep` and `wake` they have; `record` takes metrics.
+        """`servers`: role, group and the interface whose `sleep` and `wake` it has; `record` takes metrics.
 
         On a CPU a server that sleeps holds what it held: it has finished its requests and admits none, and the metrics
         say so (`time/drain_s`, `time/admit_s` instead of `time/sleep_s`, `time/wake_s`).
@@ -40,7 +40,7 @@ class DeviceLease:
         self._names = ("time/drain_s", "time/admit_s") if on_cpu else ("time/sleep_s", "time/wake_s")
         self._training = False
         self._turning = asyncio.Lock()
-        for group, interface in self._servers:
+        for _, group, interface in self._servers:
             group.before_return(partial(self._welcome, interface))
 
     @property
@@ -75,21 +75,22 @@ class DeviceLease:
     async def _tell(self, method: str) -> None:
         """Call it on every server that runs; all have answered before the first error is raised."""
         calls = [
-            self._call(replica, getattr(interface, method))
-            for group, interface in self._servers
+            self._call(role, replica, getattr(interface, method))
+            for role, group, interface in self._servers
             for replica in group.replicas
         ]
         for error in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(error, BaseException):
                 raise error
 
-    async def _call(self, replica: ReplicaHandle[Any], method: Callable[..., Any]) -> None:
+    async def _call(self, role: str, replica: ReplicaHandle[Any], method: Callable[..., Any]) -> None:
         what = f"{replica.name}.{method.__name__}()"
         try:
             async with asyncio.timeout(self._deadline_s):
                 await replica.call(method)
         except TimeoutError as cause:
-            raise WorkerError(f"{what} took longer than {self._deadline_s:g} s") from cause
+            with worker_call(role, method.__name__):
+                raise WorkerError(f"{what} took longer than {self._deadline_s:g} s") from cause
         except WorkerError as error:
             if replica.alive:
                 raise

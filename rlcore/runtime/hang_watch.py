@@ -18,39 +18,66 @@ from rlcore.plan.time_limit import where_in
 logger = logging.getLogger(__name__)
 
 
+def _running_task() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
 @dataclass(eq=False)
-class _Call:
-    """A call that is under way."""
+class WatchedCall:
+    """A call that is under way, or a stream that owes its next item."""
 
     who: str
-    thread: int
-    task: "asyncio.Task[Any] | None"
+    owes: str = "has not returned"
+    thread: int = field(default_factory=threading.get_ident)
+    task: "asyncio.Task[Any] | None" = field(default_factory=_running_task)
     began: float = field(default_factory=time.monotonic)
     num_warnings: int = 0
+    pauses: int = 0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While the block lasts the call waits for its caller; afterwards its time begins again."""
+        self.pauses += 1
+        try:
+            yield
+        finally:
+            self.pauses -= 1
+            self.began, self.num_warnings = time.monotonic(), 0
+
+    @contextmanager
+    def delivered(self) -> Iterator[None]:
+        """Around the `yield` of an item of the stream: as `paused`, and the next item may be asked by another task."""
+        with self.paused():
+            yield
+        self.thread, self.task = threading.get_ident(), _running_task()
 
 
 class HangWatch:
     """Warns of calls under way, after some seconds and again after as many more; calls go on.
 
     A thread looks at them, so a call that blocks the event loop is told of as well. It runs from the first call on.
+    The time of a stream counts from its last item, and not while the caller uses that or owes the stream its input.
     """
 
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
-        self._calls: set[_Call] = set()
+        self._calls: set[WatchedCall] = set()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def watching(self, who: str) -> Iterator[None]:
+    def watching(self, who: str, owes: str = "has not returned") -> Iterator[WatchedCall]:
         """Watch a call of a component until the block ends."""
-        call = _Call(who, threading.get_ident(), _running_task())
+        call = WatchedCall(who, owes)
         self._calls.add(call)
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="hang watch", daemon=True)
             self._thread.start()
         try:
-            yield
+            yield call
         finally:
             self._calls.discard(call)
 
@@ -65,19 +92,12 @@ class HangWatch:
             now = time.monotonic()
             for call in tuple(self._calls):
                 waited_s = now - call.began
-                if waited_s >= (call.num_warnings + 1) * self._after_s:
+                if not call.pauses and waited_s >= (call.num_warnings + 1) * self._after_s:
                     call.num_warnings = int(waited_s / self._after_s)
-                    logger.warning("%s has not returned for %.3g s, %s", call.who, waited_s, _standing(call))
+                    logger.warning("%s %s for %.3g s, %s", call.who, call.owes, waited_s, _standing(call))
 
 
-def _running_task() -> "asyncio.Task[Any] | None":
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
-
-
-def _standing(call: _Call) -> str:
+def _standing(call: WatchedCall) -> str:
     """The innermost line outside the standard library at which the call waits or computes."""
     frames = _awaited_frames(call.task) if call.task else []
     running = sys._current_frames().get(call.thread)

@@ -251,7 +251,7 @@ def _weights_sync(plan: RunPlan, run_dir: Path, groups: Groups, stack: AsyncExit
 def _turns(plan: RunPlan, groups: Groups, sink: MetricsSink) -> DeviceLease:
     """After the weight sync: a restarted server loads its weights before it may have to sleep."""
     interfaces = {worker.request.role.name: worker.request.role.interface for worker in plan.workers}
-    servers = [(groups[role], interfaces[role]) for role in plan.colocated_roles]
+    servers = [(role, groups[role], interfaces[role]) for role in plan.colocated_roles]
     return DeviceLease(servers, sink.record, on_cpu=plan.config.cluster.device != "cuda")
 
 
@@ -270,7 +270,7 @@ async def _start_workers(
         with boundary(f"{who}: start() of role '{role}'", WorkerError, CALLED):
             group = await cluster.start(worker)
         _check_group(group, worker, f"{who}: start() of role '{role}'")
-        groups[role] = busy.metered(role, group)
+        groups[role] = busy.metered(role, group, worker.offered_by)
     return groups
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from rlcore.aio import Inbox
 from rlcore.cluster.process import first_error
 from rlcore.contracts.dispatch import ReplicaDispatcher
-from rlcore.contracts.rollout import RolloutWorker
+from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.workers import WorkerGroup
-from rlcore.errors import RlcoreError, WorkerError
+from rlcore.errors import RlcoreError, WorkerError, worker_call
 from rlcore.errors.checks.arrays import check_completion
 from rlcore.runtime.suspects import RequestRecord, Suspects
 from rlcore.types import Completion, FinishReason, GenerateRequest, Lane
@@ -201,12 +201,13 @@ class RolloutService:
     ) -> None:
         replica = self._replicas.replicas[index]
         who = f"{replica.name}.generate()"
-        async with contextlib.aclosing(replica.stream(RolloutWorker.generate, requests)) as completions:
-            async for completion in completions:
-                check_completion(who, completion, self._vocabulary)
-                if missing.arrived(completion):
-                    self._dispatcher.finish(places[completion.request_id], 1)
-                    finished.put(completion)
+        with worker_call(ROLLOUT.name, RolloutWorker.generate.__name__):
+            async with contextlib.aclosing(replica.stream(RolloutWorker.generate, requests)) as completions:
+                async for completion in completions:
+                    check_completion(who, completion, self._vocabulary)
+                    if missing.arrived(completion):
+                        self._dispatcher.finish(places[completion.request_id], 1)
+                        finished.put(completion)
 
     def _assign(self, request: GenerateRequest) -> int:
         return self._dispatcher.assign(request.n, request.conversation or None)

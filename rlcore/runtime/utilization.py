@@ -1,11 +1,12 @@
 """Measures the share of time that a pool's workers are busy: calls are counted where the controller makes them."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from time import monotonic
 from typing import Any
 
 from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
+from rlcore.errors import worker_call
 from rlcore.plan import RunPlan
 from rlcore.types import Metrics
 
@@ -25,10 +26,10 @@ class BusyMeter:
         self._busy_s = dict.fromkeys(pools, 0.0)
         self._began = self._seen = clock()
 
-    def metered(self, role: str, group: WorkerGroup[Any]) -> "MeteredGroup":
-        """The group, whose calls are counted from now on."""
+    def metered(self, role: str, group: WorkerGroup[Any], offered_by: str = "") -> "MeteredGroup":
+        """The group, whose calls are counted from now on; their errors say role, method and `offered_by`."""
         self._num_replicas[role], self._num_busy[role] = len(group.replicas), 0
-        return MeteredGroup(group, [MeteredReplica(replica, role, self) for replica in group.replicas])
+        return MeteredGroup(group, [MeteredReplica(replica, role, self, offered_by) for replica in group.replicas])
 
     def change(self, role: str, by: int) -> None:
         """So many more of the role's replicas are busy from now on."""
@@ -52,11 +53,11 @@ class BusyMeter:
 
 
 class MeteredReplica:
-    """A replica that is busy while a call or stream of it is under way."""
+    """A replica that is busy while a call or stream of it is under way; errors of these say whose they are."""
 
-    def __init__(self, replica: ReplicaHandle[Any], role: str, meter: BusyMeter) -> None:
+    def __init__(self, replica: ReplicaHandle[Any], role: str, meter: BusyMeter, offered_by: str = "") -> None:
         self.replica = replica
-        self._role, self._meter, self._under_way = role, meter, 0
+        self._role, self._meter, self._under_way, self._offered_by = role, meter, 0, offered_by
 
     @property
     def name(self) -> str:
@@ -70,7 +71,8 @@ class MeteredReplica:
         """See `rlcore.contracts.workers.ReplicaHandle.call`."""
         self._add(1)
         try:
-            return await self.replica.call(method, *args, **kwargs)
+            with self.naming(method):
+                return await self.replica.call(method, *args, **kwargs)
         finally:
             self._add(-1)
 
@@ -78,9 +80,10 @@ class MeteredReplica:
         """See `rlcore.contracts.workers.ReplicaHandle.stream`."""
         self._add(1)
         try:
-            async with aclosing(self.replica.stream(method, *args, **kwargs)) as items:
-                async for result in items:
-                    yield result
+            with self.naming(method):
+                async with aclosing(self.replica.stream(method, *args, **kwargs)) as items:
+                    async for item in items:
+                        yield item
         finally:
             self._add(-1)
 
@@ -91,6 +94,10 @@ class MeteredReplica:
     def __getattr__(self, name: str) -> Any:
         """Everything else of the replica."""
         return getattr(self.replica, name)
+
+    def naming(self, method: Callable[..., Any]) -> AbstractContextManager[None]:
+        """Around a call of the worker: errors say role, method and who offers the class."""
+        return worker_call(self._role, method.__name__, self._offered_by)
 
     def _add(self, by: int) -> None:
         before, self._under_way = self._under_way, self._under_way + by
@@ -109,7 +116,8 @@ class MeteredGroup:
         for replica in self.replicas:
             replica._add(1)
         try:
-            return await self._group.each(method, *args, **kwargs)
+            with self.replicas[0].naming(method) if self.replicas else nullcontext():
+                return await self._group.each(method, *args, **kwargs)
         finally:
             for replica in self.replicas:
                 replica._add(-1)

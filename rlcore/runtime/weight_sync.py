@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.contracts.actor import ActorWorker
-from rlcore.contracts.rollout import RolloutWorker
+from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.contracts.workers import ReplicaHandle, WorkerGroup
-from rlcore.errors import WorkerError
+from rlcore.errors import WorkerError, worker_call
 from rlcore.types import WeightsHandle
 
 logger = logging.getLogger(__name__)
@@ -58,10 +58,11 @@ class WeightsSync:
             logger.warning("%s; it gets version %d of the weights when it serves again", error, handle.version)
             return
         if loaded != handle.version:
-            raise WorkerError(
-                f"{replica.name}: says that it samples with version {loaded} of the weights after version "
-                f"{handle.version} was handed over"
-            )
+            with worker_call(ROLLOUT.name, RolloutWorker.load_weights.__name__):
+                raise WorkerError(
+                    f"{replica.name}: says that it samples with version {loaded} of the weights after version "
+                    f"{handle.version} was handed over"
+                )
 
     async def _welcome(self, replica: ReplicaHandle[Any]) -> None:
         """Before a restarted replica serves; without a sync so far it has read the weights that the run began with."""

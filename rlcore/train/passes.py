@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.contracts.actor import ActorWorker
-from rlcore.contracts.reference import ReferenceWorker
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.contracts.reference import REFERENCE, ReferenceWorker
 from rlcore.contracts.workers import ReplicaHandle
 from rlcore.data.batch import collate, rescored
-from rlcore.errors import WorkerError
+from rlcore.errors import WorkerError, worker_call
 from rlcore.errors.checks.arrays import check_tokens, per_token
 from rlcore.plan import OldLogprobs
 from rlcore.runtime.launch import Runtime, owner_of
@@ -78,9 +78,11 @@ class ForwardPasses:
     async def _pass(self, batch: Batch) -> dict[str, Float32s]:
         run, found = self._run, dict[str, Float32s]()
         if run.reference is not None:
-            found["reference_logprobs_BT"] = await _logprobs(run.reference.replicas[0], ReferenceWorker.logprobs, batch)
+            found["reference_logprobs_BT"] = await _logprobs(
+                REFERENCE.name, run.reference.replicas[0], ReferenceWorker.logprobs, batch
+            )
         if self._old is OldLogprobs.PASS:
-            found["old_logprobs_BT"] = await _logprobs(run.actor.replicas[0], ActorWorker.logprobs, batch)
+            found["old_logprobs_BT"] = await _logprobs(ACTOR.name, run.actor.replicas[0], ActorWorker.logprobs, batch)
         if (values := await run.critic.values(batch)) is not None:
             found["values_BT"] = values
         return found
@@ -108,10 +110,11 @@ class ForwardPasses:
         return batch
 
 
-async def _logprobs(replica: ReplicaHandle[Any], method: Callable[..., Any], batch: Batch) -> Float32s:
+async def _logprobs(role: str, replica: ReplicaHandle[Any], method: Callable[..., Any], batch: Batch) -> Float32s:
     """(B, T) of one model."""
-    found = await replica.call(method, batch)
-    return per_token(f"{replica.name}.{method.__name__}()", found, batch, WorkerError, "log-probs")
+    with worker_call(role, method.__name__):
+        found = await replica.call(method, batch)
+        return per_token(f"{replica.name}.{method.__name__}()", found, batch, WorkerError, "log-probs")
 
 
 @dataclass

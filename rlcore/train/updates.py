@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from types import TracebackType
 
-from rlcore.contracts.actor import ActorWorker
-from rlcore.errors import RlcoreError, WorkerError
+from rlcore.contracts.actor import ACTOR, ActorWorker
+from rlcore.errors import RlcoreError, WorkerError, worker_call
 from rlcore.errors.checks.arrays import checked_metrics
 from rlcore.runtime.launch import Runtime
 from rlcore.types import Batch, Metrics
@@ -54,8 +54,9 @@ class Updates:
         if self._critic.actor_may_update():
             call = self._actor.call
             await self._begin("actor", partial(call, ActorWorker.begin_updates), partial(call, ActorWorker.end_updates))
-            updated = await call(ActorWorker.update, minibatch)
-            metrics |= checked_metrics(f"{self._actor.name}.update()", updated, WorkerError)
+            with worker_call(ACTOR.name, ActorWorker.update.__name__):
+                updated = await call(ActorWorker.update, minibatch)
+                metrics |= checked_metrics(f"{self._actor.name}.update()", updated, WorkerError)
         return metrics
 
     async def _begin(self, who: str, begin: Notice, end: Notice) -> None:

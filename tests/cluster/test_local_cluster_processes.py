@@ -305,8 +305,10 @@ def test_a_worker_that_does_not_start_is_named_and_nothing_is_left(plugin: Modul
         async with started(tmp_path):
             pass
 
-    with pytest.raises(WorkerError, match=r"^probe\[\d\]\.setup\(\): RuntimeError: this is broken$"):
+    with pytest.raises(WorkerError, match=r"^probe\[\d\]\.setup\(\): RuntimeError: this is broken$") as caught:
         asyncio.run(story())
+    assert (caught.value.role, caught.value.method) == ("probe", "setup")
+    assert caught.value.offered_by.startswith("Probe of plugin 'isolated_probe'")
 
 
 def test_in_process_runs_isolated_workers_as_threads(plugin: ModuleType, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ GROUPS = {
         ("rlcore/algo/probe.py", "rlcore/algo/torch_state.py"),
         ("algo/test_probe.py", "algo/test_probe_inputs.py"),
     ),
+    "what ends the process": (("rlcore/cli/endings.py",), ("cli/test_endings.py",)),
     "what arrives during a run": (
         ("rlcore/errors/checks/arrays.py", "rlcore/errors/checks/results.py", "rlcore/runtime/checked_components.py"),
         (

@@ -181,8 +181,9 @@ def test_a_crash_during_the_start_closes_what_was_started(
         async with launch(plan, tmp_path):
             pytest.fail("it was started")
 
-    with pytest.raises(kind, match=message):
+    with pytest.raises(kind, match=message) as caught:
         asyncio.run(story())
+    assert (caught.value.role, caught.value.method) == (("tool", "setup") if phase == "setup" else ("", ""))
     assert log == sys.modules["launch_agent"].LOG
     assert not [thread for thread in threading.enumerate() if "[" in thread.name]
 

@@ -48,6 +48,10 @@ class EnvironmentSettings:
     """Arguments of the class."""
     deadline_s: float = option(10.0, used_when="fn != ''", above=0)
     """Seconds that a reset or step may take."""
+    max_messages: int = option(256, used_when="fn != ''", at_least=1)
+    """Messages that a reset or step may return; a sample whose environment returns more has failed."""
+    max_chars: int = option(1_000_000, used_when="fn != ''", at_least=1)
+    """Characters of these messages together, each value in them counted as at least one."""
 
 
 @dataclass(frozen=True)

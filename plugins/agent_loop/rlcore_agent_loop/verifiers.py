@@ -7,14 +7,17 @@ writes an environment's dataset as a source, each row with what the environment 
 
 import argparse
 import asyncio
+import inspect
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from rlcore.errors import ChildError, ConfigError, boundary
+from rlcore.errors import CALLED, ChildError, ConfigError, boundary, describe, shown
 from rlcore.imports import import_target
+from rlcore_agent_loop.tools.calls import LARGEST
 
 COLUMN = "verifiers"
 """Column of a row, as JSON, that an environment is given."""
@@ -24,12 +27,10 @@ class Verifiers:
     """The agent of `agent.fn`: made once in each child process, called for each sample; its value is the reward."""
 
     def __init__(self, environment: str, arguments: Mapping[str, Any] | None = None) -> None:
+        self._who = f"environment '{environment}'"
         self._environment = loaded(environment, arguments or {})
-        if self._environment.requires_group_rollouts:
-            raise ConfigError(
-                f"environment '{environment}': its rubric judges the samples of a prompt together; needs rewards of "
-                "single samples"
-            )
+        with boundary(self._who, ConfigError, CALLED):
+            check_environment(self._who, self._environment)
         # one loop for all samples: an environment may hold locks, clients and sessions
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="verifiers", daemon=True).start()
@@ -40,19 +41,66 @@ class Verifiers:
             raise ChildError(
                 f"the row has no column '{COLUMN}'; python -m rlcore_agent_loop.verifiers writes rows that have"
             )
-        rollout_input = json.loads(columns[COLUMN])
+        rollout_input = row_of(columns[COLUMN])
         return asyncio.run_coroutine_threadsafe(self._run(rollout_input, base_url, api_key, model), self._loop).result()
 
     async def _run(self, rollout_input: dict[str, Any], base_url: str, api_key: str, model: str) -> float:
-        from openai import AsyncOpenAI
-        from verifiers.legacy.clients import OpenAIChatCompletionsClient
+        # an exit or interrupt that got through here would end the loop, and with it all samples of this process
+        with boundary(f"{self._who}: run_rollout()", ChildError, BaseException):
+            from openai import AsyncOpenAI
+            from verifiers.legacy.clients import OpenAIChatCompletionsClient
 
-        async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as openai:
-            client = OpenAIChatCompletionsClient(openai)
-            done = await self._environment.run_rollout(rollout_input, client, model, {})
-        if done["error"] is not None:
-            raise ChildError(f"the environment failed: {done['error']}")
-        return float(done["reward"])
+            async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as openai:
+                client = OpenAIChatCompletionsClient(openai)
+                running = self._environment.run_rollout(rollout_input, client, model, {})
+                if not inspect.isawaitable(running):
+                    raise ChildError(
+                        f"{self._who}: run_rollout() returned {type(running).__name__} at once; needs an async def"
+                    )
+                return reward_of(f"{self._who}: run_rollout()", await running)
+
+
+def check_environment(who: str, environment: Any) -> None:
+    """ConfigError unless it runs single samples as environments of verifiers do."""
+    run = getattr(environment, "run_rollout", None)
+    if not callable(run) or not hasattr(environment, "requires_group_rollouts"):
+        raise ConfigError(
+            f"{who}: found {type(environment).__name__}; needs an environment of verifiers, with run_rollout()"
+        )
+    try:
+        inspect.signature(run).bind({}, None, "", {})
+    except TypeError as cause:
+        raise ConfigError(
+            f"{who}: run_rollout() takes other arguments ({cause}); needs (row, client, model, sampling)"
+        ) from cause
+    if environment.requires_group_rollouts:
+        raise ConfigError(f"{who}: its rubric judges the samples of a prompt together; needs rewards of single samples")
+
+
+def row_of(text: Any) -> dict[str, Any]:
+    """The row that an environment is given; ChildError when the column holds something else."""
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as cause:
+        found = cause
+    if not isinstance(found, dict):
+        raise ChildError(
+            f"the column '{COLUMN}' holds {shown(text)}; needs a JSON object, as python -m rlcore_agent_loop.verifiers "
+            "writes it"
+        )
+    return found
+
+
+def reward_of(who: str, done: Any) -> float:
+    """The reward in the state of a rollout that has ended; ChildError for one that failed or has none."""
+    if not isinstance(done, Mapping) or not {"error", "reward"} <= done.keys():
+        raise ChildError(f"{who} gave {type(done).__name__}; needs a state with error and reward")
+    error, reward = done["error"], done["reward"]
+    if error is not None:
+        raise ChildError(f"{who} failed: {describe(error) if isinstance(error, BaseException) else shown(error)}")
+    if not isinstance(reward, Real) or not abs(done["reward"]) <= LARGEST:
+        raise ChildError(f"{who} gave the reward {shown(reward)}; needs a finite number")
+    return float(reward)
 
 
 def loaded(environment: str, arguments: Mapping[str, Any]) -> Any:

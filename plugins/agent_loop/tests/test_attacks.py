@@ -1,10 +1,17 @@
 """Tools and environments that return and raise all that Python can: a result, or a sample that failed and says why."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rlcore_agent_loop.settings import AgentLoopSettings, EnvironmentSettings, ToolSettings
 from rlcore_agent_loop.testing import call, contents, says, talk
+from rlcore_agent_loop.tools.toolbox import Toolbox
+
+from rlcore.errors import ChildError
+from rlcore.testing.rewards import make_prompt
 
 TOOLS = """
 import asyncio
@@ -140,6 +147,16 @@ from rlcore_agent_loop.conversation.environments import Environment, Step
 class Interrupts(KeyboardInterrupt): ...
 class Bare(BaseException): ...
 
+class Traps(dict):
+    def values(self):
+        raise KeyError("trap")
+
+def deep():
+    found = []
+    for _ in range(100_000):
+        found = [found]
+    return found
+
 class World(Environment):
     def reset(self, prompt, seed):
         {reset}
@@ -168,6 +185,14 @@ STEPS = {
     "await asyncio.Event().wait()": "took longer",
     "yield Step(done=True)": "",
     "return Step(done=True), 1": "tuple",
+    "return Step([{'role': 'user', 'content': 'x'}] * 10**6)": "returned 1000000 messages; needs at most",
+    "return Step([{'role': 'user', 'content': 'x' * 10**8}])": "messages of more characters than plugins.agent_loop",
+    "return Step([{'role': 'user', 'content': [['x'] * 10**6]}])": "max_chars=1000000",
+    "return Step([{'role': 'user', 'x' * 10**7: 'x'}])": "max_chars=1000000",
+    "return Step([{'role': 'user', 'content': deep()}])": "nested more than 32 deep",
+    "return Step(done=True, info={'x': deep()})": "info of more characters",
+    "return Step(done=True, info={'x': 'x' * 10**8})": "info of more characters",
+    "return Step([Traps(role='user', content='x')])": "trap",
 }
 
 
@@ -184,6 +209,48 @@ def test_a_step_that_no_environment_may_take_fails_its_sample_in_one_line(tmp_pa
     error = str(found.info["error"])
     assert STEPS[step] in error
     assert "\n" not in error
+
+
+RESETS = {
+    "return [{'role': 'user', 'content': 'x'}] * 10**6": "environment.reset returned 1000000 messages; needs at most",
+    "return [{'role': 'user', 'content': 'x' * 10**8}]": "environment.reset returned messages of more characters",
+}
+
+
+@pytest.mark.parametrize("kind", ["async def", "def"])
+@pytest.mark.parametrize("reset", RESETS)
+def test_an_opening_of_a_million_messages_fails_its_sample(tmp_path: Path, reset: str, kind: str) -> None:
+    settings = world(tmp_path, "return Step(done=True)", reset)
+    settings = replace(settings, environment=replace(settings.environment, deadline_s=10.0))
+    file = tmp_path / "world.py"
+    file.write_text(file.read_text().replace("async def step", f"{kind} step"))
+    found = talk(says("one"), settings).only
+    assert found.info["ended_by"] == "environment_failed"
+    assert RESETS[reset] in str(found.info["error"])
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_a_million_messages_of_a_child_do_not_cross_the_pipe(tmp_path: Path, method: str) -> None:
+    million = "[{'role': 'user'}] * 10**6"
+    settings = world(tmp_path, f"return Step({million})", "pass" if method == "step" else f"return {million}")
+    file = tmp_path / "world.py"
+    file.write_text(file.read_text().replace("async def step", "def step"))
+    toolbox = Toolbox({}, settings.environment.fn, {})
+    calls: dict[str, Callable[[], Any]] = {
+        "reset": lambda: toolbox.reset("one", make_prompt(0), 0, 9, 999),
+        "step": lambda: toolbox.step("one", [], 9, 999),
+    }
+    if method == "step":
+        calls["reset"]()
+    with pytest.raises(ChildError, match=f"environment.{method} returned 1000000 messages; needs at most"):
+        calls[method]()
+
+
+def test_as_many_messages_as_the_limit_says_are_taken(tmp_path: Path) -> None:
+    settings = world(tmp_path, "return Step(done=True, reward=1.0)", "return [prompt.messages[0]] * 3")
+    for limit, ended in ((3, "environment"), (2, "environment_failed")):
+        limited = replace(settings, environment=replace(settings.environment, max_messages=limit))
+        assert talk(says("one"), limited).only.info["ended_by"] == ended
 
 
 @pytest.mark.parametrize("reset", ["prompt.messages[0]['content'] = 'other'", "prompt.columns['start'] = 9"])

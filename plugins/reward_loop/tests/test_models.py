@@ -1,6 +1,7 @@
 """Reward model replicas: plans, routing over them, and whole runs with a tiny classifier beside a judge."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -220,13 +221,16 @@ def test_the_one_replica_that_fails_twice_is_said_to_have_failed_twice(tmp_path:
     async def call(method: Any, *args: Any) -> Any:
         if method is RewardReplica.health:
             return "fine"
-        raise WorkerError(f"reward[0] {next(answers)}")
+        error = WorkerError(f"reward[0] {next(answers)}")
+        error.offered_by = "Judge of plugin 'x' (x 1.0)"
+        raise error
 
     group.replicas[0].call = call
 
     async def run(replicas: Replicas) -> None:
-        message = r"^model 'reward': reward\[0\] has no memory left; the try before that: reward\[0\] died$"
-        with pytest.raises(NoAnswer, match=message):
+        offer = "; its class is Judge of plugin 'x' (x 1.0)"
+        said = f"model 'reward': reward[0] has no memory left{offer}; the try before that: reward[0] died{offer}"
+        with pytest.raises(NoAnswer, match=f"^{re.escape(said)}$"):
             await replicas.ask("liked", request(1), Lane.TRAIN)
         await replicas.close()
 

@@ -6,9 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from rlcore.errors import ChildError, ConfigError
+from rlcore.errors import ChildError, ConfigError, shown
 from rlcore.imports import import_target
+from rlcore_agent_loop.tools.calls import LARGEST, as_text
 
+MAX_CHARS = 100_000
+"""Characters of a text that is kept; of a longer one the rest is cut off."""
 ARGUMENTS = ("base_url", "api_key", "model", "messages", "question", "columns")
 """Arguments that an agent may take, by name."""
 
@@ -50,7 +53,8 @@ class Program:
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
         if value is None or isinstance(value, str):
-            return None if value is None else str.__str__(value)  # a class derived from it would run code in the run
-        if isinstance(value, (bool, int, float)) and value == value:
+            return None if value is None else as_text(value, MAX_CHARS)  # a class of theirs would run code in the run
+        if isinstance(value, (bool, int, float)) and abs(value) <= LARGEST:
             return float.__float__(float(value))
-        raise ChildError(f"the agent returned {type(value).__name__}; needs a reward, a text or None")
+        found = shown(value) if isinstance(value, (int, float)) else type(value).__name__
+        raise ChildError(f"the agent returned {found}; needs a finite reward, a text or None")

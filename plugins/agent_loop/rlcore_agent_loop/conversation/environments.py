@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 
 from rlcore.contracts.children import ChildPool, ChildSlot
-from rlcore.errors import ChildError, shown
+from rlcore.errors import ChildError, boundary, shown
 from rlcore.imports import import_target
 from rlcore.types import Message, Prompt
 from rlcore_agent_loop.settings import EnvironmentSettings
-from rlcore_agent_loop.tools.calls import encodable
+from rlcore_agent_loop.tools.calls import LARGEST, check_size, encodable
 from rlcore_agent_loop.tools.in_child import in_child
 from rlcore_agent_loop.tools.sources import awaited, within
 
 logger = logging.getLogger(__name__)
-
-LARGEST = float(np.finfo(np.float32).max)
-"""Rewards are float32 in a batch."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +77,10 @@ class Environments:
 class SampleEnvironment(ABC):
     """An environment as the loop sees it; every method raises ChildError for any failure."""
 
+    def __init__(self, settings: EnvironmentSettings) -> None:
+        self._settings = settings
+        self._limits = settings.max_messages, settings.max_chars
+
     @abstractmethod
     async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
         """The opening messages."""
@@ -97,15 +98,17 @@ class InChild(SampleEnvironment):
     """A sync environment, in a child process."""
 
     def __init__(self, sample: str, settings: EnvironmentSettings, pool: ChildPool) -> None:
-        self._sample, self._settings, self._pool = sample, settings, pool
+        super().__init__(settings)
+        self._sample, self._pool = sample, pool
         self._slot = pool.pick()
         self._generation = -1
 
     async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
-        return opening(await self._call("reset", self._sample, prompt, seed))
+        return opening(await self._call("reset", self._sample, prompt, seed, *self._limits), *self._limits)
 
     async def step(self, messages: Sequence[Message]) -> Step:
-        return checked(await self._call("step", self._sample, [dict(message) for message in messages]))
+        told = [dict(message) for message in messages]
+        return checked(await self._call("step", self._sample, told, *self._limits), *self._limits)
 
     async def _call(self, method: str, *args: Any) -> Any:
         who, deadline_s = f"environment.{method}", self._settings.deadline_s
@@ -131,7 +134,8 @@ class Here(SampleEnvironment):
     """An async environment, on the loop."""
 
     def __init__(self, cls: Any, settings: EnvironmentSettings) -> None:
-        self._class, self._settings = cls, settings
+        super().__init__(settings)
+        self._class = cls
         self._environment: Any = None
 
     async def reset(self, prompt: Prompt, seed: int) -> list[Message]:
@@ -139,13 +143,17 @@ class Here(SampleEnvironment):
             self._environment = self._class(**self._settings.kwargs)
             return await awaited(self._environment.reset(prompt, seed))
 
-        return opening(await within("environment.reset", self._settings.deadline_s, work()))
+        found = await within("environment.reset", self._settings.deadline_s, work())
+        with boundary("environment.reset", ChildError):  # its values may run code of theirs
+            return opening(found, *self._limits)
 
     async def step(self, messages: Sequence[Message]) -> Step:
         async def work() -> Any:
             return await awaited(self._environment.step(list(messages)))
 
-        return checked(await within("environment.step", self._settings.deadline_s, work()))
+        found = await within("environment.step", self._settings.deadline_s, work())
+        with boundary("environment.step", ChildError):
+            return checked(found, *self._limits)
 
     async def close(self) -> None:
         close = getattr(self._environment, "close", None)
@@ -161,8 +169,9 @@ class Here(SampleEnvironment):
             logger.warning("%s", error)
 
 
-def opening(messages: Any) -> list[Message]:
+def opening(messages: Any, max_messages: int, max_chars: int) -> list[Message]:
     """The result of `reset`, if it opens a conversation; ChildError otherwise."""
+    check_size("reset returned", messages, None, max_messages, max_chars)
     found = readable("reset returned", messages)
     if not found:
         raise ChildError("environment.reset returned no messages; needs at least one")
@@ -182,10 +191,11 @@ def readable(what: str, messages: Any) -> list[Message]:
     return [encodable(message) for message in messages]
 
 
-def checked(step: Any) -> Step:
+def checked(step: Any, max_messages: int, max_chars: int) -> Step:
     """The step, if it is one that the loop can go on with."""
     if not isinstance(step, Step):
         raise ChildError(f"environment.step returned {type(step).__name__}; needs rlcore_agent_loop.Step")
+    check_size("step returned", step.messages, step.info, max_messages, max_chars)
     if not step.done and not step.messages:
         raise ChildError("environment.step returned no messages and is not done; needs one of them")
     if not isinstance(step.done, (bool, np.bool_)):

@@ -1,11 +1,17 @@
 """Tool calls as the policy asked for them, and their results as it gets to see them."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rlcore.errors import ChildError
+
+LARGEST = (2 - 2**-23) * 2.0**127
+"""Rewards are float32 in a batch."""
+MAX_DEPTH = 32
+"""Levels of mappings and lists in what an environment returns."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,36 @@ def as_text(value: Any, max_chars: int) -> str:
             ) from cause
     text = encodable_text(text)
     return text if len(text) <= max_chars else f"{text[:max_chars]} ... ({len(text) - max_chars} characters cut off)"
+
+
+def check_size(what: str, messages: Any, info: Any, max_messages: int, max_chars: int) -> None:
+    """ChildError naming the limit when an environment returned more messages or characters than it may."""
+    if isinstance(messages, (list, tuple)) and len(messages) > max_messages:
+        raise ChildError(
+            f"environment.{what} {len(messages)} messages; needs at most "
+            f"plugins.agent_loop.environment.max_messages={max_messages}; raise it"
+        )
+    for name, value in (("messages", messages), ("info", info)):
+        if _chars_left(value, max_chars, MAX_DEPTH) < 0:
+            raise ChildError(
+                f"environment.{what} {name} of more characters than plugins.agent_loop.environment.max_chars="
+                f"{max_chars}, or nested more than {MAX_DEPTH} deep; needs less; raise it"
+            )
+
+
+def _chars_left(value: Any, left: int, depth: int) -> int:
+    """`left` less the characters in the value; negative as soon as that is known, and below `depth` levels."""
+    if not depth:
+        return -1
+    inner: Any = value if isinstance(value, (list, tuple)) else ()
+    if isinstance(value, Mapping):
+        inner = itertools.chain(value, value.values())
+    left -= max(1, len(value)) if isinstance(value, (str, bytes)) else 1
+    for part in inner:
+        if left < 0:
+            break
+        left = _chars_left(part, left, depth - 1)
+    return left
 
 
 def encodable_text(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcore.errors import ChildError, boundary
 from rlcore.imports import import_target
-from rlcore_agent_loop.tools.calls import as_text
+from rlcore_agent_loop.tools.calls import as_text, check_size
 
 FUNCTION, OBJECTS = "function", "objects"
 """Kinds of tools: called, or one object a sample."""
@@ -51,16 +51,21 @@ class Toolbox:
         """The result of the sample's object."""
         return as_text(self._objects[sample, name].execute(**arguments), max_chars)
 
-    def reset(self, sample: str, prompt: Any, seed: int) -> Any:
-        """The opening messages of the sample's environment."""
+    def reset(self, sample: str, prompt: Any, seed: int, max_messages: int, max_chars: int) -> Any:
+        """The opening messages of the sample's environment, looked at here, so that too many do not cross the pipe."""
         if self._environment is None:
             raise ChildError("there is no environment")
         self._objects[sample, ""] = self._environment(**self._environment_kwargs)
-        return finished(self._objects[sample, ""].reset(prompt, seed))
+        found = finished(self._objects[sample, ""].reset(prompt, seed))
+        check_size("reset returned", found, None, max_messages, max_chars)
+        return found
 
-    def step(self, sample: str, messages: Sequence[Mapping[str, Any]]) -> Any:
-        """The environment's answer."""
-        return self._objects[sample, ""].step(messages)
+    def step(self, sample: str, messages: Sequence[Mapping[str, Any]], max_messages: int, max_chars: int) -> Any:
+        """The environment's answer, as `reset`."""
+        found = self._objects[sample, ""].step(messages)
+        messages, info = getattr(found, "messages", ()), getattr(found, "info", None)
+        check_size("step returned", messages, info, max_messages, max_chars)
+        return found
 
     def release(self, sample: str) -> None:
         """Let the sample's objects go; each gets its turn, also when another raises."""

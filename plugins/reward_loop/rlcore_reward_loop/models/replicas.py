@@ -116,7 +116,7 @@ class Replicas:
                 ) from cause
             except RlcoreError as cause:
                 self.router.failed(target, number, str(cause))
-                reasons.append(str(cause))
+                reasons.append(f"{cause}; its class is {cause.offered_by}" if cause.offered_by else str(cause))
                 avoid = target
             except asyncio.CancelledError:
                 self.router.dropped(target, number)
