@@ -128,10 +128,7 @@ class Trainer:
         if self.run.plan.schedule.sample_before_publish:
             await self.flight.sampled()
         await self.actor.call(ActorWorker.publish, progress.step + 1)
-        # Servers that share the actor's device still sleep: gathered weights and a cache of keys and values would
-        # otherwise be there at the same time.
         await self.run.sync_weights(progress.step + 1)
-        await self.run.lease.serve()
         progress.step += 1
         self.flight.published(progress.step, work.taken)
         measured = work.end()
