@@ -1,17 +1,18 @@
 """`make_plan`: offers are matched to requests, once, before any process starts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.config.providers import Provider
-from rlcore.contracts.clusters import WorkerPlan
+from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.plan.batch_sizes import batch_sizes
 from rlcore.plan.clusters import check_startable, plan_cluster
 from rlcore.plan.colocation import memory_of_devices, plan_colocation
 from rlcore.plan.components import check_needs, choose_algorithms, choose_components
 from rlcore.plan.data_parallel import check_ranks
+from rlcore.plan.layout import lay_out, layout_notes, plan_layout
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.planner_input import Offers
@@ -19,7 +20,7 @@ from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.requests import check_shipped, choose_classes, gather
 from rlcore.plan.reward_functions import brought_rewards, resolve_rewards
-from rlcore.plan.run_plan import RunPlan
+from rlcore.plan.run_plan import AlgorithmPlan, LayoutPlan, RunPlan
 from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.skipped_rows import skip_rows
 from rlcore.plan.weight_sync import plan_weights
@@ -38,15 +39,14 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     cluster = plan_cluster(config, offers)
     arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
-    targets = {purpose: plan.algorithm.target for purpose, plan in algorithms.items()}
-    workers = choose_classes(config, offers, gather(config, offers, components, targets))
+    workers = choose_classes(config, offers, gather(config, offers, components, _targets(algorithms)))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     check_ranks(workers, arithmetic)
     check_shipped(workers, config, cluster.abilities)
-    pools = make_pools(config, offers, workers, facts, cluster.abilities)
+    workers, pools, layout = _placed(config, offers, workers, facts, cluster.abilities)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)
-    colocated_roles, on_devices = plan_colocation(pools, workers, schedule), dict[str, dict[str, int]]()
+    colocated_roles, on_devices = plan_colocation(pools, workers, schedule, memory, facts), dict[str, dict[str, int]]()
     check_startable(config, cluster, pools, workers)
     if not cluster.abilities.elsewhere:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
@@ -56,8 +56,8 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     notes = (
         *_unused(offers, plugins, workers),
         *pool_notes(pools),
-        *_of_workers(facts, workers),
-        *unshared,
+        *layout_notes(config, layout, colocated_roles),
+        *_of_workers(facts, workers, unshared),
         *_unchecked(config),
         *schedule_notes(config, schedule, arithmetic),
     )
@@ -68,6 +68,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         cluster=cluster,
         workers=skip_rows(workers, not schedule.all_rows),
         pools=pools,
+        layout=layout,
         colocated_roles=colocated_roles,
         weights_kind=plan_weights(config, workers),
         algorithms=algorithms,
@@ -80,6 +81,20 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         notes=notes,
         plugins=plugins,
     )
+
+
+def _targets(algorithms: Mapping[str, AlgorithmPlan]) -> dict[str, str]:
+    """The chosen functions, by purpose."""
+    return {purpose: plan.algorithm.target for purpose, plan in algorithms.items()}
+
+
+def _placed(
+    config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan], facts: Facts, abilities: ClusterAbilities
+) -> tuple[tuple[WorkerPlan, ...], tuple[PoolPlan, ...], LayoutPlan]:
+    """The workers with their pools, these, and the layout that they amount to."""
+    workers, reason = lay_out(config, workers, facts, abilities)
+    pools = make_pools(config, offers, workers, facts, abilities)
+    return workers, pools, plan_layout(config, pools, workers, reason)
 
 
 def _used_providers(*chosen: Iterable[Any]) -> set[str]:
@@ -112,8 +127,8 @@ def _unused(offers: Offers, plugins: Sequence[Provider], workers: Sequence[Worke
     return sorted(notes)
 
 
-def _of_workers(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
-    """The notes that requests carry, and what is not known of the workers."""
+def _of_workers(facts: Facts, workers: Sequence[WorkerPlan], unshared: Sequence[str]) -> list[str]:
+    """The notes that requests carry, what is not known of the workers, and `unshared`: whose prompts are not shared."""
     notes = [f"{worker.request.role.name}: {worker.request.note}" for worker in workers if worker.request.note]
     if facts.parameters is None:
         notes.append("unknown: the number of parameters of model.path, so memory is not estimated")
@@ -128,7 +143,7 @@ def _of_workers(facts: Facts, workers: Sequence[WorkerPlan]) -> list[str]:
     cpus = sum(w.request.cpus * w.request.replicas * w.request.ranks for w in workers if w.request.embedded_in is None)
     if cpus > facts.cpus:
         notes.append(f"the workers ask for {cpus:g} CPUs, the machine has {facts.cpus}: they share them")
-    return notes
+    return [*notes, *unshared]
 
 
 def _unchecked(config: RunConfig) -> list[str]:

@@ -233,14 +233,18 @@ def device(tmp_path: Path) -> SharedDevice:
 
 def test_two_steps_and_a_resumed_one_never_exceed_the_device(device: SharedDevice) -> None:
     device.run()
-    assert device.module.EVENTS == [
-        "rollout sleeps",
-        "update",
-        "publish",
-        "gather",
-        "load",
-        "rollout wakes",
-    ] * 2, "what the actor gathers is gone when the rollout gets memory for weights, and those before its cache"
+    assert (
+        device.module.EVENTS
+        == [
+            "rollout sleeps",
+            "update",
+            "publish",
+            "gather",
+            "load",
+            "rollout wakes",
+        ]
+        * 2
+    ), "what the actor gathers is gone when the rollout gets memory for weights, and those before its cache"
     device.run(steps=3, resume=True)
     assert device.module.EVENTS[:4] == ["rollout sleeps", "publish", "gather", "load"], "a restore has the device, too"
     assert device.module.EVENTS.count("rollout wakes") == 2
@@ -270,9 +274,7 @@ def test_the_device_overflows_when_a_restore_keeps_what_it_needed(device: Shared
         device.run(off=["actor restore"], steps=2, resume=True)
 
 
-@pytest.mark.parametrize(
-    "fault", ["rollout sleeps", "update", "publish", "gather", "load", "rollout wakes"]
-)
+@pytest.mark.parametrize("fault", ["rollout sleeps", "update", "publish", "gather", "load", "rollout wakes"])
 def test_a_step_that_fails_anywhere_ends_the_run_with_one_line_and_nothing_asleep(
     device: SharedDevice, fault: str
 ) -> None:
