@@ -92,12 +92,12 @@ def _serving(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
 def _stated(config: RunConfig) -> list[str]:
     """The settings by which the user has said where roles get devices."""
     cluster = config.cluster
-    said = {
+    is_set = {
         "rollout.pool": bool(config.rollout.pool),
         "cluster.pools": bool(cluster.pools),
         "cluster.train_pool": cluster.train_pool != WorkerRequest.pool,
     }
-    return [key for key, is_said in said.items() if is_said]
+    return [key for key, value in is_set.items() if value]
 
 
 def _moved(config: RunConfig, workers: Sequence[WorkerPlan], serving: Sequence[WorkerPlan]) -> tuple[WorkerPlan, ...]:

@@ -154,7 +154,7 @@ def test_the_plan_shows_the_layout_and_its_reason(
 ) -> None:
     plan = planned(*overrides)
     assert plan_to_json(plan)["layout"] == {"name": layout, "roles": ["rollout"], "reason": reason}
-    on_cpu = [item for item in (*SETTINGS, *SAMPLES, "cluster.device=cpu") if not item.endswith("=cuda")]
+    on_cpu = [setting for setting in (*SETTINGS, *SAMPLES, "cluster.device=cpu") if not setting.endswith("=cuda")]
     assert main(["plan", *on_cpu, "--plugin", "null", "--plugin", "served", COLOCATED]) == 0
     assert "cluster.layout=colocated is unused: no role that serves has a GPU" in " ".join(
         capsys.readouterr().out.split()
@@ -162,7 +162,7 @@ def test_the_plan_shows_the_layout_and_its_reason(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "error"),
     [
         ((SPLIT, "rollout.pool=main"), "cluster.layout=split: role 'rollout' of core is in pool 'main', and the actor"),
         (
@@ -181,8 +181,8 @@ def test_the_plan_shows_the_layout_and_its_reason(
         ((COLOCATED, "rollout.backend=restless"), "Restless of plugin 'served' (served 1.0) has no sleep() and wake()"),
     ],
 )
-def test_pools_that_contradict_the_layout_are_refused(overrides: tuple[str, ...], said: str) -> None:
-    assert said in refused(*overrides)
+def test_pools_that_contradict_the_layout_are_refused(overrides: tuple[str, ...], error: str) -> None:
+    assert error in refused(*overrides)
 
 
 def test_a_class_that_cannot_sleep_is_not_colocated_without_being_told() -> None:

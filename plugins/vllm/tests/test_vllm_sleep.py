@@ -36,12 +36,12 @@ class Engine:
     errored = False
 
     def __init__(self, *faults: str) -> None:
-        self.asked: list[str] = []
+        self.calls: list[str] = []
         self.faults = set(faults)
         self.held = {"weights": WEIGHTS, "kv_cache": CACHE}
 
     def _ask(self, what: str) -> None:
-        self.asked.append(what)
+        self.calls.append(what)
         if what in self.faults:
             self.faults.discard(what)
             raise RuntimeError(f"{what} fails")
@@ -99,7 +99,7 @@ async def refuses_to_sample(sampler: "VllmSampler") -> str:
     sampler._engine.model_config = type("Config", (), {"max_model_len": 16})
     with pytest.raises(WorkerError) as caught:
         async with asyncio.timeout(5):
-            [item async for item in sampler.generate([request])]
+            [completion async for completion in sampler.generate([request])]
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -117,7 +117,7 @@ def test_weights_are_discarded_and_have_memory_again_before_the_cache_of_keys_an
         assert engine.held == {"weights": WEIGHTS, "kv_cache": CACHE}
 
     asyncio.run(main())
-    assert engine.asked == ["sleep 2", "wake weights", "start", "load", "finish 1", "wake all"]
+    assert engine.calls == ["sleep 2", "wake weights", "start", "load", "finish 1", "wake all"]
 
 
 def test_an_engine_that_takes_adapters_keeps_its_weights(handle: WeightsHandle) -> None:
@@ -130,7 +130,7 @@ def test_an_engine_that_takes_adapters_keeps_its_weights(handle: WeightsHandle) 
         await sampler.wake()
 
     asyncio.run(main())
-    assert engine.asked == ["sleep 1", "wake weights", "adapter", "finish 1", "wake all"]
+    assert engine.calls == ["sleep 1", "wake weights", "adapter", "finish 1", "wake all"]
 
 
 def test_a_sampler_that_is_awake_or_on_a_cpu_moves_nothing(handle: WeightsHandle) -> None:
@@ -145,7 +145,7 @@ def test_a_sampler_that_is_awake_or_on_a_cpu_moves_nothing(handle: WeightsHandle
         await sampler.wake()
 
     asyncio.run(main())
-    assert engine.asked == ["start", "load", "finish 1"] * 2
+    assert engine.calls == ["start", "load", "finish 1"] * 2
 
 
 def test_an_engine_that_wakes_without_weights_samples_nothing_until_it_has_some(handle: WeightsHandle) -> None:
@@ -238,7 +238,7 @@ async def slept_for_real(directory: Path) -> None:
     request = GenerateRequest("r", (5, 6, 7), Sampling(max_tokens=8), 2, 5)
 
     async def sampled() -> list[Completion]:
-        return [item async for item in sampler.generate([request])]
+        return [completion async for completion in sampler.generate([request])]
 
     try:
         assert len(await sampled()) == 2
@@ -251,13 +251,13 @@ async def slept_for_real(directory: Path) -> None:
         assert not done, "nothing is sampled before it wakes"
         await sampler.wake()
         assert not await engine.is_sleeping()
-        for item in await asking:
-            ids_T = torch.tensor([5, 6, 7, *item.token_ids.tolist()])
+        for completion in await asking:
+            ids_T = torch.tensor([5, 6, 7, *completion.token_ids.tolist()])
             with torch.no_grad():
                 logprobs_TV = model(ids_T[None]).logits[0].log_softmax(-1)
             found_N = logprobs_TV[2:-1].gather(1, ids_T[3:, None])[:, 0]
-            assert (found_N - torch.tensor(item.logprobs)).abs().max() < 1e-4
-            assert item.versions == ((0, 1),)
+            assert (found_N - torch.tensor(completion.logprobs)).abs().max() < 1e-4
+            assert completion.versions == ((0, 1),)
     finally:
         sampler.close()
 
