@@ -89,7 +89,7 @@ def handle(tmp_path: Path) -> WeightsHandle:
 def sampler_of(engine: Engine, **how: Any) -> "VllmSampler":
     from rlcore_vllm.sampler import VllmSampler
 
-    from rlcore.data.tokens import ByteTokens
+    from rlcore.data.tokenizer import ByteTokens
 
     return VllmSampler(engine, ByteTokens(), "rollout[0.0]", **how)
 
@@ -213,7 +213,7 @@ async def slept_for_real(directory: Path) -> None:
     from rlcore_vllm.sampler import VllmSampler
     from transformers import AutoModelForCausalLM
 
-    from rlcore.data.tokens import ByteTokens
+    from rlcore.data.tokenizer import ByteTokens
 
     path = write_tiny_model(directory / "tiny", num_attention_heads=1)
     arguments = {
