@@ -142,8 +142,15 @@ def _schedule(plan: "RunPlan") -> "Iterator[tuple[str, str]]":
     rows = f"are computed: {schedule.all_rows}" if schedule.all_rows else "are left out: they change no gradient"
     yield "in updates, rows whose advantages are all 0", rows
     yield "forward passes while rewards are pending", ", ".join(schedule.passes) or "none"
+    if plan.layout.name:
+        yield "devices of roles that serve", f"{_layout(plan)} ({plan.layout.reason})"
     if plan.colocated_roles:
         yield "sleep while the actor trains", ", ".join(plan.colocated_roles)
+
+
+def _layout(plan: "RunPlan") -> str:
+    roles = ", ".join(plan.layout.roles)
+    return f"{plan.layout.name}: {roles} on the actor's" if roles else plan.layout.name
 
 
 def _role(plan: "RunPlan", worker: "WorkerPlan") -> tuple[str, ...]:

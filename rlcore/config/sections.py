@@ -157,6 +157,10 @@ class ClusterConfig:
     """Seconds after which a call of a component that has not returned is reported, and again after as many more."""
     pools: dict[str, PoolConfig] = field(default_factory=dict)
     """Pools by name; they win over those that plugins offer."""
+    layout: Literal["planned", "colocated", "split"] = "planned"
+    """The devices of roles that serve (rollout, judges). colocated: those that the actor trains on; split: others, in
+    pools of their own; planned: split where the machine has devices for all, else colocated, and as `pools`,
+    `train_pool` and `rollout.pool` say where they are set. `rlcore plan` shows it with its reason."""
     train_pool: str = "main"
     """The pool of actor, reference and critic."""
 

@@ -28,7 +28,7 @@ class RolloutWorker(Worker):
         """Sample with these weights from the next token on; returns their version once the old ones are out of use.
 
         Discards what was computed with other weights, such as cached prefixes. Called after every step, on rollouts
-        that are not embedded in the actor.
+        that are not embedded in the actor. A replica that sleeps loads them, and sleeps on.
         """
         raise WorkerError(
             f"{self.context}: {type(self).__name__} takes no weights, so it would sample with those that the run began "
@@ -38,12 +38,13 @@ class RolloutWorker(Worker):
     async def sleep(self) -> None:
         """Finish running requests, begin no others, and free the device as far as the backend can.
 
-        Called when the actor trains on the devices of this pool (`PoolSpec.colocates`).
+        Called when the actor trains on the devices of this pool (`PoolSpec.colocates`). The weights may be discarded:
+        after the step `load_weights` brings the next ones before `wake`. Only a step that failed wakes without them.
         """
         raise WorkerError(f"{self.context}: {type(self).__name__} cannot sleep; choose another rollout.backend")
 
     async def wake(self) -> None:
-        """Sample again. On a replica that is awake it changes nothing."""
+        """Sample again, with the weights that were loaded last. On a replica that is awake it changes nothing."""
         raise WorkerError(f"{self.context}: {type(self).__name__} cannot sleep; choose another rollout.backend")
 
     async def health(self) -> str:

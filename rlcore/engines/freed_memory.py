@@ -1,4 +1,4 @@
-"""Memory that a process freed: kept for its next allocation, or given back to the system."""
+"""Memory that a process freed: kept for its next allocation, or given back to the system and to other processes."""
 
 import ctypes
 
@@ -16,10 +16,23 @@ def keep_freed_memory() -> None:
         _call_libc("mallopt", parameter, value)
 
 
-def give_back_freed_memory() -> None:
-    """Give back what `keep_freed_memory` has kept: between generation and update, which use different sizes, so that
-    the holes that one leaves do not add to what the other needs."""
-    _call_libc("malloc_trim", 0)
+def give_back_freed_memory(device: str) -> None:
+    """Give back what is kept: between generation and update, which use different sizes, so that the holes that one
+    leaves do not add to what the other needs. On a CPU that is what `keep_freed_memory` keeps."""
+    if device.startswith("cpu"):
+        _call_libc("malloc_trim", 0)
+    yield_device(device)
+
+
+def yield_device(device: str) -> None:
+    """Free what torch has cached on an accelerator ('cuda:3'), which no other process there can use.
+
+    Called before a server on the same device starts or wakes up. Does nothing on a CPU.
+    """
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def _call_libc(name: str, *arguments: int) -> None:

@@ -7,7 +7,7 @@ from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.errors.checks.interfaces import defines
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import BYTES
+from rlcore.plan.memory import BYTES, GRADIENT_BYTES
 from rlcore.plan.run_plan import SchedulePlan
 
 ACTOR, ROLLOUT = "actor", "rollout"
@@ -15,22 +15,34 @@ SERVING, TRAINING = "serving", "training"
 """The phases of a step."""
 
 
+AWAKE_FRAC = 0.9
+"""Share of a device that roles which train and serve there at the same time may need by the plan: the rest is for CUDA
+contexts, graphs and what an allocator keeps in pieces."""
+
+
 def plan_colocation(
-    pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], schedule: SchedulePlan
+    pools: Sequence[PoolPlan],
+    workers: Sequence[WorkerPlan],
+    schedule: SchedulePlan,
+    memory: Mapping[str, int],
+    facts: Facts,
 ) -> tuple[str, ...]:
     """The roles that sleep while the actor trains: those that serve on its devices.
 
     These are the roles in the pools of which the actor's pool is a union, and those in its own pool that have GPUs;
     without GPUs there is no device to share. Roles that compute in the passes of a step (reference, critic) take their
-    turn there, awake. PlanError for one that cannot sleep, and for a schedule that would sample or score in the pools
-    of a union while the actor trains; in its own pool roles are awake then, and have to fit beside it.
+    turn there, awake. None sleeps in the actor's own pool where all roles fit on its devices at the same time by the
+    plan. PlanError for one that cannot sleep, and for a schedule that would sample or score in the pools of a union
+    while the actor trains; in its own pool roles are awake then, and have to fit beside it.
     """
     pool = actor_pool(pools, workers)
+    if not pool.colocates and fits_awake(pools, workers, memory, facts):
+        return ()
     found = []
     for plan in workers:
         if not _shares(plan, pool, workers):
             continue
-        if not _can_sleep(plan):
+        if not can_sleep(plan):
             request = plan.request
             where = f"union '{pool.name}' of {pool.provided_by}" if pool.colocates else "its own pool"
             raise PlanError(
@@ -67,12 +79,39 @@ def _shares(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> 
     if request.pool in pool.colocates:
         return True
     trains_on_gpus = any(worker.request.gpus for worker in workers if worker.request.role.name == ACTOR)
-    # Of the core's and the critic's roles only the rollout is called outside of the step's passes.
-    serves = request.role.name == ROLLOUT or plan.asked_by.startswith(("agent ", "reward "))
-    return serves and request.pool == pool.name and request.gpus > 0 and trains_on_gpus
+    return serves(plan) and request.pool == pool.name and request.gpus > 0 and trains_on_gpus
 
 
-def _can_sleep(plan: WorkerPlan) -> bool:
+def serves(plan: WorkerPlan) -> bool:
+    """True if a role works while samples are made and scored, in a process of its own.
+
+    Of the core's and the critic's roles only the rollout is called outside of the step's passes.
+    """
+    request = plan.request
+    called = request.role.name == ROLLOUT or plan.asked_by.startswith(("agent ", "reward "))
+    return called and request.embedded_in is None
+
+
+def fits_awake(
+    pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts
+) -> bool:
+    """True if all roles of the actor's pool fit on its devices at the same time; False where that is not known."""
+    pool = actor_pool(pools, workers)
+    here = [plan.request for plan in workers if plan.request.pool == pool.name and plan.request.embedded_in is None]
+    known = all(
+        request.device_frac or (memory.get(request.role.name) and facts.model_of(request).shape)
+        for request in here
+        if request.gpus
+    )
+    if facts.gpu_memory_bytes is None or facts.usable_gpu_bytes is None or not known:
+        return False
+    devices = _on_devices(pools, workers, (), memory, facts, facts.gpu_memory_bytes)
+    room = AWAKE_FRAC * facts.usable_gpu_bytes
+    return all(_total(devices[gpu][TRAINING]) <= room for gpu in pool.gpus if gpu in devices)
+
+
+def can_sleep(plan: WorkerPlan) -> bool:
+    """True if the class of a role overrides `sleep` and `wake`."""
     return defines(plan.cls, plan.request.role.interface, "sleep", "wake")
 
 
@@ -86,36 +125,53 @@ def memory_of_devices(
     """Bytes that the fullest device of each pool holds in each phase; empty without GPUs of known size.
 
     Of every role on a device its weights and optimizer state, or the share that it reserves, and of one role at a time
-    its activations; a role that sleeps holds nothing there, and one with `offload` little while servers serve.
-    PlanError when that is more than a device has. Roles of which nothing is known are left out, as in
-    `memory_estimate`.
+    its activations; a role that sleeps holds nothing there, and one with `offload` little while servers serve, and
+    either activations or optimizer state while it trains. PlanError when that is more than a device has. Roles of which
+    nothing is known are left out, as in `memory_estimate`.
     """
     if facts.gpu_memory_bytes is None:
         return {}
+    devices = _on_devices(pools, workers, colocated_roles, memory, facts, facts.gpu_memory_bytes)
+    _check_devices(devices, facts, workers)
+    return {
+        pool.name: {
+            phase: max(_total(devices[gpu].get(phase, [])) for gpu in pool.gpus if gpu in devices)
+            for phase in _phases(colocated_roles)
+        }
+        for pool in pools
+        if any(gpu in devices for gpu in pool.gpus)
+    }
+
+
+def _phases(colocated_roles: Sequence[str]) -> tuple[str, ...]:
+    return (SERVING, TRAINING) if colocated_roles else (TRAINING,)
+
+
+def _on_devices(
+    pools: Sequence[PoolPlan],
+    workers: Sequence[WorkerPlan],
+    colocated_roles: Sequence[str],
+    memory: Mapping[str, int],
+    facts: Facts,
+    of_device: int,
+) -> dict[int, dict[str, list[tuple[str, int, int]]]]:
+    """(role, bytes that it holds, bytes while it works) of every role on each device in each phase."""
     by_name = {pool.name: pool for pool in pools}
-    phases = (SERVING, TRAINING) if colocated_roles else (TRAINING,)
     devices: dict[int, dict[str, list[tuple[str, int, int]]]] = {}
     for plan in workers:
         if plan.request.embedded_in is not None or not plan.request.gpus:
             continue
         name = plan.request.role.name
-        held, working = _bytes_of(plan, memory, facts, facts.gpu_memory_bytes)
+        held, working = _bytes_of(plan, memory, facts, of_device)
         resting = _resting_bytes(plan, workers, held, facts)
         for gpu in _devices(plan, by_name[plan.request.pool]):
-            for phase in phases:
+            for phase in _phases(colocated_roles):
                 asleep = name in colocated_roles and phase == TRAINING
                 idle = phase == SERVING and name not in colocated_roles
                 kept = 0 if asleep else resting if idle else held
                 entry = (name, kept, 0 if asleep or idle else working)
                 devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)
-    _check_devices(devices, facts, workers)
-    return {
-        pool.name: {
-            phase: max(_total(devices[gpu].get(phase, [])) for gpu in pool.gpus if gpu in devices) for phase in phases
-        }
-        for pool in pools
-        if any(gpu in devices for gpu in pool.gpus)
-    }
+    return devices
 
 
 def _devices(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
@@ -128,13 +184,22 @@ def _devices(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
 
 
 def _bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int) -> tuple[int, int]:
-    """(bytes that a rank holds during its phase, further bytes that it needs while it works)."""
+    """(bytes that a rank holds during its phase, further bytes that it needs while it works).
+
+    With `offload` a rank holds weights and gradients. It needs the activations of a backward pass, and after them, in
+    their place, the optimizer's state.
+    """
     request = plan.request
     if request.device_frac:
         return int(request.device_frac * of_device), 0
     whole = memory.get(request.role.name, 0)
-    held = min(whole, int(request.bytes_per_parameter * (facts.model_of(request).parameters or 0)))
-    return held, whole - held
+    parameters = facts.model_of(request).parameters or 0
+    held = min(whole, int(request.bytes_per_parameter * parameters))
+    engine = request.engine
+    if engine is None or not engine.offload or engine.lora.enabled:
+        return held, whole - held
+    at_work = min(held, int((BYTES[engine.dtype] + GRADIENT_BYTES[engine.dtype]) * parameters))
+    return at_work, max(whole - held, held - at_work)
 
 
 def _resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, facts: Facts) -> int:
@@ -160,6 +225,12 @@ def _lower(workers: Sequence[WorkerPlan], entries: Sequence[tuple[str, int, int]
     return f", lower what {' and '.join(role.role.name for role in roles)} reserve" if roles else ""
 
 
+def _may_offload(workers: Sequence[WorkerPlan]) -> bool:
+    """True if `actor.offload` is free to be set: it does not go with shards."""
+    engines = [plan.request.engine for plan in workers if plan.request.role.name == ACTOR]
+    return any(engine and not engine.offload and engine.sharding == "none" for engine in engines)
+
+
 def _check_devices(
     devices: Mapping[int, Mapping[str, Sequence[tuple[str, int, int]]]], facts: Facts, workers: Sequence[WorkerPlan]
 ) -> None:
@@ -169,7 +240,7 @@ def _check_devices(
             total = _total(entries)
             if total > size and len(entries) > 1:  # a role alone is `check_memory`'s
                 parts = ", ".join(f"{name} {(held + working) / 2**30:.1f}" for name, held, working in entries)
-                rests = ", or set actor.offload=true" if phase == SERVING else ""
+                rests = ", or set actor.offload=true" if phase == SERVING and _may_offload(workers) else ""
                 raise PlanError(
                     f"memory: device {gpu} needs about {total / 2**30:.1f} GiB while {phase} ({parts} GiB), it has "
                     f"{facts.usable_gpu_text}; give the roles pools of their own{_lower(workers, entries)}{rests}"

@@ -1,12 +1,12 @@
 """`make_plan`: offers are matched to requests, once, before any process starts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from rlcore.config import LoadedConfig, RunConfig
 from rlcore.config.providers import Provider
-from rlcore.contracts.clusters import WorkerPlan
+from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.plan.batch_sizes import batch_sizes
 from rlcore.plan.clusters import check_startable, plan_cluster
@@ -14,6 +14,7 @@ from rlcore.plan.colocation import memory_of_devices, plan_colocation
 from rlcore.plan.components import check_needs, choose_algorithms, choose_components
 from rlcore.plan.data_parallel import check_ranks
 from rlcore.plan.device_notes import check_device, device_notes, share_threads
+from rlcore.plan.layout import lay_out, layout_notes, plan_layout
 from rlcore.plan.machine_facts import Facts
 from rlcore.plan.memory import check_memory, memory_estimate
 from rlcore.plan.planner_input import Offers
@@ -21,7 +22,7 @@ from rlcore.plan.pools import make_pools, pool_notes
 from rlcore.plan.prefixes import plan_shared_prefixes
 from rlcore.plan.requests import check_shipped, choose_classes, gather
 from rlcore.plan.reward_functions import brought_rewards, resolve_rewards
-from rlcore.plan.run_plan import RunPlan
+from rlcore.plan.run_plan import AlgorithmPlan, LayoutPlan, RunPlan
 from rlcore.plan.schedule import plan_schedule, schedule_notes
 from rlcore.plan.skipped_rows import skip_rows
 from rlcore.plan.weight_sync import plan_weights
@@ -41,17 +42,16 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
     check_device(config, facts, cluster.abilities)
     arithmetic = batch_sizes(config)
     rewards = resolve_rewards(loaded, offers, components["reward"])
-    targets = {purpose: plan.algorithm.target for purpose, plan in algorithms.items()}
-    workers = choose_classes(config, offers, gather(config, offers, components, targets))
+    workers = choose_classes(config, offers, gather(config, offers, components, _targets(algorithms)))
     workers, unshared = plan_shared_prefixes(workers, facts, config.model.attention)
     workers, threads = share_threads(config, workers, facts, cluster.abilities)
     choices = (*loaded.choices, *threads)
     check_ranks(workers, arithmetic)
     check_shipped(workers, config, cluster.abilities)
-    pools = make_pools(config, offers, workers, facts, cluster.abilities)
+    workers, pools, layout = _placed(config, offers, workers, facts, cluster.abilities)
     schedule = plan_schedule(config, algorithms, rewards, workers, arithmetic)
     memory = memory_estimate(config, workers, facts)
-    colocated_roles, on_devices = plan_colocation(pools, workers, schedule), dict[str, dict[str, int]]()
+    colocated_roles, on_devices = plan_colocation(pools, workers, schedule, memory, facts), dict[str, dict[str, int]]()
     check_startable(config, cluster, pools, workers)
     if not cluster.abilities.elsewhere:  # on other machines it is not this one's memory that counts
         check_memory(config, workers, memory, facts)
@@ -64,6 +64,7 @@ def make_plan(loaded: LoadedConfig, offers: Offers, facts: Facts) -> RunPlan:
         cluster=cluster,
         workers=skip_rows(workers, not schedule.all_rows),
         pools=pools,
+        layout=layout,
         colocated_roles=colocated_roles,
         weights_kind=plan_weights(config, workers),
         algorithms=algorithms,
@@ -86,12 +87,27 @@ def _notes(plan: RunPlan, offers: Offers, unshared: Sequence[str]) -> tuple[str,
     return (
         *_unused(offers, plan.plugins, plan.workers),
         *pool_notes(plan.pools),
+        *layout_notes(config, plan.layout, plan.colocated_roles),
         *device_notes(config, facts, plan.pools, plan.choices, plan.cluster.abilities),
         *_of_workers(facts, plan.workers),
         *unshared,
         *_unchecked(config),
         *schedule_notes(config, plan.schedule, plan.batch_sizes),
     )
+
+
+def _targets(algorithms: Mapping[str, AlgorithmPlan]) -> dict[str, str]:
+    """The chosen functions, by purpose."""
+    return {purpose: plan.algorithm.target for purpose, plan in algorithms.items()}
+
+
+def _placed(
+    config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan], facts: Facts, abilities: ClusterAbilities
+) -> tuple[tuple[WorkerPlan, ...], tuple[PoolPlan, ...], LayoutPlan]:
+    """The workers with their pools, these, and the layout that they amount to."""
+    workers, reason = lay_out(config, workers, facts, abilities)
+    pools = make_pools(config, offers, workers, facts, abilities)
+    return workers, pools, plan_layout(config, pools, workers, reason)
 
 
 def _used_providers(*chosen: Iterable[Any]) -> set[str]:

@@ -91,6 +91,17 @@ class SchedulePlan:
 
 
 @dataclass(frozen=True)
+class LayoutPlan:
+    """Where the roles that serve have their devices."""
+
+    name: Literal["", "colocated", "split"]
+    """'' where none of them has a device."""
+    roles: tuple[str, ...]
+    """Those on the devices that the actor trains on."""
+    reason: str
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """The whole run, decided: `launch` starts exactly this. Only `rlcore.plan.make_plan` constructs it."""
 
@@ -102,8 +113,10 @@ class RunPlan:
     workers: tuple[WorkerPlan, ...]
     """In start order: a worker served inside another comes after it."""
     pools: tuple[PoolPlan, ...]
+    layout: LayoutPlan
+    """Decided by `cluster.layout`, or by the pools that the user has declared."""
     colocated_roles: tuple[str, ...]
-    """Roles that serve on devices which the actor's pool shares with them: they sleep while it trains."""
+    """Roles that serve on devices which the actor's pool shares with them, and sleep while it trains."""
     weights_kind: WeightsKind
     """How the actor hands its weights to the rollout."""
     algorithms: Mapping[str, AlgorithmPlan]

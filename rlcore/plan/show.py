@@ -40,6 +40,7 @@ def plan_to_json(plan: RunPlan) -> dict[str, Any]:
             "all_rows": plan.schedule.all_rows,
         },
         "arithmetic": dict(plan.batch_sizes),
+        "layout": {"name": plan.layout.name, "roles": list(plan.layout.roles), "reason": plan.layout.reason},
         "colocated_roles": list(plan.colocated_roles),
         "memory_bytes": dict(plan.memory_bytes),
         "device_bytes": {name: dict(phases) for name, phases in plan.device_bytes.items()},

@@ -62,13 +62,17 @@ class DeviceLease:
 
     async def serve(self) -> None:
         """The servers are awake when this returns, also those of which `train` never heard; WorkerError names one that
-        is not. Does nothing when no server had to sleep.
+        is not, which is not called a second time. Does nothing when no server had to sleep.
         """
         async with self._turning:
             if not self._training:
                 return
             began = time.monotonic()
-            await self._tell("wake")
+            try:
+                await self._tell("wake")
+            except WorkerError:
+                self._training = False  # the run ends: the next call would only wait for the same server again
+                raise
             self._training = False
             self._record(self._names[1], time.monotonic() - began)
 

@@ -104,11 +104,17 @@ class Runtime:
     """Token ids are below it; None when neither the actor nor its model's configuration says."""
 
     async def sync_weights(self, version: int) -> None:
-        """Rollout replicas sample with the actor's weights, published as `version`, when this returns."""
+        """Rollout replicas sample with the actor's weights, published as `version`, when this returns.
+
+        Servers that share the actor's devices sleep until then: gathered weights and a cache of keys and values are
+        never there at the same time.
+        """
+        await self.lease.train()
         if self.weights is not None:
             began = time.monotonic()
             await self.weights.publish(version)
             self.sink.record("time/weights_s", time.monotonic() - began)
+        await self.lease.serve()
 
     def take_metrics(self, beside: Collection[str] = ()) -> Metrics:
         """Metrics that components recorded or counted since the last call.

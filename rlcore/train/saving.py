@@ -125,6 +125,7 @@ class Saver:
     async def restore(self, path: Path) -> None:
         """Continue from the checkpoint at `path`, bit for bit."""
         loaded = await asyncio.to_thread(checkpoint.load, path)
+        await self._trainer.run.lease.train()  # until its weights are with the servers
         await self._trainer.actor.call(ActorWorker.restore, loaded.path)
         await self._trainer.run.critic.restore(loaded.path / CRITIC)
         prompt = self._trainer.progress.order.prompt

@@ -135,6 +135,7 @@ async def evaluate_async(plan: RunPlan, from_checkpoint: Path | None) -> Metrics
         async with launch(plan, Path(scratch)) as run:
             if from_checkpoint is not None:
                 loaded = await asyncio.to_thread(checkpoint.load, from_checkpoint)
+                await run.lease.train()  # until its weights are with the servers
                 await run.actor.replicas[0].call(ActorWorker.restore, loaded.path)
                 await run.sync_weights(loaded.step)
             check = _fits_evaluation(plan.config, window_of(run))

@@ -5,9 +5,11 @@ mini-batches are cut from a whole step in canonical order or formed of the group
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from types import TracebackType
 
 from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
@@ -26,6 +28,8 @@ from rlcore.train.pending import Group, PendingGroup
 from rlcore.train.timing import StepTimeline, length_correlation
 from rlcore.train.versions import sampled_with
 from rlcore.types import Batch, Lane, Metrics, ScoredTrajectory, Trajectory, TrajectoryId
+
+logger = logging.getLogger(__name__)
 
 
 class StepBatcher:
@@ -81,15 +85,31 @@ class StepBatcher:
             self._preparing = asyncio.create_task(self._arrays.ensure(trajectories), name="forward passes")
             self._flight.watch(self._preparing)
 
-    async def aclose(self) -> None:
-        """End what was begun, and give shared devices back to the servers, however the step ended."""
+    async def __aenter__(self) -> "StepBatcher":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End what was begun, and give shared devices back to the servers, however the step ended.
+
+        A server that does not wake after an error is logged: the error is the cause.
+        """
         try:
-            begun = [task for task in (self._preparing, None if self._ended else self._writing) if task is not None]
-            for task in begun:
-                task.cancel()
-            await asyncio.gather(*begun, return_exceptions=True)
+            await self._end_begun()
         finally:
-            await self._run.lease.serve()
+            try:
+                await self._run.lease.serve()
+            except WorkerError as problem:
+                if error is None:
+                    raise
+                logger.warning("after %s: %s", type(error).__name__, problem)
+
+    async def _end_begun(self) -> None:
+        begun = [task for task in (self._preparing, None if self._ended else self._writing) if task is not None]
+        for task in begun:
+            task.cancel()
+        await asyncio.gather(*begun, return_exceptions=True)
 
     def scored_groups(self) -> AsyncGenerator[list[Group], None]:
         """The groups to train on: all of the step at once, or those of each mini-batch as its rewards come in."""

@@ -102,7 +102,7 @@ class Trainer:
     async def step(self) -> None:
         """One training step: from prompts over trajectories, groups and mini-batches to weights, a line each."""
         work = StepBatcher(self.run, self.flight, self.progress.kl, self.progress.step + 1, self.last_step)
-        async with aclosing(work):
+        async with work:
             prompts = work.issue_prompts()
             trajectories = await work.sampled_trajectories(prompts)
             work.begin_passes(trajectories)  # log-probs and values, while rewards are pending
@@ -128,7 +128,6 @@ class Trainer:
         if self.run.plan.schedule.sample_before_publish:
             await self.flight.sampled()
         await self.actor.call(ActorWorker.publish, progress.step + 1)
-        await self.run.lease.serve()
         await self.run.sync_weights(progress.step + 1)
         progress.step += 1
         self.flight.published(progress.step, work.taken)

@@ -6,6 +6,7 @@ The device is cpu:0 and host memory is cpu, so torch computes with both; a move 
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -35,13 +36,18 @@ class HostMemory:
         self.moves: list[str] = []
         self._held: dict[int, Tensor] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are here and not on the device."""
+        return sum(tensor.nbytes for tensor in self._held.values())
+
     def moved(self, tensor: Tensor, device: torch.device) -> Tensor:
         to_host = device.index is None
+        if to_host == (tensor.data_ptr() in self._held):
+            return tensor
         self.moves.append("host" if to_host else "device")
         if not to_host:
-            return self._held.pop(tensor.data_ptr(), tensor)
-        if tensor.data_ptr() in self._held:
-            return tensor
+            return self._held.pop(tensor.data_ptr())
         hidden = torch.full_like(tensor, float("nan"))
         self._held[hidden.data_ptr()] = tensor
         return hidden
@@ -55,7 +61,7 @@ class HostMemory:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> HostMemory:
     memory = HostMemory()
-    monkeypatch.setattr(parts, "moved", memory.moved)
+    monkeypatch.setattr(parts, "begin_move", memory.moved)
     return memory
 
 
@@ -98,24 +104,93 @@ def test_no_result_depends_on_offload(llama: Path, host: HostMemory, settings: d
     assert found[0] == found[1]
 
 
-def test_weights_and_optimizer_state_are_moved_once_around_the_updates_of_a_step(llama: Path, host: HostMemory) -> None:
+def test_weights_are_moved_once_around_the_updates_of_a_step_and_the_state_around_each(
+    llama: Path, host: HostMemory
+) -> None:
     engine = engine_of(llama, True)
+    num_weights = len(list(engine.model.parameters())) + len(list(engine.model.buffers()))
     assert host.order() == ["host"], "it rests from the start"
     engine.begin_updates()
     engine.begin_updates()
-    for batch in BATCHES:
-        engine.update(batch)
-        engine.logprobs(batch)
+    assert len(host.moves) == num_weights
     assert host.order() == ["device"]
-    num_weights = len(list(engine.model.parameters())) + len(list(engine.model.buffers()))
+    engine.update(BATCHES[0])
+    assert host.order() == ["host"], "the moments, which did not exist before"
+    for batch in BATCHES[1:]:
+        engine.update(batch)
+        assert len(host.moves) == 2 * 2 * len(engine._optimizer.parameters), "two moments, to and fro"
+        assert host.order() == ["device", "host"]
+        engine.logprobs(batch)
+        assert host.order() == []
     engine.end_updates()
-    moments = 2 * len(engine._optimizer.parameters)
-    assert len(host.moves) == num_weights + moments
+    assert len(host.moves) == num_weights
     assert host.order() == ["host"]
     engine.logprobs(BATCHES[0])
     assert host.order() == ["device", "host"], "a pass needs the weights"
     engine.update(BATCHES[0])
     assert host.order() == ["device", "host"], "an update outside of a step takes back what it brought"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bytes_per_parameter"),
+    [pytest.param("float32", 8, id="two moments"), pytest.param("bfloat16", 12, id="two moments and the master")],
+)
+def test_activations_and_optimizer_state_are_never_on_the_device_at_the_same_time(
+    llama: Path, host: HostMemory, dtype: str, bytes_per_parameter: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, resting = engine_of(llama, True, dtype=dtype), list[int]()
+    passes = TrainEngine._accumulate
+
+    def accumulate(*arguments: Any) -> Any:
+        resting.append(host.num_bytes)
+        try:
+            return passes(*arguments)
+        finally:
+            resting.append(host.num_bytes)
+
+    monkeypatch.setattr(TrainEngine, "_accumulate", accumulate)
+    engine.begin_updates()
+    engine.update(BATCHES[0])
+    resting.clear()
+    engine.update(BATCHES[1])
+    state = bytes_per_parameter * engine.facts()["num_parameters"]
+    assert resting == [state, state]
+    masters = [master for master in engine._optimizer.masters if dtype == "bfloat16"]
+    assert all(master.untyped_storage().nbytes() == 4 for master in masters), "the place of a master takes no memory"
+
+
+def test_what_leaves_an_accelerator_is_copied_to_pinned_memory_without_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no accelerator: the copy is recorded."""
+    made: list[dict[str, Any]] = []
+
+    class Pinned:
+        def copy_(self, source: Any, non_blocking: bool = False) -> Any:
+            made.append({"from": source, "non_blocking": non_blocking})
+            return self
+
+    def empty_like(tensor: Any, **how: Any) -> Any:
+        made.append(how)
+        return Pinned()
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    on_device: Any = SimpleNamespace(device=torch.device("cuda:0"))
+    parts.begin_move(on_device, parts.HOST)
+    assert made == [{"device": parts.HOST, "pin_memory": True}, {"from": on_device, "non_blocking": True}]
+
+    how: list[Any] = []
+
+    def to(device: torch.device, non_blocking: bool) -> None:
+        how.append((device, non_blocking))
+
+    for pinned in (True, False):
+        in_host: Any = SimpleNamespace(device=parts.HOST, is_pinned=lambda pinned=pinned: pinned, to=to)
+        parts.begin_move(in_host, torch.device("cuda:1"))
+    assert how == [(torch.device("cuda:1"), True), (torch.device("cuda:1"), False)]
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    parts.finish_moves(torch.device("cuda:1"))
+    parts.finish_moves(parts.HOST)
+    assert waited == [torch.device("cuda:1")]
 
 
 def test_an_update_that_fails_leaves_the_state_where_the_step_wants_it(llama: Path, host: HostMemory) -> None:
@@ -143,7 +218,6 @@ def test_weights_that_are_sampled_from_stay_and_the_optimizers_state_does_not(ll
     host.order()
     engine.begin_updates()
     engine.update(BATCHES[0])
-    assert host.order() == []
     engine.end_updates()
     assert len(host.moves) == 2 * len(engine._optimizer.parameters)
     assert all(parameter.isfinite().all() for parameter in engine.model.parameters())

@@ -201,7 +201,7 @@ def test_what_is_stated_for_a_gpu_holds_on_a_cpu_without_one() -> None:
 
 
 def test_too_few_devices_are_refused_with_role_class_and_both_numbers() -> None:
-    line = refused(PlanError, "rollout.replicas=4")
+    line = refused(PlanError, "rollout.replicas=4", "cluster.layout=split")
     assert "the pools need 9 GPUs ('engines' 8, 'main' 1), the machine has 8" in line
     line = refused(PlanError, "rollout.replicas=2", "cluster.pools.engines.gpus_per_node=3")
     assert "pool 'engines' of config (cluster.pools) is too small: role 'rollout' of core needs 4 GPUs" in line

@@ -17,7 +17,7 @@ arrays = [np.ones(2**20) for _ in range(25)]
 full = resident()
 arrays.clear()
 kept = resident()
-give_back_freed_memory()
+give_back_freed_memory("cpu")
 print(full - start, kept - start, resident() - start)
 """
 

@@ -29,7 +29,9 @@ class VllmRollout(RolloutWorker):
         context, config = self.context, self.context.config
         settings = context.settings(VllmSettings)
         engine = open_engine(rollout_arguments(config, settings, context.device), str(context), context.threads)
-        self._sampler = VllmSampler(engine, load_tokens(config.model, config.data.system_prompt), str(context))
+        tokens = load_tokens(config.model, config.data.system_prompt)
+        adapter = context.weights_kind == "adapter"
+        self._sampler = VllmSampler(engine, tokens, str(context), takes_adapter=adapter)
         self._ending = partial(ending_with, engine, context)
 
     def context_length(self) -> int | None:

@@ -39,14 +39,20 @@ ADAPTER = "actor"
 """Our name of the only adapter."""
 ABORTED = "abort"
 """vLLM's reason of finish for a request that was called off."""
+KEEPS_WEIGHTS, DISCARDS_WEIGHTS = 1, 2
+"""vLLM's levels of sleep: weights are moved to host memory, or discarded."""
 
 
 class VllmSampler:
     """Serves an engine, which is its own; all calls are made on one event loop."""
 
-    def __init__(self, engine: Any, tokens: Tokens, who: str) -> None:
-        """`who` names the worker in errors. The engine's weights are those of version 0."""
+    def __init__(self, engine: Any, tokens: Tokens, who: str, *, takes_adapter: bool = False) -> None:
+        """`who` names the worker in errors. The engine's weights are those of version 0.
+
+        With `takes_adapter` weights are handed over as adapters alone, so the engine has to keep its own.
+        """
         self._engine, self._tokens, self._who = engine, tokens, who
+        self._level = KEEPS_WEIGHTS if takes_adapter else DISCARDS_WEIGHTS
         self.version = 0
         self._numbers = itertools.count()
         self._adapter: Any = None
@@ -59,9 +65,11 @@ class VllmSampler:
         """The engine may be asked."""
         self._open.set()
         self._asleep = False
+        self._without_weights = False
+        """Its weights were discarded, and none were loaded since."""
         self._loading = asyncio.Lock()
         self._broken = ""
-        """Why nothing can be sampled any more."""
+        """Why nothing can be sampled until weights are loaded."""
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes; a reader that stops early frees the engine."""
@@ -113,14 +121,16 @@ class VllmSampler:
     async def load_weights(self, handle: WeightsHandle) -> int:
         """Load weights; unfinished samples go on with them. WorkerError when they cannot be read.
 
-        The engine then refuses to sample, because it is unknown which of its weights are new.
+        The engine then refuses to sample, because it is unknown which of its weights are new. An engine that sleeps
+        gets back the memory of its weights and sleeps on: the cache of keys and values has its memory in `wake`.
         """
         async with self._loading:
             self._open.clear()
             try:
                 await self._call_off()
+                await self._wake_weights()
                 await self._reload(handle)
-                self.version = handle.version
+                self.version, self._without_weights, self._broken = handle.version, False, ""
             except RlcoreError as error:
                 self._broken = str(error)
                 raise
@@ -132,24 +142,34 @@ class VllmSampler:
     async def sleep(self, release: bool) -> None:
         """Sample nothing until `wake`; unfinished samples go on then. With `release` the engine's device is freed.
 
-        Its weights are kept in host memory, and its cache of keys and values is lost.
+        Its cache of keys and values is lost, and so are its weights, which `load_weights` replaces before it wakes.
+        Those of an engine that takes adapters are kept in host memory.
         """
         async with self._loading:
             self._asleep = True
             self._open.clear()
             await self._call_off()
             if release:
+                self._without_weights |= self._level == DISCARDS_WEIGHTS
                 with boundary("the engine's sleep", WorkerError):
-                    await self._engine.sleep(1)
+                    await self._engine.sleep(self._level)
 
     async def wake(self) -> None:
-        """Sample again."""
+        """Sample again; WorkerError for every sample where the weights were discarded and none were loaded since."""
         async with self._loading:
             with boundary("the engine's waking", WorkerError):
                 if self._asleep and await self._engine.is_sleeping():
-                    await self._engine.wake_up()
+                    await self._engine.wake_up()  # all that still sleeps
+            if self._without_weights:
+                self._broken = self._broken or f"{self._who}: its weights were discarded in its sleep, and it got none"
             self._asleep = False
             self._open.set()
+
+    async def _wake_weights(self) -> None:
+        """Give an engine that sleeps the memory of its weights, and nothing else."""
+        with boundary("the engine's waking", WorkerError):
+            if self._asleep and await self._engine.is_sleeping():
+                await self._engine.wake_up(["weights"])
 
     async def _call_off(self) -> None:
         """End the engine's requests; one that is not known to the engine yet is called off when it is."""

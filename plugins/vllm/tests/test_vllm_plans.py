@@ -65,7 +65,7 @@ def test_a_rollout_states_its_devices_memory_pool_and_weights(planned: Planned) 
         (ConfigError, ("plugins.vllm.kv_cache_gib=1.5",), r"plugins\.vllm\.kv_cache_gib: set to .*has no effect"),
         (ConfigError, ("rollout.backend=hf", "plugins.vllm.dtype=float32"), r"plugins\.vllm\.dtype: .* no effect"),
         (ConfigError, ("plugins.vllm.tensor_parralel=2",), r"did you mean 'plugins\.vllm\.tensor_parallel'"),
-        (PlanError, ("rollout.replicas=16",), "the pools need 17 GPUs"),
+        (PlanError, ("rollout.replicas=16", "cluster.layout=split"), "the pools need 17 GPUs"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_in_one_line(

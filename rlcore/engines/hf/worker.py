@@ -13,7 +13,7 @@ from rlcore.config import EngineConfig
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.reference import ReferenceWorker
 from rlcore.contracts.rollout import RolloutWorker
-from rlcore.engines.freed_memory import give_back_freed_memory
+from rlcore.engines.freed_memory import give_back_freed_memory, yield_device
 from rlcore.errors import WorkerError
 from rlcore.types import Batch, Completion, Float32s, GenerateRequest, Metrics, WeightsHandle
 
@@ -66,6 +66,7 @@ class HfActor(ActorWorker):
         )
 
         self.engine.join(ranks_of(context))
+        yield_device(context.device)
 
     def close(self) -> None:
         if self._server is not None:
@@ -80,7 +81,7 @@ class HfActor(ActorWorker):
     def update(self, minibatch: Batch) -> Metrics:
         self._weights_change()
         if self.is_published:  # what generation has used is not what an update uses
-            give_back_freed_memory()
+            give_back_freed_memory(self.context.device)
         self._loss.weights_sampled = self.is_published
         self.is_published = False
         return self.engine.update(minibatch)
@@ -96,9 +97,15 @@ class HfActor(ActorWorker):
 
     def publish(self, version: int) -> None:
         self.version, self.is_published = version, True
-        give_back_freed_memory()
+        give_back_freed_memory(self.context.device)
 
     def weights(self, version: int, directory: Path) -> WeightsHandle:
+        try:
+            return self._weights(version, directory)
+        finally:
+            yield_device(self.context.device)  # a rollout on this device loads them next
+
+    def _weights(self, version: int, directory: Path) -> WeightsHandle:
         if self.context.weights_kind == "adapter":
             self.engine.save_adapter(directory)
             return WeightsHandle(version, "adapter", str(directory))
@@ -122,6 +129,7 @@ class HfActor(ActorWorker):
         self._weights_change()
         self.is_published = True
         self.engine.restore(directory)
+        yield_device(self.context.device)
 
     def facts(self) -> dict[str, Any]:
         return self.engine.facts()

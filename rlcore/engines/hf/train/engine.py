@@ -19,6 +19,7 @@ from torch import Tensor
 from rlcore.algo.aggregation import weighted_sum
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.data.batch import select
+from rlcore.engines.freed_memory import yield_device
 from rlcore.engines.hf.train.flops import update_flops
 from rlcore.engines.hf.train.loss_scale import LossScale
 from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics, split
@@ -154,15 +155,20 @@ class TrainEngine:
         self._offload.stay()
 
     def begin_updates(self) -> None:
-        """Bring what `offload` keeps in host memory to the device, until `end_updates`; a second call does nothing.
+        """Bring the weights that `offload` keeps in host memory, until `end_updates`; a second call does nothing.
 
-        An update outside of the two brings it and takes it back by itself.
+        An update outside of the two brings them and takes them back by itself. Each update brings the optimizer's state
+        after its backward pass, when the activations are gone, and takes it back.
         """
         self._offload.begin()
 
     def end_updates(self) -> None:
-        """Move optimizer state, and weights that nothing here samples from, to host memory, with `offload`."""
+        """Move optimizer state, and weights that nothing here samples from, to host memory, with `offload`.
+
+        Frees what updates have left in the allocator's cache, with and without it.
+        """
         self._offload.end()
+        yield_device(str(self.device))
 
     def logprobs(self, batch: Batch) -> Float32s:
         """(B, T) log-probs of the loss tokens under softmax(logits / temperature), 0 elsewhere."""
@@ -284,8 +290,12 @@ class TrainEngine:
         )
         with self._offload.weights(), self.whole():
             if self.ranks is not None:
-                return self.ranks.scored(batch, self.shared_prefix, score_here)
-            return score_here(batch)
+                scored = self.ranks.scored(batch, self.shared_prefix, score_here)
+            else:
+                scored = score_here(batch)
+        if self._loss is None:  # no update follows, at the end of which its cache would be freed
+            yield_device(str(self.device))
+        return scored
 
     def _taught(self, minibatch: Batch) -> Batch:
         """The rows of the mini-batch that an update computes, maybe none."""
@@ -380,8 +390,9 @@ class TrainEngine:
         metrics = self._scale.metrics(self.name)
         finite = math.isfinite(loss) and math.isfinite(norm)
         if finite:
-            self._optimizer.step(lr)
-            self._optimizer.publish(self.updates_done)
+            with self._offload.state():
+                self._optimizer.step(lr)
+                self._optimizer.publish(self.updates_done)
             self.updates_done += 1
             self._skipped_in_a_row = 0
             self._scale.succeeded()

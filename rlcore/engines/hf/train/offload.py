@@ -1,4 +1,8 @@
-"""Moves weights and optimizer state between the device and host memory, once around the updates of a step."""
+"""Moves weights and optimizer state between the device and host memory.
+
+Weights are there from the first to the last update of a step; the optimizer's state only while it makes its step, when
+the activations of the update are gone.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +25,8 @@ class Offload:
     def __init__(self, model: nn.Module, optimizer: MasterAdamW, device: torch.device, enabled: bool) -> None:
         self._model, self._optimizer, self._device, self._enabled = model, optimizer, device, enabled
         self._weights_stay = False
-        self._weights_here = self._state_here = True
+        self._weights_here = True
+        self._updating = False
 
     def stay(self) -> None:
         """Keep the weights on the device from now on: something here samples from them between updates."""
@@ -29,23 +34,32 @@ class Offload:
         self._move_weights(here=True)
 
     def begin(self) -> bool:
-        """Bring everything that an update needs to the device; False if it is there already."""
-        if self._state_here:
+        """Bring the weights to the device for updates; False if that was done already."""
+        if not self._enabled or self._updating:
             return False
+        self._updating = True
         self._move_weights(here=True)
-        self._optimizer.to(self._device)
-        self._state_here = True
         return True
 
+    @contextmanager
+    def state(self) -> Iterator[None]:
+        """Inside, the optimizer's state is on the device."""
+        if not self._enabled:
+            yield
+            return
+        self._optimizer.to(self._device)
+        try:
+            yield
+        finally:
+            self._rest_state()
+
     def end(self) -> None:
-        """Move optimizer state, and weights that need not stay, to host memory."""
+        """Move weights that need not stay to host memory, and the optimizer's state if it is not there."""
         if not self._enabled:
             return
-        self._optimizer.to(HOST)
-        self._state_here = False
+        self._updating = False
+        self._rest_state()
         self._move_weights(here=self._weights_stay)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # what is only cached here is missing where another process shares the device
 
     @contextmanager
     def weights(self) -> Iterator[None]:
@@ -57,10 +71,15 @@ class Offload:
         finally:
             self._move_weights(here=were_here)
 
+    def _rest_state(self) -> None:
+        self._optimizer.to(HOST)
+        parts.finish_moves(self._device)
+
     def _move_weights(self, here: bool) -> None:
         if here == self._weights_here:
             return
         device = self._device if here else HOST
         for tensor in (*self._model.parameters(), *self._model.buffers()):
-            tensor.data = parts.moved(tensor.data, device)
+            tensor.data = parts.begin_move(tensor.data, device)
         self._weights_here = here
+        parts.finish_moves(self._device)

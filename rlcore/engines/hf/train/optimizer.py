@@ -61,6 +61,8 @@ class MasterAdamW:
         self.parameters = list(named.values())
         self.masters = [_master_of(parameter, (start or {}).get(name)) for name, parameter in named.items()]
         self._names = list(named)
+        self._resting: dict[int, Tensor] = {}
+        """In host memory: masters that are copies, by index, while a placeholder takes the gradients of each."""
         self._rounding, self._seed = config.rounding, seed
         matrices = [master for master in self.masters if master.ndim >= 2]
         vectors = [master for master in self.masters if master.ndim < 2]
@@ -126,13 +128,20 @@ class MasterAdamW:
             tensor.grad = None
 
     def to(self, device: torch.device) -> None:
-        """Move the optimizer's state to a device; the masters that are copies go with it."""
+        """Move the optimizer's state to a device, or to rest in host memory; the masters that are copies go with it.
+
+        Gradients are summed on the device in any case. `parts.finish_moves` ends the move.
+        """
         for state in self._adamw.state.values():
             for name, value in state.items():
                 if isinstance(value, Tensor) and name != "step":
-                    state[name] = parts.moved(value, device)
-        for master in self._copies():
-            master.data = parts.moved(master.data, device)
+                    state[name] = parts.begin_move(value, device)
+        for index, master in enumerate(self._copies()):
+            if device != parts.HOST and index in self._resting:
+                master.data = parts.begin_move(self._resting.pop(index), device)
+            elif device == parts.HOST and index not in self._resting:
+                self._resting[index] = parts.begin_move(master.data, device)
+                master.data = parts.placeholder(master.data)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors by name, of sharded ones this rank's part, and plain values: what a checkpoint keeps."""
@@ -142,7 +151,7 @@ class MasterAdamW:
             for index, moments in adamw["state"].items()
             for name, value in moments.items()
         }
-        tensors |= {f"master.{index}": own(master) for index, master in enumerate(self._copies())}
+        tensors |= {f"master.{index}": own(master) for index, master in enumerate(self._values())}
         return tensors, {"param_groups": adamw["param_groups"]}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -156,8 +165,12 @@ class MasterAdamW:
                 of_one[rest[0]] = like(value, trained[int(index)]) if value.ndim else value
         self._adamw.load_state_dict({"state": state, "param_groups": values["param_groups"]})
         with torch.no_grad():
-            for number, master in enumerate(self._copies()):
+            for number, master in enumerate(self._values()):
                 own(master).copy_(tensors[f"master.{number}"])
+
+    def _values(self) -> list[Tensor]:
+        """The masters that are copies, wherever they are."""
+        return [self._resting.get(index, master) for index, master in enumerate(self._copies())]
 
     def _copies(self) -> list[Tensor]:
         pairs: Iterable[tuple[Tensor, Tensor]] = zip(self.parameters, self.masters, strict=True)

@@ -21,6 +21,28 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
+def begin_move(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device or in host memory; its values are there after `finish_moves`.
+
+    What leaves an accelerator gets pinned memory, so copies in both directions run at the full speed of the bus, one
+    after the other, without a wait for each.
+    """
+    if device == HOST and tensor.device.type == "cuda" and not isinstance(tensor, DTensor):
+        return torch.empty_like(tensor, device=HOST, pin_memory=True).copy_(tensor, non_blocking=True)
+    return tensor.to(device, non_blocking=tensor.device == HOST and tensor.is_pinned())
+
+
+def finish_moves(device: torch.device) -> None:
+    """Wait for the moves from and to an accelerator that were begun."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def placeholder(tensor: Tensor) -> Tensor:
+    """NaN of the tensor's shape, format and device, in the memory of one element."""
+    return torch.full((), float("nan"), dtype=tensor.dtype, device=tensor.device).expand(tensor.shape)
+
+
 def rows_of(num_rows: int, part: int, num_parts: int) -> slice:
     """The rows of a part: as many as of any other, the last ones fewer or none."""
     size = -(-num_rows // num_parts)

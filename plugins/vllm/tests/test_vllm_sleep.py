@@ -1,0 +1,266 @@
+"""What a sampler asks of its engine when it sleeps, gets weights and wakes: memory of weights first, the cache last.
+
+Except for the last test the engine is a fake one: only what it is asked, and what fails, counts. With the Python of
+.venv-vllm.
+"""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rlcore import Completion, GenerateRequest, Sampling, WeightsHandle, WorkerError
+from rlcore.testing.marks import needs
+from rlcore.testing.tiny import write_tiny_model
+
+if TYPE_CHECKING:
+    from rlcore_vllm.sampler import VllmSampler
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(330),
+    needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real"),
+]
+
+WEIGHTS, CACHE = 3, 5
+"""Sizes on the device of the fake engine's."""
+
+
+class Engine:
+    """An engine with the memory of a device; `faults` are calls that fail."""
+
+    errored = False
+
+    def __init__(self, *faults: str) -> None:
+        self.calls: list[str] = []
+        self.faults = set(faults)
+        self.held = {"weights": WEIGHTS, "kv_cache": CACHE}
+
+    def _ask(self, what: str) -> None:
+        self.calls.append(what)
+        if what in self.faults:
+            self.faults.discard(what)
+            raise RuntimeError(f"{what} fails")
+
+    async def sleep(self, level: int) -> None:
+        self._ask(f"sleep {level}")
+        self.held = {}
+
+    async def is_sleeping(self) -> bool:
+        return len(self.held) < 2
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        self._ask(f"wake {' '.join(tags or ('all',))}")
+        sizes = {"weights": WEIGHTS, "kv_cache": CACHE}
+        self.held |= {tag: sizes[tag] for tag in tags or sizes}
+
+    async def start_weight_update(self) -> None:
+        self._ask("start")
+
+    async def update_weights(self, request: Any) -> None:
+        assert self.held.get("weights"), "weights are loaded where they have memory"
+        self._ask("load")
+
+    async def finish_weight_update(self, weight_version: str) -> None:
+        self._ask(f"finish {weight_version}")
+
+    async def add_lora(self, request: Any) -> bool:
+        assert self.held.get("weights"), "an adapter is loaded where it has memory"
+        self._ask("adapter")
+        return True
+
+    async def update_weight_version(self, version: str) -> None:
+        self._ask(f"finish {version}")
+
+    async def reset_prefix_cache(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def handle(tmp_path: Path) -> WeightsHandle:
+    (tmp_path / "model.safetensors").touch()
+    return WeightsHandle(1, "directory", str(tmp_path))
+
+
+def sampler_of(engine: Engine, **how: Any) -> "VllmSampler":
+    from rlcore_vllm.sampler import VllmSampler
+
+    from rlcore.data.tokenizer import ByteTokens
+
+    return VllmSampler(engine, ByteTokens(), "rollout[0.0]", **how)
+
+
+async def refuses_to_sample(sampler: "VllmSampler") -> str:
+    request = GenerateRequest("r", (1, 2), Sampling(max_tokens=2), 1, 5)
+    sampler._engine.model_config = type("Config", (), {"max_model_len": 16})
+    with pytest.raises(WorkerError) as caught:
+        async with asyncio.timeout(5):
+            [completion async for completion in sampler.generate([request])]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_weights_are_discarded_and_have_memory_again_before_the_cache_of_keys_and_values(handle: WeightsHandle) -> None:
+    engine = Engine()
+
+    async def main() -> None:
+        sampler = sampler_of(engine)
+        await sampler.sleep(release=True)
+        assert not engine.held
+        assert await sampler.load_weights(handle) == 1
+        assert engine.held == {"weights": WEIGHTS}, "the actor's device has no room for the cache yet"
+        await sampler.wake()
+        assert engine.held == {"weights": WEIGHTS, "kv_cache": CACHE}
+
+    asyncio.run(main())
+    assert engine.calls == ["sleep 2", "wake weights", "start", "load", "finish 1", "wake all"]
+
+
+def test_an_engine_that_takes_adapters_keeps_its_weights(handle: WeightsHandle) -> None:
+    engine = Engine()
+
+    async def main() -> None:
+        sampler = sampler_of(engine, takes_adapter=True)
+        await sampler.sleep(release=True)
+        await sampler.load_weights(WeightsHandle(1, "adapter", handle.path))
+        await sampler.wake()
+
+    asyncio.run(main())
+    assert engine.calls == ["sleep 1", "wake weights", "adapter", "finish 1", "wake all"]
+
+
+def test_a_sampler_that_is_awake_or_on_a_cpu_moves_nothing(handle: WeightsHandle) -> None:
+    engine = Engine()
+
+    async def main() -> None:
+        sampler = sampler_of(engine)
+        await sampler.wake()
+        await sampler.load_weights(handle)
+        await sampler.sleep(release=False)
+        await sampler.load_weights(handle)
+        await sampler.wake()
+
+    asyncio.run(main())
+    assert engine.calls == ["start", "load", "finish 1"] * 2
+
+
+def test_an_engine_that_wakes_without_weights_samples_nothing_until_it_has_some(handle: WeightsHandle) -> None:
+    """As after a step that failed: what is in its memory is no model."""
+
+    async def main() -> None:
+        sampler = sampler_of(engine := Engine())
+        await sampler.sleep(release=True)
+        await sampler.wake()
+        assert len(engine.held) == 2, "nothing sleeps on"
+        assert "its weights were discarded in its sleep, and it got none" in await refuses_to_sample(sampler)
+        await sampler.load_weights(handle)
+        assert not sampler._broken
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fault", ["sleep 2", "wake weights", "start", "load", "finish 1", "wake all"])
+def test_what_fails_is_one_line_and_leaves_nothing_asleep(fault: str, handle: WeightsHandle) -> None:
+    """In the order of a step, and then as its end: servers are woken."""
+    engine = Engine(fault)
+
+    async def main() -> list[str]:
+        sampler, errors = sampler_of(engine), list[str]()
+
+        async def attempt(call: Callable[[], Awaitable[Any]]) -> bool:
+            try:
+                async with asyncio.timeout(5):
+                    await call()
+            except WorkerError as error:
+                errors.append(str(error))
+            return not errors
+
+        step: list[Callable[[], Awaitable[Any]]] = [
+            lambda: sampler.sleep(release=True),
+            lambda: sampler.load_weights(handle),
+            sampler.wake,
+        ]
+        for call in step:
+            if not await attempt(call):
+                break
+        await sampler.wake()
+        assert len(engine.held) == 2
+        if fault != "wake all":
+            assert await refuses_to_sample(sampler), "its weights are not those of a version"
+        return errors
+
+    [error] = asyncio.run(main())
+    assert f"{fault} fails" in error
+    assert "\n" not in error
+
+
+@pytest.mark.timeout(300)
+def test_vllm_takes_the_levels_and_tags_and_samples_with_what_it_was_given_in_its_sleep(tmp_path: Path) -> None:
+    """On a CPU no memory moves; the engine keeps book of who sleeps, and schedules when nothing does."""
+    command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
+    done = subprocess.run(command, text=True, capture_output=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+async def slept_for_real(directory: Path) -> None:
+    """Sleep, load, ask while it sleeps, wake, and compare with a copy of the model."""
+    import torch
+    from rlcore_vllm.engine import open_engine
+    from rlcore_vllm.sampler import VllmSampler
+    from transformers import AutoModelForCausalLM
+
+    from rlcore.data.tokenizer import ByteTokens
+
+    path = write_tiny_model(directory / "tiny", num_attention_heads=1)
+    arguments = {
+        "model": str(path),
+        "skip_tokenizer_init": True,
+        "logprobs_mode": "processed_logprobs",
+        "dtype": "float32",
+        "max_num_seqs": 8,
+        "max_model_len": 64,
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 2**26,
+        "enable_chunked_prefill": False,
+        "weight_transfer_config": {"backend": "rlcore_actor"},
+    }
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    model.save_pretrained(directory / "next")
+    engine = open_engine(arguments, "rollout[0.0]", 1)
+    sampler = VllmSampler(engine, ByteTokens(), "rollout[0.0]")
+    request = GenerateRequest("r", (5, 6, 7), Sampling(max_tokens=8), 2, 5)
+
+    async def sampled() -> list[Completion]:
+        return [completion async for completion in sampler.generate([request])]
+
+    try:
+        assert len(await sampled()) == 2
+        await sampler.sleep(release=True)
+        assert await engine.is_sleeping()
+        asking = asyncio.create_task(sampled())
+        await sampler.load_weights(WeightsHandle(1, "directory", str(directory / "next")))
+        assert await engine.is_sleeping(), "the cache of keys and values sleeps"
+        done, _ = await asyncio.wait({asking}, timeout=1.0)
+        assert not done, "nothing is sampled before it wakes"
+        await sampler.wake()
+        assert not await engine.is_sleeping()
+        for completion in await asking:
+            ids_T = torch.tensor([5, 6, 7, *completion.token_ids.tolist()])
+            with torch.no_grad():
+                logprobs_TV = model(ids_T[None]).logits[0].log_softmax(-1)
+            found_N = logprobs_TV[2:-1].gather(1, ids_T[3:, None])[:, 0]
+            assert (found_N - torch.tensor(completion.logprobs)).abs().max() < 1e-4
+            assert completion.versions == ((0, 1),)
+    finally:
+        sampler.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(slept_for_real(Path(sys.argv[1])))

@@ -1,0 +1,131 @@
+"""Where the roles that serve get their devices: those of the actor, or others. `cluster.layout` is the one setting.
+
+Pools that the user declares (`cluster.pools`, `rollout.pool`, `cluster.train_pool`) stay as they are: `planned` follows
+them, and another layout than theirs is refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+
+from rlcore.config import RunConfig
+from rlcore.contracts.clusters import ClusterAbilities, PoolPlan, WorkerPlan
+from rlcore.contracts.requests import WorkerRequest
+from rlcore.errors import PlanError
+from rlcore.plan.colocation import ACTOR, ROLLOUT, actor_pool, can_sleep, serves
+from rlcore.plan.machine_facts import Facts
+from rlcore.plan.planner_input import join_names
+from rlcore.plan.run_plan import LayoutPlan
+
+
+def lay_out(
+    config: RunConfig, workers: Sequence[WorkerPlan], facts: Facts, abilities: ClusterAbilities
+) -> tuple[tuple[WorkerPlan, ...], str]:
+    """The workers, those that are to share the actor's devices in its pool, and the reason for the layout.
+
+    `planned`: pools of their own where the machine has devices for all of them, else the actor's where each can sleep.
+    Counts of replicas and ranks are the user's. The reason is empty where there is nothing to decide.
+    """
+    layout, serving = config.cluster.layout, _serving(workers)
+    if not serving:
+        return tuple(workers), ""
+    stated = _stated(config)
+    if layout == "split":
+        return tuple(workers), "as cluster.layout says"
+    if layout == "colocated":
+        return _moved(config, workers, serving), "as cluster.layout says"
+    if stated:
+        return tuple(workers), f"as {join_names(stated)} {'say' if len(stated) > 1 else 'says'}"
+    if abilities.elsewhere:
+        return tuple(workers), "the devices of other machines are not known yet"
+    needed = _num_devices(workers)
+    reason = f"with pools of their own the run needs {needed} GPUs, the machine has {facts.gpus}"
+    colocates = needed > facts.gpus and all(can_sleep(plan) for plan in serving)
+    return (_moved(config, workers, serving) if colocates else tuple(workers)), reason
+
+
+def plan_layout(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], reason: str) -> LayoutPlan:
+    """The layout that the pools amount to; PlanError where `cluster.layout` says another one."""
+    layout, serving = config.cluster.layout, _serving(workers)
+    if not serving:
+        return LayoutPlan("", (), reason)
+    pool = actor_pool(pools, workers)
+    shared = {pool.name, *pool.colocates}
+    inside = [plan for plan in serving if plan.request.pool in shared]
+    outside = [plan for plan in serving if plan.request.pool not in shared]
+    if layout == "split" and inside:
+        where = f"union '{pool.name}'" if pool.colocates else f"pool '{pool.name}'"
+        raise PlanError(
+            f"cluster.layout=split: {_who(inside[0])} is in pool '{inside[0].request.pool}', and the actor trains on "
+            f"its devices ({where} of {pool.provided_by}); give the role another pool, or set cluster.layout=colocated"
+        )
+    if layout == "colocated" and outside:
+        name = outside[0].request.pool
+        provider = next(plan.provided_by for plan in pools if plan.name == name)
+        raise PlanError(
+            f"cluster.layout=colocated: {_who(outside[0])} is in pool '{name}' of {provider}, beside the devices that "
+            f"the actor trains on (pool '{pool.name}'); leave that pool out, make '{pool.name}' a union with it, or "
+            "set cluster.layout=split"
+        )
+    roles = tuple(sorted(plan.request.role.name for plan in inside))
+    return LayoutPlan("colocated" if inside else "split", roles, reason)
+
+
+def layout_notes(config: RunConfig, layout: LayoutPlan, sleeping: Sequence[str]) -> list[str]:
+    """Notes on a layout that decides nothing, and on roles that share the actor's devices awake."""
+    if not layout.name:
+        unused = f"cluster.layout={config.cluster.layout} is unused: no role that serves has a GPU beside the actor"
+        return [unused] if config.cluster.layout != "planned" else []
+    awake = sorted(set(layout.roles) - set(sleeping))
+    if not awake:
+        return []
+    return [f"on the actor's devices, awake while it trains: {', '.join(awake)}; the plan has room for both"]
+
+
+def _serving(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
+    """The roles that serve on devices; none where the actor has no devices."""
+    if not any(plan.request.gpus for plan in workers if plan.request.role.name == ACTOR):
+        return []
+    return [plan for plan in workers if plan.request.gpus and serves(plan)]
+
+
+def _stated(config: RunConfig) -> list[str]:
+    """The settings by which the user has said where roles get devices."""
+    cluster = config.cluster
+    is_set = {
+        "rollout.pool": bool(config.rollout.pool),
+        "cluster.pools": bool(cluster.pools),
+        "cluster.train_pool": cluster.train_pool != WorkerRequest.pool,
+    }
+    return [key for key, value in is_set.items() if value]
+
+
+def _moved(config: RunConfig, workers: Sequence[WorkerPlan], serving: Sequence[WorkerPlan]) -> tuple[WorkerPlan, ...]:
+    """The workers, in the actor's pool those that serve and whose pool is not the user's choice."""
+    train_pool, declared = config.cluster.train_pool, config.cluster.pools
+    if train_pool != WorkerRequest.pool and train_pool not in declared:
+        return tuple(workers)  # a plugin's, perhaps a union
+    if train_pool in declared and declared[train_pool].colocates:
+        return tuple(workers)
+    names = {
+        plan.request.role.name
+        for plan in serving
+        if plan.request.pool not in declared and not (plan.request.role.name == ROLLOUT and config.rollout.pool)
+    }
+    return tuple(
+        replace(plan, request=replace(plan.request, pool=train_pool)) if plan.request.role.name in names else plan
+        for plan in workers
+    )
+
+
+def _num_devices(workers: Sequence[WorkerPlan]) -> int:
+    """Devices of all pools together, each as large as its largest role."""
+    sizes: dict[str, int] = {}
+    for request in (plan.request for plan in workers if plan.request.embedded_in is None):
+        size = ceil(request.replicas * request.ranks * request.gpus)
+        sizes[request.pool] = max(size, sizes.get(request.pool, 0))
+    return sum(sizes.values())
+
+
+def _who(plan: WorkerPlan) -> str:
+    return f"role '{plan.request.role.name}' of {plan.asked_by}"
