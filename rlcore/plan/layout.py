@@ -38,10 +38,10 @@ def lay_out(
         return tuple(workers), f"as {join_names(stated)} {'say' if len(stated) > 1 else 'says'}"
     if abilities.elsewhere:
         return tuple(workers), "the devices of other machines are not known yet"
-    needed = _num_devices(workers)
+    needed, moved = _num_devices(workers), _moved(config, workers, serving)
     reason = f"with pools of their own the run needs {needed} GPUs, the machine has {facts.gpus}"
-    colocates = needed > facts.gpus and all(can_sleep(plan) for plan in serving)
-    return (_moved(config, workers, serving) if colocates else tuple(workers)), reason
+    colocates = needed > facts.gpus >= _num_devices(moved) and all(can_sleep(plan) for plan in serving)
+    return (moved if colocates else tuple(workers)), reason
 
 
 def plan_layout(config: RunConfig, pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan], reason: str) -> LayoutPlan:

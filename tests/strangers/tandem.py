@@ -59,7 +59,7 @@ class Tandem(RolloutWorker):
         self._logits_V, self._version = np.zeros(VOCABULARY), 0
         self._awake = asyncio.Event()
         self._awake.set()
-        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "no device")
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES") or "no device"
         axles = self.context.spec.num if self.context.spec else "no"
         self._note(f"set up on {devices} as {self.context.device}, {axles} axles")
 

@@ -83,7 +83,11 @@ def test_it_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("error", "overrides", "message"),
     [
-        (PlanError, ("rollout.replicas=4",), "the pools need 9 GPUs ('main' 1, 'tandem' 8), the machine has 8"),
+        (
+            PlanError,
+            ("rollout.replicas=4", "cluster.layout=split"),
+            "the pools need 9 GPUs ('main' 1, 'tandem' 8), the machine has 8",
+        ),
         (PlanError, ("plugins.tandem.broken=too many",), "the pools need 65 GPUs ('main' 1, 'tandem' 64), the machine"),
         (
             PlanError,
