@@ -254,7 +254,7 @@ def test_two_steps_and_a_resumed_one_never_exceed_the_device(device: SharedDevic
     ("release", "where"),
     [
         ("actor start", "at rollout's cache"),
-        ("actor offload", "at rollout's cache"),
+        ("actor offload", "'actor's optimizer'"),
         ("actor end_updates", "at actor's whole weights"),
         ("actor weights", "'actor's whole weights'"),
         ("reference pass", "at actor's cache"),
