@@ -151,7 +151,9 @@ def test_activations_and_optimizer_state_are_never_on_the_device_at_the_same_tim
     monkeypatch.setattr(TrainEngine, "_accumulate", accumulate)
     engine.begin_updates()
     engine.update(BATCHES[0])
+    engine.end_updates()
     resting.clear()
+    engine.begin_updates()
     engine.update(BATCHES[1])
     state = bytes_per_parameter * engine.facts()["num_parameters"]
     assert resting == [state, state]

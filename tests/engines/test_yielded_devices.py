@@ -15,6 +15,7 @@ from rlcore.contracts.clusters import Deadlines
 from rlcore.engines import freed_memory
 from rlcore.engines.hf import worker as workers
 from rlcore.engines.hf.train import engine as engines
+from rlcore.engines.hf.train import offload
 from rlcore.engines.hf.train.engine import TrainEngine
 from rlcore.engines.hf.worker import HfActor, HfReference
 from rlcore.plan import Facts, make_plan
@@ -55,7 +56,7 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Cache:
     for name in ("join", "_accumulate", "restore", "copy_whole", "save_whole"):
         monkeypatch.setattr(TrainEngine, name, cache.filling(name, getattr(TrainEngine, name)))
     monkeypatch.setattr(engines, "score", cache.filling("score", engines.score))
-    for module in (freed_memory, workers, engines):
+    for module in (freed_memory, workers, offload):
         monkeypatch.setattr(module, "yield_device", cache.free)
     return cache
 

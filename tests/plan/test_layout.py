@@ -74,7 +74,15 @@ def rlcore_worker_classes():
         WorkerClass(RewardReplica, "mine", Judge, isolated=True),
     ]
 """
-SAMPLES = ("actor.backend=mine", "rollout.backend=mine", "cluster.device=cuda", "rollout.warn_logprob_diff=0.5")
+STATED = ("actor.dtype=float32", "actor.gradient_checkpointing=false", "actor.micro_batch_tokens=2048")
+"""What would be chosen by the device otherwise."""
+SAMPLES = (
+    "actor.backend=mine",
+    "rollout.backend=mine",
+    "cluster.device=cuda",
+    "rollout.warn_logprob_diff=0.5",
+    *STATED,
+)
 EIGHT = ("actor.data_parallel=8", "rollout.replicas=8", "train.prompts_per_step=8")
 COLOCATED, SPLIT = "cluster.layout=colocated", "cluster.layout=split"
 

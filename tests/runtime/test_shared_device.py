@@ -254,9 +254,9 @@ def test_two_steps_and_a_resumed_one_never_exceed_the_device(device: SharedDevic
     ("release", "where"),
     [
         ("actor start", "at rollout's cache"),
-        ("actor offload", "at rollout's cache"),
+        ("actor offload", "'actor's optimizer'"),
         ("actor end_updates", "at actor's whole weights"),
-        ("actor weights", "at rollout's cache"),
+        ("actor weights", "'actor's whole weights'"),
         ("reference pass", "at actor's cache"),
         ("rollout sleep", "at reference's cache"),
         ("judge sleep", "at actor's cache"),
@@ -265,7 +265,7 @@ def test_two_steps_and_a_resumed_one_never_exceed_the_device(device: SharedDevic
 def test_the_device_overflows_when_a_release_is_not_made(device: SharedDevice, release: str, where: str) -> None:
     with pytest.raises(RlcoreError, match="out of memory at") as caught:
         device.run(off=[release])
-    assert where in str(caught.value)
+    assert where in str(caught.value).replace('"', "'"), "servers wake in any order"
 
 
 def test_the_device_overflows_when_a_restore_keeps_what_it_needed(device: SharedDevice) -> None:

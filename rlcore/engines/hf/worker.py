@@ -201,7 +201,9 @@ class HfReference(ReferenceWorker):
 
     def logprobs(self, batch: Batch) -> Float32s:
         if self.context.host is None:
-            return self.engine.logprobs(batch)
+            logprobs_BT = self.engine.logprobs(batch)
+            yield_device(self.context.device)  # no update follows, at the end of which its cache would be freed
+            return logprobs_BT
         return self.engine.base_logprobs(batch, self.context.config.reference.micro_batch_tokens)
 
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from rlcore.algo.aggregation import weighted_sum
 from rlcore.config import EngineConfig, ModelConfig
 from rlcore.data.batch import select
-from rlcore.engines.freed_memory import yield_device
 from rlcore.engines.hf.train.flops import update_flops
 from rlcore.engines.hf.train.loss_scale import LossScale
 from rlcore.engines.hf.train.microbatch import Loss, MetricSums, MicroBatch, Predictions, ReadMetrics, split
@@ -155,20 +154,12 @@ class TrainEngine:
         self._offload.stay()
 
     def begin_updates(self) -> None:
-        """Bring the weights that `offload` keeps in host memory, until `end_updates`; a second call does nothing.
-
-        An update outside of the two brings them and takes them back by itself. Each update brings the optimizer's state
-        after its backward pass, when the activations are gone, and takes it back.
-        """
+        """Bring the weights that `offload` keeps in host memory, until `end_updates`; a second call does nothing."""
         self._offload.begin()
 
     def end_updates(self) -> None:
-        """Move optimizer state, and weights that nothing here samples from, to host memory, with `offload`.
-
-        Frees what updates have left in the allocator's cache, with and without it.
-        """
+        """Free the allocator's cache; with `offload` move weights that nothing here samples from to host memory."""
         self._offload.end()
-        yield_device(str(self.device))
 
     def logprobs(self, batch: Batch) -> Float32s:
         """(B, T) log-probs of the loss tokens under softmax(logits / temperature), 0 elsewhere."""
@@ -289,13 +280,7 @@ class TrainEngine:
             shared_prefix=self.shared_prefix,
         )
         with self._offload.weights(), self.whole():
-            if self.ranks is not None:
-                scored = self.ranks.scored(batch, self.shared_prefix, score_here)
-            else:
-                scored = score_here(batch)
-        if self._loss is None:  # no update follows, at the end of which its cache would be freed
-            yield_device(str(self.device))
-        return scored
+            return self.ranks.scored(batch, self.shared_prefix, score_here) if self.ranks else score_here(batch)
 
     def _taught(self, minibatch: Batch) -> Batch:
         """The rows of the mini-batch that an update computes, maybe none."""

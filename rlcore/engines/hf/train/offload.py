@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
+from rlcore.engines.freed_memory import yield_device
 from rlcore.engines.hf.train import sharded_tensors as parts
 from rlcore.engines.hf.train.optimizer import MasterAdamW
 from rlcore.engines.hf.train.sharded_tensors import HOST
@@ -54,12 +55,15 @@ class Offload:
             self._rest_state()
 
     def end(self) -> None:
-        """Move weights that need not stay to host memory, and the optimizer's state if it is not there."""
-        if not self._enabled:
-            return
-        self._updating = False
-        self._rest_state()
-        self._move_weights(here=self._weights_stay)
+        """Move weights that need not stay to host memory, and the optimizer's state if it is not there.
+
+        Frees the allocator's cache, also without `enabled`.
+        """
+        if self._enabled:
+            self._updating = False
+            self._rest_state()
+            self._move_weights(here=self._weights_stay)
+        yield_device(str(self._device))
 
     @contextmanager
     def weights(self) -> Iterator[None]:
