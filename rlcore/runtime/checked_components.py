@@ -122,8 +122,9 @@ class CheckedAgent(_Checked):
                     if place in came:
                         raise PluginError(f"{who} yielded trajectory {row.id} twice; each must come exactly once")
                     came.add(place)
-                    with call.delivered():
-                        yield row
+                    call.pause()
+                    yield row
+                    call.resume_stream()
             samples = {place[:3] for place in came}
             for (prompt, epoch), n in due.items():
                 missing = [sample for sample in range(n) if (prompt, epoch, sample) not in samples]
@@ -175,8 +176,9 @@ class CheckedRewards(_Checked):
                             "than it was given; needs those that were sampled"
                         )
                     pending.rows[place] = None
-                    with call.delivered():
-                        yield row if ROLLOUT_ERROR not in row.trajectory.info else _not_sampled(row)
+                    call.pause()
+                    yield row if ROLLOUT_ERROR not in row.trajectory.info else _not_sampled(row)
+                    call.resume_stream()
             pending.check_complete(who)
 
 
@@ -193,14 +195,14 @@ class _Unscored:
     async def noted(self, trajectories: AsyncIterator[Trajectory]) -> AsyncGenerator[Trajectory, None]:
         """The trajectories, each noted before it is handed on."""
         async with aclosing(trajectories) as rows:  # type: ignore[type-var]
-            while (row := await self._next(rows)) is not None:
+            self._call.pause()
+            async for row in rows:
+                self._call.resume()
                 self.rows[_place(row.id)] = row
                 yield row
+                self._call.pause()
+            self._call.resume()
         self._ended = True
-
-    async def _next(self, rows: AsyncIterator[Trajectory]) -> Trajectory | None:
-        with self._call.paused():
-            return await anext(rows, None)
 
     def check_complete(self, who: str) -> None:
         """PluginError unless every trajectory was taken and scored."""

@@ -37,22 +37,20 @@ class WatchedCall:
     num_warnings: int = 0
     pauses: int = 0
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """While the block lasts the call waits for its caller; afterwards its time begins again."""
+    def pause(self) -> None:
+        """From now on the call waits for its caller, or for its input."""
         self.pauses += 1
-        try:
-            yield
-        finally:
-            self.pauses -= 1
-            self.began, self.num_warnings = time.monotonic(), 0
 
-    @contextmanager
-    def delivered(self) -> Iterator[None]:
-        """Around the `yield` of an item of the stream: as `paused`, and the next item may be asked by another task."""
-        with self.paused():
-            yield
-        self.thread, self.task = threading.get_ident(), _running_task()
+    def resume(self) -> None:
+        """The call goes on, and its time begins again; one that ends while it is paused need not be resumed."""
+        self.pauses -= 1
+        self.began, self.num_warnings = time.monotonic(), 0
+
+    def resume_stream(self) -> None:
+        """As `resume`, behind a `yield` of the stream: the next item may be asked for by another task."""
+        self.pauses -= 1
+        self.began, self.num_warnings = time.monotonic(), 0
+        self.thread, self.task = threading.get_ident(), asyncio.current_task()
 
 
 class HangWatch:

@@ -81,9 +81,9 @@ class MeteredReplica:
         self._add(1)
         try:
             with self.naming(method):
-                async with aclosing(self.replica.stream(method, *args, **kwargs)) as items:
-                    async for item in items:
-                        yield item
+                async with aclosing(self.replica.stream(method, *args, **kwargs)) as results:
+                    async for result in results:
+                        yield result
         finally:
             self._add(-1)
 

@@ -51,7 +51,7 @@ def test_a_build_with_code_for_the_gpu_passes(gpu: Any, capability: tuple[int, i
 
 
 @pytest.mark.parametrize(
-    ("cuda", "capability", "built", "available", "said"),
+    ("cuda", "capability", "built", "available", "message"),
     [
         (None, (9, 0), PTX, True, "is built without CUDA"),
         ("13.0", (9, 0), PTX, False, "(CUDA 13.0) finds no GPU that it can use; needs a driver for that CUDA"),
@@ -62,13 +62,13 @@ def test_a_build_with_code_for_the_gpu_passes(gpu: Any, capability: tuple[int, i
     ],
 )
 def test_a_build_that_cannot_compute_on_it_is_one_line_with_both_names(
-    gpu: Any, cuda: str | None, capability: tuple[int, int], built: list[str], available: bool, said: str
+    gpu: Any, cuda: str | None, capability: tuple[int, int], built: list[str], available: bool, message: str
 ) -> None:
     gpu(cuda, capability, built, available=available)
     with pytest.raises(ConfigError) as caught:
         check_gpu("cuda:0")
     line = str(caught.value)
-    assert said in line
+    assert message in line
     assert f"torch {torch.__version__}" in line
     assert line.startswith("cluster.device=cuda: ")
     assert line.endswith("or choose cluster.device=cpu")

@@ -75,7 +75,8 @@ def test_all_arrays_of_a_micro_batch_go_the_same_way(
     assert micro.token_ids_BT.dtype is torch.int64
     predicted = (micro.flat_N, micro.packed.predict_M, micro.padded.predict_M)
     assert [places_M.numel() for places_M in predicted] == [mask_BT.sum()] * 3
-    bounds = [getattr(spans, name) for spans in micro.packed.tree.spans for name in ("query_bounds", "key_bounds")]
+    tree = micro.packed.tree
+    bounds = [runs.bounds for spans in (tree.own, *tree.levels) for runs in (spans.queries, spans.keys)]
     assert all(places.dtype is torch.int32 for places in bounds)
     made = [what for what, _ in copies]
     assert made.count("pinned") == made.count("copied") >= 18

@@ -130,7 +130,7 @@ class Stopping:
         await asyncio.Event().wait()
 
 
-async def given(num: int, pause_s: float = 0.0) -> AsyncIterator[Trajectory]:
+async def trajectories_after(num: int, pause_s: float = 0.0) -> AsyncIterator[Trajectory]:
     for sample in range(num):
         await asyncio.sleep(pause_s)
         yield make_trajectory(0, sample=sample)
@@ -164,7 +164,7 @@ def test_a_reward_manager_whose_stream_never_returns_is_told_of(
 ) -> None:
     manager = CheckedRewards(Stopping(2 if stop == "does not end" else 1, stop), "reward 'r' of plugin 'x'", watch)
     num = {"stops": 1, "reads nothing": 0, "does not end": 2}[stop]
-    assert asyncio.run(taken(manager.score(given(2), Lane.TRAIN), 0.3)) == num
+    assert asyncio.run(taken(manager.score(trajectories_after(2), Lane.TRAIN), 0.3)) == num
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) >= 2
     for warning in warnings:
@@ -178,7 +178,7 @@ def test_time_in_which_a_stream_waits_for_its_caller_is_not_told_of(
 ) -> None:
     watch = HangWatch(0.15)
     manager = CheckedRewards(Stopping(2), "reward 'r'", watch)
-    assert asyncio.run(taken(manager.score(given(2, pause_s), Lane.TRAIN), 5.0, hold_s)) == 2
+    assert asyncio.run(taken(manager.score(trajectories_after(2, pause_s), Lane.TRAIN), 5.0, hold_s)) == 2
     agent = CheckedAgent(Ending(), "agent 'a'", watch)
     assert asyncio.run(taken(agent.rollout(TASKS, Sampling(), Lane.TRAIN), 5.0, hold_s)) == 2
     watch.close()

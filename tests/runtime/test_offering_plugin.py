@@ -77,7 +77,7 @@ def test_an_error_that_another_worker_error_caused_says_whose_class_that_is() ->
 
 
 @pytest.mark.parametrize(
-    ("said", "role"),
+    ("text", "role"),
     [
         ("actor[0].update() returned None", "actor"),
         ("judge[0].score() returned None, said a text", ""),
@@ -85,10 +85,10 @@ def test_an_error_that_another_worker_error_caused_says_whose_class_that_is() ->
         ("judge[0]: of plugin 'x' (x 1.0), lost", "judge"),
     ],
 )
-def test_other_errors_and_those_of_the_core_stay_what_they_are(said: str, role: str) -> None:
+def test_other_errors_and_those_of_the_core_stay_what_they_are(text: str, role: str) -> None:
     with pytest.raises(WorkerError) as caught, naming_offers(PLAN):
-        raised(WorkerError(said), role)
-    assert str(caught.value) == said
+        raised(WorkerError(text), role)
+    assert str(caught.value) == text
 
 
 def test_the_call_that_raised_an_error_is_not_replaced_by_those_around_it() -> None:

@@ -65,19 +65,19 @@ def verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         return made[-1]
 
     yield make
-    for item in made:
-        item._loop.call_soon_threadsafe(item._loop.stop)
+    for agent in made:
+        agent._loop.call_soon_threadsafe(agent._loop.stop)
     for thread in [thread for thread in threading.enumerate() if thread.name == "verifiers"]:
         thread.join(5.0)
-    for item in made:
-        item._loop.close()
+    for agent in made:
+        agent._loop.close()
     for name in list(sys.modules):
         if name.partition(".")[0] in STAND_INS:
             del sys.modules[name]
     sys.modules.update(kept)
 
 
-def asked(agent: Verifiers, row: Any) -> float:
+def reward_of(agent: Verifiers, row: Any) -> float:
     return agent("http://127.0.0.1", "key", "policy", {COLUMN: row if isinstance(row, str) else json.dumps(row)})
 
 
@@ -119,26 +119,26 @@ def test_a_rollout_that_goes_wrong_fails_its_sample_in_one_line_and_the_next_wor
 ) -> None:
     agent = verifiers(attack)
     with pytest.raises(ChildError) as caught:
-        asked(agent, {"good": False})
-    said = str(caught.value)
-    assert RUNS[attack] in said
-    assert "run_rollout()" in said
-    assert "\n" not in said
-    assert len(said) < 400
-    assert asked(agent, {"good": True}) == 0.5
+        reward_of(agent, {"good": False})
+    message = str(caught.value)
+    assert RUNS[attack] in message
+    assert "run_rollout()" in message
+    assert "\n" not in message
+    assert len(message) < 400
+    assert reward_of(agent, {"good": True}) == 0.5
 
 
 def test_a_rollout_that_is_no_coroutine_fails_its_sample(verifiers: Callable[..., Verifiers]) -> None:
     agent = verifiers("return {}", kind="def")
     with pytest.raises(ChildError, match=r"run_rollout\(\) returned dict at once; needs an async def$"):
-        asked(agent, {})
+        reward_of(agent, {})
 
 
 @pytest.mark.parametrize("row", ["", "no json", "3", "[1]", "null", "[" * 100_000])
 def test_a_row_that_is_no_object_fails_its_sample(verifiers: Callable[..., Verifiers], row: str) -> None:
     agent = verifiers("return {}")
     with pytest.raises(ChildError, match=r"^the column 'verifiers' holds '.*needs a JSON object") as caught:
-        asked(agent, row)
+        reward_of(agent, row)
     assert len(str(caught.value)) < 300
 
 
@@ -184,17 +184,17 @@ def program(directory: Path, returned: str) -> Program:
     return Program(f"{file}:agent", {}, alone=False)
 
 
-GIVEN = {"base_url": "http://127.0.0.1", "api_key": "x"}
+ENDPOINT = {"base_url": "http://127.0.0.1", "api_key": "x"}
 
 
 @pytest.mark.parametrize("value", ["float('nan')", "float('inf')", "10**400", "1e39", "[1.0]", "{}", "b'x'", "object"])
 def test_an_agent_that_gives_no_finite_reward_fails_its_sample(tmp_path: Path, value: str) -> None:
     with pytest.raises(ChildError, match=r"^the agent returned .*; needs a finite reward, a text or None$"):
-        program(tmp_path, value).run(GIVEN)
+        program(tmp_path, value).run(ENDPOINT)
 
 
 def test_the_text_of_an_agent_is_cut_and_can_be_encoded(tmp_path: Path) -> None:
-    found = program(tmp_path, "'\\ud800' + 'x' * 10**7").run(GIVEN)
+    found = program(tmp_path, "'\\ud800' + 'x' * 10**7").run(ENDPOINT)
     assert isinstance(found, str)
     assert found.startswith("?xx")
     assert len(found) < MAX_CHARS + 100

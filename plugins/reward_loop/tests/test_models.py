@@ -229,8 +229,8 @@ def test_the_one_replica_that_fails_twice_is_said_to_have_failed_twice(tmp_path:
 
     async def run(replicas: Replicas) -> None:
         offer = "; its class is Judge of plugin 'x' (x 1.0)"
-        said = f"model 'reward': reward[0] has no memory left{offer}; the try before that: reward[0] died{offer}"
-        with pytest.raises(NoAnswer, match=f"^{re.escape(said)}$"):
+        message = f"model 'reward': reward[0] has no memory left{offer}; the try before that: reward[0] died{offer}"
+        with pytest.raises(NoAnswer, match=f"^{re.escape(message)}$"):
             await replicas.ask("liked", request(1), Lane.TRAIN)
         await replicas.close()
 

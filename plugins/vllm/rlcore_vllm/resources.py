@@ -48,9 +48,9 @@ def model_length(config: RunConfig, section: VllmSettings, *, on_gpu: bool) -> i
     if section.max_model_len or not on_gpu or config.rollout.agent != "single_turn":
         return section.max_model_len
     evaluated = config.eval.max_tokens if config.eval.sources else 0
-    asked = config.data.max_prompt_tokens + max(config.rollout.max_tokens, evaluated)
+    needed = config.data.max_prompt_tokens + max(config.rollout.max_tokens, evaluated)
     window = _window(config)
-    return asked if window is None or asked < window else 0
+    return needed if window is None or needed < window else 0
 
 
 def _window(config: RunConfig) -> int | None:

@@ -107,8 +107,8 @@ class InChild(SampleEnvironment):
         return opening(await self._call("reset", self._sample, prompt, seed, *self._limits), *self._limits)
 
     async def step(self, messages: Sequence[Message]) -> Step:
-        told = [dict(message) for message in messages]
-        return checked(await self._call("step", self._sample, told, *self._limits), *self._limits)
+        plain = [dict(message) for message in messages]
+        return checked(await self._call("step", self._sample, plain, *self._limits), *self._limits)
 
     async def _call(self, method: str, *args: Any) -> Any:
         who, deadline_s = f"environment.{method}", self._settings.deadline_s
