@@ -19,11 +19,16 @@ class Bench:
     """Workers of one configuration; `close` ends all that were started."""
 
     def __init__(
-        self, config: RunConfig, run_dir: Path, references: Mapping[str, str], specs: Mapping[str, Any]
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        references: Mapping[str, str],
+        specs: Mapping[str, Any],
+        deadlines: Deadlines = DEADLINES,
     ) -> None:
         """`specs` holds `WorkerContext.spec` by role."""
         self.run_dir = run_dir
-        self._config, self._references, self._specs = config, references, specs
+        self._config, self._references, self._specs, self._deadlines = config, references, specs, deadlines
         self._started: list[ThreadReplica[Any]] = []
         self._threads: list[WorkerThread] = []
 
@@ -58,10 +63,10 @@ class Bench:
         def build() -> None:
             with named(f"{name}.setup()"):
                 worker = cls(context)
-                self._started.append(ThreadReplica(worker, cls, thread, name, DEADLINES))
+                self._started.append(ThreadReplica(worker, cls, thread, name, self._deadlines))
                 worker.setup()
 
-        await thread.run(build, "setup()", DEADLINES.setup_s)
+        await thread.run(build, "setup()", self._deadlines.setup_s)
         return self._started[-1]
 
     async def group(
@@ -75,9 +80,9 @@ class Bench:
         try:
             for replica in reversed(self._started):
                 with named(f"{replica.name}.close()"):
-                    await replica.thread.run(replica.worker.close, "close()", DEADLINES.close_s)
+                    await replica.thread.run(replica.worker.close, "close()", self._deadlines.close_s)
         finally:
             for thread in reversed(self._threads):
-                await thread.stop(DEADLINES.close_s)
+                await thread.stop(self._deadlines.close_s)
             self._started.clear()
             self._threads.clear()

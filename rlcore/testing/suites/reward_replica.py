@@ -32,6 +32,8 @@ class RewardReplicaSuite(WorkerSuite):
     """Claim: the same conversation gets the same answer, alone and in company."""
     sleeps: bool = False
     """Claim: it answers nothing while it sleeps."""
+    asleep_s: float = 0.1
+    """Seconds that it sleeps in a check: longer than an answer takes when it is awake."""
 
     def requests(self) -> list[ScoreRequest]:
         """One request per conversation."""
@@ -139,7 +141,7 @@ class RewardReplicaSuite(WorkerSuite):
             replica = await work.start()
             await replica.call(RewardReplica.sleep)
             asking = asyncio.create_task(self.ask(replica, self.requests()))
-            done, _ = await asyncio.wait({asking}, timeout=0.1)
+            done, _ = await asyncio.wait({asking}, timeout=self.asleep_s)
             await replica.call(RewardReplica.wake)
             await asking
             self.need(not done, "it answered while it slept")

@@ -27,6 +27,8 @@ class RolloutWorkerSuite(WorkerSuite):
     """Claim: it takes the weights that an actor of this class hands out."""
     sleeps: bool = False
     """Claim: it sleeps and wakes."""
+    asleep_s: float = 0.1
+    """Seconds that it sleeps in a check: longer than an answer takes when it is awake."""
     repeats: bool = True
     """Claim: the same requests give the same tokens; set False where a backend cannot."""
 
@@ -183,7 +185,7 @@ class RolloutWorkerSuite(WorkerSuite):
             rollout = await work.start()
             await rollout.call(RolloutWorker.sleep)
             asking = asyncio.create_task(generate(rollout, requests()))
-            done, _ = await asyncio.wait({asking}, timeout=0.1)
+            done, _ = await asyncio.wait({asking}, timeout=self.asleep_s)
             for _ in range(2):
                 await rollout.call(RolloutWorker.wake)
             found = await asking
