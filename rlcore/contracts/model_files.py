@@ -75,6 +75,7 @@ def model_shape(directory: Path) -> ModelShape | None:
             full_attention=kinds <= {"full_attention", "global"}
             and not windowed
             and not config.get("attn_logit_softcapping"),
+            query_size=int(head * heads),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

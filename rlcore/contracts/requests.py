@@ -117,6 +117,8 @@ class ModelShape:
     vocabulary: int
     full_attention: bool
     """Every layer sees all tokens before: no sliding window, no recurrent state, no soft cap in attention."""
+    query_size: int = 0
+    """Heads of queries times the size of a head; 0: as the hidden size."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from math import ceil
 from rlcore.contracts.clusters import PoolPlan, WorkerPlan
 from rlcore.errors import PlanError
 from rlcore.errors.checks.interfaces import defines
+from rlcore.plan.activations import BYTES
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import BYTES, GRADIENT_BYTES
+from rlcore.plan.memory import GRADIENT_BYTES
 from rlcore.plan.run_plan import SchedulePlan
 
 ACTOR, ROLLOUT = "actor", "rollout"

@@ -11,15 +11,10 @@ from typing import Any
 from rlcore.config import RunConfig
 from rlcore.config.choices import AUTO, DEVICE, Choice
 from rlcore.contracts.requests import ModelShape
+from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
 from rlcore.plan.catalog import remedy
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import (
-    BYTES,
-    SAMPLED_LOGITS,
-    activation_bytes,
-    device_logit_rows,
-    training_bytes_per_parameter,
-)
+from rlcore.plan.memory import SAMPLED_LOGITS, training_bytes_per_parameter
 
 GIB = 2**30
 MOST_TOKENS = 16384
@@ -191,10 +186,10 @@ def _micro_batch_tokens(found: Situation) -> int:
         return 0
     shape = facts.shape
     held = training_bytes_per_parameter(engine) * facts.parameters
-    head = 4 * shape.vocabulary * (4 * device_logit_rows(shape.vocabulary) + 2 * shape.hidden_size)
-    room = WORKING_SHARE * max(0.0, size - held - head)
-    tokens = int(room / activation_bytes(shape, engine))
-    return min(MOST_TOKENS, tokens // TOKENS_STEP * TOKENS_STEP)
+    room = WORKING_SHARE * (size - held)
+    budgets = range(MOST_TOKENS, 0, -TOKENS_STEP)
+    sizes = (MicroBatchSize(budget, budget, alone=False) for budget in budgets)
+    return next((found.tokens for found in sizes if update_bytes(shape, engine, found, "cuda") <= room), 0)
 
 
 def _rows(found: Situation) -> int:

@@ -1,41 +1,35 @@
 """Estimates the memory of a run before it starts.
 
 Of each process: its libraries (on a CPU), weights and optimizer state, and the larger of what an update and generation
-need beside them, which take turns. An update needs gradients, the activations of one micro-batch, which the token
-budget bounds, the keys and values of a shared prompt once for each row by the way `cache`, and the logits that exist
-at a time; generation the weights once more where it packs them, keys and values of its rows, what a pass over their
-prompts needs, and logits of one token per row.
+need beside them, which take turns. An update needs gradients and what `rlcore.plan.activations` counts of one
+micro-batch, which the token budget bounds; generation the weights once more where it packs them, keys and values of its
+rows, what a pass over their prompts needs, and logits of one token per row.
 """
 
 from collections.abc import Mapping, Sequence
 
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.contracts.clusters import WorkerPlan
-from rlcore.contracts.requests import ModelFacts, ModelShape
+from rlcore.contracts.requests import ModelFacts
 from rlcore.errors import PlanError
+from rlcore.plan.activations import BYTES, HALF, largest_micro_batch, last_layer_bytes, update_bytes
 from rlcore.plan.machine_facts import Facts
-from rlcore.types import SharedPrefix
 
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0, "float16": 20.0}
 """Of a parameter: weight, gradient and Adam's two moments; a half-precision weight has a float32 master, whose gradient
 is summed in float32."""
 GRADIENT_BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 6.0, "float16": 6.0}
 """What of it are gradients, which are freed after each update."""
 PROCESS_BYTES = 500 * 2**20
-"""Python with torch and transformers, the run's own, and what the allocator keeps in pieces, on the host: 0.46 to 0.58
-GB were resident beside weights and optimizer state when updates began (docs/results/performance.md), on Linux."""
+"""Python with torch and transformers, and the run's own, on the host: 0.46 to 0.58 GB were resident beside weights and
+optimizer state when updates began (docs/results/performance.md), on Linux."""
+PIECES = 1.2
+"""Of a process that trains on the host: resident memory beside its weights, over what is allocated there. glibc keeps
+freed memory in pieces that the next tensor does not fit into (docs/results/performance.md, Memory of an update)."""
 SAMPLED_LOGITS = 2
 """Arrays of a number for each entry of the vocabulary and each row that is sampled: logits and probabilities."""
 PREFILL_TOKENS = 8192
 """Tokens of prompts that generation computes at once: `rlcore.engines.hf.sample.decode.PASS_TOKENS`."""
-LOGIT_BYTES = 4 * 2**24 * 4
-"""Four arrays of one chunk of logits in float32 on a CPU: `rlcore.engines.hf.train.head.CHUNK_ELEMENTS`."""
-DEVICE_LOGITS = 2**27
-"""Logits that an accelerator computes at a time, 512 MiB in float32, where that is within the bounds below."""
-DEVICE_ROWS = (1024, 4096)
-"""Fewest and most rows of them: each chunk reads the output layer's weight three times and writes its gradient, so few
-rows are slow; more than a few thousand are not faster."""
 
 
 def training_bytes_per_parameter(engine: EngineConfig) -> float:
@@ -77,16 +71,25 @@ def memory_estimate(config: RunConfig, workers: Sequence[WorkerPlan], facts: Fac
     if facts.parameters is None:
         return {}
     return {
-        plan.request.role.name: int(plan.request.bytes_per_parameter * (facts.model_of(plan.request).parameters or 0))
-        + (0 if plan.request.gpus else PROCESS_BYTES)
-        + max(
-            _working_bytes(config, worker, facts.model_of(worker.request))
-            for worker in workers
-            if plan.request.role in (worker.request.role, worker.request.embedded_in)
-        )
+        plan.request.role.name: _rank_bytes(config, plan, workers, facts)
         for plan in workers
         if plan.request.embedded_in is None and plan.request.bytes_per_parameter > 0
     }
+
+
+def _rank_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> int:
+    """Bytes of one rank of a role, with those served inside it."""
+    request, parameters = plan.request, facts.model_of(plan.request).parameters or 0
+    working = max(
+        _working_bytes(config, worker, facts.model_of(worker.request))
+        for worker in workers
+        if request.role in (worker.request.role, worker.request.embedded_in)
+    )
+    held = int(request.bytes_per_parameter * parameters)
+    if request.gpus:
+        return held + working
+    weights = held if request.engine is None else min(held, parameters * BYTES[request.engine.dtype])
+    return PROCESS_BYTES + weights + int((PIECES if request.engine else 1.0) * (held + working - weights))
 
 
 def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
@@ -98,10 +101,7 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> in
     if shape is None:
         return 0
     if engine is not None:
-        num_tokens, copied_tokens = _micro_batch(config, engine, plan.shared_prefix)
-        layers = 1 if engine.gradient_checkpointing else shape.layers
-        copies = copied_tokens * layers * 2 * shape.kv_size * BYTES[engine.dtype]
-        return num_tokens * activation_bytes(shape, engine) + copies + _logit_bytes(config, engine, shape, num_tokens)
+        return _update_bytes(config, plan, engine, model)
     if not cached:
         return 0
     # An embedded rollout has its copy where the actor's gradients are otherwise; that of another is counted as held.
@@ -116,51 +116,26 @@ def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> in
     return int(copied * (model.parameters or 0)) + keys_and_values + prefilled + logits
 
 
-def device_logit_rows(vocabulary: int) -> int:
-    """Rows of logits that an accelerator computes at a time."""
-    fewest, most = DEVICE_ROWS
-    return min(most, max(fewest, DEVICE_LOGITS // vocabulary))
+def _update_bytes(config: RunConfig, plan: WorkerPlan, engine: EngineConfig, model: ModelFacts) -> int:
+    """Bytes that the update of a known architecture needs beside weights, optimizer state and all gradients.
 
-
-def _logit_bytes(config: RunConfig, engine: EngineConfig, shape: ModelShape, num_tokens: int) -> int:
-    """Of an update: four arrays of a chunk of logits in float32; on an accelerator also the gradient of a trained
-    output layer's weight in float32 and the product that is added to it."""
-    if config.cluster.device != "cuda":
-        return LOGIT_BYTES
-    rows = min(num_tokens, device_logit_rows(shape.vocabulary))
-    gradient = 0 if engine.lora.enabled else 2 * shape.hidden_size
-    return 4 * shape.vocabulary * (4 * rows + gradient)
-
-
-def _micro_batch(config: RunConfig, engine: EngineConfig, way: SharedPrefix) -> tuple[int, int]:
-    """(tokens of a micro-batch, tokens of its rows with their prompts): the second where a shared prompt's keys and
-    values are copied for each row, as by the way `cache`, else 0. With prompts and responses as long as allowed."""
-    prompt, response = config.data.max_prompt_tokens, config.rollout.max_tokens
-    samples = config.rollout.samples_per_prompt
-    longest = prompt + response
-    budget = max(engine.micro_batch_tokens, longest)
-    if way is SharedPrefix.NONE:
-        return min(budget, config.train.prompts_per_step * samples * longest), 0
-    group = prompt + samples * response
-    tokens = min(budget, config.train.prompts_per_step * group)
-    if way is SharedPrefix.TREE:
-        return tokens, 0
-    whole_groups, rest = divmod(tokens, group)
-    rows = whole_groups * samples + max(0, rest - prompt) // response
-    return tokens, rows * longest
-
-
-def activation_bytes(shape: ModelShape, engine: EngineConfig) -> int:
-    """Bytes that one token of a micro-batch keeps for the backward pass.
-
-    Of a layer with gated feed-forward: inputs, outputs and scaled values of two norms, queries, attention's output
-    twice and the residual stream, 14 of the hidden size; gate, its activation, up and their product, and a copy in
-    passing, 4.5 of the inner size; keys and values, plain and rotated. With gradient checkpointing the input of each
-    layer, and one layer whole.
+    Less than 0 where the gradients are not all there at the same time: half-precision ones are moved to the masters'
+    after each micro-batch, and none is there when a step's only micro-batch begins its backward pass. Then that of the
+    output layer comes first, and that of a layer while the layer is computed. Sharded gradients are counted throughout.
     """
-    whole = 14 * shape.hidden_size + int(4.5 * shape.inner_size) + 4 * shape.kv_size
-    kept = shape.hidden_size * shape.layers + whole if engine.gradient_checkpointing else whole * shape.layers
-    return kept * BYTES[engine.dtype]
+    shape, device, parameters = model.shape, config.cluster.device, model.parameters or 0
+    if shape is None:
+        return 0
+    size = largest_micro_batch(config, engine, plan.shared_prefix)
+    whole = _is_whole(engine) and not engine.lora.enabled
+    moved = BYTES[engine.dtype] if engine.dtype in HALF and whole else 0
+    absent = int(_gradient_bytes_per_parameter(engine)) if size.alone and whole else moved
+    later = max(0, parameters - shape.vocabulary * shape.hidden_size) * (1 - 1 / shape.layers)
+    begin = update_bytes(shape, engine, size, device) - int(absent * later)
+    end = last_layer_bytes(shape, engine, size, device)
+    if moved and size.alone:
+        end = max(end - (absent - moved) * parameters, -moved * parameters)
+    return max(begin, end)
 
 
 def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mapping[str, int], facts: Facts) -> None:

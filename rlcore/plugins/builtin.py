@@ -25,7 +25,8 @@ from rlcore.contracts.rollout import ROLLOUT, RolloutWorker
 from rlcore.engines.hf.resources import complete_embedded, complete_reference
 from rlcore.engines.hf.worker import HfActor, HfReference, HfRollout
 from rlcore.plan import CORE
-from rlcore.plan.memory import BYTES, training_bytes_per_parameter
+from rlcore.plan.activations import BYTES
+from rlcore.plan.memory import training_bytes_per_parameter
 from rlcore.reward.functions import build_function_rewards
 
 PROVIDER = Provider(CORE, "rlcore", __version__)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlcore.engines.hf.train.head import CHUNK_ELEMENTS, Head, chunk_rows, token_scores
-from rlcore.plan.memory import LOGIT_BYTES
+from rlcore.engines.hf.train.head import CHUNK_ELEMENTS, KEPT_ELEMENTS, Head, chunk_rows, token_scores
+from rlcore.plan.activations import CHUNK_LOGITS, KEPT_LOGITS
 
 VOCABULARIES = {"bytes": 264, "SmolLM2": 49152, "Llama 2": 32000, "Llama 3": 128256, "Qwen": 151936, "Gemma": 256000}
 
@@ -50,4 +50,4 @@ def test_a_device_that_is_not_a_cpu_gets_the_large_chunks() -> None:
     with torch.no_grad(), Products() as products:
         token_scores(hidden_NH, targets_N, Head(linear), 1.0, with_entropy=True)
     assert products.rows == [1000] * 5
-    assert LOGIT_BYTES == 4 * 4 * CHUNK_ELEMENTS
+    assert (CHUNK_LOGITS, KEPT_LOGITS) == (CHUNK_ELEMENTS, KEPT_ELEMENTS)

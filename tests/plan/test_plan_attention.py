@@ -44,9 +44,10 @@ def test_a_response_of_32k_tokens_is_planned_by_what_its_tokens_leave_behind_and
         return
     made = plan(*settings, facts=facts)
     assert made.workers[0].shared_prefix == SharedPrefix.TREE
-    layer = 14 * 3584 + int(4.5 * 18944) + 4 * 512
-    logits = 4 * 152064 * 4 * 1024  # 1024 rows at a time; an adapter leaves the output layer without a gradient
-    expected = 2 * 7_600_000_000 + 33792 * (28 * 3584 + layer) * 2 + logits
+    # of a token and layer what is kept, and in the layer that is computed backward gradients of it
+    layer, backward = 4 * 18944 + 8 * 3584 + 2 * (3584 + 512) + 4, 2 * 18944 + 4 * 3584
+    # nothing is predicted from the last token
+    expected = 2 * 7_600_000_000 + 33791 * (28 * 3584 + layer + backward) * 2
     assert made.memory_bytes["actor"] == expected
 
 

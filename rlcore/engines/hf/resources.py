@@ -6,7 +6,8 @@ from typing import Any
 from rlcore.config import RunConfig
 from rlcore.contracts.actor import ACTOR
 from rlcore.contracts.requests import WorkerRequest
-from rlcore.plan.memory import BYTES, frozen_bytes_per_parameter
+from rlcore.plan.activations import BYTES
+from rlcore.plan.memory import frozen_bytes_per_parameter
 
 BASE_NOTE = "the actor's weights with the LoRA adapter off serve as the reference; no second model is loaded"
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlcore.engines.hf.train.gradients import add_product, can_add
 from rlcore.errors import ConfigError
-from rlcore.plan.memory import device_logit_rows
+from rlcore.plan.activations import device_logit_rows
 
 CHUNK_ELEMENTS = 2**24
 """Logits that a CPU computes at a time: 64 MiB in float32."""
