@@ -1,5 +1,6 @@
 """The plan's count of what an update holds, against the tensors that are alive in a real one."""
 
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -155,14 +156,16 @@ MORE = [
     ("none", Sizes(128, 4, 16), SMALL, "bfloat16", False),
     ("tree", Sizes(128, 8, 16, groups=1), SMALL, "bfloat16", True),
 ]
-SLOW = [
+GRID = [
     (way, Sizes(prompt, samples, response), model, dtype, checkpointing)
     for prompt, samples, response in ((16, 4, 256), (16, 16, 16), (128, 4, 256), (128, 16, 16), (512, 4, 256))
     for model in (SMALL, WIDE)
     for dtype in ("float32", "bfloat16")
     for way, checkpointing in (("tree", False), ("tree", True), ("cache", False), ("none", False), ("none", True))
 ]
-"""By the way `cache` there is no checkpointing: transformers drops the cache."""
+"""A quarter of an hour: all of it with RLCORE_MEMORY_GRID=1, else every thirteenth. By the way `cache` there is no
+checkpointing: transformers drops the cache."""
+SLOW = GRID if os.environ.get("RLCORE_MEMORY_GRID") else GRID[::13]
 
 
 @pytest.mark.parametrize(
