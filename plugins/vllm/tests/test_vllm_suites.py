@@ -206,8 +206,8 @@ class TestJudge(OnReplica):
 
     def requests(self) -> list[ScoreRequest]:
         """Greedy answers of eight letters."""
-        asked = FrozenDict({"temperature": 0.0, "max_tokens": 16, "regex": "[a-z]{8}"})
-        return [ScoreRequest(request.id, request.messages, asked) for request in super().requests()]
+        constrained = FrozenDict({"temperature": 0.0, "max_tokens": 16, "regex": "[a-z]{8}"})
+        return [ScoreRequest(request.id, request.messages, constrained) for request in super().requests()]
 
 
 class TestClassifier(OnReplica):
