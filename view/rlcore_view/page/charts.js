@@ -9,7 +9,7 @@ function svg(tag, attributes, ...children) {
   return made;
 }
 
-function ticksOf(low, high, wanted = 4) {
+function ticksOf(low, high, wanted = 5) {
   const raw = (high - low) / wanted || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= raw);

@@ -41,7 +41,7 @@ function tokenView(tokens, chosen, onChange) {
   return element("div", {},
     element("div", { class: "controls" },
       choice("shade by", known.map((key) => [key, SHADES[key].text]), name, onChange),
-      element("span", { class: "hint" }, shade.signed ? `blue is positive, red negative; strongest ${numberText(largest)}` : `darkest ${numberText(largest)}${name === "logprob" ? " nats below certainty" : ""}`)),
+      element("span", { class: "hint" }, largest <= 1e-9 ? "all are 0" : shade.signed ? `blue is positive, red negative; strongest ${numberText(largest)}` : `darkest ${numberText(largest)}${name === "logprob" ? " nats below certainty" : ""}`)),
     element("div", { class: "tokens" }, spans));
 }
 
