@@ -119,9 +119,11 @@ def load_config(
     check_made(merged, sections)
     config = loaded.resolve(merged)
     choices = tuple(choose(config, loaded.origins))
-    if config.cluster.device == AUTO or _defaults_of(choices):
-        fitted = [_fit(Layer(CHOSEN, _defaults_of(choices), explicit=False), types), *fitted]
+    defaults = _defaults_of(choices)
+    if defaults:
+        fitted = [_fit(Layer(CHOSEN, defaults, explicit=False), types), *fitted]
         merged = _merge(fitted, types)
+    if defaults or config.cluster.device == AUTO:
         with read_write(merged.cluster):
             merged.cluster.device = next(choice.value for choice in choices if choice.key == DEVICE)
         loaded = _Merge(_with_paths(_plain(merged), fitted), fitted, types)

@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -148,15 +149,13 @@ def _does_not_bind(function: Callable[..., Any], name: str, where: str, num_argu
 
 def _in_source(path: Path, where: str, names: Sequence[str], num_arguments: int | None) -> str | None:
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        file = path.stat()
+        defined = _defined(path, file.st_mtime_ns, file.st_size)
     except (SyntaxError, ValueError) as cause:
         line = f"line {cause.lineno}: " if isinstance(cause, SyntaxError) and cause.lineno else ""
         return f"{where} is not a Python file: {line}{getattr(cause, 'msg', cause)}"
     except (OSError, RecursionError, MemoryError):
         return None
-    defined: _Definitions = {}
-    for name, node in _definitions(tree.body):
-        defined.setdefault(name, []).append(node)
     if "*" in defined or "__getattr__" in defined or _is_dynamic(path):
         return None
     if names[0] not in defined:
@@ -164,6 +163,15 @@ def _in_source(path: Path, where: str, names: Sequence[str], num_arguments: int 
         functions = [name for name, nodes in defined.items() if isinstance(nodes[-1], named)]
         return _missing(names[0], where, functions)
     return None if len(names) > 1 else _wrong_definition(names[0], defined[names[0]], where, num_arguments)
+
+
+@lru_cache(maxsize=128)
+def _defined(path: Path, changed_ns: int, size: int) -> _Definitions:
+    """What a file of this age and size binds, by name; plans are made more often than files change."""
+    defined: _Definitions = {}
+    for name, node in _definitions(ast.parse(path.read_bytes(), str(path)).body):
+        defined.setdefault(name, []).append(node)
+    return defined
 
 
 def _wrong_definition(name: str, nodes: Sequence[ast.AST], where: str, num_arguments: int | None) -> str | None:
