@@ -33,6 +33,9 @@ def share(text: str) -> float:
 class SoakModel(RewardReplica):
     """A reward model whose score is a function of the text."""
 
+    def setup(self) -> None:
+        """There is nothing to load."""
+
     async def score(self, requests: Sequence[Any]) -> list[RawScore]:
         await asyncio.sleep(0.01)
         return [

@@ -17,6 +17,8 @@ PLANS = (
     "plan/test_contract_classes.py",
     "plan/test_contract_data.py",
     "plan/test_contract_exits.py",
+    "plan/test_device_defaults.py",
+    "plan/test_layout.py",
     "plan/test_plan.py",
     "plan/test_plan_attention.py",
     "plan/test_plan_memory.py",
