@@ -72,7 +72,8 @@ class Replica:
         self.num_deaths += 1
         self.group.tell("lost", self.index)
         if self.num_deaths - self.num_excused <= self.restarts:
-            asyncio.get_running_loop().call_later(0.001, self.group.tell, "restored", self.index)
+            self.group.num_returning += 1
+            asyncio.get_running_loop().call_later(0.001, self.group.bring_back, self.index)
 
 
 class Group:
@@ -83,6 +84,7 @@ class Group:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas: Sequence[Any] = replicas
         self.callbacks: list[Callable[[ReplicaEvent], None]] = []
+        self.num_returning = 0
         for replica in replicas:
             replica.group = self
 
@@ -91,6 +93,10 @@ class Group:
 
     def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:
         self.callbacks.append(callback)
+
+    def bring_back(self, index: int) -> None:
+        self.num_returning -= 1
+        self.tell("restored", index)
 
     def tell(self, kind: Literal["lost", "restored"], index: int) -> None:
         self.replicas[index].alive = kind == "restored"
@@ -113,7 +119,10 @@ def served(replicas: Sequence[Replica], *calls: Sequence[str], n: int = 1) -> di
     service = RolloutService(Group(replicas), deadline_s=20.0, max_restarts=3)
 
     async def run() -> list[list[Completion]]:
-        return await asyncio.gather(*(collect(service, names, n) for names in calls))
+        found = await asyncio.gather(*(collect(service, names, n) for names in calls))
+        while replicas[0].group.num_returning:  # the calls need not wait for replicas that nothing asks
+            await asyncio.sleep(0.001)
+        return found
 
     found: dict[str, list[str]] = {}
     for completions in asyncio.run(run()):

@@ -195,11 +195,11 @@ def test_workers_on_ray_roll_out_what_the_loop_of_the_run_does(tmp_path: Path) -
     program = (
         "import asyncio, json, pathlib, pickle, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_agent_workers import config, samples, told\n"
+        "from test_agent_workers import config, samples, contents_of\n"
         "directory = pathlib.Path(sys.argv[1])\n"
         "settings = config(directory, 1)\n"
         "settings['plugins']['ray'] = {'object_store_gib': 0.1}\n"
-        "found = told(samples(settings, directory, leaving=True))\n"
+        "found = contents_of(samples(settings, directory, leaving=True))\n"
         "(directory / 'found').write_bytes(pickle.dumps(found))\n"
     )
     done = subprocess.run(
