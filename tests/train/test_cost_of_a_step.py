@@ -20,7 +20,7 @@ async def on_the_loop(trajectory):
     return 1.0
 """
 GROUP = 8
-MOST_CALLS = 188
+MOST_CALLS = 192
 
 
 class Calls:
@@ -77,6 +77,9 @@ async def _counted(trainer: Trainer) -> int:
 
 
 def test_a_sample_costs_the_controller_few_calls(tmp_path: Path) -> None:
-    """Of what a step costs besides, the same in both, nothing is said."""
+    """Of what a step costs besides, the same in both, nothing is said.
+
+    187 calls by themselves; timers that are due meanwhile add up to two on a busy machine.
+    """
     few, many = calls_of_a_step(64, tmp_path), calls_of_a_step(256, tmp_path)
     assert (many - few) / (256 - 64) <= MOST_CALLS
