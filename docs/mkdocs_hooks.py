@@ -1,0 +1,117 @@
+"""Adds to the site what is not a file of docs/: the configuration's keys, and files of the repository that pages link.
+
+A link that leaves docs/ leads to a page with that file's content, so the site is whole without the repository and
+without a network.
+"""
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+REPOSITORY = "repository"
+"""The folder of the site that holds files from outside docs/."""
+LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
+IMAGES = (".png", ".svg", ".jpg")
+CODE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the page of keys, and every file outside docs/ that some page links, pages reached by them included."""
+    files.append(File.generated(config, "configuration.md", content=_configuration()))
+    waiting = [Path(file.abs_src_path) for file in files.documentation_pages() if file.abs_src_path]
+    added: set[Path] = set()
+    while waiting:
+        page = waiting.pop()
+        for target in _targets(page):
+            if target in added or target.is_relative_to(DOCS):
+                continue
+            added.add(target)
+            if target.suffix in IMAGES:
+                files.append(File.generated(config, _site_path(target), content=target.read_bytes()))
+                continue
+            files.append(File.generated(config, _site_path(target), content=_page(target)))
+            if target.suffix == ".md":
+                waiting.append(target)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Lead links that leave docs/ to the pages that `on_files` added."""
+    source = page.file.abs_src_path
+    return _relinked(markdown, Path(source)) if source else markdown
+
+
+def _configuration() -> str:
+    """Every key, section by section, from examples/reference.yaml."""
+    text = (ROOT / "examples" / "reference.yaml").read_text("utf-8")
+    parts = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    page = [
+        "# Configuration",
+        "",
+        "Every key with its meaning and its default. A key that is commented out has no effect with the defaults. "
+        "`rlcore config FILE` prints the values of a configuration with their origins; any key can be set on the "
+        "command line as `key=value`.",
+    ]
+    for part in parts[1:]:
+        words, _, body = part.partition("\n")
+        name = body.split(":", 1)[0]
+        page += ["", f"## {name}", "", words.removeprefix("## "), "", "```yaml", body.rstrip(), "```"]
+    return "\n".join(page) + "\n"
+
+
+def _targets(page: Path) -> list[Path]:
+    """The files that a page links, directories as their README.md."""
+    found = (_resolved(page, match[2]) for match in LINK.finditer(CODE.sub("", page.read_text("utf-8"))))
+    return [target for target in found if target]
+
+
+def _resolved(page: Path, link: str) -> Path | None:
+    """The file of the repository that a relative link names; None for addresses and what is not there."""
+    if re.match(r"[a-z]+:", link) or link.startswith("/"):
+        return None
+    target = (page.parent / link).resolve()
+    if target.is_dir():
+        target = target / "README.md"
+    return target if target.is_file() and target.is_relative_to(ROOT) else None
+
+
+def _site_path(target: Path) -> str:
+    """Its path in the site's sources: that in docs/, or a page of the folder `repository`."""
+    if target.is_relative_to(DOCS):
+        return target.relative_to(DOCS).as_posix()
+    path = PurePosixPath(REPOSITORY) / target.relative_to(ROOT).as_posix()
+    return str(path) if target.suffix in (".md", *IMAGES) else f"{path}.md"
+
+
+def _page(target: Path) -> str:
+    """A page with the file's content, its links led to where the files are in the site."""
+    text = target.read_text("utf-8")
+    if target.suffix == ".md":
+        return _relinked(text, target)
+    language = {".py": "python", ".yaml": "yaml", ".sh": "sh"}.get(target.suffix, "text")
+    return f"# {target.relative_to(ROOT).as_posix()}\n\n````{language}\n{text}````\n"
+
+
+def _relinked(text: str, page: Path) -> str:
+    """The text of a page of the repository, with relative links as the site's folders need them."""
+    here = PurePosixPath(_site_path(page)).parent
+
+    def led(match: re.Match[str]) -> str:
+        target = _resolved(page, match[2])
+        if target is None:
+            return match[0]
+        return f"{match[1]}{os.path.relpath(_site_path(target), here)}{match[3]}"
+
+    pieces = CODE.split(text)
+    return "".join(piece if CODE.fullmatch(piece) else LINK.sub(led, piece) for piece in pieces)
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Take the site's own script for search without a server; the theme would load one from the network."""
+    asset = os.path.relpath("assets/file_worker.js", PurePosixPath(page.url).parent)
+    return output.replace("https://unpkg.com/iframe-worker/shim", asset)
