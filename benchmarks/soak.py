@@ -39,23 +39,20 @@ from typing import Any
 import psutil
 from measure import machine, say
 from soak_audit import Sample, accounted, resources, sampled
-from soak_faults import ACTOR, CONTROLLER, END_S, ENDS, FAULTS, Fault, Stage, disk, plan
+from soak_bounds import BOUNDS, Bounds
+from soak_faults import ACTOR, CONTROLLER, ENDS, FAULTS, Fault, Stage, disk, plan
 from soak_run import CHECKPOINT_STEPS, Controller, Weather, config, last_step, write
 
 from rlcore.testing.runs import differing
 from rlcore.testing.service import serving
 
 NAME = "soak"
-STUCK_S = 600.0
-"""Without a step for so long the run hangs."""
 SETTLED_STEPS = 10
 """Steps of a life after which its resources count."""
 PRINTED = 20
 """Faults of the plan that are printed before it begins."""
 SCENES = ("tools", "program", "single")
 """A loop with tools, a program that talks to the policy's endpoint, or the core's single turn."""
-GONE_S = 30.0
-
 REFERENCE_S = 7200.0
 
 
@@ -71,6 +68,7 @@ class Soak:
     work: Path
     weather: Weather
     mounted: bool
+    bounds: Bounds
     lives: int = 0
     injected: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
@@ -90,7 +88,7 @@ class Soak:
             following = self._live(following, faults, ends_at)
         steps = last_step(self.work / "runs" / NAME) + 2
         last = self._begin(f"train.max_steps={steps}")
-        code = last.wait(2 * STUCK_S)
+        code = last.wait(2 * self.bounds.stuck_s)
         self._check_end(last, [], code, (0,))
         return steps
 
@@ -128,7 +126,7 @@ class Soak:
         controller = self._begin()
         first = before = last_step(controller.run)
         begun = False
-        stage = Stage(self.work, controller, self.weather, self.mounted)
+        stage = Stage(self.work, controller, self.weather, self.mounted, self.bounds.end_s)
         moved = time.monotonic()
         while self._goes_on(ends_at):
             if (code := controller.ended()) is not None:
@@ -142,9 +140,9 @@ class Soak:
                     self._check_begin(controller)
                     begun, first = True, step
                 before, moved = step, time.monotonic()
-            elif time.monotonic() - moved > STUCK_S:
+            elif time.monotonic() - moved > self.bounds.stuck_s:
                 controller.process.kill()
-                raise Broken(f"no step after {before} in {STUCK_S:.0f} s: {controller.text()[-500:]}")
+                raise Broken(f"no step after {before} in {self.bounds.stuck_s:.0f} s: {controller.text()[-500:]}")
             if step < following.step or not begun:
                 time.sleep(0.05)
                 continue
@@ -157,7 +155,8 @@ class Soak:
         children = controller.children()
         controller.process.terminate()
         # before its first step it may not have come to handle signals
-        self._check_end(controller, children, controller.wait(END_S), (143,) if begun else (143, -signal.SIGTERM))
+        allowed = (143,) if begun else (143, -signal.SIGTERM)
+        self._check_end(controller, children, controller.wait(self.bounds.end_s), allowed)
         return following
 
     def _inject(self, fault: Fault, stage: Stage) -> bool:
@@ -172,7 +171,7 @@ class Soak:
         if not (ending and note):
             return False
         self.must_say, stage.must_say = stage.must_say, ""
-        self._check_end(controller, children, controller.wait(END_S), ENDS[fault.kind])
+        self._check_end(controller, children, controller.wait(self.bounds.end_s), ENDS[fault.kind])
         return True
 
     def _check_begin(self, controller: Controller) -> None:
@@ -191,7 +190,7 @@ class Soak:
             self.problems.append(f"life {self.lives} ended with {code}: {text[-500:]}")
         if "Traceback" in text:
             self.problems.append(f"life {self.lives} printed a traceback: {text[text.index('Traceback') :][:1500]}")
-        _, alive = psutil.wait_procs(list(children), timeout=GONE_S)
+        _, alive = psutil.wait_procs(list(children), timeout=self.bounds.gone_s)
         if alive:
             self.problems.append(f"life {self.lives} left behind {len(alive)} processes")
 
@@ -209,7 +208,7 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
             }
             settings = config(work, options.scene, urls, options.seed, update_s, options.engine)
             (work / f"{name}.json").write_text(json.dumps(settings))
-        state = Soak(options, work, weather, mounted)
+        state = Soak(options, work, weather, mounted, BOUNDS[options.engine])
         began = time.monotonic()
         steps = state.go()
         took_s = time.monotonic() - began
@@ -217,7 +216,7 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         account = accounted(work / "runs" / NAME, steps)
         if "Traceback" in (work / "runs" / NAME / "log.txt").read_text(errors="replace"):
             state.problems.append("log.txt holds a traceback")
-    state.problems += account.problems + resources(state.samples, options.engine)
+    state.problems += account.problems + resources(state.samples, state.bounds.growth)
     if different:
         state.problems.append(f"it differs from the undisturbed run in {len(different)}: {different[:5]}")
     return {
@@ -226,6 +225,7 @@ def soak(options: argparse.Namespace, work: Path) -> dict[str, Any]:
         "seconds": round(took_s),
         "steps": steps,
         "checkpoint_steps": CHECKPOINT_STEPS,
+        "bounds": asdict(state.bounds),
         **state.facts(),
         "statuses": dict(account.statuses),
         "ended_by": dict(account.ended_by),

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -14,17 +14,6 @@ from rlcore.report import metrics
 
 ENDS = 3
 """Samples whose median is the beginning, or the end, of a life."""
-MOST_MORE = {
-    "descriptors": 8.0,
-    "connections": 64.0,
-    "threads": 4.0,
-    "children": 1.0,
-    "resident_mib": 16.0,
-    "children_mib": 128.0,
-}
-"""Growth that a life may end with, per resource: connections come and go, and allocation varies."""
-MOST_MORE_CHILDREN_MIB = 512.0
-"""For `children_mib` with real engines: pages that processes share count once for each, and each warms up."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +64,14 @@ def sampled(process: psutil.Process, life: int, step: int) -> Sample:
     )
 
 
-def resources(samples: Sequence[Sample], engine: str = "null") -> list[str]:
+def resources(samples: Sequence[Sample], growth: Mapping[str, float]) -> list[str]:
     """One line per resource that grew within a life: medians of its first and last samples are compared."""
     found = []
     for life, group in groupby(samples, key=lambda sample: sample.life):
         taken = list(group)
         if len(taken) < 2 * ENDS:
             continue
-        bounds = MOST_MORE if engine == "null" else {**MOST_MORE, "children_mib": MOST_MORE_CHILDREN_MIB}
-        for name, most in bounds.items():
+        for name, most in growth.items():
             values = [float(getattr(sample, name)) for sample in taken]
             more = statistics.median(values[-ENDS:]) - statistics.median(values[:ENDS])
             if more > most:

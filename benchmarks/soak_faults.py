@@ -19,7 +19,6 @@ from rlcore.testing.service import ServiceAnswer
 from rlcore.train import checkpoint
 
 DISK_MIB = 2048
-END_S = 300.0
 NONSENSE: Sequence[ServiceAnswer] = (
     ServiceAnswer(b'{"score": NaN}'),
     ServiceAnswer(b'{"score": 1e999}'),
@@ -52,6 +51,7 @@ class Stage:
     controller: Controller
     weather: Weather
     mounted: bool
+    end_s: float
     chance: random.Random = field(default_factory=random.Random)
     must_say: str = ""
     """The checkpoint that the next life must report as passed over; empty: none."""
@@ -152,7 +152,7 @@ def controller_signalled(number: signal.Signals) -> Inject:
     def inject(stage: Stage) -> str:
         time.sleep(stage.chance.uniform(0.0, 1.0))  # in any phase of a step
         stage.controller.signal(number)
-        return f"exit {stage.controller.wait(END_S)}"
+        return f"exit {stage.controller.wait(stage.end_s)}"
 
     return inject
 
@@ -160,7 +160,7 @@ def controller_signalled(number: signal.Signals) -> Inject:
 def killed_actor(stage: Stage) -> str:
     """SIGKILL to a process of the actor: its weights are lost, so the run ends and says so."""
     note = killed("actor")(stage)
-    return f"{note}, exit {stage.controller.wait(END_S)}" if note else ""
+    return f"{note}, exit {stage.controller.wait(stage.end_s)}" if note else ""
 
 
 def checkpoint_damaged(stage: Stage) -> str:
@@ -169,7 +169,7 @@ def checkpoint_damaged(stage: Stage) -> str:
     if len(list((run / "checkpoints").glob("step_*"))) < 2:
         return ""
     stage.controller.signal(signal.SIGKILL)
-    stage.controller.wait(END_S)
+    stage.controller.wait(stage.end_s)
     newest = max((run / "checkpoints").glob("step_*"), key=checkpoint.step_of)
     path = stage.chance.choice(sorted(path for path in newest.rglob("*") if path.is_file()))
     how = stage.chance.choice(["flipped", "cut", "removed"])
@@ -187,7 +187,7 @@ def checkpoint_damaged(stage: Stage) -> str:
 def records_torn(stage: Stage) -> str:
     """SIGKILL, then half a line at the end of the records, as a crash leaves it."""
     stage.controller.signal(signal.SIGKILL)
-    stage.controller.wait(END_S)
+    stage.controller.wait(stage.end_s)
     run = stage.controller.run
     for path in (run / metrics.METRICS, *sorted((run / metrics.TRAJECTORIES).glob("*.jsonl"))[-1:]):
         with path.open("ab") as file:
@@ -203,7 +203,7 @@ def disk_full(stage: Stage) -> str:
     else:  # another error than that of a full disk, as near as a process can come without one
         stage.controller.process.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
     try:
-        return f"exit {stage.controller.wait(END_S)}"
+        return f"exit {stage.controller.wait(stage.end_s)}"
     finally:
         if stage.mounted:
             remount(runs, f"size={DISK_MIB}m")

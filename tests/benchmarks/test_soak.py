@@ -20,7 +20,7 @@ def soak() -> Iterator[Any]:
     sys.path.insert(0, str(BENCHMARKS))
     before = set(sys.modules)
     try:
-        yield {name: import_module(name) for name in ("soak_run", "soak_audit", "soak_faults")}
+        yield {name: import_module(name) for name in ("soak_run", "soak_audit", "soak_bounds", "soak_faults")}
     finally:
         sys.path.remove(str(BENCHMARKS))
         for name in set(sys.modules) - before:
@@ -71,10 +71,20 @@ def test_what_is_missing_or_doubled_is_found(soak: Any, tmp_path: Path, change: 
 def test_what_grows_within_a_life_is_found(soak: Any) -> None:
     audit = soak["soak_audit"]
     calm = [audit.Sample(1, step, 200.0, 60 + step % 3, 40, 5, 8, 300.0) for step in range(20)]
-    assert audit.resources(calm) == []
-    for name, more in audit.MOST_MORE.items():
-        growing = [replace(value, **{name: getattr(value, name) + value.step * more / 10}) for value in calm]
-        assert any(name in problem for problem in audit.resources(growing))
+    for bounds in soak["soak_bounds"].BOUNDS.values():
+        assert audit.resources(calm, bounds.growth) == []
+        for name, more in bounds.growth.items():
+            growing = [replace(value, **{name: getattr(value, name) + value.step * more / 10}) for value in calm]
+            assert any(name in problem for problem in audit.resources(growing, bounds.growth))
+
+
+def test_the_null_engine_is_held_to_narrower_bounds_than_models(soak: Any) -> None:
+    bounds = soak["soak_bounds"].BOUNDS
+    null = bounds["null"]
+    assert (null.stuck_s, null.end_s, null.gone_s, null.growth["children_mib"]) == (300.0, 120.0, 10.0, 64.0)
+    for models in (bounds["hf"], bounds["vllm"]):
+        assert null.stuck_s < models.stuck_s
+        assert null.growth.items() <= {**models.growth, "children_mib": 64.0}.items()
 
 
 def test_the_plan_follows_from_the_seed_and_has_every_fault(soak: Any) -> None:
