@@ -129,8 +129,8 @@ def report(result: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     ]
     lines += [
         "",
-        f"The larger of both is {result['share_of_60_s']:.1%} of a step of {STEP_S:.0f} s; less than {MOST_FRAC:.0%} "
-        f"was asked for: {'yes' if result['cheap'] else 'NO'}.",
+        f"The larger of both is {result['share_of_60_s']:.1%} of a step of {STEP_S:.0f} s. Less than "
+        f"{MOST_FRAC:.0%}: {'yes' if result['cheap'] else 'NO'}.",
         "",
         f"Resident memory: {warm:.0f} MiB after {result['warm_steps']} steps, {end:.0f} MiB after the last. It grows "
         f"by {kib[0]} KiB a step, 95 % [{kib[1]}, {kib[2]}]; over the second half by {kib[3]} KiB, "
