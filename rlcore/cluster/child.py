@@ -12,14 +12,14 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rlcore.cluster import answers
 from rlcore.cluster.child_main import CLOSE_GRACE_S, FRAME, SETUP
-from rlcore.cluster.environment import inherited
+from rlcore.cluster.environment import inherited, start_message
 from rlcore.cluster.stack import StackDump
 from rlcore.cluster.strays import VARIABLE, Strays
+from rlcore.cluster.streams import lines, pipe_reader
 from rlcore.cluster.worker_output import WorkerOutput
 from rlcore.contracts.children import Child
 from rlcore.errors import ChildError, WorkerError, boundary
@@ -28,8 +28,6 @@ MAX_MESSAGE_BYTES = 1 << 26
 """Longest call and longest result."""
 TOGETHER_FRAC = 0.05
 """A call whose deadline is nearer than this share of it has passed it too, when another call's deadline kills both."""
-MAX_REST = 1 << 16
-"""Bytes that are kept of a line without an end."""
 POLL_S = 0.005
 STACK_BEFORE_S, STACK_FRAC = 0.5, 0.2
 """A child that is not ready prints where it is, so long before the deadline, or after that share of a short one."""
@@ -110,11 +108,11 @@ class ChildProcess(Child):
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        self._answers, self._answers_transport = await _reader(os.fdopen(answers_fd, "rb", 0))
+        self._answers, self._answers_transport = await pipe_reader(os.fdopen(answers_fd, "rb", 0))
         output = self._process.stdout
         if output is None:
             raise WorkerError(f"child '{self.name}': its output is not connected")
-        self._output, self._output_transport = await _reader(output)
+        self._output, self._output_transport = await pipe_reader(output)
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.connect_write_pipe(
             asyncio.streams.FlowControlMixin, os.fdopen(self._requests_fd, "wb", 0)
@@ -288,16 +286,9 @@ class ChildProcess(Child):
 
     async def _log_output(self) -> None:
         """Copies the child's output into the log, line by line, within bounds."""
-        rest = b""
-        while chunk := await self._output.read(1 << 16):
-            *lines, rest = (rest + chunk).split(b"\n")
-            rest = rest[-MAX_REST:]
-            for line in lines:
-                text = line.decode(errors="replace")
-                self._stack.add(text)
-                self._printed.add(text)
-        if rest:
-            self._printed.add(rest.decode(errors="replace"))
+        async for line in lines(self._output):
+            self._stack.add(line)
+            self._printed.add(line)
 
     async def close(self) -> None:
         """End the process: at once when calls are under way, else when it has closed what it serves, within bounds."""
@@ -364,23 +355,3 @@ class ChildProcesses:
         """End every child; nothing of them is left, no process, descriptor or task."""
         await asyncio.gather(*(child.close() for child in self._children))
         self._children.clear()
-
-
-def start_message(name: str, target: str, args: Sequence[Any], threads: int, max_bytes: int) -> dict[str, Any]:
-    """The first message to a child: the object to make, and the search path to import it with."""
-    return {
-        "name": name,
-        "target": target,
-        "args": pickle.dumps(tuple(args)),
-        "threads": threads,
-        "max_bytes": max_bytes,
-        "path": [entry or str(Path.cwd()) for entry in sys.path],
-        "environment": {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ},
-    }
-
-
-async def _reader(pipe: IO[bytes]) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=1 << 20)
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    return reader, transport

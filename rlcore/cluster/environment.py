@@ -1,8 +1,11 @@
-"""The environment variables of child processes."""
+"""The environment variables of child processes, and the first message to one."""
 
 import os
+import pickle
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import rlcore
 
@@ -30,3 +33,16 @@ def inherited(names: Sequence[str] | None) -> dict[str, str]:
 
 def _is_needed(name: str) -> bool:
     return name in NEEDED or name.startswith(NEEDED_PREFIXES)
+
+
+def start_message(name: str, target: str, args: Sequence[Any], threads: int, max_bytes: int) -> dict[str, Any]:
+    """The first message to a child: the object to make, and the search path to import it with."""
+    return {
+        "name": name,
+        "target": target,
+        "args": pickle.dumps(tuple(args)),
+        "threads": threads,
+        "max_bytes": max_bytes,
+        "path": [entry or str(Path.cwd()) for entry in sys.path],
+        "environment": {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ},
+    }

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from typing import Any
 
 from rlcore.cluster.answers import OK, OURS, error_class
-from rlcore.cluster.child import ChildProcess, PendingCall, start_message
-from rlcore.cluster.environment import inherited
+from rlcore.cluster.child import ChildProcess, PendingCall
+from rlcore.cluster.environment import inherited, start_message
 from rlcore.cluster.rank_answers import answers_of_ranks
 from rlcore.cluster.serve import BUILD, CALL, CANCEL, CLOSE, ITEM, MORE, STREAM, STREAM_ITEMS
 from rlcore.cluster.streams import merged

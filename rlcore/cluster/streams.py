@@ -1,8 +1,11 @@
-"""Several streams as one."""
+"""Several streams as one, and pipes as streams."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import IO, Any
+
+MAX_REST = 1 << 16
+"""Bytes that are kept of a line without an end."""
 
 
 async def merged(streams: Sequence[AsyncGenerator[Any, None]]) -> AsyncGenerator[Any, None]:
@@ -41,3 +44,23 @@ async def merged(streams: Sequence[AsyncGenerator[Any, None]]) -> AsyncGenerator
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def pipe_reader(pipe: IO[bytes]) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+    """A reader of the pipe, and the transport that closes it."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=1 << 20)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+    return reader, transport
+
+
+async def lines(reader: asyncio.StreamReader) -> AsyncGenerator[str, None]:
+    """The lines as they come; of one that does not end, its last MAX_REST bytes."""
+    rest = b""
+    while chunk := await reader.read(1 << 16):
+        *whole, rest = (rest + chunk).split(b"\n")
+        rest = rest[-MAX_REST:]
+        for line in whole:
+            yield line.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")

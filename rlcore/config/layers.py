@@ -61,9 +61,7 @@ def read_file(path: Path) -> Layer:
     except FileNotFoundError as cause:
         raise ConfigError(f"{path}: no such configuration file (an override is written key=value)") from cause
     except yaml.MarkedYAMLError as cause:
-        mark = cause.problem_mark
-        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{path}: not valid YAML{where}: {cause.problem}") from cause
+        raise ConfigError(f"{path}: {_not_yaml(cause, path)}") from cause
     except OmegaConfBaseException as cause:
         raise ConfigError(
             f"{path}: {describe(cause)}; keys must be text (quote them) and interpolations ${{a.b}}"
@@ -73,6 +71,22 @@ def read_file(path: Path) -> Layer:
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds a list; needs a mapping of sections at its top")
     return Layer(str(path), {str(key): value for key, value in content.items()})
+
+
+def _not_yaml(cause: yaml.MarkedYAMLError, path: Path) -> str:
+    """The place and the text that YAML does not read, and what to change where that is known."""
+    mark = cause.problem_mark
+    if mark is None:
+        return f"not valid YAML: {cause.problem}"
+    lines = path.read_text("utf-8", "replace").splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    problem = cause.problem or "it cannot be read"
+    if "\t" in line[: mark.column + 1]:
+        problem = "found a tab; indent with spaces"
+    elif line:
+        above = f", below {lines[mark.line - 1]!r}" if mark.line else ""
+        problem += f", in {line!r}{above}; keys of one section begin in the same column"
+    return f"not valid YAML in line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def from_mapping(values: Mapping[str, Any]) -> Layer:

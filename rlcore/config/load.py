@@ -30,6 +30,7 @@ from rlcore.config.layers import (
 )
 from rlcore.config.names import check_name
 from rlcore.config.offered import check_conditions, check_made, plugin_layers, plugin_sections, without_paths
+from rlcore.config.peer_names import renamed_value
 from rlcore.config.presets import PRESETS
 from rlcore.config.schema import choices_of, fit, hint_at, wanted
 from rlcore.config.sections import RunConfig
@@ -307,7 +308,8 @@ def _wrong_type(layers: Sequence[Layer], types: Mapping[str, type[Any]], cause: 
             except UNFIT:
                 hint = hint_at(key, RunConfig, types)
                 choices = choices_of(hint)
-                needs = nearest(str(value), choices) if choices else f"needs {wanted(hint)}"
+                needs = renamed_value(key, value, choices)
+                needs = needs or (nearest(str(value), choices) if choices else f"needs {wanted(hint)}")
                 error = ConfigError if layer.explicit else PluginError
                 return error(f"{key}: found {'null' if value is None else repr(value)} ({layer.origin}); {needs}")
     return ConfigError(f"configuration: {str(cause).partition(chr(10))[0]}")

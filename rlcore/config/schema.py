@@ -10,9 +10,10 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from rlcore.config.layers import Layer
+from rlcore.config.layers import Layer, leaves
 from rlcore.config.names import check_name
-from rlcore.errors import ConfigError, nearest
+from rlcore.config.peer_names import renamed_key
+from rlcore.errors import ConfigError
 
 _WORDS = {
     int: "a whole number",
@@ -93,6 +94,8 @@ def fit(value: Any, hint: Any, key: str, layer: Layer) -> Any:
         return _text(value, key, layer)
     if hint is str and value is None and layer.key == key:
         return layer.text if layer.text != "null" else None
+    if get_origin(hint) is tuple and isinstance(value, str) and not value.startswith("${"):
+        return [value]  # one text where a list is due: track.to=tensorboard
     return value
 
 
@@ -102,7 +105,7 @@ def _fit_section(value: Any, section: type[Any], key: str, layer: Layer) -> dict
     for name, child in _mapping(value, key, layer).items():
         below = f"{key}.{name}" if key else name
         if name not in hints:
-            raise ConfigError(unknown(below, section, layer.origin))
+            raise ConfigError(unknown(below, section, layer.origin, child))
         fitted[name] = fit(child, hints[name], below, layer)
     return fitted
 
@@ -137,17 +140,33 @@ def _text(value: Any, key: str, layer: Layer) -> str:
     )
 
 
-def unknown(key: str, section: type[Any], origin: str) -> str:
-    """The error about a key that does not exist: near keys of its section, or the same name in another one."""
+def unknown(key: str, section: type[Any], origin: str, value: Any = None) -> str:
+    """The error about a key that does not exist, with the way out.
+
+    That is the key of the same meaning for a name of a peer, a near key of its section, or the same name in another
+    section. `value` is what the key was set to: an unknown section may hold keys that a peer has.
+    """
     parent, _, name = key.rpartition(".")
     if RENAMED.get(name, "") in hints_of(section):
         return f"{key}: now {parent}.{RENAMED[name]} ({origin})"
-    siblings = tuple(f"{parent}.{hint}" if parent else hint for hint in hints_of(section))
+    near = get_close_matches(name, hints_of(section), n=1, cutoff=0.85)
+    below = dict(leaves({key: value})) if isinstance(value, Mapping) else {key: None}
+    for leaf in below:
+        if not near and (renamed := renamed_key(leaf)):
+            return f"{leaf}: unknown key ({origin}); {renamed}"
     others = () if parent else _every_key(section)
     elsewhere = [other for other in others if other.rpartition(".")[2] == name] or get_close_matches(name, others, n=1)
-    if elsewhere and not get_close_matches(key, siblings, n=1):
+    if elsewhere and not get_close_matches(name, hints_of(section), n=1):
         return f"{key}: unknown key ({origin}); did you mean {' or '.join(repr(key) for key in elsewhere[:3])}?"
-    return f"{key}: unknown key ({origin}); {nearest(key, siblings)}"
+    return f"{key}: unknown key ({origin}); {_nearest_sibling(parent, name, section)}"
+
+
+def _nearest_sibling(parent: str, name: str, section: type[Any]) -> str:
+    """As `nearest`, but the names alone are compared: the section before them makes any two keys look alike."""
+    prefix = f"{parent}." if parent else ""
+    close = get_close_matches(name, hints_of(section), n=1)
+    hint = f"did you mean '{prefix}{close[0]}'? " if close else ""
+    return f"{hint}choose from: {', '.join(sorted(prefix + other for other in hints_of(section)))}"
 
 
 def _every_key(section: type[Any], prefix: str = "") -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.config import RunConfig
+from rlcore.config.peer_names import renamed_value
 from rlcore.config.providers import Offer, Provider
 from rlcore.contracts.components import Component
 from rlcore.contracts.offers import Algorithm, AlgorithmKind, Need, Scope
@@ -65,8 +66,9 @@ def only(key: str, name: str, offered: Sequence[tuple[str, Offer[Any]]]) -> Offe
         )
     if not found:
         help_ = remedy(key, name)
+        known = [known for known, _ in offered]
         raise ConfigError(
-            f"{key}: nobody offers '{name}'; {nearest(name, [known for known, _ in offered])}"
+            f"{key}: nobody offers '{name}'; {renamed_value(key, name, known) or nearest(name, known)}"
             + (help_ and f"; {help_}")
         )
     return found[0]

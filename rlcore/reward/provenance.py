@@ -19,7 +19,7 @@ def reward_provenance(rewards: Iterable[ResolvedReward]) -> dict[str, dict[str, 
     for name, target, reward in _functions(rewards):
         path = source_file(target)
         found[name] = {
-            "reference": target,
+            "target": target,
             "provided_by": reward.provided_by,
             "path": str(path) if path else None,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path else None,
@@ -28,7 +28,7 @@ def reward_provenance(rewards: Iterable[ResolvedReward]) -> dict[str, dict[str, 
 
 
 def copy_reward_files(rewards: Iterable[ResolvedReward], directory: Path) -> Mapping[str, Path]:
-    """Copy the bare files among the rewards' references to `directory`, as '<function>_<file>'; by function's name.
+    """Copy the bare files among the rewards' targets to `directory`, as '<function>_<file>'; by function's name.
 
     Modules of installed packages are not copied: their distribution's version is in the plan.
     """
@@ -43,7 +43,7 @@ def copy_reward_files(rewards: Iterable[ResolvedReward], directory: Path) -> Map
 
 
 def _functions(rewards: Iterable[ResolvedReward]) -> Iterator[tuple[str, str, ResolvedReward]]:
-    """Name and reference of every function, those that look at groups as '<function>.post_process'."""
+    """Name and target of every function, those that look at groups as '<function>.post_process'."""
     for reward in rewards:
         yield reward.name, reward.target, reward
         if reward.post_process:

@@ -1,4 +1,4 @@
-"""A reward function where it runs: loaded by reference, called in its own style, its results checked.
+"""A reward function where it runs: loaded by name, called in its own style, its results checked.
 
 Sync functions are served like this in a child process, async ones on the run's loop. Only what a child may import is
 imported here.
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def _load(spec: FunctionSpec) -> Any:
-    """The object that the reference names; PluginError that says whose reference it is."""
+    """The object that the target names; PluginError that says whose target it is."""
     try:
         return import_target(spec.target)
     except PluginError as error:

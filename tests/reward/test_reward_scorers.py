@@ -101,8 +101,8 @@ def test_the_length_penalty_grows_between_its_two_bounds() -> None:
         length_penalty(sample_of("x", "3"), free=10, limit=10)
 
 
-def resolved(name: str, reference: str) -> ResolvedReward:
-    return ResolvedReward(name, reference, "config", 1.0, Scope.SAMPLE, 60.0)
+def resolved(name: str, target: str) -> ResolvedReward:
+    return ResolvedReward(name, target, "config", 1.0, Scope.SAMPLE, 60.0)
 
 
 def test_the_file_of_each_function_is_known_by_its_hash_and_copied(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_file_of_each_function_is_known_by_its_hash_and_copied(tmp_path: Pat
     rewards = [resolved("a", f"{path}:f"), resolved("b", "rlcore.reward.scorers:boxed"), resolved("c", "no.such:f")]
     found = reward_provenance(rewards)
     assert found["a"] == {
-        "reference": f"{path}:f",
+        "target": f"{path}:f",
         "provided_by": "config",
         "path": str(path),
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),

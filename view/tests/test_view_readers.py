@@ -1,6 +1,7 @@
 """Readers: each trainer's files, what is torn, and what is foreign."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,23 @@ def test_files_that_trl_wrote() -> None:
     assert first.prompt[0]["content"].startswith("say ")
     assert "TRL does not record weights" in run.notes[0]
     assert read(HERE / "written_by_trl" / "completions_00002.parquet").samples[0].step == 2
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda whole: whole[:-9],
+        lambda whole: b"",
+        lambda whole: whole[:4] + b"\xff" * 40 + whole[44:],
+        lambda whole: whole.replace(b"say ", b"\xff\xfe\xfd ", 1),
+    ],
+    ids=["torn", "empty", "bad page", "not UTF-8"],
+)
+def test_a_parquet_file_that_is_not_whole_is_named(tmp_path: Path, broken: Callable[[bytes], bytes]) -> None:
+    name = "completions_00001.parquet"
+    (tmp_path / name).write_bytes(broken((HERE / "written_by_trl" / name).read_bytes()))
+    with pytest.raises(ViewError, match=rf"{name}': this is not a whole parquet file: "):
+        read(tmp_path)
 
 
 def test_files_that_verl_wrote() -> None:

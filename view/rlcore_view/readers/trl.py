@@ -40,12 +40,12 @@ def _files(path: Path) -> list[Path]:
 
 def _samples(file: Path) -> list[Sample]:
     try:
-        from pyarrow import parquet  # type: ignore[import-untyped]
+        from pyarrow import ArrowException, parquet  # type: ignore[import-untyped]
     except ImportError as error:
         raise ViewError(f"'{file}': reading parquet needs pyarrow; pip install 'rlcore-view[parquet]'") from error
     try:
         rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
-    except Exception as error:  # pyarrow raises many kinds for a torn file
+    except (ArrowException, OSError, ValueError) as error:
         raise ViewError(f"'{file}': this is not a whole parquet file: {error}") from error
     seen: dict[str, int] = {}
     return [_sample(row, file, seen) for row in rows]

@@ -81,12 +81,11 @@ class OpenConversations:
         task = asyncio.current_task()
         try:
             parts = await run()
-        except BaseException:
             if task is not None:
+                self._tasks.discard(task)
+        finally:
+            if task is not None and task in self._tasks:
                 task.add_done_callback(self._done)
-            raise
-        if task is not None:
-            self._tasks.discard(task)
         self.deliver(parts)
 
     def deliver(self, parts: Sequence[Trajectory]) -> None:
