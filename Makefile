@@ -43,7 +43,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real browser docs vllm bench results results-trl results-controls results-precision results-ppo \
     results-tool-agent results-openai-agent results-scale results-transfer results-shared-pools \
-    char-count-small char-count gpu-check lint fix types outsider ci clean
+    char-count-small char-count gpu-check lint fix types dist outsider ci clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 18
@@ -138,6 +138,10 @@ fix: $(STAMPS)/dev  ## let ruff put right what it can
 types: $(STAMPS)/dev  ## mypy --strict, each distribution by itself
 	$(BIN)/mypy --strict rlcore
 	for plugin in $(PLUGINS) $(VIEW) $(EXAMPLE)/plugin; do $(BIN)/mypy --strict "$$plugin"/rlcore_*; done
+
+dist: $(STAMPS)/dev  ## wheels and source distributions of all packages, in dist
+	for package in . $(PLUGINS) $(VIEW) $(EXAMPLE)/plugin; do \
+	    (cd "$$package" && $(CURDIR)/$(BIN)/python -m hatchling build --directory $(CURDIR)/dist); done
 
 outsider: $(STAMPS)/dev  ## build all wheels, install them into an empty venv outside the repository, use them there
 	$(BIN)/python tests/outsider/outsider.py

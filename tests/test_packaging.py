@@ -82,6 +82,17 @@ def test_a_plugin_says_which_versions_of_the_core_it_is_for(directory: Path) -> 
     assert data["license"] == core["license"] == "Apache-2.0"
 
 
+@pytest.mark.parametrize("directory", [ROOT, VIEW, *OTHERS], ids=lambda path: path.name)
+def test_the_metadata_of_every_distribution_is_complete_and_of_one_version(directory: Path) -> None:
+    data, core = project(directory)["project"], project(ROOT)["project"]
+    for key in ("version", "authors", "classifiers", "license", "license-files", "requires-python"):
+        assert data[key] == core[key], key
+    assert data["keywords"]
+    assert (directory / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+    for minor in (11, 12, 13):
+        assert f"Programming Language :: Python :: 3.{minor}" in data["classifiers"]
+
+
 def test_the_viewer_needs_neither_rlcore_nor_any_other_package() -> None:
     data = project(VIEW)["project"]
     assert data["dependencies"] == []
@@ -153,3 +164,11 @@ def test_the_versions_agree_and_the_changelog_has_the_current_one() -> None:
     version = project(ROOT)["project"]["version"]
     assert f'__version__ = "{version}"' in (ROOT / "rlcore" / "__init__.py").read_text()
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_hosted_workflow_runs_targets_that_exist_on_every_python() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    for target in re.findall(r"- run: make ([a-z ]+)$", workflow, re.MULTILINE):
+        for name in target.split():
+            assert re.search(rf"^{name}:", MAKEFILE, re.MULTILINE), name
+    assert re.findall(r'"(3\.\d+)"', workflow) == ["3.11", "3.12", "3.13"]

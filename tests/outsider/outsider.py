@@ -1,6 +1,6 @@
 """Use rlcore as somebody does who never saw the repository: `make outsider`.
 
-Builds the wheels of the core, the plugins and the example's plugin, installs them with their requirements into an
+Builds source distributions of the core, the plugins and the example's plugin, wheels from these, installs the wheels with their requirements into an
 empty virtual environment outside the repository, and works there: lists and checks the plugins, plans the example,
 trains two steps of it and of PPO without torch, and makes sure that planning imported nothing heavy. Exits with 1 and
 the reason when anything is not as it should be.
@@ -70,9 +70,12 @@ def run(command: Sequence[str | Path], directory: Path, expected: int = 0) -> st
 
 
 def build_wheels(wheels: Path) -> None:
-    """Every distribution as a wheel; what is in them is what should be."""
+    """Every distribution as a wheel that is built from its source distribution; what is in them is what should be."""
+    sdists = wheels.parent / "sdists"
+    for source in SOURCES.values():
+        run([sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", sdists], source)
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels]
-    run([*pip, *SOURCES.values()], wheels.parent)
+    run([*pip, *sorted(sdists.glob("*.tar.gz"))], wheels.parent)
     for package in SOURCES:
         [wheel] = wheels.glob(f"{package}-*.whl")
         names = set(zipfile.ZipFile(wheel).namelist())
@@ -81,7 +84,7 @@ def build_wheels(wheels: Path) -> None:
         need(f"{package}/py.typed" in names, f"{wheel.name} has no py.typed")
         if package == "rlcore":
             need("rlcore/plan/catalog.toml" in names, f"{wheel.name} has no catalog.toml")
-            need(any(name.endswith("licenses/LICENSE") for name in names), f"{wheel.name} has no LICENSE")
+        need(any(name.endswith("licenses/LICENSE") for name in names), f"{wheel.name} has no LICENSE")
 
 
 def install(place: Path, wheels: Path) -> Path:
