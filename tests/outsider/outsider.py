@@ -1,9 +1,9 @@
 """Use rlcore as somebody does who never saw the repository: `make outsider`.
 
-Builds source distributions of the core, the plugins and the example's plugin, wheels from these, installs the wheels with their requirements into an
-empty virtual environment outside the repository, and works there: lists and checks the plugins, plans the example,
-trains two steps of it and of PPO without torch, and makes sure that planning imported nothing heavy. Exits with 1 and
-the reason when anything is not as it should be.
+Builds source distributions of the core, the plugins and the example's plugin, and wheels from these, installs the
+wheels with their requirements into an empty virtual environment outside the repository, and works there: lists and
+checks the plugins, plans the example, trains two steps of it and of PPO without torch, and makes sure that planning
+imported nothing heavy. Exits with 1 and the reason when anything is not as it should be.
 
     python tests/outsider/outsider.py
 """
