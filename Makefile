@@ -41,7 +41,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The tests start many processes; where storing bytecode is forbidden, as in many containers, each would compile anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real browser docs vllm bench results results-trl results-controls results-precision results-ppo \
+.PHONY: help setup setup-vllm setup-verifiers demo model test test-optimized fault fuzz soak real browser docs plots vllm bench results results-trl results-controls results-precision results-ppo \
     results-tool-agent results-openai-agent results-scale results-transfer results-shared-pools \
     char-count-small char-count gpu-check lint fix types dist outsider ci clean
 
@@ -125,7 +125,11 @@ gpu-check: $(STAMPS)/dev $(MODEL)  ## on a machine with CUDA: the `gpu` tests an
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 docs: $(DOCS)/stamp  ## the documentation as a site, in build/site; opens without a server
+	$(DOCS)/bin/python docs/plots.py --check
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet
+
+plots: $(DOCS)/stamp  ## the pictures of docs/results, from the JSON files beside them
+	$(DOCS)/bin/python docs/plots.py
 
 lint: $(STAMPS)/dev  ## ruff: rules and format
 	$(BIN)/ruff check .
