@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rlcore.cluster.out_of_memory import memory_in_words
 from rlcore.contracts.clusters import Shipment, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import PluginError, RlcoreError, WorkerError, boundary
@@ -36,10 +37,13 @@ def _modules_of(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 @contextlib.contextmanager
-def named(where: str) -> Iterator[None]:
-    """Turns a worker's exception into a WorkerError that names the call; an RlcoreError keeps its class."""
+def named(where: str, context: WorkerContext | None = None) -> Iterator[None]:
+    """Turns a worker's exception into a WorkerError that names the call; an RlcoreError keeps its class.
+
+    Where memory was exhausted, the error of a worker with this context has the plan's estimate and what lowers it.
+    """
     try:
-        with boundary(where, WorkerError):
+        with boundary(where, WorkerError), memory_in_words(context):
             yield
     except SystemExit as cause:
         raise WorkerError(f"{where}: it called sys.exit({cause.code!r})") from cause
@@ -71,13 +75,14 @@ class WorkerHost:
             host = self._workers[shipment.embedded_in][1] if shipment.embedded_in else None
             worker: Worker = cls(replace(context, host=host, address=self._address or context.address))
             self._workers[shipment.role] = (shipment.name, worker)
-            worker.setup()
+            with memory_in_words(context):
+                worker.setup()
         _use_threads(context.threads)
 
     async def call(self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The method's result."""
         name, worker = self._workers[role]
-        with named(f"{name}.{method}()"):
+        with named(f"{name}.{method}()", worker.context):
             result = getattr(worker, method)(*args, **kwargs)
             return await result if inspect.isawaitable(result) else result
 
@@ -87,7 +92,7 @@ class WorkerHost:
         """The items of an async-generator method, which is closed with this one."""
         name, worker = self._workers[role]
         where = f"{name}.{method}()"
-        with named(where):
+        with named(where, worker.context):
             found = getattr(worker, method)(*args, **kwargs)
             async with contextlib.aclosing(as_stream(where, found, WorkerError)) as items:
                 async for result in items:

@@ -12,7 +12,7 @@ from rlcore.cluster.serve import STREAM_ITEMS
 from rlcore.cluster.thread import Handover, WorkerThread
 from rlcore.cluster.worker_context import context_of
 from rlcore.contracts.clusters import ClusterContext, Deadlines, WorkerPlan
-from rlcore.contracts.workers import Worker
+from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import WorkerError, worker_call
 from rlcore.errors.checks.results import as_stream, checked_result
 
@@ -44,9 +44,9 @@ class ThreadReplica(Generic[W]):
         whose = self._where(method)
 
         def work() -> Any:
-            with named(whose):
+            with named(whose, self.worker.context):
                 found = getattr(self.worker, method.__name__)(*args, **kwargs)
-            return _awaited(found, whose) if inspect.isawaitable(found) else found
+            return _awaited(found, whose, self.worker.context) if inspect.isawaitable(found) else found
 
         found = await self.thread.run(work, whose, self._deadlines.call_s)
         return checked_result(whose, getattr(self._interface, method.__name__), found)
@@ -60,7 +60,7 @@ class ThreadReplica(Generic[W]):
         handover = Handover(STREAM_ITEMS)
 
         async def pump() -> None:
-            with named(whose):
+            with named(whose, self.worker.context):
                 found = getattr(self.worker, method.__name__)(*args, **kwargs)
                 async with contextlib.aclosing(as_stream(whose, found, WorkerError)) as items:
                     async for value in items:
@@ -81,8 +81,8 @@ class ThreadReplica(Generic[W]):
                 await handover.wait_for_end(self._deadlines.close_s)
 
 
-async def _awaited(found: Awaitable[Any], whose: str) -> Any:
-    with named(whose):
+async def _awaited(found: Awaitable[Any], whose: str, context: WorkerContext) -> Any:
+    with named(whose, context):
         return await found
 
 
@@ -107,7 +107,7 @@ class ThreadWorkers:
         deadlines = self._context.deadlines
 
         def build() -> None:
-            with named(f"{name}.setup()"):
+            with named(f"{name}.setup()", context):
                 built = worker.cls(context)
                 self._started.append(ThreadReplica(built, role.interface, thread, name, deadlines))
                 built.setup()

@@ -8,6 +8,7 @@ from rlcore.cluster.child import ChildProcesses
 from rlcore.contracts.clusters import ClusterContext, Deadlines, PoolPlan, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.plan import RunPlan
+from rlcore.plan.memory import memory_plans
 
 
 def cluster_context(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> ClusterContext:
@@ -24,6 +25,7 @@ def cluster_context(plan: RunPlan, run_dir: Path, deadlines: Deadlines) -> Clust
         gpus=plan.facts.gpus if plan.config.cluster.device == "cuda" else 0,
         run_dir=run_dir,
         deadlines=deadlines,
+        memory=memory_plans(plan.config, plan.workers, plan.memory_bytes),
     )
 
 
@@ -68,5 +70,6 @@ def context_of(
         skips_rows=plan.skips_rows,
         weights_kind=cluster.weights_kind,
         spec=request.spec,
+        memory=cluster.memory.get(request.role.name),
         children=ChildProcesses(),
     )

@@ -72,6 +72,8 @@ def _words(spec: "Field[Any]", hint: Any, doc: str) -> Iterator[str]:
         yield f"Must be {bounds}."
     if used_when := spec.metadata.get("used_when"):
         yield f"Used when {used_when}."
+    if on_cuda := spec.metadata.get("on_cuda"):
+        yield f"On a GPU the default is {on_cuda}."
 
 
 def _has_no_effect(spec: "Field[Any]", section: str) -> bool:

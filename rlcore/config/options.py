@@ -26,17 +26,21 @@ def option(
     above: float | None = None,
     at_most: float | None = None,
     below: float | None = None,
+    on_cuda: str = "",
 ) -> Any:
     """A field with a default, a condition under which it matters, and bounds of its number.
 
     Setting the field in a file or an override while `used_when` does not hold is a ConfigError; so is a number out of
-    bounds. `at_least` and `at_most` include their bound, `above` and `below` do not.
+    bounds. `at_least` and `at_most` include their bound, `above` and `below` do not. `on_cuda` names the key, such as
+    `actor.dtype`, whose value is the default on a GPU, where `used_when` holds.
     """
     bounds = zip(_BOUNDS, (at_least, above, at_most, below), strict=True)
     metadata: dict[str, Any] = {name: bound for name, bound in bounds if bound is not None}
     if used_when:
         condition_of(used_when, "option")
         metadata["used_when"] = used_when
+    if on_cuda:
+        metadata["on_cuda"] = on_cuda
     if isinstance(default, (dict, list)):
         return field(default_factory=lambda: cast(Any, type(default)(default)), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -85,7 +85,9 @@ class ReferenceConfig:
     """The engine that computes its log-probs."""
     path: str = option("", used_when="algo.kl.placement != 'none'")
     """Model directory or hub name; empty: `model.path`, of a LoRA actor its own weights with the adapter off."""
-    micro_batch_tokens: int = option(8192, used_when="algo.kl.placement != 'none'", at_least=1)
+    micro_batch_tokens: int = option(
+        8192, used_when="algo.kl.placement != 'none'", at_least=1, on_cuda="actor.micro_batch_tokens"
+    )
     """Tokens, padding included, of one forward pass."""
 
 

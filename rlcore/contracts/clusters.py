@@ -19,7 +19,7 @@ from rlcore.config import RunConfig
 from rlcore.contracts.plugin_settings import settings_as
 from rlcore.contracts.pool_placement import PLACEMENTS
 from rlcore.contracts.requests import WorkerRequest
-from rlcore.contracts.workers import Worker, WorkerGroup
+from rlcore.contracts.workers import MemoryPlan, Worker, WorkerGroup
 from rlcore.errors.checks.data import (
     check_call,
     check_choice,
@@ -106,6 +106,8 @@ class ClusterContext:
     """Devices of this machine that the run may use."""
     run_dir: Path
     deadlines: Deadlines
+    memory: Mapping[str, MemoryPlan] = field(default_factory=dict)
+    """Of a rank of each role whose memory is known, with those embedded in it."""
 
     def settings(self, cls: type[S]) -> S:
         """The plugin's settings section; PluginError where it is not a `cls`."""

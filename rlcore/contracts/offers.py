@@ -80,9 +80,9 @@ class WorkerClass:
     """Its workers may die and be restarted: every request that it fills becomes `isolated`."""
     complete: Callable[[RunConfig, Any, WorkerRequest], WorkerRequest] = as_asked
     """(config, section of the offer's plugin, request) -> the request with what the class needs: replicas, ranks, gpus,
-    cpus, threads, pool, memory (`device_frac`, `bytes_per_parameter`, `cached_tokens`, `engine`, `model`) and `spec`.
-    Pure; the same for every role. A pool other than `main` that was asked for stays, and so do role, backend,
-    `targets` and `isolated`; `embedded_in` may be set where it is None."""
+    cpus, threads, pool, memory (`device_frac`, `asleep_bytes`, `bytes_per_parameter`, `cached_tokens`, `engine`,
+    `model`) and `spec`. Pure; the same for every role. A pool other than `main` that was asked for stays, and so do
+    role, backend, `targets` and `isolated`; `embedded_in` may be set where it is None."""
     weight_sync: frozenset[str] = frozenset({"disk"})
     """Of a rollout that is not served inside the actor: the values of `rollout.weight_sync` that it can take."""
 

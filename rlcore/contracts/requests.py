@@ -62,6 +62,9 @@ class WorkerRequest:
     """Functions for the worker, by purpose: {'loss': 'my_plugin.engine:value_loss'}."""
     device_frac: float = 0.0
     """Share of its device's memory that a rank reserves while it is awake; 0: the planner estimates its memory."""
+    asleep_bytes: int = 0
+    """Memory of each of its devices that a rank keeps in its sleep, such as CUDA graphs; the context of its process is
+    counted beside it."""
     bytes_per_parameter: float = 0.0
     """Memory of a rank in bytes per parameter of its model, without activations; 0: unknown, and the plan says so."""
     model: ModelFacts | None = None
@@ -88,7 +91,7 @@ class WorkerRequest:
         check_texts(self, "backend")
         check_names(self, "pool")
         check_whole(self, 1, "replicas", "ranks")
-        check_whole(self, 0, "threads", "cached_tokens")
+        check_whole(self, 0, "threads", "cached_tokens", "asleep_bytes")
         check_numbers(self, 0.0, "gpus", "cpus", "bytes_per_parameter")
         check_numbers(self, 0.0, "device_frac", most=1.0)
         check_flags(self, "isolated", "takes_adapter")

@@ -22,6 +22,15 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of a rank, as the plan estimates it."""
+
+    bytes: int
+    remedy: str
+    """What lowers it, as the rest of a sentence."""
+
+
 @dataclass(frozen=True, eq=False)
 class WorkerContext:
     """Everything that a worker is told; it discovers nothing by itself."""
@@ -56,6 +65,8 @@ class WorkerContext:
     """`WorkerRequest.spec`, as the class's `complete` left it."""
     address: str = "127.0.0.1"
     """This node's address, as the run's other nodes reach it."""
+    memory: MemoryPlan | None = None
+    """The planned memory of this process; None: unknown."""
     children: Children = field(default_factory=NoChildren)
     """Starts killable child processes of this worker, on the worker's own loop; the worker closes them."""
 

@@ -44,6 +44,12 @@ def libraries() -> tuple[str, ...]:
     return tuple(package["library"] for package in _catalog()["package"] if "library" in package)
 
 
+def device_share_key() -> str:
+    """The key of the share of a device that the best rollout backend for GPUs reserves."""
+    package = next(package for package in _catalog()["package"] if "rollout_on_gpus" in package)
+    return f"plugins.{package['plugin']}.{package['device_share']}"
+
+
 def rollout_on_gpus() -> tuple[tuple[str, str, str], ...]:
     """(plugin, rollout backend, library that it needs) of those that are made for GPUs, the best first."""
     found = [package for package in _catalog()["package"] if "rollout_on_gpus" in package]

@@ -8,7 +8,7 @@ from rlcore.errors import PlanError
 from rlcore.errors.checks.interfaces import defines
 from rlcore.plan.activations import BYTES
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import GRADIENT_BYTES
+from rlcore.plan.memory import CONTEXT_BYTES, GRADIENT_BYTES
 from rlcore.plan.run_plan import SchedulePlan
 
 ACTOR, ROLLOUT = "actor", "rollout"
@@ -17,8 +17,8 @@ SERVING, TRAINING = "serving", "training"
 
 
 AWAKE_FRAC = 0.9
-"""Share of a device that roles which train and serve there at the same time may need by the plan: the rest is for CUDA
-contexts, graphs and what an allocator keeps in pieces."""
+"""Share of a device that roles which train and serve there at the same time may need by the plan: the rest is for what
+allocators keep in pieces."""
 
 
 def plan_colocation(
@@ -125,10 +125,11 @@ def memory_of_devices(
 ) -> dict[str, dict[str, int]]:
     """Bytes that the fullest device of each pool holds in each phase; empty without GPUs of known size.
 
-    Of every role on a device its weights and optimizer state, or the share that it reserves, and of one role at a time
-    its activations; a role that sleeps holds nothing there, and one with `offload` little while servers serve, and
-    either activations or optimizer state while it trains. PlanError when that is more than a device has. Roles of which
-    nothing is known are left out, as in `memory_estimate`.
+    Of every role on a device its weights and optimizer state, or the share that it reserves, of one role at a time
+    its activations, and of each process its CUDA context. A role that sleeps holds nothing there but `asleep_bytes`,
+    and one with `offload` little while servers serve, and either activations or optimizer state while it trains.
+    PlanError when that is more than a device has. Roles of which nothing is known are left out, as in
+    `memory_estimate`.
     """
     if facts.gpu_memory_bytes is None:
         return {}
@@ -169,7 +170,7 @@ def _on_devices(
             for phase in _phases(colocated_roles):
                 asleep = name in colocated_roles and phase == TRAINING
                 idle = phase == SERVING and name not in colocated_roles
-                kept = 0 if asleep else resting if idle else held
+                kept = CONTEXT_BYTES + (plan.request.asleep_bytes if asleep else resting if idle else held)
                 entry = (name, kept, 0 if asleep or idle else working)
                 devices.setdefault(gpu, {}).setdefault(phase, []).append(entry)
     return devices
@@ -185,7 +186,7 @@ def _devices(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
 
 
 def _bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int) -> tuple[int, int]:
-    """(bytes that a rank holds during its phase, further bytes that it needs while it works).
+    """(bytes that a rank holds during its phase, further bytes that it needs while it works), without its context.
 
     With `offload` a rank holds weights and gradients. It needs the activations of a backward pass, and after them, in
     their place, the optimizer's state.
@@ -193,7 +194,7 @@ def _bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_devi
     request = plan.request
     if request.device_frac:
         return int(request.device_frac * of_device), 0
-    whole = memory.get(request.role.name, 0)
+    whole = max(0, memory.get(request.role.name, 0) - CONTEXT_BYTES)
     parameters = facts.model_of(request).parameters or 0
     held = min(whole, int(request.bytes_per_parameter * parameters))
     engine = request.engine

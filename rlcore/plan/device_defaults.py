@@ -9,12 +9,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcore.config import RunConfig
+from rlcore.config.checks import has_effect, lookup, walk
 from rlcore.config.choices import AUTO, DEVICE, Choice
 from rlcore.contracts.requests import ModelShape
 from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
-from rlcore.plan.catalog import remedy
+from rlcore.plan.catalog import device_share_key, remedy
 from rlcore.plan.machine_facts import Facts
-from rlcore.plan.memory import SAMPLED_LOGITS, training_bytes_per_parameter
+from rlcore.plan.memory import CONTEXT_BYTES, SAMPLED_LOGITS, training_bytes_per_parameter
+from rlcore.plan.shared_device import (
+    Fit,
+    fit_replicas,
+    needed_share,
+    room_for_replicas,
+    shares_device,
+    trained_bytes,
+)
+from rlcore.types import FrozenDict
 
 GIB = 2**30
 MOST_TOKENS = 16384
@@ -37,6 +47,8 @@ class Situation:
     facts: Facts
     backend: str
     """The rollout backend for GPUs that is installed; empty: none is."""
+    is_set: frozenset[str]
+    """The keys that something else than the sections sets."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,9 @@ class DeviceDefault:
 def _always(found: Situation) -> bool:
     return True
 
+
+SHARE = device_share_key()
+"""The key of the share of a device that replicas reserve."""
 
 ON_CUDA = (
     DeviceDefault(
@@ -90,13 +105,27 @@ ON_CUDA = (
     ),
     DeviceDefault(
         key="rollout.backend",
-        when=lambda found: _has_devices_for_replicas(found) and _takes_replicas(found),
+        when=lambda found: _takes_replicas(found) and (_has_devices_for_replicas(found) or _fit(found) is not None),
         value=lambda found: found.backend,
-        reason=lambda found: (
-            "it is installed; it pages its cache and samples many rows, each token of which takes the embedded sampler "
-            "thousands of kernels"
-        ),
+        reason=lambda found: _why_replicas(found),
         otherwise=lambda found: _why_embedded(found),
+    ),
+    DeviceDefault(
+        key="actor.offload",
+        when=lambda found: _offloads(found),
+        value=lambda found: True,
+        reason=lambda found: (
+            f"weights and optimizer state take {_trained_gib(found):.1f} GiB of the device, which '{found.backend}' "
+            "needs while it samples: they rest in host memory meanwhile"
+        ),
+    ),
+    DeviceDefault(
+        key=SHARE,
+        when=lambda found: _shared_fit(found) is not None and _has_section(found),
+        value=lambda found: _share(found),
+        reason=lambda found: (
+            f"of the actor's device '{found.backend}' gets what is left beside what rests there while it samples"
+        ),
     ),
     DeviceDefault(
         key="rollout.max_rows",
@@ -128,30 +157,39 @@ def choose_defaults(config: RunConfig, origins: Mapping[str, str], facts: Facts,
     choices = [device]
     if device.value != "cuda":
         return (device,)
-    found = Situation(_with(config, DEVICE, "cuda"), facts, backend)
+    is_set = frozenset(key for key, origin in origins.items() if origin != "default")
+    found = Situation(_with(config, DEVICE, "cuda"), facts, backend, is_set)
     for row in ON_CUDA:
-        origin = origins.get(row.key, "default")
-        if origin != "default":
-            choices.append(Choice(row.key, _value_at(config, row.key), "", origin))
+        if row.key in is_set:
+            choices.append(Choice(row.key, lookup(config, row.key), "", origins[row.key]))
         elif row.when(found):
             value = row.value(found)
             choices.append(Choice(row.key, value, row.reason(found)))
             found = replace(found, config=_with(found.config, row.key, value))
         elif row.otherwise:
-            choices.append(Choice(row.key, _value_at(config, row.key), row.otherwise(found)))
-    return tuple(choices)
+            choices.append(Choice(row.key, lookup(config, row.key), row.otherwise(found)))
+    return (*choices, *_as_others(found))
+
+
+def _as_others(found: Situation) -> list[Choice]:
+    """The keys whose default on a GPU is the value of another (`option(on_cuda=...)`), where the two differ."""
+    choices = []
+    for entry in walk(found.config):
+        other = entry.metadata.get("on_cuda", "")
+        if not other or entry.key in found.is_set or not has_effect(found.config, entry):
+            continue
+        value = lookup(found.config, other)
+        if value != entry.value:
+            choices.append(Choice(entry.key, value, f"as {other}"))
+    return choices
 
 
 def _with(section: Any, key: str, value: Any) -> Any:
     """A section with another value at a dotted key."""
     name, _, rest = key.partition(".")
+    if isinstance(section, Mapping):
+        return FrozenDict({**section, name: _with(section[name], rest, value) if rest else value})
     return replace(section, **{name: _with(getattr(section, name), rest, value) if rest else value})
-
-
-def _value_at(section: Any, key: str) -> Any:
-    for name in key.split("."):
-        section = getattr(section, name)
-    return section
 
 
 def _takes_replicas(found: Situation) -> bool:
@@ -173,10 +211,60 @@ def _why_embedded(found: Situation) -> str:
     if not _takes_replicas(found):
         actor = found.config.actor
         return f"'{found.backend}' does not sample for actor.backend={actor.backend}, actor.dtype={actor.dtype}"
+    ranks, gpus = found.config.actor.data_parallel, found.facts.gpus
+    beside = f"'{found.backend}' needs devices beside the actor's {ranks}, of {gpus} in all"
+    if not shares_device(found.config, found.facts):
+        return beside
+    if found.facts.usable_gpu_bytes is None or found.facts.parameters is None or found.facts.shape is None:
+        return f"{beside}: the memory of a device or of the model is unknown, so it is unknown if they can share"
+    room = room_for_replicas(found.config, found.facts, offload=found.config.actor.offload)
     return (
-        f"'{found.backend}' needs devices beside the actor's {found.config.actor.data_parallel}, of {found.facts.gpus} "
-        "in all"
+        f"{beside}: it does not fit beside the {_trained_gib(found):.1f} GiB that are trained (it would have "
+        f"{room:.0%} of the device, and needs {needed_share(found.config, found.facts):.0%})"
     )
+
+
+def _why_replicas(found: Situation) -> str:
+    """Why replicas sample, and where."""
+    shares = " on the actor's device, in turns with it" if shares_device(found.config, found.facts) else ""
+    return (
+        f"it is installed{', and fits' if shares else ''}{shares}; it pages its cache and samples many rows, each "
+        "token of which takes the embedded sampler thousands of kernels"
+    )
+
+
+def _fit(found: Situation) -> Fit | None:
+    """How replicas would share the actor's device; None where they would not, or do not fit."""
+    config = found.config
+    if not shares_device(config, found.facts):
+        return None
+    offload = config.actor.offload if "actor.offload" in found.is_set else None
+    share = float(lookup(config, SHARE)) if SHARE in found.is_set else None
+    return fit_replicas(config, found.facts, offload=offload, share=share)
+
+
+def _shared_fit(found: Situation) -> Fit | None:
+    """`_fit`, of a run that samples on this backend."""
+    return _fit(found) if found.backend and found.config.rollout.backend == found.backend else None
+
+
+def _offloads(found: Situation) -> bool:
+    fit = _shared_fit(found)
+    return fit is not None and fit.offload
+
+
+def _share(found: Situation) -> float:
+    fit = _shared_fit(found)
+    return 0.0 if fit is None else fit.share
+
+
+def _has_section(found: Situation) -> bool:
+    """True if the plugin of the backend is enabled, so that its settings are there."""
+    return SHARE.split(".")[1] in found.config.plugins
+
+
+def _trained_gib(found: Situation) -> float:
+    return trained_bytes(found.config, found.facts) / GIB
 
 
 def _micro_batch_tokens(found: Situation) -> int:
@@ -185,7 +273,7 @@ def _micro_batch_tokens(found: Situation) -> int:
     if size is None or facts.parameters is None or facts.shape is None:
         return 0
     shape = facts.shape
-    held = training_bytes_per_parameter(engine) * facts.parameters
+    held = CONTEXT_BYTES + training_bytes_per_parameter(engine) * facts.parameters
     room = WORKING_SHARE * (size - held)
     budgets = range(MOST_TOKENS, 0, -TOKENS_STEP)
     sizes = (MicroBatchSize(budget, budget, alone=False) for budget in budgets)
@@ -199,7 +287,7 @@ def _rows(found: Situation) -> int:
     embedded = config.rollout.backend == config.actor.backend
     if not embedded or size is None or facts.parameters is None or facts.shape is None:
         return ROWS[0]
-    room = size - training_bytes_per_parameter(config.actor) * facts.parameters
+    room = size - CONTEXT_BYTES - training_bytes_per_parameter(config.actor) * facts.parameters
     return next((rows for rows in ROWS if _sampled_bytes(config, facts.shape, rows) <= room), 0)
 
 

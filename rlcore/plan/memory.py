@@ -1,9 +1,9 @@
 """Estimates the memory of a run before it starts.
 
-Of each process: its libraries (on a CPU), weights and optimizer state, and the larger of what an update and generation
-need beside them, which take turns. An update needs gradients and what `rlcore.plan.activations` counts of one
-micro-batch, which the token budget bounds; generation the weights once more where it packs them, keys and values of its
-rows, what a pass over their prompts needs, and logits of one token per row.
+Of each process: its libraries (on a CPU) or its CUDA context, weights and optimizer state, and the larger of what an
+update and generation need beside them, which take turns. An update needs gradients and what `rlcore.plan.activations`
+counts of one micro-batch, which the token budget bounds; generation the weights once more where it packs them, keys and
+values of its rows, what a pass over their prompts needs, and logits of one token per row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from rlcore.config import EngineConfig, RunConfig
 from rlcore.contracts.clusters import WorkerPlan
 from rlcore.contracts.requests import ModelFacts
+from rlcore.contracts.workers import MemoryPlan
 from rlcore.errors import PlanError
 from rlcore.plan.activations import BYTES, HALF, largest_micro_batch, last_layer_bytes, update_bytes
 from rlcore.plan.machine_facts import Facts
@@ -23,6 +24,9 @@ GRADIENT_BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 6.0, "float16": 6.
 PROCESS_BYTES = 500 * 2**20
 """Python with torch and transformers, and the run's own, on the host: 0.46 to 0.58 GB were resident beside weights and
 optimizer state when updates began (docs/results/performance.md), on Linux."""
+CONTEXT_BYTES = 512 * 2**20
+"""Of a process on a GPU, beside torch's tensors: 426 MiB of CUDA context (docs/gpu.md), and kernels and workspaces of
+products, which come later."""
 PIECES = 1.2
 """Of a process that trains on the host: resident memory beside its weights, over what is allocated there. glibc keeps
 freed memory in pieces that the next tensor does not fit into (docs/results/performance.md, Memory of an update)."""
@@ -87,7 +91,7 @@ def _rank_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPla
     )
     held = int(request.bytes_per_parameter * parameters)
     if request.gpus:
-        return held + working
+        return CONTEXT_BYTES + held + working
     weights = held if request.engine is None else min(held, parameters * BYTES[request.engine.dtype])
     return PROCESS_BYTES + weights + int((PIECES if request.engine else 1.0) * (held + working - weights))
 
@@ -162,15 +166,32 @@ def check_memory(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mappi
         )
 
 
+def memory_plans(config: RunConfig, workers: Sequence[WorkerPlan], memory: Mapping[str, int]) -> dict[str, MemoryPlan]:
+    """The estimate of each role, that of an embedded one with its host, and what lowers the memory of its own work."""
+    plans = {}
+    for plan in workers:
+        request = plan.request
+        found = memory.get((request.embedded_in or request.role).name)
+        if found:
+            generates = request.engine is None and request.cached_tokens > 0
+            plans[request.role.name] = MemoryPlan(found, _ways_to_lower(config, plan, generates))
+    return plans
+
+
 def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], facts: Facts) -> str:
-    """The settings that lower what a role needs, without those that are set already."""
+    """The settings that lower what a role needs."""
     request = plan.request
-    engine, where = request.engine, request.settings or request.role.name
     served = [
         worker for worker in workers if worker.request.embedded_in == request.role and worker.request.cached_tokens
     ]
     needs = [_working_bytes(config, worker, facts.model_of(worker.request)) for worker in (plan, *served)]
-    generation = max(needs) > needs[0]
+    return _ways_to_lower(config, plan, max(needs) > needs[0])
+
+
+def _ways_to_lower(config: RunConfig, plan: WorkerPlan, generation: bool) -> str:
+    """The settings that lower what generation or an update needs, without those that are set already."""
+    request = plan.request
+    engine, where = request.engine, request.settings or request.role.name
     if generation:
         response = "eval" if _evaluates_longer(config) else "rollout"
         lower = ["rollout.max_rows", f"{response}.max_tokens", "data.max_prompt_tokens"]

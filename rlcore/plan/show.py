@@ -126,6 +126,7 @@ def _worker(plan: WorkerPlan) -> dict[str, Any]:
         "gpus": request.gpus,
         "cpus": request.cpus,
         "device_frac": request.device_frac,
+        "asleep_bytes": request.asleep_bytes,
         "threads": request.threads,
         "embedded_in": request.embedded_in.name if request.embedded_in else None,
         "isolated": request.isolated,

@@ -70,6 +70,7 @@ WRONG: dict[tuple[type[Any], str], tuple[str, list[Any]]] = {
     (WorkerRequest, "replicas"): ("needs a whole number of at least 1", ["2", 0, -1, 1.0, True, None, math.nan]),
     (WorkerRequest, "ranks"): ("needs a whole number of at least 1", ["2", 0, -1, 1.5, True, None]),
     (WorkerRequest, "threads"): ("needs a whole number of at least 0", ["2", -1, 1.5, False, None]),
+    (WorkerRequest, "asleep_bytes"): ("needs a whole number of at least 0", ["2", -1, 1.5, False, None]),
     (WorkerRequest, "cached_tokens"): ("needs a whole number of at least 0", ["2", -1, 1.5, False, None]),
     (WorkerRequest, "gpus"): (f"{NUMBER} of at least 0", [math.nan, math.inf, 10**400, -1, "1", True, None, 1j]),
     (WorkerRequest, "cpus"): (f"{NUMBER} of at least 0", [math.nan, math.inf, -0.5, "1", True, None]),

@@ -164,7 +164,7 @@ def test_tf32_is_for_float32_and_makes_log_probs_of_the_sampler_others() -> None
 @pytest.mark.parametrize(
     ("gpus", "ranks", "backend", "why"),
     [
-        (1, 1, "hf", "'vllm' needs devices beside the actor's 1, of 1 in all"),
+        (1, 1, "vllm", "it is installed, and fits on the actor's device, in turns with it; it pages"),
         (2, 1, "vllm", "it is installed"),
         (2, 2, "hf", "'vllm' needs devices beside the actor's 2, of 2 in all"),
         (8, 4, "vllm", "it is installed"),

@@ -5,6 +5,7 @@ import pytest
 from rlcore.contracts.requests import ModelShape
 from rlcore.errors import PlanError
 from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plan.memory import CONTEXT_BYTES
 from rlcore.plugins import configure
 from rlcore.testing.null import SETTINGS
 from rlcore.types import SharedPrefix
@@ -47,7 +48,7 @@ def test_a_response_of_32k_tokens_is_planned_by_what_its_tokens_leave_behind_and
     # of a token and layer what is kept, and in the layer that is computed backward gradients of it
     layer, backward = 4 * 18944 + 8 * 3584 + 2 * (3584 + 512) + 4, 2 * 18944 + 4 * 3584
     # nothing is predicted from the last token
-    expected = 2 * 7_600_000_000 + 33791 * (28 * 3584 + layer + backward) * 2
+    expected = CONTEXT_BYTES + 2 * 7_600_000_000 + 33791 * (28 * 3584 + layer + backward) * 2
     assert made.memory_bytes["actor"] == expected
 
 

@@ -35,7 +35,7 @@ def planned(model: str, card: int, response: int, *overrides: str) -> float:
 @pytest.mark.parametrize(
     ("model", "card", "response", "overrides"),
     [
-        ("0.5B", 24, 8192, ()),
+        ("0.5B", 24, 8000, ()),
         ("0.5B", 80, 32768, ()),
         ("0.5B", 24, 32768, (CHECKPOINTING,)),
         ("1.5B", 80, 8192, ()),

@@ -10,6 +10,7 @@ import pytest
 from rlcore.cluster.replica import ReplicaGroup
 from rlcore.errors import PlanError, WorkerError
 from rlcore.plan import Facts, make_plan
+from rlcore.plan.memory import CONTEXT_BYTES
 from rlcore.plugins import configure
 from rlcore.plugins.planning import plan_run
 from rlcore.report import metrics
@@ -237,8 +238,10 @@ def test_memory_is_reckoned_for_each_device_and_phase(overrides: list[str]) -> N
     weights = 16 * facts.parameters  # and gradients and Adam's moments
     assert plan.colocated_roles == ("judge", "rollout")
     assert {pool.name: pool.gpus for pool in plan.pools} == {"reward": (0,), "rollout": (1,), "train": (1, 0)}
-    assert plan.device_bytes["reward"] == {"serving": int(0.9 * 100 * 2**30) + weights, "training": weights}
-    assert plan.device_bytes["rollout"] == {"serving": weights, "training": weights}
+    contexts = 2 * CONTEXT_BYTES  # of the actor's process and of the server's, also while that sleeps
+    reserved = int(0.9 * 100 * 2**30)
+    assert plan.device_bytes["reward"] == {"serving": reserved + weights + contexts, "training": weights + contexts}
+    assert plan.device_bytes["rollout"] == {"serving": weights + contexts, "training": weights + contexts}
 
 
 def test_an_offloaded_actor_holds_nothing_while_servers_serve_and_everything_while_it_trains(
@@ -252,8 +255,9 @@ def test_an_offloaded_actor_holds_nothing_while_servers_serve_and_everything_whi
         hooks, loaded = configure([], settings, plugins)
         return {name: dict(amount) for name, amount in make_plan(loaded, hooks, facts).device_bytes.items()}
 
-    training = 16 * facts.parameters
-    assert on_devices("actor.offload=true")["rollout"] == {"serving": 0, "training": training}
+    contexts = 2 * CONTEXT_BYTES
+    training = 16 * facts.parameters + contexts
+    assert on_devices("actor.offload=true")["rollout"] == {"serving": contexts, "training": training}
     assert on_devices()["rollout"] == {"serving": training, "training": training}
 
 

@@ -1,4 +1,4 @@
-"""Calls of Python functions that a sample costs the controller: counted, for a clock says something else every hour."""
+"""Calls of rlcore's functions that a sample costs the controller: counted, for a clock differs by the hour."""
 
 import asyncio
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import rlcore
 from rlcore.plugins.planning import plan_run
 from rlcore.runtime.launch import launch
 from rlcore.testing import write_prompts
@@ -20,11 +21,16 @@ async def on_the_loop(trajectory):
     return 1.0
 """
 GROUP = 8
-MOST_CALLS = 192
+OURS = str(Path(rlcore.__file__).parent)
+MOST_CALLS = 125
+"""Per sample. 124.5 to 124.7 are counted; the rest is which answers arrive in one turn of the loop."""
 
 
 class Calls:
-    """Counts the calls of Python functions in this thread, and the times a generator or coroutine goes on."""
+    """Counts the calls of rlcore's functions in this thread, and the times a generator or coroutine goes on.
+
+    Those of asyncio and of other libraries are left out: on a busy machine more timers are due at a time.
+    """
 
     num = 0
 
@@ -36,7 +42,7 @@ class Calls:
         sys.setprofile(None)
 
     def _see(self, frame: FrameType, event: str, argument: Any) -> None:
-        self.num += event == "call"
+        self.num += event == "call" and frame.f_code.co_filename.startswith(OURS)
 
 
 def calls_of_a_step(samples: int, directory: Path) -> int:
@@ -77,9 +83,6 @@ async def _counted(trainer: Trainer) -> int:
 
 
 def test_a_sample_costs_the_controller_few_calls(tmp_path: Path) -> None:
-    """Of what a step costs besides, the same in both, nothing is said.
-
-    187 calls by themselves; timers that are due meanwhile add up to two on a busy machine.
-    """
     few, many = calls_of_a_step(64, tmp_path), calls_of_a_step(256, tmp_path)
+    """Of what a step costs besides, the same in both, nothing is said."""
     assert (many - few) / (256 - 64) <= MOST_CALLS

@@ -1,11 +1,14 @@
 """Files of JSON lines, as a run that is under way leaves them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlcore_view.model import ViewError
+
+Made = TypeVar("Made")
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
@@ -17,6 +20,26 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
                     yield _record(line, path, number)
     except OSError as error:
         raise ViewError(f"'{path}': it cannot be read: {error.strerror or error}") from error
+
+
+def made_of(path: Path, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made]:
+    """What `make` returns for each record of the file; ViewError names a record with fields of another kind."""
+    for number, record in enumerate(records(path), 1):
+        with fields_expected(f"'{path}', record {number}"):
+            made = make(record)
+        yield made
+
+
+@contextmanager
+def fields_expected(where: str) -> Iterator[None]:
+    """Errors of a reader that meets missing fields, or values of another type, as a ViewError that names the place."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        raise ViewError(
+            f"{where}: its fields are not those of this format: {type(error).__name__}: {str(error)[:200]}; mend or "
+            "remove it"
+        ) from error
 
 
 def first_record(path: Path) -> dict[str, Any] | None:

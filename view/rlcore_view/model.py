@@ -66,6 +66,24 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Event:
+    """Something that took time: a bar of the timeline."""
+
+    name: str
+    kind: str
+    """`generate`, `tool`, `reward`, `train`, `weights`, or any other word."""
+    start_s: float
+    length_s: float
+    row: str
+    """Events of one row stand in one line: those of a sample, or of a worker."""
+    step: int | None = None
+    sample: tuple[str, int, int, int] | None = None
+    """Prompt, epoch, sample and segment, where the event belongs to one."""
+    version: int | None = None
+    """Version of the weights, where they sampled."""
+
+
+@dataclass(frozen=True)
 class Run:
     """A run, or what is on disk of it."""
 
@@ -78,6 +96,9 @@ class Run:
     config: str = ""
     """The configuration as text."""
     plan: Mapping[str, Any] = field(default_factory=dict)
+    events: Sequence[Event] = ()
+    alerts: Sequence[str] = ()
+    """Warnings and errors that the run logged, the last ones."""
     notes: Sequence[str] = ()
     """What a reader left out or could not read, a sentence each."""
 

@@ -45,17 +45,19 @@ class CriticSettings:
     """Decay of AdamW's first moment."""
     beta2: float = option(0.999, at_least=0, below=1)
     """Decay of AdamW's second moment."""
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = option("float32", used_when="trunk == 'own'")
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = option(
+        "float32", used_when="trunk == 'own'", on_cuda="actor.dtype"
+    )
     """Number format of weights and activations; the value head is float32 at least."""
     rounding: Literal["stochastic", "nearest"] = option("stochastic", used_when="dtype in ('bfloat16', 'float16')")
     """Rounding of float32 masters to half-precision weights after an update, as `actor.rounding`."""
-    gradient_checkpointing: bool = option(False, used_when="trunk == 'own'")
+    gradient_checkpointing: bool = option(False, used_when="trunk == 'own'", on_cuda="actor.gradient_checkpointing")
     """Compute activations again in the backward pass; on the actor's trunk `actor.gradient_checkpointing` decides."""
-    offload: bool = option(False, used_when="cluster.device == 'cuda'")
+    offload: bool = option(False, used_when="cluster.device == 'cuda'", on_cuda="actor.offload")
     """Keep weights and optimizer state in host memory between the updates of one step and those of the next."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Low-rank adapters instead of all weights; on the actor's trunk beside the actor's own."""
-    micro_batch_tokens: int = option(2048, at_least=1)
+    micro_batch_tokens: int = option(2048, at_least=1, on_cuda="actor.micro_batch_tokens")
     """Tokens, padding included, of one forward and backward pass."""
     shared_prefix: Literal["planned", "tree", "cache", "none"] = "planned"
     """How the prompt of a group is computed once for all its samples; planned: as `rlcore plan` says for the model."""

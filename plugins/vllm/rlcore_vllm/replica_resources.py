@@ -6,6 +6,7 @@ from typing import Any
 
 from rlcore import ConfigError, RunConfig, WorkerRequest
 from rlcore.contracts.reward_models import RewardModel
+from rlcore_vllm.resources import asleep_bytes
 
 GPU_MEMORY_FRAC = 0.9
 """Share of the memory of its devices, unless options.gpu_memory_utilization says."""
@@ -28,7 +29,8 @@ def complete_replica(config: RunConfig, section: Any, request: WorkerRequest) ->
     size = tensor_parallel(key, model, request.gpus)
     spanning = replace(model, options={**model.options, "tensor_parallel_size": size})
     share = model.options.get("gpu_memory_utilization", GPU_MEMORY_FRAC)
-    return replace(request, device_frac=float(share), spec=spanning)
+    asleep = asleep_bytes(eager=bool(model.options.get("enforce_eager", False)))
+    return replace(request, device_frac=float(share), asleep_bytes=asleep, spec=spanning)
 
 
 def tensor_parallel(key: str, model: RewardModel, gpus: float) -> int:

@@ -12,6 +12,8 @@ from rlcore_vllm.settings import VllmSettings
 
 POOL = "rollout"
 """The pool of replicas where `rollout.pool` is empty."""
+GRAPH_BYTES = int(1.5 * 2**30)
+"""CUDA graphs of an engine, which stay on its device while it sleeps (vllm#47654); awake they are within its share."""
 ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Environment variables with settings of torch's allocator."""
 
@@ -34,9 +36,15 @@ def complete_rollout(config: RunConfig, section: VllmSettings, request: WorkerRe
         pool=config.rollout.pool or POOL,
         gpus=request.gpus * section.tensor_parallel,
         device_frac=section.gpu_memory_frac if request.gpus else 0.0,
+        asleep_bytes=asleep_bytes(eager=section.enforce_eager) if request.gpus else 0,
         takes_adapter=adapter,
         note=_note(config, section, request) if request.gpus else "",
     )
+
+
+def asleep_bytes(*, eager: bool) -> int:
+    """Memory of a device that an engine keeps in its sleep."""
+    return 0 if eager else GRAPH_BYTES
 
 
 def model_length(config: RunConfig, section: VllmSettings, *, on_gpu: bool) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import first_record, number_or_none, records
-from rlcore_view.model import Run, Sample, ViewError
+from rlcore_view.json_lines import first_record, made_of, number_or_none
+from rlcore_view.model import Run, Sample
 
 _KNOWN = {"messages", "reward", "score", "step", "id"}
 
@@ -19,14 +19,12 @@ def recognises(path: Path) -> bool:
 def read(path: Path) -> Run:
     """Every line as a sample: the messages before the first of the assistant are its prompt."""
     seen: dict[tuple[int, str], int] = {}
-    samples = [_sample(record, path, number, seen) for number, record in enumerate(records(path), 1)]
+    samples = list(made_of(path, lambda record: _sample(record, seen)))
     return Run(name=path.stem, format="messages", samples=samples)
 
 
-def _sample(record: Mapping[str, Any], path: Path, number: int, seen: dict[tuple[int, str], int]) -> Sample:
-    messages = record.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise ViewError(f"'{path}', line {number}: 'messages' is not a list of objects; mend or remove the line")
+def _sample(record: Mapping[str, Any], seen: dict[tuple[int, str], int]) -> Sample:
+    messages = record["messages"]
     roles = [message.get("role") for message in messages]
     begin = roles.index("assistant") if "assistant" in roles else len(messages)
     prompt = str(record.get("id") or messages[:begin])

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import number_or_none, records
+from rlcore_view.json_lines import made_of, number_or_none
 from rlcore_view.model import Run, Sample, Tokens, ViewError
+from rlcore_view.readers import trace
 from rlcore_view.token_files import RowId, rows_of, vocabulary
 
+_ALERT = re.compile(r"\S+ \S+ (WARNING|ERROR|CRITICAL) (.*)")
+_ALERTS, _LOG_BYTES = 20, 1_000_000
 _STEP = re.compile(r"step_(\d+)\.jsonl")
 
 
@@ -31,9 +34,11 @@ def read(path: Path) -> Run:
         name=path.resolve().name,
         format="rlcore",
         samples=samples,
-        metrics=[_numbers(record) for record in records(metrics)] if metrics.exists() else [],
+        metrics=list(made_of(metrics, _numbers)) if metrics.exists() else [],
         config=_text(path / "config.yaml"),
         plan=_object(path / "plan.json", notes),
+        events=trace.events_of(path, notes),
+        alerts=_alerts(path / "log.txt"),
         notes=notes,
     )
 
@@ -47,7 +52,7 @@ def _step(run: Path, file: Path, step: int, pieces: Mapping[int, bytes], notes: 
                 tokens[lane] = rows_of(path, pieces)
             except ViewError as error:
                 notes.append(str(error))
-    return [_sample(record, step, tokens) for record in records(file)]
+    return list(made_of(file, lambda record: _sample(record, step, tokens)))
 
 
 def _sample(record: Mapping[str, Any], step: int, tokens: Mapping[str, Mapping[RowId, Tokens]]) -> Sample:
@@ -83,6 +88,17 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float | None]:
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def _alerts(path: Path) -> list[str]:
+    """The last warnings and errors of the log, equal ones once."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+        lines = file.read().decode("utf-8", "replace").splitlines()
+    said = {named[2]: line for line in lines if (named := _ALERT.match(line))}
+    return list(said.values())[-_ALERTS:]
 
 
 def _object(path: Path, notes: list[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import first_record, number_or_none, records
+from rlcore_view.json_lines import first_record, made_of, number_or_none
 from rlcore_view.model import Run, Sample
 
 _KNOWN = {"input", "output", "score", "step", "gts"}
@@ -26,8 +26,7 @@ def read(path: Path) -> Run:
     samples = list[Sample]()
     for file in _files(path):
         seen: dict[str, int] = {}
-        for record in records(file):
-            samples.append(_sample(record, file, seen))
+        samples += made_of(file, lambda record, file=file, seen=seen: _sample(record, file, seen))  # type: ignore[misc]
     return Run(name=path.resolve().name, format="verl rollout_data_dir", samples=samples)
 
 

@@ -1,0 +1,70 @@
+"""Memory that is exhausted during a run: one line with the plan's estimate, the peak, and what lowers it."""
+
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rlcore.contracts.workers import WorkerContext
+from rlcore.errors import WorkerError
+
+GIB = 2**30
+OTHERS_SHARE = 0.01
+"""Share of a device below which memory of other processes is not worth a word."""
+MARKS = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+"""What torch's allocators say, in exceptions of several classes."""
+
+
+@contextmanager
+def memory_in_words(context: WorkerContext | None) -> Iterator[None]:
+    """Turns the exception of an allocator, also where it caused another, into a WorkerError of one line."""
+    try:
+        yield
+    except Exception as error:
+        cause = _allocators(error)
+        if context is None or cause is None:
+            raise
+        raise WorkerError(in_words(cause, context)) from error
+
+
+def in_words(cause: BaseException, context: WorkerContext) -> str:
+    """What was exhausted, the plan's estimate, the peak, and what lowers it."""
+    parts = ["the plan does not know its memory"]
+    remedy = "lower micro_batch_tokens, rollout.max_rows, rollout.max_tokens or data.max_prompt_tokens"
+    if context.memory is not None:
+        parts, remedy = [f"the plan estimated {context.memory.bytes / GIB:.1f} GiB"], context.memory.remedy
+    asked = re.search(r"[Tt]ried to allocate ([\d.]+ [KMG]iB)", str(cause))
+    parts += _measured(context.device)
+    if asked:
+        parts.append(f"{asked[1]} more were asked for")
+    return f"memory of {context.device} is exhausted: {', '.join(parts)}; {remedy}"
+
+
+def _allocators(error: BaseException | None) -> BaseException | None:
+    """The exception of torch's allocator, or Python's, among an exception and its causes."""
+    while error is not None:
+        torch_s = type(error).__name__ == "OutOfMemoryError" and type(error).__module__.startswith("torch")
+        if torch_s or isinstance(error, MemoryError):
+            return error
+        if isinstance(error, RuntimeError) and any(mark in str(error) for mark in MARKS):
+            return error
+        error = error.__cause__
+    return None
+
+
+def _measured(device: str) -> list[str]:
+    """The peak of this process, and on a GPU what it and others hold; torch is there already, or nothing was."""
+    torch: Any = sys.modules.get("torch")
+    if not device.startswith("cuda") or torch is None:
+        return [f"the peak was {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"]
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    parts = [
+        f"the peak was {torch.cuda.max_memory_allocated(device) / GIB:.1f} of the device's {total / GIB:.1f} GiB",
+    ]
+    others = total - free - reserved
+    if others > OTHERS_SHARE * total:
+        parts.append(f"{others / GIB:.1f} GiB are held by other processes and contexts")
+    return parts

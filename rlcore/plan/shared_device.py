@@ -1,0 +1,143 @@
+"""Fits rollout replicas onto the actor's devices, before workers are planned: the share of a device that they reserve,
+and whether the actor has to leave the device while they serve.
+
+Roles on one device take turns, so two moments count: replicas serve beside what rests there, and the actor trains
+beside what sleeps there. `rlcore.plan.colocation` checks both again, with all roles of the run.
+"""
+
+from dataclasses import dataclass
+
+from rlcore.config import RunConfig
+from rlcore.contracts.requests import ModelShape
+from rlcore.plan.activations import BYTES, MicroBatchSize, update_bytes
+from rlcore.plan.machine_facts import Facts
+from rlcore.plan.memory import CONTEXT_BYTES, GRADIENT_BYTES, frozen_bytes_per_parameter, training_bytes_per_parameter
+
+GIB = 2**30
+FILLED = 0.95
+"""Share of the room beside resting roles that replicas may get: their allocators keep some in pieces."""
+MOST_SHARE, SHARE_STEP = 0.85, 0.05
+LEAST_ROWS = 64
+"""Rows as long as allowed whose keys and values an engine should hold at once; fewer where a step has fewer samples."""
+WEIGHTS_FACTOR, PROFILE_BYTES = 1.1, 2 * GIB
+"""Of an engine: its weights with what it computes once from them, and the activations of its largest prefill."""
+ASLEEP_BYTES = 2 * GIB
+"""Kept free for what an engine does not release in its sleep; its plugin states the figure."""
+HOST_SHARE = 0.8
+"""Share of the host's memory that offloaded state may fill."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Replicas on the actor's devices."""
+
+    share: float
+    """Of a device's memory, for a replica that is awake."""
+    offload: bool
+    """The actor keeps weights and optimizer state in host memory while they serve."""
+
+
+def shares_device(config: RunConfig, facts: Facts) -> bool:
+    """True if replicas would get the actor's devices: one for each of its ranks, and a schedule in which they sleep.
+
+    Where the user declares pools, these say who shares.
+    """
+    cluster, schedule = config.cluster, config.schedule
+    ranks, replicas = config.actor.data_parallel, config.rollout.replicas
+    declared = cluster.pools or config.rollout.pool or cluster.train_pool != type(cluster)().train_pool
+    if declared or cluster.layout == "split" or schedule.max_staleness or schedule.stream_minibatches:
+        return False
+    crowded = facts.gpus < ranks + replicas
+    return replicas == ranks <= facts.gpus and (crowded or cluster.layout == "colocated")
+
+
+def fit_replicas(config: RunConfig, facts: Facts, *, offload: bool | None, share: float | None) -> Fit | None:
+    """The largest share that fits, without offload where that leaves enough; None where none does or sizes are unknown.
+
+    `offload` and `share` are what the user has set; None: they are free.
+    """
+    if facts.usable_gpu_bytes is None or facts.parameters is None or facts.shape is None:
+        return None
+    ways = [False, True] if offload is None and _may_offload(config, facts) else [bool(offload)]
+    for way in ways:
+        found = room_for_replicas(config, facts, offload=way)
+        wanted = found if share is None else share
+        if needed_share(config, facts) <= wanted <= found and _trains(config, facts, offload=way):
+            return Fit(wanted, way)
+    return None
+
+
+def room_for_replicas(config: RunConfig, facts: Facts, *, offload: bool) -> float:
+    """The share of a device that is left beside what rests there, in steps."""
+    total, usable = facts.gpu_memory_bytes or 0, facts.usable_gpu_bytes or 0
+    if not total:
+        return 0.0
+    rests = 0 if offload else trained_bytes(config, facts)
+    reference, processes = _reference_bytes(config, facts)
+    room = FILLED * (usable - rests - reference - (2 + _critics(config) + processes) * CONTEXT_BYTES)
+    steps = int(min(MOST_SHARE, room / total) / SHARE_STEP + 1e-9)
+    return round(max(0, steps) * SHARE_STEP, 2)
+
+
+def needed_share(config: RunConfig, facts: Facts) -> float:
+    """The least share with which replicas are worth it: weights, and keys and values of some rows."""
+    shape, dtype = facts.shape, config.actor.dtype
+    if shape is None or not facts.gpu_memory_bytes:
+        return 1.0
+    samples = config.train.prompts_per_step * config.rollout.samples_per_prompt
+    rows = min(LEAST_ROWS, config.rollout.max_rows, -(-samples // config.rollout.replicas))
+    weights = WEIGHTS_FACTOR * BYTES[dtype] * (facts.parameters or 0)
+    cached = rows * _longest(config) * cached_bytes_per_token(shape, dtype)
+    return (weights + cached + PROFILE_BYTES) / facts.gpu_memory_bytes
+
+
+def cached_bytes_per_token(shape: ModelShape, dtype: str) -> int:
+    """Keys and values of one token in all layers."""
+    return shape.layers * 2 * shape.kv_size * BYTES[dtype]
+
+
+def trained_bytes(config: RunConfig, facts: Facts) -> int:
+    """Weights, gradients and optimizer state of a rank of the actor, and of a critic as large."""
+    return int((1 + _critics(config)) * training_bytes_per_parameter(config.actor) * (facts.parameters or 0))
+
+
+def _trains(config: RunConfig, facts: Facts, *, offload: bool) -> bool:
+    """True if the actor can train while replicas sleep."""
+    shape, engine, parameters = facts.shape, config.actor, facts.parameters or 0
+    if shape is None:
+        return False
+    tokens = max(engine.micro_batch_tokens, _longest(config))
+    work = update_bytes(shape, engine, MicroBatchSize(tokens, tokens, alone=False), "cuda")
+    held = trained_bytes(config, facts)
+    if offload:
+        at_work = (BYTES[engine.dtype] + int(GRADIENT_BYTES[engine.dtype])) * parameters
+        held, work = (1 + _critics(config)) * at_work, max(work, trained_bytes(config, facts) - at_work)
+    reference, processes = _reference_bytes(config, facts)
+    beside = reference + ASLEEP_BYTES + (2 + _critics(config) + processes) * CONTEXT_BYTES
+    return held + work + beside <= (facts.usable_gpu_bytes or 0)
+
+
+def _may_offload(config: RunConfig, facts: Facts) -> bool:
+    """True if `actor.offload` goes with the engine, and the host has memory for what it moves."""
+    engine = config.actor
+    if engine.lora.enabled or (engine.sharding != "none" and engine.data_parallel > 1):
+        return False
+    moved = trained_bytes(config, facts) * engine.data_parallel
+    return facts.memory_bytes is None or moved <= HOST_SHARE * facts.memory_bytes
+
+
+def _reference_bytes(config: RunConfig, facts: Facts) -> tuple[int, int]:
+    """(bytes, processes) of a reference that is a model beside the actor's."""
+    second = config.algo.kl.placement != "none" and (not config.actor.lora.enabled or config.reference.path)
+    if not second:
+        return 0, 0
+    return int(frozen_bytes_per_parameter(config.actor) * (facts.parameters or 0)), 1
+
+
+def _critics(config: RunConfig) -> int:
+    """Models that are trained beside the actor, counted as large as it."""
+    return int(config.critic.engine != "none")
+
+
+def _longest(config: RunConfig) -> int:
+    return config.data.max_prompt_tokens + config.rollout.max_tokens

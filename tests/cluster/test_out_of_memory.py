@@ -1,0 +1,112 @@
+"""Memory that is exhausted during a run: one line with the estimate, the peak and the settings that lower it."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.cluster.host import named
+from rlcore.cluster.out_of_memory import in_words
+from rlcore.config import RunConfig
+from rlcore.contracts.workers import MemoryPlan, WorkerContext
+from rlcore.engines.hf.train.engine import TrainEngine
+from rlcore.errors import RlcoreError, WorkerError
+from rlcore.testing import write_prompts
+from rlcore.testing.tiny import write_tiny_model
+from rlcore.train import train
+
+GIB = 2**30
+TEXT = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.19 GiB"
+
+
+def context(device: str = "cuda:0", memory: MemoryPlan | None = None) -> WorkerContext:
+    told: Any = {"role": "actor", "replica": 0, "rank": 0, "num_ranks": 1, "config": RunConfig(), "section": None}
+    told |= {"targets": {}, "run_dir": Path(), "seed": 0, "threads": 1, "device": device, "memory": memory}
+    return WorkerContext(**told)
+
+
+PLANNED = MemoryPlan(30 * GIB, "lower actor.micro_batch_tokens or rollout.max_tokens")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """GiB of a device that is not there: all of it, what is free, what this process has reserved, and its peak."""
+    sizes = {"total": 80.0, "free": 1.0, "reserved": 70.0, "peak": 68.5}
+    cuda = SimpleNamespace(
+        mem_get_info=lambda name: (int(sizes["free"] * GIB), int(sizes["total"] * GIB)),
+        memory_reserved=lambda name: int(sizes["reserved"] * GIB),
+        max_memory_allocated=lambda name: int(sizes["peak"] * GIB),
+    )
+    monkeypatch.setattr(torch, "cuda", cuda)
+    return sizes
+
+
+@pytest.mark.usefixtures("device")
+def test_a_call_that_exhausts_the_device_names_estimate_peak_others_and_knob() -> None:
+    with pytest.raises(WorkerError) as caught, named("actor[0.0].update()", context(memory=PLANNED)):
+        raise torch.OutOfMemoryError(TEXT)
+    assert str(caught.value) == (
+        "actor[0.0].update(): memory of cuda:0 is exhausted: the plan estimated 30.0 GiB, the peak was 68.5 of the "
+        "device's 80.0 GiB, 9.0 GiB are held by other processes and contexts, 2.50 GiB more were asked for; "
+        "lower actor.micro_batch_tokens or rollout.max_tokens"
+    )
+
+
+def test_memory_of_others_is_named_only_where_there_is_some(device: dict[str, float]) -> None:
+    device["free"] = 9.5
+    assert "other processes" not in in_words(torch.OutOfMemoryError(TEXT), context(memory=PLANNED))
+    device["free"] = 1.0
+    assert "9.0 GiB are held by other" in in_words(torch.OutOfMemoryError(TEXT), context(memory=PLANNED))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError(TEXT), True),
+        (MemoryError(), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate"), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("shape mismatch"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_is_not_an_allocators_stays_what_it_is(error: Exception, is_memory: bool) -> None:
+    def raise_through_another() -> None:
+        try:
+            raise error
+        except Exception as cause:
+            raise WorkerError("the sampler stopped") from cause
+
+    with pytest.raises(WorkerError) as caught, named("rollout[0].generate()", context("cpu")):
+        raise_through_another()
+    assert ("memory of cpu is exhausted: the plan does not know its memory" in str(caught.value)) is is_memory
+    assert "\n" not in str(caught.value)
+
+
+def test_a_length_that_fits_the_plan_and_not_the_device_ends_the_run_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rewards.py").write_text("async def length(trajectory):\n    return float(len(trajectory.text()))\n")
+
+    def exhausted(self: TrainEngine, *batches: object) -> None:
+        raise torch.OutOfMemoryError(TEXT)
+
+    monkeypatch.setattr(TrainEngine, "_gradients", exhausted)
+    config = {
+        "model": {"path": str(write_tiny_model(tmp_path / "tiny")), "tokenizer": "bytes"},
+        "data": {"sources": {"all": {"path": str(write_prompts(tmp_path / "prompts.jsonl", 4, "{index}"))}}},
+        "rollout": {"samples_per_prompt": 2, "max_tokens": 4},
+        "reward": {"functions": {"length": {"fn": f"{tmp_path / 'rewards.py'}:length"}}},
+        "train": {"prompts_per_step": 2, "max_steps": 1, "dir": str(tmp_path / "runs"), "name": "run"},
+        "cluster": {"device": "cpu"},
+    }
+    with pytest.raises(RlcoreError) as caught:
+        train(config)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert "memory of cpu is exhausted: the plan estimated 0.5 GiB, the peak was " in line
+    assert "2.50 GiB more were asked for; lower actor.micro_batch_tokens, data.max_prompt_tokens or rollout" in line
+    assert sys.modules["torch"] is torch

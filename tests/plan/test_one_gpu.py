@@ -1,0 +1,169 @@
+"""One GPU for actor and vLLM, planned from facts about machines that are not there; and who has the actor's values."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlcore.plugins
+from rlcore.config import LoadedConfig
+from rlcore.contracts.requests import ModelShape
+from rlcore.plan import Facts, RunPlan, make_plan
+from rlcore.plan.memory import CONTEXT_BYTES
+from rlcore.plugins import configure
+
+GIB = 2**30
+SETTINGS = (
+    "model.path=none",
+    "model.tokenizer=bytes",
+    "data.sources.all.path=prompts.jsonl",
+    "reward.functions.exact_match.fn=exact_match",
+)
+QWEN = ModelShape("qwen2", 28, 1536, 8960, 256, 151936, full_attention=True)
+H100 = Facts(cpus=52, gpus=1, gpu_memory_bytes=80 * GIB, gpu_free_bytes=79 * GIB, parameters=1_540_000_000, shape=QWEN)
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library beside the plugin: as if it were installed."""
+    monkeypatch.setattr(rlcore.plugins, "_installed_for_gpus", lambda: [("vllm", "vllm")])
+
+
+def machine(gpus: int, **more: Any) -> Facts:
+    return replace(H100, gpus=gpus, **more)
+
+
+def loaded(*overrides: str, facts: Facts = H100) -> LoadedConfig:
+    return configure([], [*SETTINGS, *overrides], machine=facts)[1]
+
+
+def planned(*overrides: str, facts: Facts = H100) -> RunPlan:
+    hooks, config = configure([], [*SETTINGS, *overrides], machine=facts)
+    return make_plan(config, hooks, facts)
+
+
+def chosen(found: LoadedConfig | RunPlan) -> dict[str, Any]:
+    """What was chosen, by key."""
+    choices = [choice for choice in found.choices if not choice.set_by]
+    assert all(choice.reason for choice in choices)
+    return {choice.key: choice.value for choice in choices}
+
+
+QWEN_HALF = replace(QWEN, layers=24, hidden_size=896, inner_size=4864, kv_size=128)
+QWEN_3B = replace(QWEN, layers=36, hidden_size=2048, inner_size=11008, kv_size=256)
+FITS = (
+    ("0.5B", 1024, 494_032_768, QWEN_HALF, False, 0.8),
+    ("1.5B", 1024, 1_543_714_304, QWEN, False, 0.55),
+    ("3B", 1024, 3_085_938_688, QWEN_3B, False, 0.2),
+    ("3B", 8192, 3_085_938_688, QWEN_3B, True, 0.85),
+)
+SHARE_KEY = "plugins.vllm.gpu_memory_frac"
+
+
+@pytest.mark.parametrize(("name", "response", "parameters", "shape", "offload", "share"), FITS)
+@pytest.mark.usefixtures("vllm")
+def test_on_one_gpu_replicas_take_turns_with_the_actor_and_the_plan_says_how(
+    name: str, response: int, parameters: int, shape: ModelShape, offload: bool, share: float
+) -> None:
+    facts = machine(1, parameters=parameters, shape=shape, gpu_free_bytes=int(79.2 * GIB), memory_bytes=256 * GIB)
+    plan = planned("data.max_prompt_tokens=1024", f"rollout.max_tokens={response}", facts=facts)
+    made = chosen(plan)
+    assert plan.config.rollout.backend == "vllm"
+    assert (plan.config.actor.offload, made.get("actor.offload", False)) == (offload, offload)
+    assert plan.config.plugins["vllm"].gpu_memory_frac == made[SHARE_KEY] == share
+    assert (plan.layout.name, plan.layout.roles, plan.colocated_roles) == ("colocated", ("rollout",), ("rollout",))
+    assert all(size <= 79.2 * GIB for size in plan.device_bytes["main"].values())
+    reasons = {choice.key: choice.reason for choice in plan.choices}
+    assert "what is left beside what rests there" in reasons[SHARE_KEY]
+    assert ("they rest in host memory" in reasons.get("actor.offload", "")) is offload
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text("utf-8")
+    rests = 20 * parameters / GIB
+    assert f"| {name} | {response} | {rests:.1f} GiB | {str(offload).lower()} | {share} |" in page
+
+
+@pytest.mark.usefixtures("vllm")
+def test_an_engine_that_sleeps_keeps_its_graphs_and_its_context() -> None:
+    def training(*overrides: str) -> int:
+        plan = planned("rollout.backend=vllm", "plugins.vllm={}", *overrides, facts=H100)
+        return plan.device_bytes["main"]["training"]
+
+    eager = "plugins.vllm.enforce_eager=true"
+    assert training() - training(eager) == 3 * GIB // 2
+    actor = planned(f"{eager}", "rollout.backend=vllm", "plugins.vllm={}", facts=H100).memory_bytes["actor"]
+    assert training(eager) == actor + CONTEXT_BYTES
+
+
+@pytest.mark.usefixtures("vllm")
+def test_what_is_chosen_for_one_gpu_is_never_refused() -> None:
+    for _, _, parameters, shape, _, _ in FITS:
+        for free in (8, 12, 16, 24, 40, 60, 79):
+            sizes = {"gpu_memory_bytes": free * GIB, "gpu_free_bytes": int((free - 0.5) * GIB)}
+            facts = machine(1, parameters=parameters, shape=shape, memory_bytes=256 * GIB, **sizes)
+            if loaded("rollout.max_tokens=512", facts=facts).config.rollout.backend == "vllm":
+                plan = planned("rollout.max_tokens=512", facts=facts)
+                assert max(plan.device_bytes["main"].values()) <= sizes["gpu_free_bytes"]
+                assert plan.layout.name == "colocated"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "facts", "why"),
+    [
+        (("cluster.layout=split",), {}, "of 1 in all"),
+        (("schedule.max_staleness=1",), {}, "of 1 in all"),
+        (("schedule.stream_minibatches=true",), {}, "of 1 in all"),
+        (("rollout.replicas=2",), {}, "of 1 in all"),
+        ((), {"parameters": None}, "is unknown, so it is unknown if they can share"),
+        ((), {"gpu_memory_bytes": None, "gpu_free_bytes": None}, "is unknown, so it is unknown if they can share"),
+        ((), {"gpu_free_bytes": 14 * GIB}, "it does not fit beside the 28.7 GiB that are trained (it would have 0%"),
+        (("actor.offload=false",), {"gpu_free_bytes": 36 * GIB}, "and needs 26%)"),
+    ],
+)
+@pytest.mark.usefixtures("vllm")
+def test_where_replicas_cannot_take_turns_the_sampler_is_embedded_and_the_plan_says_why(
+    overrides: tuple[str, ...], facts: dict[str, Any], why: str
+) -> None:
+    found = loaded("rollout.max_tokens=8192", *overrides, facts=machine(1, **facts))
+    choice = next(choice for choice in found.choices if choice.key == "rollout.backend")
+    assert choice.value == "hf"
+    assert choice.reason.startswith("'vllm' needs devices beside the actor's 1, of 1 in all")
+    assert why in choice.reason
+
+
+@pytest.mark.usefixtures("vllm")
+def test_the_users_share_and_offload_stand_and_offload_is_for_what_does_not_fit_without() -> None:
+    facts = machine(1, memory_bytes=256 * GIB)
+    found = loaded(f"{SHARE_KEY}=0.4", facts=facts)
+    assert found.config.plugins["vllm"].gpu_memory_frac == 0.4
+    assert found.config.rollout.backend == "vllm"
+    assert SHARE_KEY not in chosen(found)
+    large = machine(1, parameters=3_085_938_688, memory_bytes=256 * GIB)
+    assert chosen(loaded("rollout.max_tokens=8192", facts=large))["actor.offload"] is True
+    kept = loaded("rollout.max_tokens=8192", "actor.offload=false", facts=large)
+    assert (kept.config.rollout.backend, kept.config.actor.offload) == ("hf", False)
+    poor = replace(large, memory_bytes=32 * GIB)
+    assert loaded("rollout.max_tokens=8192", facts=poor).config.rollout.backend == "hf", "the host has no room for it"
+    beside = loaded("rollout.max_tokens=8192", "rollout.backend=vllm", "plugins.vllm={}", facts=large)
+    assert chosen(beside)["actor.offload"] is True, "also where the user names the backend"
+    assert SHARE_KEY not in chosen(loaded(facts=machine(2))), "a device of its own"
+    two = loaded("actor.data_parallel=2", "rollout.replicas=2", facts=machine(2, memory_bytes=256 * GIB))
+    assert chosen(two)[SHARE_KEY] == 0.55
+
+
+def test_a_critic_and_a_reference_have_the_actors_values_on_a_gpu() -> None:
+    critic = ("critic.engine=critic_engine", "algo.preset=ppo", "plugins.critic_engine={}")
+    kl = "algo.kl.placement=loss"
+    found = loaded(*critic, kl)
+    section, actor = found.config.plugins["critic_engine"], found.config.actor
+    assert (section.dtype, section.gradient_checkpointing) == (actor.dtype, True) == ("bfloat16", True)
+    assert section.micro_batch_tokens == actor.micro_batch_tokens == found.config.reference.micro_batch_tokens
+    assert chosen(found)["plugins.critic_engine.dtype"] == "bfloat16"
+    reasons = {choice.key: choice.reason for choice in found.choices}
+    assert reasons["reference.micro_batch_tokens"] == "as actor.micro_batch_tokens"
+    stated = loaded(*critic, kl, "plugins.critic_engine.dtype=float32", "reference.micro_batch_tokens=77")
+    assert stated.config.plugins["critic_engine"].dtype == "float32"
+    assert stated.config.reference.micro_batch_tokens == 77
+    trunk = loaded(*critic, "plugins.critic_engine.trunk=actor")
+    assert "plugins.critic_engine.dtype" not in chosen(trunk), "the actor's own weights have the actor's"
+    on_cpu = loaded(*critic, kl, facts=machine(0)).config
+    assert (on_cpu.plugins["critic_engine"].dtype, on_cpu.reference.micro_batch_tokens) == ("float32", 8192)

@@ -1,0 +1,100 @@
+"""tinker-cookbook: `<split>_rollout_summaries.jsonl` in `iteration_<n>/`, a line per trajectory, and `metrics.jsonl`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore_view.json_lines import first_record, made_of, number_or_none, records
+from rlcore_view.model import Run, Sample
+
+_FILE = "*_rollout_summaries.jsonl"
+_ITERATION = re.compile(r"iteration_(\d+)")
+_METRICS = {
+    "env/all/reward/total": "reward/mean",
+    "env/all/ac_tokens_per_turn": "completion/length_mean",
+    "optim/entropy": "policy/entropy",
+}
+"""Their names, and those under which the overview shows the same thing."""
+
+
+def recognises(path: Path) -> bool:
+    """A file of rollout summaries, or a log directory with some."""
+    files = _files(path)
+    first = first_record(files[0]) if files else None
+    return first is not None and {"group_idx", "traj_idx", "steps"} <= first.keys()
+
+
+def read(path: Path) -> Run:
+    """Every trajectory; its text where the file has it, which the logtree of the first groups alone has otherwise."""
+    samples = [sample for file in _files(path) for sample in made_of(file, lambda record: _sample(record, file))]
+    silent = sum(not sample.completion for sample in samples)
+    notes = [f"{silent} of {len(samples)} trajectories were recorded without their text"] if silent else []
+    metrics = path / "metrics.jsonl"
+    return Run(
+        name=path.resolve().name,
+        format="tinker-cookbook rollout summaries",
+        samples=samples,
+        metrics=list(made_of(metrics, _metrics)) if metrics.is_file() else [],
+        config=(path / "config.json").read_text("utf-8", "replace") if (path / "config.json").is_file() else "",
+        notes=notes,
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path] if path.match(_FILE) else []
+    return sorted({*path.glob(_FILE), *path.glob(f"iteration_*/{_FILE}")})
+
+
+def _metrics(record: Mapping[str, Any]) -> dict[str, float | None]:
+    step = record.get("step", record.get("progress/batch"))
+    found = {_METRICS.get(name, name): number_or_none(value) for name, value in record.items()}
+    return {**found, "step": number_or_none(step)}
+
+
+def _sample(record: Mapping[str, Any], file: Path) -> Sample:
+    steps = record["steps"]
+    messages = _messages(record, steps)
+    begin = next((at for at, message in enumerate(messages) if message.get("role") == "assistant"), len(messages))
+    named = _ITERATION.search(str(file))
+    split, group = str(record.get("split", "train")), int(record["group_idx"])
+    numbers = {**(record.get("trajectory_metrics") or {})}
+    for step in steps:
+        numbers |= step.get("metrics") or {}
+    return Sample(
+        step=int(record.get("iteration", named[1] if named else 0)),
+        lane="train" if split == "train" else "eval",
+        source=", ".join(map(str, record.get("tags") or ())),
+        prompt_id=_prompt_id(messages[:begin]) or f"{split}/{record.get('iteration')}/{group}",
+        sample=int(record["traj_idx"]),
+        prompt=messages[:begin],
+        completion=messages[begin:],
+        score=number_or_none(record["total_reward"]),
+        components={name: number for name, value in numbers.items() if (number := number_or_none(value)) is not None},
+        num_sampled=sum(int(step.get("ac_len") or 0) for step in steps),
+        truncated=any(step.get("stop_reason") == "length" for step in steps),
+        info={"steps": [{name: step.get(name) for name in ("reward", "logs", "ac_len")} for step in steps]},
+    )
+
+
+def _messages(record: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    whole = record.get("conversation")
+    if isinstance(whole, list) and whole:
+        return [message for message in whole if isinstance(message, dict)]
+    found = list[Mapping[str, Any]]()
+    for step in steps:
+        trace = step.get("trace") or {}
+        logged = (step.get("logs") or {}).get("_conversation")
+        prompt = _conversation(trace.get("prompt")) if not found else []
+        found += [*prompt, *_conversation(trace.get("policy_response")), *_conversation(logged)]
+    return found
+
+
+def _conversation(data: Any) -> list[Mapping[str, Any]]:
+    messages = data.get("messages") if isinstance(data, dict) else data
+    return [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
+
+
+def _prompt_id(prompt: Sequence[Mapping[str, Any]]) -> str:
+    return str(prompt[-1].get("content")) if prompt else ""
