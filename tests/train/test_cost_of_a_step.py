@@ -83,6 +83,6 @@ async def _counted(trainer: Trainer) -> int:
 
 
 def test_a_sample_costs_the_controller_few_calls(tmp_path: Path) -> None:
+    """The calls of a step that do not depend on the number of samples cancel out."""
     few, many = calls_of_a_step(64, tmp_path), calls_of_a_step(256, tmp_path)
-    """Of what a step costs besides, the same in both, nothing is said."""
     assert (many - few) / (256 - 64) <= MOST_CALLS
