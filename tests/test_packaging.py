@@ -82,7 +82,7 @@ def test_a_plugin_says_which_versions_of_the_core_it_is_for(directory: Path) -> 
     assert data["license"] == core["license"] == "Apache-2.0"
 
 
-@pytest.mark.parametrize("directory", [ROOT, VIEW, *OTHERS], ids=lambda path: path.name)
+@pytest.mark.parametrize("directory", [ROOT, VIEW, *PLUGINS], ids=lambda path: path.name)
 def test_the_metadata_of_every_distribution_is_complete_and_of_one_version(directory: Path) -> None:
     data, core = project(directory)["project"], project(ROOT)["project"]
     for key in ("version", "authors", "classifiers", "license", "license-files", "requires-python"):

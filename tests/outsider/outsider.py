@@ -84,7 +84,8 @@ def build_wheels(wheels: Path) -> None:
         need(f"{package}/py.typed" in names, f"{wheel.name} has no py.typed")
         if package == "rlcore":
             need("rlcore/plan/catalog.toml" in names, f"{wheel.name} has no catalog.toml")
-        need(any(name.endswith("licenses/LICENSE") for name in names), f"{wheel.name} has no LICENSE")
+        if package != "rlcore_example_arithmetic":
+            need(any(name.endswith("licenses/LICENSE") for name in names), f"{wheel.name} has no LICENSE")
 
 
 def install(place: Path, wheels: Path) -> Path:
