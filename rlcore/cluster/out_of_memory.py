@@ -35,10 +35,10 @@ def in_words(cause: BaseException, context: WorkerContext) -> str:
     remedy = "lower micro_batch_tokens, rollout.max_rows, rollout.max_tokens or data.max_prompt_tokens"
     if context.memory is not None:
         parts, remedy = [f"the plan estimated {context.memory.bytes / GIB:.1f} GiB"], context.memory.remedy
-    asked = re.search(r"[Tt]ried to allocate ([\d.]+ [KMG]iB)", str(cause))
+    refused = re.search(r"[Tt]ried to allocate ([\d.]+ [KMG]iB)", str(cause))
     parts += _measured(context.device)
-    if asked:
-        parts.append(f"{asked[1]} more were asked for")
+    if refused:
+        parts.append(f"{refused[1]} more were asked for")
     return f"memory of {context.device} is exhausted: {', '.join(parts)}; {remedy}"
 
 
