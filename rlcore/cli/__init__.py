@@ -22,6 +22,7 @@ COMMANDS = {
     "config": "show every value of a configuration and where it comes from",
     "eval": "evaluate a model or a checkpoint on held-out prompts",
     "export": "write a checkpoint as a model directory for others",
+    "where": "say what runs do at the moment, and what their samples wait for",
     "view": "show a run as one HTML file, find samples in it, say why nothing is learned",
     "plugins": "list what is installed and what it offers, or check it",
 }

@@ -1,50 +1,80 @@
-"""Shows a run on the terminal: a progress bar, tables of completions, and the last words."""
+"""Shows a run on the terminal: a progress bar, what goes on inside a step, tables of completions, the last words."""
 
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, TextIO, cast
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from rlcore.errors.redaction import displayable
 from rlcore.report.foreign_output import beside, discard
+from rlcore.report.standing import duration, progress, sentence
+from rlcore.report.status import Status
 from rlcore.types import Metrics, ScoredTrajectory, Trajectory
 
 COLUMNS_OF_TEXT = 400
 """Characters of a prompt or completion that a table shows at most."""
+QUIET_S = 30.0
+"""Seconds without a line after which a log, which has no bar, says what goes on."""
+MEAN_OF = 20
+"""Steps whose mean is expected of those that are left."""
+SHOWN: Sequence[tuple[str, str]] = (
+    ("reward/mean", "reward {:.3f}"),
+    ("reward/zero_std_frac", "equal {:.0%}"),
+    ("completion/length_mean", "length {:.0f}"),
+    ("completion/clipped_frac", "cut {:.0%}"),
+    ("policy/entropy", "entropy {:.3g}"),
+    ("time/tokens_per_s", "{:.0f} tokens/s"),
+    ("time/step_s", "{:.1f} s/step"),
+)
+"""The metrics of a step's line, each where the step has it."""
 
 
 class Terminal:
     """The display of one run, without secrets; on anything but a terminal one line a step instead of a bar."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console or Console(file=cast(IO[str], _LastingOutput()))
-        self._total = 0
-        self._bar = Progress(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
+        self._clock, self._said_at = clock, clock()
+        self._total = self._step = 0
+        self._step_s: deque[float] = deque(maxlen=MEAN_OF)
+        self._step_ended = self._said_at
+        self._bar = _Bar(
+            TextColumn("{task.fields[step]}", markup=False),
+            BarColumn(bar_width=16),
             TextColumn("{task.fields[line]}", markup=False),
-            TimeRemainingColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
             console=self._console,
             disable=not self._console.is_terminal,
             redirect_stdout=False,  # rich would pass secrets on; `foreign_output` does it
             redirect_stderr=False,
         )
-        self._task = self._bar.add_task("train", line="")
-        self._last_step = ""
+        self._task = self._bar.add_task("train", total=None, step="", line="starting", left="")
 
     @contextmanager
-    def progress(self, total_steps: int, done_steps: int) -> Iterator[None]:
-        """Show the bar."""
-        self._total = total_steps
-        self._bar.update(self._task, total=total_steps, completed=done_steps)
+    def showing(self) -> Iterator[None]:
+        """Inside, the bar is shown; until `begin` it says what the start is at."""
         with self._bar, beside(self._console):
             yield
+
+    def begin(self, total_steps: int, done_steps: int) -> None:
+        """The run has been started: steps after `done_steps` follow."""
+        self._total, self._step, self._step_ended = total_steps, done_steps, self._clock()
+        self._bar.update(
+            self._task, total=total_steps, completed=done_steps, step=f"step {done_steps}/{total_steps}", line=""
+        )
+
+    def end(self) -> None:
+        """No step follows: the bar stays as it is."""
+        self._bar.update(self._task, line="", left="")
+        self._bar.stop()
 
     def phase(self, text: str) -> None:
         """Say what goes on before or beside the steps."""
@@ -52,21 +82,40 @@ class Terminal:
         if not self._console.is_terminal:
             self.say(text)
 
+    def standing(self, status: Status) -> None:
+        """Show what goes on inside a step; in a log only after `QUIET_S` without a line. Any thread may call it."""
+        left = self._left()
+        if self._console.is_terminal:
+            shown = f"{status.phase}  {progress(status)}".strip()
+            self._bar.update(self._task, line=displayable(shown), left=left)
+        elif self._clock() - self._said_at >= QUIET_S:
+            self.say(f"{sentence(status, time.time())}" + (f"; {left}" if left else ""))
+
     def step(self, step: int, metrics: Metrics) -> None:
         """Advance to `step`."""
-        line = (
-            f"reward {metrics.get('reward/mean', float('nan')):.3f}"
-            f"  length {metrics.get('completion/length_mean', 0):.0f}"
-            f"  {metrics['time/step_s']:.1f} s/step"
-        )
-        self._last_step = line
-        self._bar.update(self._task, completed=step, line=line)
+        now = self._clock()
+        self._step_s.append(max(now - self._step_ended, metrics["time/step_s"] if not self._step_s else 0.0))
+        self._step_ended, self._step = now, step
+        line = "  ".join(text.format(metrics[name]) for name, text in SHOWN if name in metrics)
+        left = self._left()
+        self._bar.last_step = f"step {step}  {line}"
+        self._bar.update(self._task, completed=step, step=f"step {step}/{self._total}", left=left)
         if not self._console.is_terminal:
-            self.say(f"step {step}/{self._total}  {line}")
+            is_long = self._left_s() >= QUIET_S
+            self.say(f"step {step}/{self._total}  {line}" + (f"  {left}" if is_long else ""))
+
+    def _left_s(self) -> float:
+        """Seconds until the last step will have been taken, as the last ones were; 0 before the first."""
+        if not self._step_s:
+            return 0.0
+        mean_s = sum(self._step_s) / len(self._step_s)
+        return max(0.0, mean_s * (self._total - self._step) - (self._clock() - self._step_ended))
+
+    def _left(self) -> str:
+        return f"{duration(self._left_s())} left" if self._step_s and self._step < self._total else ""
 
     def evaluated(self, step: int, metrics: Metrics) -> None:
         """One line for each source that was evaluated."""
-        self._bar.update(self._task, line=self._last_step)
         for name in sorted(name for name in metrics if name.endswith("/mean") and name.startswith("eval/")):
             source = name.removeprefix("eval/").removesuffix("/mean")
             count = int(metrics.get(f"eval/{source}/num", 0))
@@ -91,6 +140,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """A separate line, never taken for markup."""
+        self._said_at = self._clock()
         if self._console.is_terminal:
             self._console.print(Text(displayable(text)), soft_wrap=True)
         else:  # a step's one line, for which rich would take longer than for the step's metrics
@@ -100,6 +150,18 @@ class Terminal:
     def warn(self, text: str) -> None:
         """A line that should not be missed."""
         self._console.print(Text(displayable(f"warning: {text}"), style="bold yellow"), soft_wrap=True)
+
+
+class _Bar(Progress):
+    """The bar, and below it the metrics of the last step."""
+
+    last_step = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """See `rich.progress.Progress.get_renderables`."""
+        yield from super().get_renderables()
+        if self.last_step:
+            yield Text(displayable(self.last_step), style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def _dialogue(trajectory: Trajectory) -> Text:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlcore.aio import Inbox
+from rlcore.contracts.activity import REWARD, current_activity
 from rlcore.contracts.scorer import Outcome, Scorer
 from rlcore.errors import PluginError
 from rlcore.reward.combine import combine
@@ -82,6 +83,7 @@ class RewardStream:
         """Set when the last of the tasks has ended."""
         self._asking: set[asyncio.Task[Outcome]] = set()
         self._gatherings: dict[tuple[str, str, int], _Gathering] = {}
+        self._activity = current_activity()
 
     async def results(self, stream: AsyncIterator[Trajectory]) -> AsyncIterator[tuple[list[Trajectory], Reward]]:
         """Each sample's parts with its reward, in the order rewards arrive; what the stream raises passes."""
@@ -148,9 +150,11 @@ class RewardStream:
         """Forgets its task, unless that fails: a callback takes a turn of the loop, and hardly any is needed."""
         began, task = time.monotonic(), asyncio.current_task()
         outcome: Outcome | None = None
+        key = self._activity.begin(REWARD, scorer.name, "", parts[-1].id)
         try:
             outcome = (await scorer.score([parts[-1]], self._lane))[0]
         finally:
+            self._activity.end(key)
             if outcome is None and task is not None:
                 task.add_done_callback(self._done)
         self._deliver(parts, {scorer.name: outcome}, began)
@@ -188,7 +192,11 @@ class RewardStream:
         return asking
 
     async def _score_one(self, scorer: Scorer, trajectory: Trajectory) -> Outcome:
-        return (await scorer.score([trajectory], self._lane))[0]
+        key = self._activity.begin(REWARD, scorer.name, "", trajectory.id)
+        try:
+            return (await scorer.score([trajectory], self._lane))[0]
+        finally:
+            self._activity.end(key)
 
     def _call_gathering(self, key: tuple[str, str, int]) -> None:
         scorer = next(scorer for scorer in self._scorers if scorer.name == key[0])
@@ -199,9 +207,14 @@ class RewardStream:
         trajectories = [gathering.trajectories[index] for index in order]
         if gathering.first:
             first_outcomes = await asyncio.gather(*(gathering.first[index] for index in order))
-            outcomes = await scorer.post_process(trajectories, first_outcomes, self._lane)
-        else:
-            outcomes = await scorer.score(trajectories, self._lane)
+        key = self._activity.begin(REWARD, scorer.name, "", trajectories[0].id, len(trajectories))
+        try:
+            if gathering.first:
+                outcomes = await scorer.post_process(trajectories, first_outcomes, self._lane)
+            else:
+                outcomes = await scorer.score(trajectories, self._lane)
+        finally:
+            self._activity.end(key)
         for index, outcome in zip(order, outcomes, strict=True):
             if not gathering.opinions[index].done():
                 gathering.opinions[index].set_result(outcome)

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 from time import monotonic
 from typing import Any
 
+from rlcore.contracts.activity import CALL, current_activity
 from rlcore.contracts.workers import ReplicaEvent, ReplicaHandle, WorkerGroup
 from rlcore.errors import worker_call
 from rlcore.plan import RunPlan
@@ -25,11 +26,14 @@ class BusyMeter:
         self._num_busy: dict[str, int] = {}
         self._busy_s = dict.fromkeys(pools, 0.0)
         self._began = self._seen = clock()
+        self.activity = current_activity()
 
     def metered(self, role: str, group: WorkerGroup[Any], offered_by: str = "") -> "MeteredGroup":
         """The group, whose calls are counted from now on; their errors say role, method and `offered_by`."""
         self._num_replicas[role], self._num_busy[role] = len(group.replicas), 0
-        return MeteredGroup(group, [MeteredReplica(replica, role, self, offered_by) for replica in group.replicas])
+        metered = MeteredGroup(group, [MeteredReplica(replica, role, self, offered_by) for replica in group.replicas])
+        self.activity.groups[role] = metered
+        return metered
 
     def change(self, role: str, by: int) -> None:
         """So many more of the role's replicas are busy from now on."""
@@ -70,21 +74,25 @@ class MeteredReplica:
     async def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `rlcore.contracts.workers.ReplicaHandle.call`."""
         self._add(1)
+        key = self.begin(method)
         try:
             with self.naming(method):
                 return await self.replica.call(method, *args, **kwargs)
         finally:
+            self._meter.activity.end(key)
             self._add(-1)
 
     async def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """See `rlcore.contracts.workers.ReplicaHandle.stream`."""
         self._add(1)
+        key = self.begin(method)
         try:
             with self.naming(method):
                 async with aclosing(self.replica.stream(method, *args, **kwargs)) as results:
                     async for result in results:
                         yield result
         finally:
+            self._meter.activity.end(key)
             self._add(-1)
 
     def excuse(self) -> None:
@@ -98,6 +106,14 @@ class MeteredReplica:
     def naming(self, method: Callable[..., Any]) -> AbstractContextManager[None]:
         """Around a call of the worker: errors say role, method and who offers the class."""
         return worker_call(self._role, method.__name__, self._offered_by)
+
+    def begin(self, method: Callable[..., Any]) -> int:
+        """A call begins; returns the key that ends it in the meter's activity."""
+        return self._meter.activity.begin(CALL, self.replica.name, method.__name__)
+
+    def end(self, key: int) -> None:
+        """The call that has this key has ended."""
+        self._meter.activity.end(key)
 
     def _add(self, by: int) -> None:
         before, self._under_way = self._under_way, self._under_way + by
@@ -115,11 +131,13 @@ class MeteredGroup:
         """See `rlcore.contracts.workers.WorkerGroup.each`."""
         for replica in self.replicas:
             replica._add(1)
+        keys = [replica.begin(method) for replica in self.replicas]
         try:
             with self.replicas[0].naming(method) if self.replicas else nullcontext():
                 return await self._group.each(method, *args, **kwargs)
         finally:
-            for replica in self.replicas:
+            for replica, key in zip(self.replicas, keys, strict=True):
+                replica.end(key)
                 replica._add(-1)
 
     def on_event(self, callback: Callable[[ReplicaEvent], None]) -> None:

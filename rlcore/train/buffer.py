@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlcore.contracts.activity import SampleCounts
 from rlcore.contracts.agents import AgentLoop
 from rlcore.contracts.offers import Scope
 from rlcore.contracts.reward_manager import RewardManager
 from rlcore.data import PromptOrder
 from rlcore.errors import WorkerError
 from rlcore.runtime.launch import Runtime
-from rlcore.train.pending import Key, PassCallbacks, PendingGroup, run_pass
+from rlcore.train.pending import Key, PassCallbacks, PendingGroup, run_pass, sample_counts
 from rlcore.train.tasks import tasks_for, training_sampling
 from rlcore.types import Lane, Sampling, ScoredTrajectory
 
@@ -167,6 +168,11 @@ class RolloutBuffer:
         for queue, ready in list(self._ready.items()):
             self._ready[queue] = deque(pending for pending in ready if not pending.retired)
         return len(stale)
+
+    def counts(self, step: int) -> SampleCounts:
+        """Samples that are due at the step (where steps take what is ready first: all in flight); for any thread."""
+        issued = list(self._issued.values())
+        return sample_counts([member for member in issued if self._issuing.drop or member.due == step])
 
     def watch(self, task: "asyncio.Task[None]") -> None:
         """Watch a task: an error that ends it is raised where prompts are awaited, as an error of a pass is."""

@@ -5,13 +5,14 @@ a component hands it over (`rlcore.runtime.checked_components`).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from rlcore.contracts.activity import SAMPLE, BegunWork, SampleCounts, Span, current_activity
 from rlcore.contracts.agents import AgentLoop, RolloutTask
 from rlcore.contracts.reward_manager import RewardManager
-from rlcore.types import Lane, Sampling, ScoredTrajectory, Trajectory
+from rlcore.types import Lane, Sampling, ScoredTrajectory, Trajectory, TrajectoryId
 
 Group = list[ScoredTrajectory]
 """The rows of a prompt, by sample and segment."""
@@ -62,6 +63,8 @@ class PendingGroup:
     judged: Samples = field(default_factory=Samples)
     already_scored: frozenset[int] = frozenset()
     """Samples whose rewards came with a checkpoint: they are not asked for again."""
+    began: float = 0.0
+    """When its sampling began, on the loop's clock."""
     sampled: bool = False
     """All its trajectories are finished."""
     ready: bool = False
@@ -155,6 +158,7 @@ async def run_pass(
         for member in members:
             if not member.already_scored:  # rows of a checkpoint are as old as they were
                 member.version = callbacks.version()
+            member.began = clock()
         async with aclosing(reward.score(trajectories(), lane)) as scored:  # type: ignore[type-var]
             async for row in scored:
                 member = by_key[row.trajectory.id.prompt, row.trajectory.id.epoch]
@@ -177,9 +181,12 @@ async def collect(
     Also returns the seconds until the last trajectory was finished.
     """
     members = [PendingGroup(task, number, due=0, version=0) for number, task in enumerate(tasks)]
-    began = asyncio.get_running_loop().time()
+    began, activity = asyncio.get_running_loop().time(), current_activity()
     callbacks = PassCallbacks(sampled=_ignore, ready=_ignore, version=lambda: 0)
-    await run_pass(members, agent, reward, sampling, lane, callbacks, None, asyncio.Event())
+    phase = "evaluating" if lane is Lane.EVAL else "sampling baselines"
+    with activity.counting(lambda: sample_counts(members), phase):
+        await run_pass(members, agent, reward, sampling, lane, callbacks, None, asyncio.Event())
+    activity.end_later(lambda: sample_spans(members))
     finished = [time for member in members for time in member.finished.complete.values()]
     return [member.group() for member in members], max(finished, default=began) - began
 
@@ -190,3 +197,23 @@ def _ignore(member: PendingGroup) -> None:
 
 def _whole(member: PendingGroup, samples: Samples) -> bool:
     return len(samples.complete) + len(member.already_scored) >= member.task.n
+
+
+def sample_counts(members: Sequence[PendingGroup]) -> SampleCounts:
+    """Samples of the members by how far they are; another thread may ask."""
+    known = sum(len(member.already_scored) for member in members)
+    return SampleCounts(
+        sum(member.task.n for member in members),
+        known + sum(len(member.finished.complete) for member in members),
+        known + sum(len(member.judged.complete) for member in members),
+    )
+
+
+def sample_spans(members: Sequence[PendingGroup]) -> Iterator[Span]:
+    """Of each sample that this process sampled: the time until it was finished, and from then until it was scored."""
+    for member in members:
+        for sample, finished_at in member.finished.complete.items():
+            row = TrajectoryId(member.task.prompt.id, member.task.epoch, sample)
+            yield Span(BegunWork(SAMPLE, "sampled", "", row, 1, member.began), finished_at)
+            if (scored_at := member.judged.complete.get(sample)) is not None:
+                yield Span(BegunWork(SAMPLE, "scored", "", row, 1, finished_at), scored_at)

@@ -16,11 +16,10 @@ from rlcore.errors.redaction import DisplayFormatter
 from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import METRICS, TRAJECTORIES
+from rlcore.report.status import LOCK, STATUS
 
-LOCK = ".lock"
-"""Every start makes it before it writes anything else."""
 LOG = "log.txt"
-WRITTEN = (LOCK, LOG, METRICS, "config.yaml", "plan.json", "rewards.json", "reward_calls.jsonl")
+WRITTEN = (LOCK, LOG, METRICS, "config.yaml", "plan.json", "rewards.json", "reward_calls.jsonl", STATUS)
 """Files that a run writes; what is behind a link would be overwritten."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import CheckpointConfig
+from rlcore.contracts.activity import current_activity
 from rlcore.contracts.actor import ActorWorker
 from rlcore.errors import CheckpointError, PluginError, RlcoreError, boundary
 from rlcore.runtime.launch import owner_of
@@ -38,6 +39,7 @@ class Saver:
         self._trainer, self._run_dir = trainer, run_dir
         self._config: CheckpointConfig = trainer.config.checkpoint
         self._under_way: asyncio.Task[Path] | None = None
+        self._activity = current_activity()
         self._save_s: float | None = None
         self._num_kept = 0
         """Scored trajectories in flight of the newest checkpoint."""
@@ -61,6 +63,7 @@ class Saver:
         began, trainer = time.monotonic(), self._trainer
         step, (state, in_flight) = trainer.progress.step, trainer.snapshot()
         logger.info("saving step %d", step)
+        self._activity.enter("saving a checkpoint")
         self._check_states(state)
         await trainer.written()
         staging = await asyncio.to_thread(checkpoint.staging, self._run_dir, step)
@@ -76,6 +79,7 @@ class Saver:
         self._num_kept = len(in_flight)
         self._save_s = time.monotonic() - began
         logger.info("saved %s in %.1f s", self.last, self._save_s)
+        self._activity.enter("between steps")
         return self.last
 
     def _check_states(self, state: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rlcore.algo.kl import kl_controller
 from rlcore.config import RunConfig
+from rlcore.contracts.activity import Activity, current_activity
 from rlcore.contracts.actor import ActorWorker
 from rlcore.contracts.clusters import Deadlines
 from rlcore.contracts.tokens import Tokens
@@ -28,6 +29,7 @@ from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.train import checkpoint
 from rlcore.train.evaluate import evaluate
+from rlcore.train.observed import observed
 from rlcore.train.origin import Origin, Start, find_origin
 from rlcore.train.run_dir import locked, logging_to, open_directory, plan_changes, write_plan
 from rlcore.train.saving import Saver
@@ -60,16 +62,26 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
     """Train as planned in `run_dir`. Stopped when a signal ended it, RlcoreError when something is wrong."""
     stop = StopRequest(finish_step=plan.config.checkpoint.on_signal == "finish_step")
     reason = "before the first step; go on with --resume --from-start"
-    with foreign_output(), stop.installed(), locked(open_directory(run_dir, start.resume)), logging_to(run_dir):
+    activity, terminal = Activity(), Terminal()
+    with (
+        foreign_output(),
+        stop.installed(),
+        locked(open_directory(run_dir, start.resume)),
+        logging_to(run_dir),
+        terminal.showing(),
+        observed(run_dir, activity, terminal),
+    ):
         try:
+            activity.enter("loading data")
             require_installed(plan.config.track.to)
             prompts, heldout = load_data(plan.config)
             origin = find_origin(run_dir, start)
             if not origin.resumed and origin.checkpoint is None:
                 write_plan(run_dir, plan)
+            activity.enter(f"starting workers, loading {plan.config.model.path}")
             async with launch(plan, run_dir, Deadlines(plan.config.cluster.start_s, close_s=CLOSE_S)) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
-                session = Session(plan, run_dir, run, prompts, heldout, stop, window_of(run))
+                session = Session(plan, run_dir, run, prompts, heldout, stop, window_of(run), terminal)
                 try:
                     result = await session.train(origin)
                     reason = "every step was taken; go on with --resume"
@@ -89,7 +101,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
             if stop.signum is None:
                 raise
             _uncancel()
-    raise Stopped(stop.signum, f"stopped by signal {stop.signum}: {reason}")
+        raise Stopped(stop.signum, f"stopped by signal {stop.signum}: {reason}")
 
 
 def _uncancel() -> None:
@@ -167,9 +179,10 @@ class Session:
         heldout: Prompts,
         stop: StopRequest,
         window: int | None = None,
+        terminal: Terminal | None = None,
     ) -> None:
         self._config, self._run_dir, self._run, self._stop = plan.config, run_dir, run, stop
-        self._terminal = Terminal()
+        self._terminal = terminal or Terminal()
         check = fits(window, plan.config.rollout.max_tokens, "rollout.max_tokens")
         self._prompts = fitting(prompts, run.tokens, plan.config, check, self._terminal)
         check = _fits_evaluation(plan.config, window)
@@ -192,6 +205,8 @@ class Session:
             Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml, warn=self._terminal.warn),
             self._terminal,
         )
+        activity = current_activity()
+        activity.total_steps, activity.num_updates = self.total_steps, plan.batch_sizes["updates"]
         progress = Progress(0, order, kl_controller(plan.config.algo.kl))
         self._trainer = Trainer(run, progress, self.total_steps, heldout, self._sinks)
         self.saver = Saver(self._trainer, run_dir)
@@ -211,7 +226,7 @@ class Session:
             await trainer.actor.call(ActorWorker.expect, num_updates)
             await self._continue(origin)
             _keep_rewards(self._run.plan, self._run_dir)
-            stack.enter_context(self._terminal.progress(self.total_steps, trainer.progress.step))
+            self._terminal.begin(self.total_steps, trainer.progress.step)
             await self._prepare_first_step()
             await self._finish_step()
             while trainer.progress.step < self.total_steps and not self._stop.pending:
@@ -223,6 +238,7 @@ class Session:
                 await trainer.evaluate()
             if self._config.checkpoint.at_end and self.saver.saved_step != self.total_steps:
                 await self.saver.save()
+        self._terminal.end()
         result = TrainResult(self._run_dir, trainer.progress.step, self.saver.last, tuple(trainer.evaluations))
         self._last_words(result)
         return result

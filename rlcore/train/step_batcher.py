@@ -155,7 +155,10 @@ class StepBatcher:
         self.timeline.end()
         self._measure()
         schedule = self.timeline.metrics(self.taken, self._schedule.stream, self._config.actor.minibatch_prompts)
-        return self._metrics | (self._measured or {}) | average(self._prepared) | schedule
+        found = self._metrics | (self._measured or {}) | average(self._prepared) | schedule
+        if (step_s := found["time/step_s"]) > 0:
+            found["time/tokens_per_s"] = found.get("data/num_tokens", 0.0) / step_s
+        return found
 
     def _settle(self) -> None:
         """Everything is sampled and scored: do what can be done while the device is busy with an update."""

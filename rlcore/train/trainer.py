@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rlcore.algo.kl import FixedKl
+from rlcore.contracts.activity import current_activity
 from rlcore.contracts.actor import ActorWorker
 from rlcore.data import PromptOrder
 from rlcore.errors import shown
@@ -20,6 +22,7 @@ from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime
 from rlcore.train.buffer import RolloutBuffer, issuing
 from rlcore.train.evaluate import evaluate
+from rlcore.train.pending import sample_spans
 from rlcore.train.step_batcher import StepBatcher
 from rlcore.train.timing import StepTimeline
 from rlcore.train.updates import Updates
@@ -85,6 +88,7 @@ class Trainer:
         """The metrics of the last steps of this process, for what is said of the schedule at its end."""
         self.evaluations: list[tuple[int, Metrics]] = []
         self._writing: asyncio.Task[None] | None = None
+        self._activity = current_activity()
         self.published: dict[str, Any] = {}
         """`state` after the last published step; empty before `start`."""
         self._thresholds: tuple[int, int, int] | None = None
@@ -93,6 +97,7 @@ class Trainer:
     def start(self) -> None:
         """Make ready for the first step; `close` undoes it."""
         self.published = self.state()
+        self._activity.counts = lambda: self.flight.counts(self.progress.step + 1)
         # A step makes hundreds of small objects per sample, hardly any of them cyclic: looking through them, and
         # through the libraries' own, again and again would take a third of the controller's time.
         self._thresholds = gc.get_threshold()
@@ -103,8 +108,10 @@ class Trainer:
         """One training step: from prompts over trajectories, groups and mini-batches to weights, a line each."""
         work = StepBatcher(self.run, self.flight, self.progress.kl, self.progress.step + 1, self.last_step)
         async with work:
+            self._activity.begin_step(self.progress.step + 1)
             prompts = work.issue_prompts()
             trajectories = await work.sampled_trajectories(prompts)
+            self._activity.enter("scoring")
             work.begin_passes(trajectories)  # log-probs and values, while rewards are pending
             groups = work.scored_groups()
             async with aclosing(work.minibatches(groups)) as minibatches, Updates(self.run) as updates:
@@ -116,15 +123,19 @@ class Trainer:
     async def update(self, minibatch: Batch, updates: Updates, timeline: StepTimeline) -> Metrics:
         """One optimizer step, of actor and critic alike."""
         if not self.updating:
+            self._activity.enter("updating")
             await asyncio.sleep(0)  # a signal that has come ends the run while its weights are whole
             logger.info("step %d: updating on %d rows first", self.progress.step + 1, len(minibatch))
         self.updating = True
         with timeline.updating():
-            return await updates.update(minibatch)
+            metrics = await updates.update(minibatch)
+        self._activity.updated += 1
+        return metrics
 
     async def publish_weights(self, work: StepBatcher) -> Metrics:
         """Name the new weights: from here on the step has been taken. Returns the metrics of what was sampled."""
         progress = self.progress
+        self._activity.enter("handing over weights")
         if self.run.plan.schedule.sample_before_publish:
             await self.flight.sampled()
         await self.actor.call(ActorWorker.publish, progress.step + 1)
@@ -136,6 +147,8 @@ class Trainer:
         progress.equal_steps = progress.equal_steps + 1 if all_equal else 0
         self.published = self.state()
         self.updating = False
+        self._activity.end_later(partial(sample_spans, list(work.taken)))
+        self._activity.end_step()
         return measured
 
     async def record(self, work: StepBatcher, metrics: Metrics) -> None:

@@ -58,7 +58,8 @@ def test_everything_on_the_terminal_of_a_run_is_harmless(secret: str) -> None:
         text = f"{HOSTILE} {secret}"
         terminal.say(text)
         terminal.warn(text)
-        with terminal.progress(3, 0):
+        with terminal.showing():
+            terminal.begin(3, 0)
             terminal.phase(text)
         for line in out.getvalue().splitlines():
             shown = line.replace("\x1b[?25l", "").replace("\x1b[?25h", "").replace("\x1b[2K", "")

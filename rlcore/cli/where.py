@@ -1,0 +1,82 @@
+"""`rlcore where`: what a run does at the moment, in a sentence."""
+
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rlcore.cli.arguments import Parser
+from rlcore.cli.console import answer
+from rlcore.errors import ConfigError
+from rlcore.report.standing import duration, sentence
+from rlcore.report.status import FAILED, FINISHED, RUNNING, STATUS, Status, is_held, read_status
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Print a line per run."""
+    parser = Parser("where", "Say where runs are: the step, what its samples wait for, and which workers are busy.")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run directories, or directories that hold some"
+    )
+    parser.add_argument("--json", action="store_true", help="print status.json of each run, with how it ended")
+    parsed = parser.parse(arguments)
+    found = [run_dir for path in parsed.runs for run_dir in _runs_of(path)]
+    for run_dir in found:
+        if parsed.json:
+            answer(json.dumps({"run": str(run_dir), **_described(run_dir)}))
+        else:
+            text = _where(run_dir)
+            answer(text if len(found) == 1 else f"{run_dir.name}: {text}")
+    return 0
+
+
+def _runs_of(path: Path) -> list[Path]:
+    """The directory if it is a run's, else the runs in it; ConfigError without any."""
+    if _is_run(path):
+        return [path]
+    found = sorted(inner for inner in path.glob("*") if _is_run(inner)) if path.is_dir() else []
+    if not found:
+        what = "there is no such directory" if not path.is_dir() else f"no {STATUS} and no config.yaml is in it"
+        raise ConfigError(f"where: '{path}': {what}; needs the directory of a run, such as runs/NAME")
+    return found
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and ((path / STATUS).exists() or (path / "config.yaml").exists())
+
+
+def _described(run_dir: Path) -> dict[str, object]:
+    """The run's status as JSON; `state` is `killed` where the process of a running one is gone."""
+    known = read_status(run_dir)
+    if known is None:
+        return {"state": "starting" if is_held(run_dir) else "unknown"}
+    status, written = known
+    state = "killed" if status.state == RUNNING and not is_held(run_dir) else status.state
+    return {**asdict(status), "written": written, "state": state}
+
+
+def _where(run_dir: Path) -> str:
+    """The sentence, also of a run that has ended."""
+    held, known, now = is_held(run_dir), read_status(run_dir), time.time()
+    if known is None:
+        return "starting" if held else f"no process trains in it, and it has no {STATUS}"
+    status, written = known
+    ago = f"{duration(now - written)} ago"
+    if held:
+        return sentence(status, now) if status.state == RUNNING else "starting again"
+    if status.state == FINISHED:
+        return f"finished {ago} after {status.steps} steps"
+    if status.state == RUNNING:
+        return _killed(status, written, ago)
+    ended = "failed" if status.state == FAILED else "stopped"
+    return f"{ended} {ago} in step {status.step}: {status.problem}"
+
+
+def _killed(status: Status, written: float, ago: str) -> str:
+    """Of a run whose process is gone, or is on a machine whose locks are not seen here."""
+    last = f"the last that it wrote, {ago}: {sentence(status, written)}"
+    if status.host != socket.gethostname():
+        return f"not seen from this machine: process {status.pid} of '{status.host}'; {last}"
+    return f"killed: process {status.pid} is gone; {last}; go on with --resume"

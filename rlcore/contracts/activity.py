@@ -1,0 +1,194 @@
+"""Work under way in a run: phases, workers' calls, rewards and tools, for `rlcore where` and the trace.
+
+A component that asks others says so around each call:
+
+    activity = current_activity()
+    key = activity.begin(TOOL, "search", sample=trajectory_id)
+    try:
+        ...
+    finally:
+        activity.end(key)
+
+Code outside a run, such as a child process, has an activity that nothing reads. All times are `time.monotonic`.
+"""
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, NamedTuple
+
+from rlcore.contracts.workers import WorkerGroup
+from rlcore.types import TrajectoryId
+
+Record = Literal["all", "steps", "none"]
+
+STEP, PHASE, CALL, SAMPLE, REWARD, TOOL = "step", "phase", "call", "sample", "reward", "tool"
+"""Kinds of work: a step, a phase of it, a worker's call, a sample's way, a reward's call, a tool's call."""
+PER_SAMPLE = frozenset({SAMPLE, REWARD, TOOL})
+"""Kinds of which a step has as many as samples, or more."""
+MOST_SPANS = 100_000
+"""Spans that are kept until the step's trace is written; further ones are counted."""
+
+
+class BegunWork(NamedTuple):
+    """Work that has begun."""
+
+    kind: str
+    who: str
+    """The replica, scorer or tool that works."""
+    what: str
+    """The method; empty where `who` says it all."""
+    sample: TrajectoryId | None
+    """The sample, or the first of several."""
+    num: int
+    """Samples that wait for it."""
+    began: float
+
+
+_Begun = tuple[str, str, str, TrajectoryId | None, int, float]
+"""The fields of a `BegunWork`, which takes a call more to make."""
+
+
+class Span(NamedTuple):
+    """Work that has ended."""
+
+    work: BegunWork
+    ended: float
+
+
+class SampleCounts(NamedTuple):
+    """Samples of the step under way, or of an evaluation."""
+
+    issued: int = 0
+    sampled: int = 0
+    scored: int = 0
+
+
+class Activity:
+    """Keeps the work under way, and what has ended since it was last taken.
+
+    Everything may be read from other threads. A per-sample call costs two calls of Python functions.
+    """
+
+    def __init__(self, record: Record = "none") -> None:
+        self.record = record
+        self.phase = ""
+        self.phase_began = time.monotonic()
+        self.step = 0
+        """The step under way; 0 before the first."""
+        self.step_began = self.phase_began
+        self.total_steps = 0
+        self.updated = 0
+        """Updates of the step that have been made."""
+        self.num_updates = 0
+        """Updates of a step."""
+        self.unix_offset = time.time() - time.monotonic()
+        """Seconds to add to a time of this activity for one since 1970."""
+        self.counts: Callable[[], SampleCounts] = SampleCounts
+        self.groups: dict[str, WorkerGroup[Any]] = {}
+        """The run's workers by role."""
+        self.num_left_out = 0
+        """Spans since the last `take` that were too many."""
+        self._step_s: deque[float] = deque(maxlen=20)
+        self._step_ended = 0.0
+        self._keys = itertools.count()
+        self._open: dict[int, _Begun] = {}
+        self._ended: list[tuple[_Begun, float]] = []
+        self._later: list[Callable[[], Iterable[Span]]] = []
+
+    def begin(self, kind: str, who: str, what: str = "", sample: TrajectoryId | None = None, num: int = 1) -> int:
+        """Work begins, for which `num` samples wait; returns the key that `end` needs."""
+        key = next(self._keys)
+        self._open[key] = (kind, who, what, sample, num, time.monotonic())
+        return key
+
+    def end(self, key: int) -> None:
+        """The work has ended, well or not."""
+        work = self._open.pop(key)
+        if self.record == "all" or (self.record == "steps" and work[0] not in PER_SAMPLE):
+            if len(self._ended) < MOST_SPANS:
+                self._ended.append((work, time.monotonic()))
+            else:
+                self.num_left_out += 1
+
+    def end_later(self, spans: Callable[[], Iterable[Span]]) -> None:
+        """Add spans that the thread asks for that writes the trace."""
+        if self.record == "all" and len(self._later) < MOST_SPANS:
+            self._later.append(spans)
+
+    def enter(self, phase: str) -> None:
+        """The run goes over to a phase; the one before has ended."""
+        now = time.monotonic()
+        self._close(PHASE, self.phase, self.phase_began, now)
+        self.phase, self.phase_began = phase, now
+
+    def begin_step(self, step: int) -> None:
+        """The run goes over to a step, which begins with its sampling."""
+        self.step, self.updated = step, 0
+        self.enter("sampling")
+        self.step_began = self.phase_began
+        self._step_ended = self._step_ended or self.step_began
+
+    def end_step(self) -> None:
+        """The step has been taken."""
+        self.enter("between steps")
+        now = self.phase_began
+        self._close(STEP, f"step {self.step}", self.step_began, now)
+        self._step_s.append(now - self._step_ended)
+        self._step_ended = now
+
+    @property
+    def step_s(self) -> float:
+        """Seconds per step in the mean of the last 20, with what went on between them; 0 before the first has ended."""
+        seconds = list(self._step_s)
+        return sum(seconds) / len(seconds) if seconds else 0.0
+
+    @contextmanager
+    def counting(self, counts: Callable[[], SampleCounts], phase: str) -> Iterator[None]:
+        """Inside, samples of something else are counted, and the run is in this phase."""
+        before, phase_before, self.counts = self.counts, self.phase, counts
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.counts = before
+            self.enter(phase_before)
+
+    def under_way(self) -> list[BegunWork]:
+        """The work that has begun and not ended, the oldest first."""
+        return [BegunWork(*work) for work in list(self._open.values())]
+
+    def take(self) -> tuple[list[Span], int]:
+        """The spans that have ended since the last call, in no order, and how many more were left out."""
+        ended, self._ended = self._ended, []
+        later, self._later = self._later, []
+        left_out, self.num_left_out = self.num_left_out, 0
+        spans = [Span(BegunWork(*work), at) for work, at in ended]
+        spans += itertools.chain.from_iterable(listed() for listed in later)
+        return spans, left_out
+
+    def _close(self, kind: str, who: str, began: float, ended: float) -> None:
+        if who and self.record != "none":
+            self._ended.append(((kind, who, "", None, 1, began), ended))
+
+
+_CURRENT: ContextVar[Activity] = ContextVar("activity")
+_UNREAD = Activity()
+
+
+def current_activity() -> Activity:
+    """The activity of the run that this code works for."""
+    return _CURRENT.get(_UNREAD)
+
+
+@contextmanager
+def as_current(activity: Activity) -> Iterator[None]:
+    """Inside, and in tasks and threads begun inside, this is the current activity."""
+    token = _CURRENT.set(activity)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)

@@ -1,0 +1,256 @@
+"""`status.json` in the run directory: where the run is, for `rlcore where` and for programs.
+
+A thread looks at the run's activity each second, so it also tells of a controller that is blocked.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlcore.contracts.activity import CALL, REWARD, TOOL, Activity, BegunWork
+from rlcore.contracts.workers import WorkerGroup
+from rlcore.errors import ConfigError, describe, shown
+from rlcore.errors.redaction import redact
+
+STATUS, SCHEMA = "status.json", 1
+LOCK = ".lock"
+"""Every start makes it before it writes anything else, and holds it while the run goes on."""
+LOOK_S = 1.0
+"""Seconds between two looks; the file is written at most that often, and only when something has changed."""
+MAX_BYTES = 1 << 20
+"""Of a file that is read."""
+MOST_WAITING = 50
+"""Rewards and tools that are listed."""
+RUNNING, FINISHED, STOPPED, FAILED = "running", "finished", "stopped", "failed"
+
+T = TypeVar("T")
+_TYPES: Mapping[str, tuple[type[Any], ...]] = {
+    str(kind): kinds for kind, kinds in ((int, (int,)), (float, (int, float)), (str, (str,)))
+}
+"""By the annotation of a field, the types that its value in JSON may have."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WaitingSamples:
+    """Samples that wait for one reward or tool."""
+
+    kind: str
+    """reward or tool."""
+    who: str
+    samples: int
+    oldest: float
+    """Since when the oldest waits."""
+
+
+@dataclass(frozen=True)
+class RoleStatus:
+    """The replicas of a role."""
+
+    role: str
+    replicas: int
+    busy: int
+    """Replicas that have a call under way."""
+    method: str = ""
+    """The method of the oldest call; empty without one."""
+    since: float = 0.0
+    """When that began."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a run is. Times are seconds since 1970."""
+
+    state: str
+    """running, finished, stopped by a signal, or failed; `running` is also what a killed run leaves."""
+    pid: int
+    host: str
+    began: float
+    step: int
+    """The step under way; 0 before the first."""
+    steps: int
+    """The last step of the run; 0 while that is not known."""
+    phase: str
+    phase_began: float
+    step_began: float
+    step_s: float
+    """Seconds of a step in the mean of the last ones; 0 before the first."""
+    samples: int
+    """Samples of the step, or of the evaluation under way."""
+    sampled: int
+    scored: int
+    updates: int
+    """Updates of a step."""
+    updated: int
+    waiting: tuple[WaitingSamples, ...] = ()
+    roles: tuple[RoleStatus, ...] = ()
+    problem: str = ""
+    """Why the run stopped or failed, in a line."""
+
+
+def status_of(activity: Activity, began: float, state: str = RUNNING, problem: str = "") -> Status:
+    """The status of a run of this process, from any thread; `began`: when it was started, in seconds since 1970."""
+    offset, works, counts = activity.unix_offset, activity.under_way(), activity.counts()
+    return Status(
+        state=state,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        began=round(began, 1),
+        step=activity.step,
+        steps=activity.total_steps,
+        phase=activity.phase,
+        phase_began=round(activity.phase_began + offset, 1),
+        step_began=round(activity.step_began + offset, 1),
+        step_s=round(activity.step_s, 3),
+        samples=counts.issued,
+        sampled=counts.sampled,
+        scored=counts.scored,
+        updates=activity.num_updates,
+        updated=activity.updated,
+        waiting=tuple(_waiting(works, offset)),
+        roles=tuple(_roles(works, activity.groups, offset)),
+        problem=" ".join(problem.split()),
+    )
+
+
+def _waiting(works: list[BegunWork], offset: float) -> Iterator[WaitingSamples]:
+    """By reward and tool, those first of which something has waited longest."""
+    found: dict[tuple[str, str], list[BegunWork]] = {}
+    for work in works:
+        if work.kind in (REWARD, TOOL):
+            found.setdefault((work.kind, work.who), []).append(work)
+    for (kind, who), mine in list(found.items())[:MOST_WAITING]:
+        oldest = min(work.began for work in mine)
+        yield WaitingSamples(kind, who, sum(work.num for work in mine), round(oldest + offset, 1))
+
+
+def _roles(works: list[BegunWork], groups: Mapping[str, WorkerGroup[Any]], offset: float) -> Iterator[RoleStatus]:
+    for role, group in list(groups.items()):
+        names = {replica.name for replica in group.replicas}
+        mine = [work for work in works if work.kind == CALL and work.who in names]
+        if mine:
+            oldest = min(mine, key=lambda work: work.began)
+            busy = len({work.who for work in mine})
+            yield RoleStatus(role, len(names), busy, oldest.what, round(oldest.began + offset, 1))
+        else:
+            yield RoleStatus(role, len(names), 0)
+
+
+def write_status(run_dir: Path, status: Status) -> None:
+    """Replace the file; not forced to the disk, for it says where the run is now."""
+    temporary = run_dir / f".{STATUS}.tmp"
+    record = {"schema": SCHEMA, **asdict(status), "written": round(time.time(), 1)}
+    temporary.write_text(redact(json.dumps(record, ensure_ascii=False)) + "\n", "utf-8", "backslashreplace")
+    temporary.replace(run_dir / STATUS)
+
+
+def is_held(run_dir: Path) -> bool:
+    """True while a process trains in the directory."""
+    path = run_dir / LOCK
+    if not path.is_file():  # opening a pipe waits for its other end
+        return False
+    try:
+        with path.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+class StatusWriter:
+    """Writes a run's status each second at most, and answers those who ask for it."""
+
+    def __init__(self, run_dir: Path, activity: Activity, shown: Callable[[Status], None]) -> None:
+        """`shown` is given the status each second, by the thread."""
+        self._run_dir, self._activity, self._shown = run_dir, activity, shown
+        self._began = time.time()
+        self._questions: queue.SimpleQueue[Callable[[Status], None] | None] = queue.SimpleQueue()
+        self._written: Status | None = None
+        self._is_broken = False
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Write while the run goes on."""
+        self._write(status_of(self._activity, self._began))
+        thread = threading.Thread(target=self._look, name="status of the run", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._questions.put(None)
+            thread.join()
+
+    def ask(self, answer: Callable[[Status], None]) -> None:
+        """Have the thread answer with the status; a signal handler may call it, wherever the process is."""
+        self._questions.put(answer)  # the only queue that a signal handler may put into
+
+    def end(self, state: str, problem: str = "") -> None:
+        """Write how the run ended."""
+        self._write(status_of(self._activity, self._began, state, problem))
+
+    def _look(self) -> None:
+        while True:
+            answer: Callable[[Status], None] | None = _no_answer
+            with suppress(queue.Empty):
+                answer = self._questions.get(timeout=LOOK_S)
+            if answer is None:
+                return
+            status = status_of(self._activity, self._began)
+            self._write(status)
+            self._shown(status)
+            answer(status)
+
+    def _write(self, status: Status) -> None:
+        """Write what has changed; a full disk is said once, and ends no run."""
+        if status == self._written:
+            return
+        try:
+            write_status(self._run_dir, status)
+            self._written, self._is_broken = status, False
+        except OSError as cause:
+            if not self._is_broken:
+                logger.warning("'%s' cannot be written: %s", self._run_dir / STATUS, describe(cause))
+            self._is_broken = True
+
+
+def _no_answer(status: Status) -> None:
+    """Answers nothing: a second has passed."""
+
+
+def read_status(run_dir: Path) -> tuple[Status, float] | None:
+    """The file's content and when it was written; None without a file, ConfigError for what is not such a file."""
+    path = run_dir / STATUS
+    if not path.exists():
+        return None
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
+            raise ValueError("it is no file, or too large")
+        found = json.loads(path.read_bytes())
+        if (schema := found["schema"]) != SCHEMA:
+            raise ConfigError(f"'{path}': its schema is {shown(schema)}; this rlcore reads {SCHEMA}; use a newer one")
+        waiting = tuple(_fields_of(WaitingSamples, record) for record in found["waiting"])
+        roles = tuple(_fields_of(RoleStatus, record) for record in found["roles"])
+        return _fields_of(Status, found | {"waiting": waiting, "roles": roles}), float(found["written"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
+        raise ConfigError(f"'{path}': it is not a status of a run: {describe(cause)}; remove it") from cause
+
+
+def _fields_of(cls: type[T], record: Mapping[str, Any]) -> T:
+    """The dataclass with those fields of the record that it has; new ones do not change the schema."""
+    made = cls(**{field.name: record[field.name] for field in fields(cls) if field.name in record})  # type: ignore[arg-type]
+    for field in fields(cls):  # type: ignore[arg-type]
+        value, needed = getattr(made, field.name), _TYPES.get(str(field.type), (object,))
+        if not isinstance(value, needed) or isinstance(value, bool):
+            raise TypeError(f"{field.name} is {shown(value)}")
+    return made
