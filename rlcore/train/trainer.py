@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rlcore_view import Watch
+
 from rlcore.algo.kl import FixedKl
 from rlcore.contracts.activity import current_activity
 from rlcore.contracts.actor import ActorWorker
@@ -26,7 +28,7 @@ from rlcore.train.pending import sample_spans
 from rlcore.train.step_batcher import StepBatcher
 from rlcore.train.timing import StepTimeline
 from rlcore.train.updates import Updates
-from rlcore.types import Batch, Lane, Metrics, Prompt, ScoredTrajectory
+from rlcore.types import Batch, Lane, Metrics, Prompt, ScoredTrajectory, plain
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,8 @@ class Trainer:
         """True from a step's first update until its weights are published: the weights belong to no step."""
         self.history: deque[Metrics] = deque(maxlen=1000)
         """The metrics of the last steps of this process, for what is said of the schedule at its end."""
+        self.watch = Watch(plain(run.plan.loaded.saved))
+        """Says why nothing is learned."""
         self.evaluations: list[tuple[int, Metrics]] = []
         self._writing: asyncio.Task[None] | None = None
         self._activity = current_activity()
@@ -157,8 +161,8 @@ class Trainer:
         The file of trajectories is written while the next step begins to sample; `written` waits for that.
         """
         await self.written()
-        lines = await work.lines()
-        step, algo, train = self.progress.step, self.config.algo, self.config.train
+        lines, facts = await work.records()
+        step, train = self.progress.step, self.config.train
         metrics["reward/equal_steps"] = float(self.progress.equal_steps)
         if self.run.plan.schedule.drop:
             metrics["data/given_up"] = float(self.flight.num_given_up)
@@ -175,24 +179,9 @@ class Trainer:
                 1, len(shown) // max(1, train.log_completions)
             )  # of different prompts, where there are several
             self.sinks.terminal.completions(step, shown[::stride][: train.log_completions])
-        self._check_sampler(metrics)
-        if algo.equal_rewards_warn_steps and self.progress.equal_steps >= algo.equal_rewards_warn_steps:
-            self.sinks.terminal.warn(
-                f"in each of the last {self.progress.equal_steps} steps all rewards of every group were equal: "
-                "nothing is learned; look at the completions and at the reward function"
-            )
-
-    def _check_sampler(self, metrics: Metrics) -> None:
-        """Say so when another engine samples from what is not the actor's policy."""
-        rollout, difference = self.config.rollout, metrics.get("policy/rollout_logprob_diff", 0.0)
-        if rollout.truncates:  # they differ by the mass that was cut off
-            return
-        if not self.run.plan.schedule.embedded and difference > rollout.warn_logprob_diff:
-            self.sinks.terminal.warn(
-                f"step {self.progress.step}: log-probs of rollout.backend={rollout.backend} and of the actor differ by "
-                f"{difference:.3g} per token in the mean (rollout.warn_logprob_diff={rollout.warn_logprob_diff:g}); "
-                "the loss corrects for it up to algo.importance.cap; look at the number formats of both"
-            )
+        for finding in self.watch.step(facts.with_metrics(metrics)):
+            self.sinks.terminal.warn(f"step {step}: {finding.words}")
+        self.published |= {"watch": self.watch.state()}
 
     async def written(self) -> None:
         """Wait until the trajectories of every step taken are on disk; what went wrong is raised."""
@@ -236,6 +225,7 @@ class Trainer:
             "kl": self.progress.kl.state(),
             "critic": self.run.critic.state(),
             "evaluations": self.evaluations,
+            "watch": self.watch.state(),
             **self._flight_state(),
         }
 
@@ -268,6 +258,7 @@ class Trainer:
         self.run.reward.restore(state["reward"])
         self.run.critic.restore_state(state["critic"])
         self.evaluations = [(_count({"evaluations": step}, "evaluations"), dict(m)) for step, m in state["evaluations"]]
+        self.watch.restore(state["watch"])
         self.published = self.state()
 
 

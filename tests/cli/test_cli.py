@@ -200,14 +200,6 @@ def test_view_writes_a_page_of_a_run_with_its_tokens(
     assert len(capsys.readouterr().out.splitlines()) == 8
 
 
-def test_view_without_its_package_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "rlcore_view.cli", None)
-    assert main(["view", "runs/run"]) == 2
-    assert capsys.readouterr().err == "rlcore: view: needs the package rlcore-view; pip install 'rlcore[view]'\n"
-
-
 def test_export_writes_the_model_of_a_checkpoint_that_verifies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -132,11 +132,12 @@ def check_example(bin_directory: Path, place: Path) -> None:
 
 
 def check_critic(bin_directory: Path, place: Path) -> None:
-    """With two wheels left, the core's and the critic's: PPO is planned without anything heavy, and trained without."""
-    others = [source.replace("_", "-") for source in SOURCES if source not in ("rlcore", "rlcore_critic_engine")]
+    """With the wheels of core, viewer and critic left: PPO is planned without anything heavy, and trained without."""
+    kept = ("rlcore", "rlcore_view", "rlcore_critic_engine")
+    others = [source.replace("_", "-") for source in SOURCES if source not in kept]
     run([bin_directory / "python", "-m", "pip", "uninstall", "--quiet", "--yes", *others], place)
     listed = json.loads(run([bin_directory / "rlcore", "plugins", "--json"], place))
-    need({name["name"] for name in listed} == {"critic_engine", "null"}, f"plugins of two wheels: {listed}")
+    need({name["name"] for name in listed} == {"critic_engine", "null"}, f"plugins of three wheels: {listed}")
     shutil.copytree(ROOT / "examples" / "ppo_critic", place / "ppo")
     plan = ["plan", "ppo/config.yaml", "--plugin", "critic_engine", "algo.preset=ppo"]
     run([bin_directory / "python", "-c", MODULES_AFTER.format(arguments=plan, heavy=HEAVY)], place)

@@ -223,3 +223,9 @@ def test_cutting_back_removes_the_trajectories_of_later_steps(tmp_path: Path) ->
 def test_an_average_is_over_those_that_have_the_metric() -> None:
     assert average([{"a": 1.0, "b": 4.0}, {"a": 2.0}]) == {"a": 1.5, "b": 4.0}
     assert average([]) == {}
+
+
+def test_a_maximum_of_several_updates_is_the_largest_of_theirs() -> None:
+    updates = [{"policy/ratio_max": 1.0}, {"policy/ratio_max": 7.0, "policy/importance_max": 3.0}, {}]
+    assert average(updates) == {"policy/ratio_max": 7.0, "policy/importance_max": 3.0}
+    assert math.isnan(average([{"policy/ratio_max": 1.0}, {"policy/ratio_max": math.nan}])["policy/ratio_max"])

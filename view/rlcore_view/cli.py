@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TextIO
 
 from rlcore_view import query
-from rlcore_view.diagnosis import diagnose
 from rlcore_view.model import Run, Sample, ViewError
 from rlcore_view.readers import read
 from rlcore_view.redaction import redact
+from rlcore_view.watch import diagnose, watched
 from rlcore_view.write_page import write_page
 
 COMMANDS = ("page", "find", "diagnose")
@@ -82,14 +82,12 @@ def _find(parsed: argparse.Namespace) -> int:
 
 
 def _diagnose(parsed: argparse.Namespace) -> int:
-    findings = diagnose(_read(parsed.path))
+    watch = watched(_read(parsed.path))
     if parsed.json:
-        _say(json.dumps([asdict(finding) for finding in findings]))
+        _say(json.dumps([asdict(finding) for finding in watch.findings()]))
     else:
-        for finding in findings:
-            _say(str(finding))
-        if not findings:
-            _say("nothing found")
+        for line in watch.last_words() or ["nothing found"]:
+            _say(line)
     return 0
 
 

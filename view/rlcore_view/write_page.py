@@ -14,9 +14,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.diagnosis import diagnose
 from rlcore_view.model import Run, Sample
 from rlcore_view.redaction import redact
+from rlcore_view.watch import diagnose
 
 SCRIPTS = ("data.js", "elements.js", "charts.js", "tokens.js", "pages.js", "main.js")
 MEGABYTE = 1_000_000

@@ -1,52 +1,90 @@
 """Diagnoses: each is found in a run that has its fault, and a run that learns has none."""
 
+import inspect
+import json
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from made_runs import run_of, sample
-from rlcore_view import Run, diagnose
+from rlcore_view import Finding, Run, StepFacts, Watch, diagnose, diagnosis, watch
+from rlcore_view.step_facts import METRICS
+
+CONFIG: dict[str, Any] = {
+    "actor": {"lr": 0.01, "backend": "hf", "max_grad_norm": 1.0, "dtype": "float32", "rounding": "stochastic"},
+    "rollout": {"max_tokens": 16, "backend": "hf", "warn_logprob_diff": 0.05, "top_p": 1.0},
+    "algo": {"equal_rewards_warn_steps": 3, "overlong": "none"},
+    "train": {"prompts_per_step": 4},
+}
+STEPS = (1, 2, 3)
 
 
-def groups_of(*scores: float | None, **more: object) -> list:
+def groups_of(*scores: float | None, **more: Any) -> list:
     """Three steps with two groups each, whose samples have these scores."""
     return [
         sample(step, prompt, number, score, **more)
-        for step in (1, 2, 3)
+        for step in STEPS
         for prompt in (0, 1)
         for number, score in enumerate(scores)
     ]
 
 
-def failing() -> Run:
-    return run_of(groups_of(None, None, status="failed", info={"reward": {"error": "ZeroDivisionError: x"}}))
-
-
 def unequal_components() -> Run:
     parts = [{"right": 1.0, "format": 0.0}, {"right": 0.0, "format": 1.0}]
-    return run_of([sample(1, p, n, 1.0, components=parts[n]) for p in (0, 1) for n in (0, 1)])
+    return run_of([sample(step, p, n, 1.0, components=parts[n]) for step in STEPS for p in (0, 1) for n in (0, 1)])
 
 
 def by_prompt() -> Run:
-    return run_of([sample(1, p, n, float(p)) for p in (0, 1) for n in (0, 1)])
+    return run_of([sample(step, p, n, float(p)) for step in STEPS for p in (0, 1) for n in (0, 1)])
 
 
+def learning(**metrics: list[float]) -> Run:
+    """A run whose rewards differ, with these metrics."""
+    return run_of(groups_of(0.0, 1.0), **metrics)
+
+
+def with_settings(run: Run, **settings: Any) -> Run:
+    """The run with a configuration; `actor__lr=1` is actor.lr."""
+    config = {section: dict(values) for section, values in CONFIG.items()}
+    for name, value in settings.items():
+        section, _, key = name.partition("__")
+        config[section][key] = value
+    return replace(run, plan={"config": config})
+
+
+FALLEN = [0.2, 0.5, 0.9, 0.9, 0.9, 0.9, 0.3, 0.2, 0.2, 0.2, 0.2, 0.2]
 FAULTS: dict[str, Callable[[], Run]] = {
-    "rewards fail": failing,
+    "rewards fail": lambda: run_of(
+        groups_of(None, None, status="failed", info={"reward": {"error": "ZeroDivisionError: x"}})
+    ),
+    "samples are dropped": lambda: learning(reward__dropped_samples=[4.0, 4.0, 4.0]),
     "responses are cut off": lambda: run_of(groups_of(0.0, 1.0, truncated=True)),
     "answers are not found": lambda: run_of(groups_of(0.0, 1.0, info={"reward": {"answer": None}})),
     "all rewards are equal": lambda: run_of(groups_of(0.0, 0.0)),
     "rewards cancel out": unequal_components,
     "groups have equal rewards": by_prompt,
+    "prompts are given up": lambda: with_settings(learning(data__given_up=[0.0, 4.0, 9.0, 14.0, 20.0])),
     "advantages are zero": lambda: run_of(groups_of(0.0, 1.0, advantage=0.0)),
-    "no gradient": lambda: run_of(groups_of(0.0, 1.0), actor__grad_norm=[0.0, 0.0, 0.0]),
-    "updates are skipped": lambda: run_of(groups_of(0.0, 1.0), actor__skipped=[1.0, 1.0, 1.0]),
-    "sampler and trainer drift apart": lambda: run_of(
-        groups_of(0.0, 1.0), policy__rollout_logprob_diff=[0.01] * 5 + [0.5] * 5
+    "no gradient": lambda: learning(actor__grad_norm=[0.0, 0.0, 0.0]),
+    "gradients are clipped to nothing": lambda: with_settings(learning(actor__grad_norm=[200.0, 300.0, 150.0])),
+    "the loss is clipped to nothing": lambda: learning(
+        policy__clip_frac_low=[0.3, 0.3, 0.3], policy__clip_frac_high=[0.3, 0.3, 0.3]
     ),
-    "entropy collapsed": lambda: run_of(
-        groups_of(0.0, 1.0), policy__entropy=[2.0, 1.0, 0.1, 0.02, 0.01], reward__mean=[0.2, 0.5, 0.9, 0.4, 0.3]
+    "updates are skipped": lambda: learning(actor__skipped=[1.0, 1.0, 1.0]),
+    "sampler and trainer differ": lambda: with_settings(
+        learning(policy__rollout_logprob_diff=[0.2, 0.2, 0.2]), rollout__backend="other"
     ),
-    "the policy left its reference": lambda: run_of(groups_of(0.0, 1.0), policy__kl=[0.1, 25.0]),
+    "weights do not reach the sampler": lambda: learning(policy__rollout_logprob_diff=[0.01] * 5 + [0.5] * 5),
+    "entropy collapsed": lambda: learning(policy__entropy=[2.0] * 6 + [0.01] * 6, reward__mean=FALLEN),
+    "responses have become empty": lambda: learning(
+        completion__length_mean=[40.0] * 6 + [1.0] * 6, reward__mean=FALLEN
+    ),
+    "the policy left its reference": lambda: learning(policy__kl=[5.0, 6.0, 25.0]),
+    "ratios explode": lambda: learning(policy__ratio_max=[900.0, 800.0, 900.0]),
+    "rounding keeps the weights where they are": lambda: with_settings(
+        learning(reward__mean=[0.2] * 10), actor__dtype="bfloat16", actor__rounding="nearest", actor__lr=1e-6
+    ),
 }
 
 
@@ -55,31 +93,69 @@ def test_a_fault_is_found_and_nothing_else(name: str) -> None:
     assert [finding.name for finding in diagnose(FAULTS[name]())] == [name]
 
 
-def test_the_words_name_the_cause_and_the_key() -> None:
-    [finding] = diagnose(FAULTS["responses are cut off"]())
+def test_the_words_name_the_cause_the_key_its_value_and_how_often() -> None:
+    [finding] = diagnose(with_settings(run_of(groups_of(0.0, 0.0, truncated=True, num_sampled=16))))
     assert str(finding) == (
-        "responses are cut off: 12 of 12 responses end at the token budget; raise rollout.max_tokens, or ask for "
-        "shorter answers in the prompt"
+        "responses are cut off in 3 of 3 steps (steps 1 to 3): 4 of 4 responses end at a token budget, the longest "
+        "after 16 tokens; none ends in its second half, so nothing shows how many tokens would do; no "
+        "rewards differ within the 2 groups, so nothing is learned; raise rollout.max_tokens=16, or ask for shorter "
+        "answers in the prompt"
     )
     [failed] = diagnose(FAULTS["rewards fail"]())
-    assert "12 of 12 samples have no reward, such as: ZeroDivisionError: x" in failed.evidence
+    assert "4 of 4 samples have no reward, such as: ZeroDivisionError: x" in failed.evidence
 
 
-def test_a_solved_task_is_not_called_too_hard() -> None:
-    [finding] = diagnose(run_of(groups_of(1.0, 1.0)))
-    assert "the task is solved" in finding.advice
+def test_the_share_that_would_end_with_more_tokens_follows_the_rate_of_the_second_half() -> None:
+    cut = [sample(1, 0, number, 0.0, truncated=True, num_sampled=16) for number in range(9)]
+    [finding] = diagnose(run_of([*cut, sample(1, 0, 9, 0.0, truncated=False, num_sampled=16)]))
+    rate = 1 / (10 * 8)  # one of ten ends, over the last 8 tokens of each
+    assert f"{1 - (1 - rate) ** 16:.0%} of these would end within twice as many" in finding.evidence
+
+
+def test_a_budget_other_than_that_of_the_rollout_is_not_blamed_on_it() -> None:
+    [finding] = diagnose(with_settings(run_of(groups_of(0.0, 0.0, truncated=True, num_sampled=4))))
+    assert finding.advice == "raise rollout.max_tokens=16 or what else ends a conversation (agent/ended/*)"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.0, "too hard for the model"), (1.0, "the task is solved"), (0.5, "does not tell responses apart")],
+)
+def test_equal_rewards_are_told_apart_by_their_value(value: float, words: str) -> None:
+    [finding] = diagnose(run_of(groups_of(value, value)))
+    assert words in finding.advice
+    assert finding.evidence.startswith("nothing is learned: all rewards of every group were equal, in 2 of 2 groups")
+
+
+def test_a_cause_of_equal_rewards_stands_for_them_where_they_are_0() -> None:
+    unread = {"info": {"reward": {"answer": ""}}}
+    assert [finding.name for finding in diagnose(run_of(groups_of(0.0, 0.0, **unread)))] == ["answers are not found"]
+    same = [finding.name for finding in diagnose(run_of(groups_of(0.5, 0.5, **unread)))]
+    assert same == ["answers are not found", "all rewards are equal"]
+
+
+def test_masked_responses_are_the_cause_of_skipped_updates() -> None:
+    run = replace(run_of(groups_of(0.0, 1.0, truncated=True)), metrics=learning(actor__skipped=[1.0] * 3).metrics)
+    skipped = {finding.name: finding for finding in diagnose(with_settings(run, algo__overlong="mask"))}
+    assert "algo.overlong=mask leaves those out" in skipped["updates are skipped"].evidence
 
 
 def test_a_run_that_learns_has_no_finding() -> None:
     healthy = run_of(
         groups_of(0.0, 1.0, info={"reward": {"answer": "4"}}),
-        actor__grad_norm=[0.5, 0.4, 0.6],
-        actor__skipped=[1.0, 0.0, 0.0],
-        policy__entropy=[2.0, 1.0, 0.5, 0.2, 0.05],
-        reward__mean=[0.2, 0.5, 0.7, 0.9, 0.95],
-        policy__kl=[0.0, 0.1, 0.3],
+        actor__grad_norm=[0.5, 0.4, 0.6] * 4,
+        actor__skipped=[1.0, 0.0, 0.0] * 4,
+        policy__entropy=[2.0, 1.0, 0.5, 0.2, 0.05] + [0.01] * 7,
+        policy__ratio_max=[1.0, 150.0, 3.0] * 4,
+        policy__clip_frac_low=[0.1] * 12,
+        completion__length_mean=[40.0] * 5 + [2.0] * 7,
+        reward__mean=[0.2, 0.5, 0.7, 0.9, 0.95] + [0.97] * 7,
+        reward__dropped_samples=[1.0, 0.0, 0.0],
+        policy__kl=[0.0, 0.1, 0.3] * 4,
         policy__rollout_logprob_diff=[0.01] * 12,
+        data__given_up=[1.0] * 12,
     )
+    assert diagnose(with_settings(healthy)) == []
     assert diagnose(healthy) == []
 
 
@@ -87,8 +163,94 @@ def test_a_run_without_samples_has_no_finding() -> None:
     assert diagnose(run_of([])) == []
 
 
-def test_only_the_last_steps_count() -> None:
-    early = [sample(step, 0, number, 0.0) for step in range(1, 6) for number in (0, 1)]
-    late = [sample(step, 0, number, float(number)) for step in range(6, 11) for number in (0, 1)]
-    assert diagnose(run_of([*early, *late])) == []
-    assert [finding.name for finding in diagnose(run_of(early))] == ["all rewards are equal"]
+def test_settings_silence_what_they_explain() -> None:
+    part = {"rollout__backend": "other", "rollout__top_p": 0.9}
+    assert diagnose(with_settings(learning(policy__rollout_logprob_diff=[0.2] * 3), **part)) == []
+    same = diagnose(with_settings(learning(policy__rollout_logprob_diff=[0.2] * 3)))
+    assert same == []  # both have one backend: half precision differs by rounding
+    fast = {"actor__dtype": "bfloat16", "actor__rounding": "nearest", "actor__lr": 0.01}
+    assert diagnose(with_settings(learning(reward__mean=[0.2] * 10), **fast)) == []
+
+
+def test_two_steps_of_a_passing_fault_say_nothing() -> None:
+    equal = [sample(step, 0, number, 0.0) for step in (1, 2) for number in (0, 1)]
+    late = [sample(step, 0, number, float(number)) for step in range(3, 8) for number in (0, 1)]
+    assert diagnose(with_settings(run_of([*equal, *late]))) == []
+    assert diagnose(with_settings(learning(actor__skipped=[1.0, 1.0, 0.0]))) == []
+
+
+def test_a_fault_that_has_passed_is_counted_with_its_last_step() -> None:
+    early = [sample(step, 0, number, 0.0) for step in range(1, 5) for number in (0, 1)]
+    late = [sample(step, 0, number, float(number)) for step in range(5, 11) for number in (0, 1)]
+    [finding] = diagnose(with_settings(run_of([*early, *late])))
+    assert (finding.times, finding.of, finding.first, finding.last) == (2, 10, 3, 4)
+
+
+def facts(step: int, **more: Any) -> StepFacts:
+    return StepFacts(step, **more)
+
+
+def test_a_watch_says_a_finding_once_and_counts_it() -> None:
+    told_once = Watch(CONFIG)
+    cut = {"responses": 4, "cut": 4, "budget": 16}
+    assert [[finding.name for finding in told_once.step(facts(step, **cut))] for step in STEPS] == [
+        ["responses are cut off"],
+        [],
+        [],
+    ]
+    assert [finding.times for finding in told_once.findings()] == [3]
+
+
+def test_the_last_words_say_whether_the_reward_moved() -> None:
+    words = {}
+    for name, step_gain in {"rose": 0.05, "fell": -0.05, "did not move": 0.0}.items():
+        run = Watch(CONFIG)
+        for step in range(1, 13):
+            noise = 0.01 * (-1) ** step
+            run.step(facts(step, metrics={"reward/mean": 0.5 + step_gain * step + noise}))
+        words[name] = run.last_words()
+        assert words[name][0].startswith(f"learning: the reward {name}: ")
+    assert words["did not move"][1].startswith("none of the known causes shows in the data")
+    assert [len(lines) for lines in words.values()] == [1, 1, 2]
+    assert words["rose"] == ["learning: the reward rose: 0.648 in the first 5 steps, 1 in the last 5 of 12"]
+    assert Watch(CONFIG).last_words() == []
+
+
+def test_a_watch_that_goes_on_from_its_state_says_the_same() -> None:
+    steps = [facts(step, responses=4, cut=4, metrics={"reward/mean": 0.1 * step}) for step in range(1, 13)]
+    whole, before = Watch(CONFIG), Watch(CONFIG)
+    for step in steps[:7]:
+        before.step(step)
+    after = Watch(CONFIG)
+    after.restore(json.loads(json.dumps(before.state())))
+    for step in steps[7:]:
+        assert after.step(step) == []
+    for step in steps:
+        whole.step(step)
+    assert after.last_words() == whole.last_words()
+    assert after.state() == whole.state()
+
+
+@pytest.mark.parametrize("state", [{}, {"early": 3}, {"early": [], "recent": [], "found": [{"x": 1}], "num_steps": 1}])
+def test_a_state_that_is_not_whole_is_refused(state: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="the state of the diagnosis is not whole"):
+        Watch(CONFIG).restore(state)
+
+
+def test_a_run_of_another_trainer_needs_one_step() -> None:
+    assert diagnose(run_of([sample(1, 0, number, 0.0) for number in (0, 1)]))[0].name == "all rewards are equal"
+
+
+def test_numbers_that_are_not_finite_are_left_out() -> None:
+    infinite = learning(policy__kl=[float("inf")] * 3, policy__ratio_max=[float("nan")] * 3)
+    assert diagnose(infinite) == []
+
+
+def test_a_finding_in_one_step_names_the_step() -> None:
+    assert str(Finding("x", "y", "z", 1, 9, 4, 4)) == "x in 1 of 9 steps (step 4): y; z"
+    assert Finding("x", "y", "z").words == "x: y; z"
+
+
+def test_every_metric_that_facts_keep_is_looked_at_by_a_rule() -> None:
+    text = inspect.getsource(diagnosis) + inspect.getsource(watch)
+    assert [name for name in METRICS if f'"{name}"' not in text] == []
