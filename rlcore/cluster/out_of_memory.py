@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rlcore.contracts.workers import WorkerContext
-from rlcore.errors import WorkerError
+from rlcore.errors import RlcoreError, WorkerError
 
 GIB = 2**30
 OTHERS_SHARE = 0.01
@@ -22,7 +22,7 @@ def memory_in_words(context: WorkerContext | None) -> Iterator[None]:
     """Turns the exception of an allocator, also where it caused another, into a WorkerError of one line."""
     try:
         yield
-    except Exception as error:
+    except (MemoryError, RuntimeError, RlcoreError) as error:
         cause = _allocators(error)
         if context is None or cause is None:
             raise
