@@ -35,7 +35,7 @@ class PluginRow:
     version: str
     enabled: bool
     source: str
-    """What loads it: its name, or the path of its file."""
+    """The argument that loads it: its name, or the path of its file."""
     hooks: tuple[str, ...] | None = None
     """The hooks it implements; None when it was not loaded, because it is neither enabled nor checked."""
     offers: tuple[str, ...] | None = None

@@ -159,7 +159,7 @@ class Handover:
         self.arrived = asyncio.Event()
         """There may be something to take, or it is over."""
         self.ended: asyncio.Task[None] | None = None
-        """What put the items, when it has ended."""
+        """The task that put the items, when it has ended."""
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Where the roles that serve get their devices: those of the actor, or others. `cluster.layout` is the one setting.
+"""Devices of the roles that serve: those of the actor, or others. `cluster.layout` is the one setting.
 
 Pools that the user declares (`cluster.pools`, `rollout.pool`, `cluster.train_pool`) stay as they are: `planned` follows
 them, and another layout than theirs is refused.

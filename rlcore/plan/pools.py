@@ -16,7 +16,7 @@ from rlcore.plan.machine_facts import Facts
 from rlcore.plan.planner_input import CORE, Offers, join_names
 
 CONFIG = "config (cluster.pools)"
-"""Who provides a pool that the user declared."""
+"""Provider of a pool that the user declared."""
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,12 @@ class Runtime:
     reward: RewardManager
     critic: CriticEngine
     lease: DeviceLease
-    """Who has the devices that several roles share."""
+    """The lease of the devices that several roles share."""
     utilization: BusyMeter
     advantage: Callable[..., Any]
     """The advantage estimator."""
     advantage_algorithm: Algorithm
-    """What the estimator declares."""
+    """The estimator's declaration."""
     selection: Callable[..., Any] | None = None
     """The selection that the policy loss names: `rlcore.algo.covariance`; None for one that has none."""
     sink: MetricsSink = field(default_factory=MetricsSink)

@@ -62,7 +62,7 @@ class Survey:
     newest: Path | None
     """The newest one that verifies."""
     passed_over: tuple[str, ...]
-    """Why each newer one cannot be used, the newest first."""
+    """Reason why each newer one cannot be used, the newest first."""
 
 
 def staging(run_dir: Path, step: int, files: FileOperations = FILES) -> Path:

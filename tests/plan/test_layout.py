@@ -75,7 +75,7 @@ def rlcore_worker_classes():
     ]
 """
 STATED = ("actor.dtype=float32", "actor.gradient_checkpointing=false", "actor.micro_batch_tokens=2048")
-"""What would be chosen by the device otherwise."""
+"""The backend that would be chosen by the device otherwise."""
 SAMPLES = (
     "actor.backend=mine",
     "rollout.backend=mine",

@@ -31,7 +31,7 @@ from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, Trajectory
 function = partial(RewardFunctionConfig, children=1)
 """A reward function in one child, unless a test says more: each takes a fifth of a second to start."""
 LOGS = ("log_extra", "log_metric")
-"""What TRL's trainer gives to functions with **kwargs beside the columns."""
+"""Arguments of TRL's trainer for functions with **kwargs, beside the columns."""
 
 
 @pytest.fixture

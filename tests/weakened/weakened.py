@@ -47,7 +47,7 @@ def _holds(name: str, found: Any = True, empty: Any = False) -> Any:
 
 
 def _called(name: str, position: int | None, check: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What a call of a check returns: the argument at `position` when it is switched off."""
+    """The result of a call of a check: the argument at `position` when it is switched off."""
     if name == off:
         return None if position is None else arguments[position]
     with _noted(name):
@@ -175,7 +175,7 @@ class Weakener(ast.NodeTransformer):
 
 
 def _empty_of(node: ast.FunctionDef) -> tuple[str | None, ...]:
-    """What a function of texts returns when nothing is wrong; () for another function."""
+    """The result of a function of texts when nothing is wrong; () for another function."""
     declared = ast.unparse(node.returns) if node.returns else ""
     if declared not in ("str", "str | None"):
         return ()

@@ -1,4 +1,4 @@
-"""Why nothing is learned: what the data of a run shows, in words, with the key to change."""
+"""Reasons why nothing is learned: findings in a run's data, in words, with the key to change."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ class Finding:
 
     name: str
     evidence: str
-    """What the data shows, with numbers."""
+    """The finding, with numbers."""
     advice: str
-    """What to change or look at."""
+    """The key to change, or the thing to look at."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.evidence}; {self.advice}"

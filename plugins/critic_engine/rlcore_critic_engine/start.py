@@ -27,7 +27,7 @@ from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.trunk import TrunkValueModel
 
 MODEL_DIR = "model"
-"""Where a checkpoint of a training engine holds the model."""
+"""Directory in which a checkpoint of a training engine holds the model."""
 
 
 def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:

@@ -34,7 +34,7 @@ class HfActor(ActorWorker):
     version: int = 0
     """Names the weights that were published last."""
     is_published: bool = True
-    """Whether they are the current ones."""
+    """True if they are the current ones."""
     _server: WeightsServer | None = None
     _loss: PolicyLoss
     before_change: list[Callable[[], None]]

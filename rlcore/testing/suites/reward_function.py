@@ -48,7 +48,7 @@ class RewardFunctionSuite(Suite):
     columns: Mapping[str, Any] = {}
     """Further columns of the prompt's row."""
     kwargs: Mapping[str, Any] = {}
-    """As in `reward.functions.<x>.kwargs`."""
+    """The settings of `reward.functions.<x>.kwargs`."""
     scope: str = "sample"
     """'sample', 'group' or 'batch'."""
     known_good: Sequence[Any] = ()

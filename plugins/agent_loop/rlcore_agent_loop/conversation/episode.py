@@ -39,7 +39,7 @@ class Segment:
     logprobs: list[Float32s] = field(default_factory=list)
     """Of each turn, one per token."""
     messages: list[Message] = field(default_factory=list)
-    """What was said after the prompt."""
+    """Messages after the prompt."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     turns: list[FrozenDict[str, Any]] = field(default_factory=list)
     """Of each turn: start, num_tokens, versions, finish."""

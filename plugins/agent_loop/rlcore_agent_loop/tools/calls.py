@@ -21,7 +21,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     problem: str = ""
-    """Why it cannot be made; empty if it can."""
+    """Reason why it cannot be made; empty if it can."""
 
 
 def refused(problem: str) -> ToolCall:

@@ -21,7 +21,7 @@ class ToolSource(ABC):
     """A source of tools."""
 
     name: str
-    """How errors name it."""
+    """Its name in errors."""
 
     @abstractmethod
     async def start(self, describe: bool) -> None:

@@ -16,7 +16,7 @@ from rlcore.errors.redaction import clipped
 logger = logging.getLogger(__name__)
 
 OTHER_FILES = 512
-"""What else a run may have open: children, logs, data, a cluster."""
+"""Descriptors for what else a run may have open: children, logs, data, a cluster."""
 LONGEST_QUOTE = 10_000
 """Bytes of an answer that are looked at for secrets before an error quotes its beginning."""
 MAX_READING = 128 << 20

@@ -25,7 +25,7 @@ from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Completion, GenerateRequest
 
 HELD_S = 0.002
-"""How often rows that may not be sampled for the moment look whether they may."""
+"""Seconds between two looks of rows that may not be sampled for the moment."""
 
 
 @dataclass(eq=False)
