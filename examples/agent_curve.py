@@ -30,7 +30,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, str]]] = {
 """The title of each, and what its agent did by step, by the heading of the column."""
 RESULT = {"heldout": "eval/heldout/mean", "reward": "reward/mean"}
 FORMS = {"heldout": ".3f", "reward": ".3f", "calls": ".0f", "errors": ".0f", "turns": ".2f"}
-"""Of what is no time."""
+"""Of what is not a time."""
 HEADINGS = {"heldout": "held out", "step_s": "step s"}
 
 

@@ -138,7 +138,7 @@ class _ThreadCall:
         self._tell(None if error else task.result(), error)
 
     def _tell(self, found: Any, error: BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # nobody waits for it: that loop was closed meanwhile
+        with contextlib.suppress(RuntimeError):  # that loop was closed meanwhile, and nothing waits for it
             self._home.call_soon_threadsafe(self._take, found, error)
 
     def _take(self, found: Any, error: BaseException | None) -> None:
@@ -187,7 +187,7 @@ class Handover:
         if not ended.cancelled():
             ended.exception()  # seen here, so that asyncio does not log it as never retrieved
         self.ended = ended
-        with contextlib.suppress(RuntimeError):  # nobody waits for it: that loop was closed meanwhile
+        with contextlib.suppress(RuntimeError):  # that loop was closed meanwhile, and nothing waits for it
             self._loop.call_soon_threadsafe(self.arrived.set)
 
     async def wait_for_end(self, timeout_s: float) -> None:

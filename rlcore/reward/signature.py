@@ -167,7 +167,7 @@ def _callable(who: str, target: Any, method: str, made: bool) -> Callable[..., A
     if method:
         return cast(Callable[..., Any], getattr(target, method))
     if not callable(target):
-        raise PluginError(f"{who}: is no function and no class, found {type(target).__name__}; {ACCEPTED}")
+        raise PluginError(f"{who}: is neither a function nor a class, found {type(target).__name__}; {ACCEPTED}")
     if _unnamed(target) and not made:
         qualified = target.__qualname__
         kind = "a lambda" if qualified.endswith("<lambda>") else f"a nested function ({qualified})"

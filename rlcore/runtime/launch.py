@@ -363,4 +363,4 @@ def _own(plan: RunPlan, groups: Groups, who: str, role: Role[Any]) -> WorkerGrou
 
 
 def _no_workers(role: Role[Any]) -> WorkerGroup[Any]:
-    raise PlanError(f"{CORE}: nobody asked for the workers of role '{role.name}' here")
+    raise PlanError(f"{CORE}: no component asked for the workers of role '{role.name}' here")

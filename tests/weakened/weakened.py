@@ -9,7 +9,7 @@ A check is
 * a `raise`, and a `return` of a text in a function that else returns an empty one or None (a clause of an error),
 * each alternative of an `or`, or of a negated `and`, above one of these,
 * a statement that calls a function `check_...` or `refuse`, and a call of a function of `RETURNED`,
-* a `boundary` around somebody else's code.
+* a `boundary` around foreign code.
 
 Modules are weakened as they are imported, so `-p` comes first. Other processes are not weakened.
 """

@@ -149,7 +149,7 @@ def test_a_sampler_that_is_awake_or_on_a_cpu_moves_nothing(handle: WeightsHandle
 
 
 def test_an_engine_that_wakes_without_weights_samples_nothing_until_it_has_some(handle: WeightsHandle) -> None:
-    """The state after a step that failed: what is in its memory is no model."""
+    """The state after a step that failed: what is in its memory is not a model."""
 
     async def main() -> None:
         sampler = sampler_of(engine := Engine())

@@ -90,7 +90,7 @@ class Segment:
     def arrays(self) -> tuple[Int32s, Bools, Float32s]:
         """(T,) token ids, which were sampled, and log-probs, 0 where none was.
 
-        What was said to a policy that never answered is no part of what it is trained on: the last token is a sampled
+        What was said to a policy that never answered is not part of what it is trained on: the last token is a sampled
         one, or the prompt's last.
         """
         spans = [(turn["start"], turn["start"] + turn["num_tokens"]) for turn in self.turns]

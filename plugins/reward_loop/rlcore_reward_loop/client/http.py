@@ -93,7 +93,7 @@ class Client:
                 content = await _read(response, max_bytes)
                 kind = response.content_type
         except aiohttp.ClientResponseError as cause:
-            raise NoAnswer(f"answered with what is no HTTP ({describe(cause)})") from cause
+            raise NoAnswer(f"answered with what is not HTTP ({describe(cause)})") from cause
         except (aiohttp.ClientError, OSError) as cause:
             raise Unavailable(f"could not be reached ({describe(cause)})") from cause
         if "json" not in kind:
