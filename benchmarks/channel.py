@@ -1,4 +1,4 @@
-"""Two sides of a comparison, each in a process of its own environment, both loaded, one computing at a time.
+"""Two sides of a comparison, each in a separate process environment, both loaded, one computing at a time.
 
 A side is a program with a `Channel`: JSON lines come in on stdin, one answer a line goes out on what was stdout when
 it began; whatever libraries print goes to stderr. The parent holds a `Side` for each and asks them in turn. Only the

@@ -1,4 +1,4 @@
-"""An rlcore plugin for benchmarks of pools: workers on pools of their own that sleep as long as devices would compute.
+"""An rlcore plugin for benchmarks of pools: workers on separate pools that sleep as long as devices would compute.
 
 Every cost is in device seconds a sample, divided by the devices that share the work: a rollout or judge replica is one
 device, the actor has all devices of its pool.

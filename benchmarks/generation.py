@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = ModelConfig(path=str(chosen.model), tokenizer="bytes" if chosen.smoke else "")
     model = load_model(ModelKind.CAUSAL_LM, settings, dtype="float32", device="cpu")
     if not isinstance(model, PolicyModel):
-        raise SystemExit(f"generation: {chosen.model} is no causal language model")
+        raise SystemExit(f"generation: {chosen.model} is not a causal language model")
     prompts = prompts_of(len(model.head.linear.weight) - 64, chosen.prompts, chosen.prompt_tokens)
     work = Work(prompts[:2], 2, 4) if chosen.smoke else Work(prompts, chosen.samples, chosen.new_tokens)
     embedded, other = Embedded(model, load_tokens(settings, "")), Transformers(model)

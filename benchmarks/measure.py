@@ -175,7 +175,7 @@ def keep(result: Mapping[str, Any], facts: Mapping[str, Any], out: Path, text: s
 
 
 def made_by(program: str, facts: Mapping[str, Any]) -> str:
-    """Whose figures these are: program, commit and machine, in a sentence."""
+    """Origin of the figures: program, commit and machine, in a sentence."""
     memory = facts["memory_bytes"] / 2**30
     return (
         f"Made by `{program}`, commit {facts['commit']}, {facts['cores']} cores of {facts['cpu']}, {memory:.0f} GiB; "

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/memory.py [--trl-bytes 5.5e9 ...] [--smoke]
 
-Each batch has a process of its own, so that no peak hides another, and takes two steps: in the first one Adam's moments
+Each batch has a separate process, so that no peak hides another, and takes two steps: in the first one Adam's moments
 come after the backward pass, in every later one they are there beside it. Prints one JSON line. `--trl-bytes` are TRL's
 peaks for the same batches, as `vs_trl.py` prints them ('peak_rss_bytes'), to be compared with. See docs/performance.md.
 """

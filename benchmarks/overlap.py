@@ -45,7 +45,7 @@ class Workload:
     minibatches: int
     times: Sleeping
     published_step_s: dict[str, float]
-    """What others measured, scaled as the rest, by mode."""
+    """Measurements of others, scaled as the rest, by mode."""
 
 
 WORKLOADS = {

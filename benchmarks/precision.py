@@ -126,7 +126,7 @@ def curve_of(task: str, kind: str, seed: int, root: Path, sizes: Sizes, model: P
 
 
 def peer_curve_of(kind: str, seed: int, root: Path, sizes: Sizes, model: Path) -> dict[str, Any]:
-    """As `curve_of`, of TRL on sums; the difference is not logged."""
+    """The result of `curve_of` for TRL on sums; the difference is not logged."""
     directory = root / f"sums_{seed}_{kind.replace(' ', '_')}"
     file = directory / "curve.json"
     if not file.exists():

@@ -78,7 +78,7 @@ class Answers(asyncio.Protocol):
 
 
 async def serve(shortest_s: float, longest_s: float) -> None:
-    """The service: it says where it listens, and ends with whoever started it."""
+    """The service: it says where it listens, and ends with the process that started it."""
     loop, stop, random_ = asyncio.get_running_loop(), asyncio.Event(), random.Random(0)
     server = await loop.create_server(lambda: Answers(lambda: random_.uniform(shortest_s, longest_s)), "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
@@ -89,7 +89,7 @@ async def serve(shortest_s: float, longest_s: float) -> None:
 
 @contextmanager
 def serving(shortest_s: float, longest_s: float) -> Iterator[str]:
-    """The service's address; it is a process of its own."""
+    """The service's address; it is a separate process."""
     command = [sys.executable, __file__, "--serve", str(shortest_s), str(longest_s)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:

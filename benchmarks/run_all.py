@@ -23,7 +23,7 @@ VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 DEADLINE_S = 3 * 3600.0
 """Of one program. TRL's steps with prompts of 512 tokens, or with four times the batch, take minutes each."""
 TIMES = 4
-"""How many times E1's prompts the second comparison of memory has."""
+"""Factor of the second comparison of memory over E1's prompts."""
 OTHERS = (
     ("scale.py",),
     ("transfer.py",),

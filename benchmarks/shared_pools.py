@@ -11,7 +11,7 @@ wake up. Prints one JSON line: for each number of devices seconds a step (scaled
 gain, and the gain that the costs alone say.
 
 With --slots also for real, on this machine's cores: `examples/ray_vllm` on Ray, SmolLM2-135M sampled by one vLLM engine
-and judged by another, each with a CPU of its own; the actor trains with one rank on the sampler's CPU, or with two on
+and judged by another, each with a separate CPU; the actor trains with one rank on the sampler's CPU, or with two on
 both (`make setup-vllm` first; five to ten minutes). In one command: `make results-shared-pools`.
 """
 

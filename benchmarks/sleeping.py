@@ -2,7 +2,7 @@
 
 Generation takes `generate_s` whatever the number of samples: sample i of N is finished at generate_s * (i + 1) / N, in
 a random order that the names of the samples determine; so do the reward's duration and its score. The oracle and the
-check that every reward landed on its sample compute them anew from the names.
+check that every reward landed on its sample compute them again from the names.
 """
 
 import asyncio

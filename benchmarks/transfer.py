@@ -8,7 +8,7 @@ trip, bytes a second (there and back counted), whether what came back is a copy,
 once at most: its peak of resident memory beyond what it had, in sizes of the array. And seconds of a call with nothing.
 
 Weights, with --model: the hand-over after a step, as a run does it. The embedded rollout samples from the actor's own
-weights; a replica with a copy of its own reads what the actor writes as files into memory (`rollout.weights_dir` in
+weights; a replica with a separate copy reads what the actor writes as files into memory (`rollout.weights_dir` in
 /dev/shm), or is sent them by the actor's process (`rollout.weight_sync=tcp`). Seconds of the whole,
 those of the replica's reading, and bytes. In one command: `make results-transfer`.
 """
@@ -96,7 +96,7 @@ async def batches(backend: str, directory: Path, sizes: Sequence[int], rounds: i
 
 
 async def weights(backend: str, rollout: str, model: Path, directory: Path, rounds: int) -> dict[str, Any]:
-    """Hand-overs from an actor on transformers to its embedded rollout, or to a replica with a copy of its own."""
+    """Hand-overs from an actor on transformers to its embedded rollout, or to a replica with a separate copy."""
     replica = rollout != "embedded"
     run_dir, files = directory / f"{backend}-{rollout}", directory / "weights"
     sent = ["rollout.weight_sync=tcp"] if rollout == "link" else [f"rollout.weights_dir={files}"]

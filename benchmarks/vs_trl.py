@@ -290,7 +290,7 @@ def described(rows: Sequence[dict[str, Any]], scenario: Scenario, sizes: Sizes) 
 
 
 def achieved(rows: Sequence[dict[str, Any]], scenario: Scenario, sizes: Sizes) -> float:
-    """GFLOP/s of the median update, counting the FLOPs of the shared computation, whoever does more than those."""
+    """GFLOP/s of the median update, counting the FLOPs of the shared computation, also where a side does more."""
     return update_flops(scenario, sizes) / summary([row["update_s"] for row in rows])["median"] / 1e9
 
 

@@ -22,7 +22,7 @@ from curves import facts, trained, write  # noqa: E402
 
 RUNS_DIR = Path("runs") / "agent_curve"
 RISE, MINUTES = 0.3, 15.0
-"""What is asked for: held-out success rises by so much in so many minutes."""
+"""The target: held-out success rises by so much in so many minutes."""
 EXAMPLES: dict[str, tuple[str, dict[str, str]]] = {
     "tool_agent": ("The tool agent", {"calls": "agent/num_tool_calls", "errors": "agent/num_tool_errors"}),
     "openai_agent": ("The agent with the `openai` client", {"turns": "agent/turns_mean"}),
@@ -30,7 +30,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, str]]] = {
 """The title of each, and what its agent did by step, by the heading of the column."""
 RESULT = {"heldout": "eval/heldout/mean", "reward": "reward/mean"}
 FORMS = {"heldout": ".3f", "reward": ".3f", "calls": ".0f", "errors": ".0f", "turns": ".2f"}
-"""Of what is no time."""
+"""Of what is not a time."""
 HEADINGS = {"heldout": "held out", "step_s": "step s"}
 
 

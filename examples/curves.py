@@ -1,6 +1,6 @@
 """Shared by scripts of the examples: train a run once, read its curve of held-out accuracy, put curves side by side.
 
-Of Python's own library alone: the training itself is a process of its own, `python -m rlcore train`.
+Of Python's own library alone: the training itself is a separate process, `python -m rlcore train`.
 """
 
 import json
@@ -23,7 +23,7 @@ STUDENT_T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.3
 
 Run = dict[str, Any]
 """Of one run: curve {step: held-out accuracy}, step_s (median), explained_variance (of the critic, by step), wall_s
-(seconds from the start of the process to its end, None where nobody took them)."""
+(seconds from the start of the process to its end, None where they were not taken)."""
 WALL_FILE = "wall_s.json"
 
 
@@ -43,7 +43,7 @@ def trained(directory: Path, files: Sequence[Path], settings: Sequence[str], tit
             command.append("--resume")
         began, wall = time.monotonic(), directory / WALL_FILE
         subprocess.run(command, stdout=sys.stderr, check=True)
-        # Of a run that goes on nobody knows how long it had gone before.
+        # The time that a continued run took before is unknown.
         wall.write_text(json.dumps(None if "--resume" in command else round(time.monotonic() - began, 1)))
         done.write_text(json.dumps(list(settings)))
     return read(directory)

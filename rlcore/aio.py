@@ -148,7 +148,7 @@ class TimeLimit:
         self._task: asyncio.Task[Any] | None = None
         self._num_cancels = 0
         self.expired = False
-        """Whether its time was up before it was left."""
+        """True if its time was up before it was left."""
 
     def __enter__(self) -> None:
         self._task = asyncio.current_task()

@@ -147,7 +147,7 @@ class TrajectoryId:
 
     prompt: str
     epoch: int
-    """How often this prompt had been issued before."""
+    """Number of times that this prompt had been issued before."""
     sample: int
     """Index within the group, from 0."""
     segment: int = 0
@@ -180,9 +180,9 @@ class Trajectory(ReadOnlyArrays):
     timing: FrozenDict[str, float] = field(default_factory=FrozenDict)
     """Seconds by phase, such as generate_s."""
     num_segments: int = 1
-    """How many parts the sample has; its reward is asked for when all are in. 0: the end of the stream decides."""
+    """Number of parts of the sample; its reward is asked for when all are in. 0: the end of the stream decides."""
     info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
-    """What the agent loop states of the sample, for rewards and the trajectories on disk; plain values that pickle."""
+    """Statements of the agent loop, for rewards and the trajectories on disk; plain values that pickle."""
 
     @property
     def num_sampled(self) -> int:
@@ -215,7 +215,7 @@ class Reward(ReadOnlyArrays):
     """(T,) extra per-token rewards, or None."""
     latency_s: float = 0.0
     info: FrozenDict[str, Any] = field(default_factory=FrozenDict)
-    """What functions want logged; 'answer' is the extracted answer for maj@k, 'error' why it failed."""
+    """Values that functions want logged; 'answer' is the extracted answer for maj@k, 'error' why it failed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,9 +249,9 @@ class Batch(ReadOnlyArrays):
 
     tokens: TokenArrays
     sample_B: Int64s
-    """Which sample the row is a part of: 0 .. number of samples - 1."""
+    """Sample that the row is a part of: 0 .. number of samples - 1."""
     group_B: Int64s
-    """Which group the row belongs to: 0 .. number of groups - 1."""
+    """Group that the row belongs to: 0 .. number of groups - 1."""
     lengths_B: Int64s
     """Number of tokens of each row."""
     num_sampled_B: Int64s
@@ -265,7 +265,7 @@ class Batch(ReadOnlyArrays):
     token_scores_BT: Float32s | None = None
     """(B, T) extra per-token rewards."""
     weights_B: Float32s | None = None
-    """What one token's loss of the row counts in the loss of the mini-batch: see `rlcore.algo.aggregation`."""
+    """Weight of one token's loss of the row in the loss of the mini-batch: see `rlcore.algo.aggregation`."""
     advantages_B: Float32s | None = None
     """One advantage per row; None when the estimator gives one per token."""
     advantages_BT: Float32s | None = None
@@ -338,7 +338,7 @@ class Completion(ReadOnlyArrays):
     A version that comes twice was sampled with before and after an update that was not published in between.
     """
     error: str = ""
-    """Why the request cannot be served: its replica dies of it. Then there are no tokens, and the sample has failed."""
+    """Reason why the request cannot be served: its replica dies of it. There are no tokens; the sample has failed."""
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,7 @@ class WeightsHandle:
 
     @property
     def place(self) -> str:
-        """As errors name it."""
+        """The name of it in errors."""
         return self.path.rpartition("/")[0] if self.kind == "tcp" else self.path
 
 

@@ -74,7 +74,7 @@ def test_names_say_what_they_hold() -> None:
     ],
 )
 def test_the_check_of_names_sees_them_wherever_they_are_bound(source: str, name: str) -> None:
-    """As variable, attribute, parameter, function, class, and in loops of every kind."""
+    """Finds them as variable, attribute, parameter, function, class, and in loops of every kind."""
     assert vague_names(source) == [name]
 
 

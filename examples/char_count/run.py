@@ -27,7 +27,7 @@ from curves import Run, compared, end, facts, sentence, table, trained, write  #
 
 MODEL = ".models/smollm2-135m-instruct"
 BAR = 0.30
-"""What the full recipe should reach; the published result of GRPO is about 0.36."""
+"""The score that the full recipe should reach; the published result of GRPO is about 0.36."""
 TITLES = {"grpo": "GRPO", "ppo": "PPO"}
 
 
@@ -44,7 +44,7 @@ class Recipe:
     sft_arguments: tuple[str, ...]
     files: tuple[Path, ...]
     ppo: tuple[str, ...]
-    """What PPO needs beside the files."""
+    """Settings that PPO needs beside the files."""
 
 
 PPO = ("--plugin", "critic_engine", "algo.preset=ppo")

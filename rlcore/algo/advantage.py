@@ -249,7 +249,7 @@ def _best_of_k(rewards_N: Tensor, k: int) -> Tensor:
     """(N,) how many standard deviations the expected best reward of k of N lies higher for the sets with sample i."""
     sorted_N, order_N = rewards_N.sort()
     num, ordered = len(sorted_N), sorted_N.tolist()
-    if _equal(ordered[k - 1], ordered[-1]):  # the worst set's best is everybody's best
+    if _equal(ordered[k - 1], ordered[-1]):  # the worst set's best is the best of all
         return torch.zeros_like(rewards_N)
     # Of the samples in ascending order, i is the best of comb(i, k - 1) sets.
     chances = [comb(i, k - 1) / comb(num, k) for i in range(num)]

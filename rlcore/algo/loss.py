@@ -118,7 +118,7 @@ def gmpo(inputs: PolicyLossInputs) -> PolicyLossOutput:
 
     log g is the mean over the row's loss tokens of the smaller of sign(A) log r and sign(A) clamp(log r, -clip_low,
     clip_high), times sign(A): bounds are those of the *logarithm* (the paper: 0.4 both). A is the mean over the row's
-    loss tokens where the estimator gives one a token. Every token of the row has the loss of the row: with
+    loss tokens where the estimator gives one per token. Every token of the row has the loss of the row: with
     seq_mean_token_mean the mini-batch's loss is the mean over sequences. Metrics: ratio (g), clipped_low,
     clipped_high, approx_kl.
     """

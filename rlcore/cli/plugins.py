@@ -35,7 +35,7 @@ class PluginRow:
     version: str
     enabled: bool
     source: str
-    """What loads it: its name, or the path of its file."""
+    """The argument that loads it: its name, or the path of its file."""
     hooks: tuple[str, ...] | None = None
     """The hooks it implements; None when it was not loaded, because it is neither enabled nor checked."""
     offers: tuple[str, ...] | None = None
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
         "--check",
         nargs="*",
         metavar="NAME",
-        help="load the named plugins (or .py files), or every one, each in a process of its own, and say what is wrong",
+        help="load the named plugins (or .py files), or every one, each in a separate process, and say what is wrong",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parsed = parser.parse(arguments)

@@ -20,7 +20,7 @@ def run(arguments: Sequence[str]) -> int:
         "--resume", action="store_true", help="continue the run of this name after its newest checkpoint"
     )
     start.add_argument(
-        "--resume-from", type=Path, metavar="PATH", help="begin a run of its own with a checkpoint, or a run's newest"
+        "--resume-from", type=Path, metavar="PATH", help="begin a separate run with a checkpoint, or a run's newest"
     )
     parser.add_argument(
         "--from-start", action="store_true", help="with --resume: begin with step 1 if no checkpoint can be used"

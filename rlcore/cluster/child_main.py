@@ -43,7 +43,7 @@ SETUP = 0
 
 
 CLOSE_GRACE_S = 1.0
-"""How long a child may take to end by itself after the parent closed the pipe."""
+"""Seconds that a child may take to end by itself after the parent closed the pipe."""
 
 
 PR_SET_PDEATHSIG = 1

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 NOTICE_S = 5.0
-"""How long an error of a rank waits for the end of another rank to become known, which may be its cause."""
+"""Seconds for which an error of a rank waits for the end of another rank to become known, which may be its cause."""
 
 
 async def answers_of_ranks(works: Sequence[Any], has_ended: Callable[[int], bool]) -> list[Any]:

@@ -36,7 +36,7 @@ class ReplicaSupervisor:
         self._reachable = self._ready = False
         self._state = "it was not started"
         self._failure = ""
-        """Why its last restart failed."""
+        """Reason why its last restart failed."""
         self._num_deaths = 0
         """Those that count toward `max_restarts`."""
         self._watching: asyncio.Task[None] | None = None

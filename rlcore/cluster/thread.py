@@ -138,7 +138,7 @@ class _ThreadCall:
         self._tell(None if error else task.result(), error)
 
     def _tell(self, found: Any, error: BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # nobody waits for it: that loop was closed meanwhile
+        with contextlib.suppress(RuntimeError):  # that loop was closed meanwhile, and nothing waits for it
             self._home.call_soon_threadsafe(self._take, found, error)
 
     def _take(self, found: Any, error: BaseException | None) -> None:
@@ -159,7 +159,7 @@ class Handover:
         self.arrived = asyncio.Event()
         """There may be something to take, or it is over."""
         self.ended: asyncio.Task[None] | None = None
-        """What put the items, when it has ended."""
+        """The task that put the items, when it has ended."""
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
@@ -187,7 +187,7 @@ class Handover:
         if not ended.cancelled():
             ended.exception()  # seen here, so that asyncio does not log it as never retrieved
         self.ended = ended
-        with contextlib.suppress(RuntimeError):  # nobody waits for it: that loop was closed meanwhile
+        with contextlib.suppress(RuntimeError):  # that loop was closed meanwhile, and nothing waits for it
             self._loop.call_soon_threadsafe(self.arrived.set)
 
     async def wait_for_end(self, timeout_s: float) -> None:

@@ -20,7 +20,7 @@ class Choice:
     """Dotted."""
     value: Any
     reason: str
-    """Why the machine's default is what it is; empty where the key is set."""
+    """Reason for the machine's default; empty where the key is set."""
     set_by: str = ""
     """The origin of a value that was set: a file, an override, a preset or a plugin; empty: it was chosen."""
 

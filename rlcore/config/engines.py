@@ -118,7 +118,7 @@ class EngineConfig:
     micro_batch_tokens: int = option(2048, at_least=1)
     """Tokens, padding included, of one forward and backward pass: what they leave behind is most of the memory."""
     shared_prefix: Literal["planned", "tree", "cache", "none"] = "planned"
-    """How the prompt of a group is computed once for all its samples; planned: as `rlcore plan` says for the model."""
+    """Way to compute the prompt of a group once for all its samples; planned: as `rlcore plan` says for the model."""
     max_skipped_updates: int = option(3, at_least=1)
     """The run stops when this many updates in a row had a gradient that is not finite."""
 

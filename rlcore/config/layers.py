@@ -32,7 +32,7 @@ class Layer:
     """One source of values."""
 
     origin: str
-    """As it is shown: 'preset grpo', 'plugin 'x'', a file's path, 'override 'a.b=1''."""
+    """The origin as it is shown: 'preset grpo', 'plugin 'x'', a file's path, 'override 'a.b=1''."""
     values: Mapping[str, Any]
     """Nested plain values with text keys; interpolations unresolved."""
     explicit: bool = True

@@ -39,6 +39,6 @@ def run_directory(train: TrainConfig, files: Sequence[Any], now: datetime) -> Pa
     path = Path(train.dir).expanduser() / name
     if path.is_symlink():
         raise ConfigError(
-            f"train.name: '{path}' is a symbolic link; needs a directory of its own, choose another name or train.dir"
+            f"train.name: '{path}' is a symbolic link; needs a separate directory, choose another name or train.dir"
         )
     return path

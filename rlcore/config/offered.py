@@ -98,8 +98,8 @@ def _check_hints(section: type[Any], who: str) -> None:
     for name, hint in hints_of(section).items():
         if get_origin(hint) in (tuple, list) and any(section_of(argument) for argument in get_args(hint)):
             raise PluginError(
-                f"{who}: section type {section.__qualname__}: '{name}' is a list of dataclasses, whose keys nobody "
-                f"would check; needs dict[str, {get_args(hint)[0].__qualname__}]"
+                f"{who}: section type {section.__qualname__}: '{name}' is a list of dataclasses, whose keys would "
+                f"not be checked; needs dict[str, {get_args(hint)[0].__qualname__}]"
             )
         below = section_of(hint)
         if below is not None:

@@ -76,9 +76,9 @@ def condition_of(used_when: str, section: str) -> Condition:
     try:
         value = ast.literal_eval(literal)
     except (ValueError, SyntaxError) as cause:
-        raise ValueError(f"used_when={used_when!r}: {literal!r} is no Python literal") from cause
+        raise ValueError(f"used_when={used_when!r}: {literal!r} is not a Python literal") from cause
     if operator in ("in", "not in") and not isinstance(value, tuple):
-        raise ValueError(f"used_when={used_when!r}: {literal!r} is no tuple")
+        raise ValueError(f"used_when={used_when!r}: {literal!r} is not a tuple")
     return Condition(key if "." in key or not section else f"{section}.{key}", operator, value)
 
 

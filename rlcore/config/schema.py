@@ -162,7 +162,7 @@ def unknown(key: str, section: type[Any], origin: str, value: Any = None) -> str
 
 
 def _nearest_sibling(parent: str, name: str, section: type[Any]) -> str:
-    """As `nearest`, but the names alone are compared: the section before them makes any two keys look alike."""
+    """Suggests like `nearest`, but compares the names alone: the section before them makes any two keys look alike."""
     prefix = f"{parent}." if parent else ""
     close = get_close_matches(name, hints_of(section), n=1)
     hint = f"did you mean '{prefix}{close[0]}'? " if close else ""

@@ -161,7 +161,7 @@ class ClusterConfig:
     """Pools by name; they win over those that plugins offer."""
     layout: Literal["planned", "colocated", "split"] = "planned"
     """The devices of roles that serve (rollout, judges). colocated: those that the actor trains on; split: others, in
-    pools of their own; planned: split where the machine has devices for all, else colocated, and as `pools`,
+    separate pools; planned: split where the machine has devices for all, else colocated, and as `pools`,
     `train_pool` and `rollout.pool` say where they are set. `rlcore plan` shows it with its reason."""
     train_pool: str = "main"
     """The pool of actor, reference and critic."""

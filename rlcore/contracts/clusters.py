@@ -56,7 +56,7 @@ class PoolPlan:
     gpus: tuple[int, ...] = ()
     """Indices of its devices, counted over all nodes of the run; a union holds those of its members."""
     placement: str = "pack"
-    """As in `PoolSpec`, like the two that follow."""
+    """The field of `PoolSpec`, like the two that follow."""
     labels: Mapping[str, str] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
 
@@ -74,9 +74,9 @@ class WorkerPlan:
     shared_prefix: SharedPrefix = SharedPrefix.NONE
     """The planned way to compute the prompt of a group once for all its samples."""
     skips_rows: bool = False
-    """As in `WorkerContext`."""
+    """The field of `WorkerContext`."""
     weight_sync: frozenset[str] = frozenset()
-    """As in `WorkerClass`."""
+    """The field of `WorkerClass`."""
 
     @property
     def offered_by(self) -> str:

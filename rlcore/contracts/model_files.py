@@ -133,7 +133,7 @@ def _header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > path.stat().st_size:
-            raise ValueError(f"{path} is no safetensors file")
+            raise ValueError(f"{path} is not a safetensors file")
         header = json.loads(file.read(size))
     return {name: tensor for name, tensor in header.items() if name != "__metadata__"}
 

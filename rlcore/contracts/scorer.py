@@ -61,7 +61,7 @@ def number(value: Any) -> float | str:
     try:
         converted = float(value)
     except (TypeError, ValueError, OverflowError) as cause:
-        return f"returned {shown(value)}, which is no number: {cause}"
+        return f"returned {shown(value)}, which is not a number: {cause}"
     if not math.isfinite(converted):
         return f"returned {converted}; a finite number is needed"
     return converted if abs(converted) <= LARGEST else f"returned {converted}, which no float32 can hold"

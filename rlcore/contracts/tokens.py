@@ -128,7 +128,7 @@ class Tokens(ABC):
                 else f"name plain text, or make '{hidden}' an eos_token_id in the model's generation_config.json"
             )
             raise ConfigError(
-                f"{who}: the string {text!r} holds '{hidden}', a special token; those are no part of a "
+                f"{who}: the string {text!r} holds '{hidden}', a special token; those are not part of a "
                 f"response's text, so it would never be found; {way_out}"
             )
 

@@ -247,7 +247,7 @@ def _check_token_scores(scored: ScoredTrajectory, scores: Float32s) -> None:
     row = scored.trajectory.id
     if scores.shape != scored.trajectory.token_ids.shape:
         expected = scored.trajectory.token_ids.shape
-        raise RewardError(f"batch: token_scores of {row} have shape {scores.shape}; {expected} is needed, one a token")
+        raise RewardError(f"batch: token_scores of {row} have shape {scores.shape}; needs {expected}, one per token")
     if not np.isfinite(scores).all():
         raise RewardError(f"batch: token_scores of {row} are not all finite")
     if scores[~scored.trajectory.loss_mask].any():

@@ -55,7 +55,7 @@ def _keep(prompts: list[Prompt], source: SourceConfig, who: str) -> list[Prompt]
     try:
         pattern = re.compile(source.keep)
     except re.error as cause:
-        raise ConfigError(f"{who}.keep: '{source.keep}' is no regular expression: {cause}") from cause
+        raise ConfigError(f"{who}.keep: '{source.keep}' is not a regular expression: {cause}") from cause
     kept = [prompt for prompt in prompts if any(pattern.search(text_of(message)) for message in prompt.messages)]
     if not kept:
         raise ConfigError(f"{who}.keep: '{source.keep}' is found in none of the {len(prompts)} prompts; change it")

@@ -55,9 +55,9 @@ class SortedRows:
     group_B: Int64s
     """Its group."""
     needed_B: Int64s
-    """How many of its tokens a prediction needs: those before its last loss token."""
+    """Number of its tokens that a prediction needs: those before its last loss token."""
     shared_B: Int64s
-    """How many of those it has in common with the row before; 0 for the first row of a group."""
+    """Number of those that it has in common with the row before; 0 for the first row of a group."""
 
     def tree(self, start: int = 0, stop: int | None = None) -> tuple[TokenRun, ...]:
         """The uppermost runs of the rows from index `start` to `stop`."""
@@ -155,7 +155,7 @@ class _Branching:
     first: int
     last: int
     end: int
-    """As of `TokenRun`."""
+    """The field of `TokenRun`."""
     children: "list[_Branching]"
     starts: tuple[int, ...] = ()
     """The ends of those above it, from the nearest on: where its run begins if the nearer ones are not shared."""

@@ -1,6 +1,6 @@
 """The only owner of tokenizer and chat template: text becomes token ids here, once, and never again.
 
-`load_tokens` reads what `model` and `data.system_prompt` say. Everybody else gets a `Tokens` from the build context.
+`load_tokens` reads what `model` and `data.system_prompt` say. All others get a `Tokens` from the build context.
 """
 
 import json

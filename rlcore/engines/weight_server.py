@@ -105,7 +105,7 @@ class WeightsServer:
                     for begin in range(0, len(data), PIECE_BYTES):  # a socket's limit is for all that it is given
                         connection.sendall(data[begin : begin + PIECE_BYTES])
         except (OSError, EOFError) as error:  # the engine has gone, and is told of elsewhere
-            logger.info("weights: somebody who took them is gone: %s", error)
+            logger.info("weights: a replica that took them is gone: %s", error)
         finally:
             with self._lock:
                 self._open.discard(connection)

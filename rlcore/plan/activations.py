@@ -90,8 +90,10 @@ def update_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, 
 
 
 def last_layer_bytes(shape: ModelShape, engine: EngineConfig, size: MicroBatchSize, device: str) -> int:
-    """As `update_bytes`, at the end of the backward pass, when all gradients are there: the first layer, and the
-    gradient of the embedding where it is not added to its sum at once."""
+    """The bytes of `update_bytes` at the end of the backward pass.
+
+    All gradients are there: of the first layer, and of the embedding where it is not added to its sum at once.
+    """
     numbers = _layer_numbers(shape, engine, size) + _backward_numbers(shape, size)
     embedding = 0 if _adds_gradients(engine, device) else shape.vocabulary * shape.hidden_size
     return (numbers + shape.hidden_size * size.tokens + embedding) * BYTES[engine.dtype]

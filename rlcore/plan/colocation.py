@@ -61,7 +61,7 @@ def plan_colocation(
             f"pool '{pool.name}' of {pool.provided_by} is a union with {', '.join(pool.colocates)}: while the actor "
             f"trains {', '.join(sorted(found))} sleep, so nothing is sampled or scored meanwhile; needs "
             f"schedule.max_staleness=0 and schedule.stream_minibatches=false (found {schedule.max_staleness} and "
-            f"{str(schedule.stream).lower()}), or pools of their own"
+            f"{str(schedule.stream).lower()}), or separate pools"
         )
     return tuple(sorted(found))
 
@@ -84,7 +84,7 @@ def _shares(plan: WorkerPlan, pool: PoolPlan, workers: Sequence[WorkerPlan]) -> 
 
 
 def serves(plan: WorkerPlan) -> bool:
-    """True if a role works while samples are made and scored, in a process of its own.
+    """True if a role works while samples are made and scored, in a separate process.
 
     Of the core's and the critic's roles only the rollout is called outside of the step's passes.
     """
@@ -245,5 +245,5 @@ def _check_devices(
                 rests = ", or set actor.offload=true" if phase == SERVING and _may_offload(workers) else ""
                 raise PlanError(
                     f"memory: device {gpu} needs about {total / 2**30:.1f} GiB while {phase} ({parts} GiB), it has "
-                    f"{facts.usable_gpu_text}; give the roles pools of their own{_lower(workers, entries)}{rests}"
+                    f"{facts.usable_gpu_text}; give the roles separate pools{_lower(workers, entries)}{rests}"
                 )

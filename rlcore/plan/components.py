@@ -68,7 +68,7 @@ def only(key: str, name: str, offered: Sequence[tuple[str, Offer[Any]]]) -> Offe
         help_ = remedy(key, name)
         known = [known for known, _ in offered]
         raise ConfigError(
-            f"{key}: nobody offers '{name}'; {renamed_value(key, name, known) or nearest(name, known)}"
+            f"{key}: no plugin offers '{name}'; {renamed_value(key, name, known) or nearest(name, known)}"
             + (help_ and f"; {help_}")
         )
     return found[0]
@@ -108,7 +108,7 @@ def algorithm_problem(algorithm: Algorithm) -> str | None:
 
 
 def check_needs(config: RunConfig, algorithms: Mapping[str, AlgorithmPlan], critic_of: str = "its plugin") -> None:
-    """ConfigError or PlanError when an algorithm needs what this run lacks, or the run has a critic nobody reads.
+    """ConfigError or PlanError when an algorithm needs what this run lacks, or the run has a critic that nothing reads.
 
     `critic_of`: who brought the critic.
     """

@@ -40,7 +40,7 @@ the pieces that an allocator cannot use take from the rest."""
 
 @dataclass(frozen=True)
 class Situation:
-    """What a default for GPUs may depend on."""
+    """Facts that a default for GPUs may depend on."""
 
     config: RunConfig
     """With the defaults of the rows above."""
@@ -61,7 +61,7 @@ class DeviceDefault:
     value: Callable[[Situation], Any]
     reason: Callable[[Situation], str]
     otherwise: Callable[[Situation], str] | None = None
-    """Why the default of a CPU stays where the condition does not hold, if that is worth knowing."""
+    """Reason why the default of a CPU stays where the condition does not hold, if that is worth knowing."""
 
 
 def _always(found: Situation) -> bool:
@@ -205,7 +205,7 @@ def _has_devices_for_replicas(found: Situation) -> bool:
 
 
 def _why_embedded(found: Situation) -> str:
-    """Why the sampler is embedded in the actor all the same."""
+    """Reason why the sampler is embedded in the actor all the same."""
     if not found.backend:
         return f"no engine for GPUs is installed: {remedy('rollout.backend')}"
     if not _takes_replicas(found):

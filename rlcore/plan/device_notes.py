@@ -67,7 +67,7 @@ def device_notes(
     used = len({gpu for pool in pools for gpu in pool.gpus})
     if used < facts.gpus:
         notes.append(
-            f"{many}, {used} used: raise actor.data_parallel or rollout.replicas, give roles pools of their own, or "
+            f"{many}, {used} used: raise actor.data_parallel or rollout.replicas, give roles separate pools, or "
             "name the devices of this run in CUDA_VISIBLE_DEVICES"
         )
     total, free = facts.gpu_memory_bytes, facts.gpu_free_bytes

@@ -1,4 +1,4 @@
-"""Where the roles that serve get their devices: those of the actor, or others. `cluster.layout` is the one setting.
+"""Devices of the roles that serve: those of the actor, or others. `cluster.layout` is the one setting.
 
 Pools that the user declares (`cluster.pools`, `rollout.pool`, `cluster.train_pool`) stay as they are: `planned` follows
 them, and another layout than theirs is refused.
@@ -23,7 +23,7 @@ def lay_out(
 ) -> tuple[tuple[WorkerPlan, ...], str]:
     """The workers, those that are to share the actor's devices in its pool, and the reason for the layout.
 
-    `planned`: pools of their own where the machine has devices for all of them, else the actor's where each can sleep.
+    `planned`: separate pools where the machine has devices for all of them, else the actor's where each can sleep.
     Counts of replicas and ranks are the user's. The reason is empty where there is nothing to decide.
     """
     layout, serving = config.cluster.layout, _serving(workers)
@@ -39,7 +39,7 @@ def lay_out(
     if abilities.elsewhere:
         return tuple(workers), "the devices of other machines are not known yet"
     needed, moved = _num_devices(workers), _moved(config, workers, serving)
-    reason = f"with pools of their own the run needs {needed} GPUs, the machine has {facts.gpus}"
+    reason = f"with separate pools the run needs {needed} GPUs, the machine has {facts.gpus}"
     colocates = needed > facts.gpus >= _num_devices(moved) and all(can_sleep(plan) for plan in serving)
     return (moved if colocates else tuple(workers)), reason
 

@@ -24,7 +24,7 @@ class Facts:
     gpu_free_bytes: int | None = None
     """Of the device with the least memory that other processes have left; None: all of it."""
     gpu_problem: str = ""
-    """Why this process cannot compute on a device, as the rest of a sentence; empty: nothing is known against it."""
+    """Reason why this process cannot compute on a device, the end of a sentence; empty: none is known."""
     parameters: int | None = None
     """Number of parameters of `model.path`; None is unknown and said so."""
     shape: ModelShape | None = None

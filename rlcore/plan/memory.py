@@ -20,7 +20,7 @@ TRAINING_BYTES = {"float64": 32.0, "float32": 16.0, "bfloat16": 20.0, "float16":
 """Of a parameter: weight, gradient and Adam's two moments; a half-precision weight has a float32 master, whose gradient
 is summed in float32."""
 GRADIENT_BYTES = {"float64": 8.0, "float32": 4.0, "bfloat16": 6.0, "float16": 6.0}
-"""What of it are gradients, which are freed after each update."""
+"""The part of it that is gradients, which are freed after each update."""
 PROCESS_BYTES = 500 * 2**20
 """Python with torch and transformers, and the run's own, on the host: 0.46 to 0.58 GB were resident beside weights and
 optimizer state when updates began (docs/results/performance.md), on Linux."""

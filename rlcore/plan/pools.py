@@ -16,7 +16,7 @@ from rlcore.plan.machine_facts import Facts
 from rlcore.plan.planner_input import CORE, Offers, join_names
 
 CONFIG = "config (cluster.pools)"
-"""Who provides a pool that the user declared."""
+"""Provider of a pool that the user declared."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def _declared(config: RunConfig, offers: Offers, workers: Sequence[WorkerPlan]) 
         if name in offered and name not in config.cluster.pools:
             raise PlanError(
                 f"pool '{name}' is offered twice, by {join_names([offered[name].by, str(offer.provider)])}; "
-                f"one of them has to use a name of its own, or cluster.pools.{name} decides"
+                f"one of them has to use another name, or cluster.pools.{name} decides"
             )
         offered[name] = _Declared(offer.value, str(offer.provider))
     for name, pool in config.cluster.pools.items():
@@ -130,7 +130,7 @@ def _roles(declared: Mapping[str, _Declared], workers: Sequence[WorkerPlan]) -> 
         pool = plan.request.pool
         if pool not in roles:
             raise PlanError(
-                f"role '{plan.request.role.name}' of {plan.asked_by} needs pool '{pool}', which nobody declares; "
+                f"role '{plan.request.role.name}' of {plan.asked_by} needs pool '{pool}', which is not declared; "
                 f"{nearest(pool, list(declared))}; or declare it: cluster.pools.{pool}.gpus_per_node=N"
             )
         roles[pool].append(plan.request.role.name)
@@ -142,7 +142,7 @@ def _check_unions(declared: Mapping[str, _Declared]) -> None:
         for member in pool.spec.colocates:
             if member not in declared:
                 raise PlanError(
-                    f"pool '{name}' of {pool.by} is a union with '{member}', which nobody declares; "
+                    f"pool '{name}' of {pool.by} is a union with '{member}', which is not declared; "
                     f"{nearest(member, [other for other in declared if other != name])}"
                 )
             if declared[member].spec.colocates:

@@ -115,7 +115,7 @@ def _checkpoints(plan: WorkerPlan) -> bool:
 
 
 def _no_kernel(plan: WorkerPlan) -> str:
-    """Why the attention of the way `tree` cannot compute in the role's number format; empty if it can."""
+    """Reason why the attention of `tree` cannot compute in the role's number format; empty if it can."""
     engine = plan.request.engine
     if not plan.request.gpus or engine is None or engine.is_half:
         return ""

@@ -198,7 +198,7 @@ def _beside_host(plan: WorkerPlan, plans: Mapping[str, WorkerPlan], everywhere: 
     if host is None or host.request.role != request.embedded_in:
         raise PlanError(
             f"{who} is served inside role '{request.embedded_in.name}' ({request.embedded_in.interface.__name__}), "
-            f"which nobody asked for; roles of this run: {', '.join(sorted(plans))}"
+            f"which was not asked for; roles of this run: {', '.join(sorted(plans))}"
         )
     if host.request.embedded_in is not None:
         raise PlanError(

@@ -105,7 +105,7 @@ def _find(key: str, fn: str, loaded: LoadedConfig, offers: Offers) -> tuple[str,
             raise PluginError(f"{offer.provider}: reward function '{fn}' ({offer.value.target}): {problem}")
         return offer.value.target, str(offer.provider), offer
     if not attribute.isidentifier():
-        raise ConfigError(f"{key}={fn}: '{attribute}' is no name; needs file.py:name or module:name")
+        raise ConfigError(f"{key}={fn}: '{attribute}' is not a name; needs file.py:name or module:name")
     if where.endswith(".py"):
         path = _file(key, where, loaded)
         _check_defines(key, path, attribute)
@@ -130,7 +130,7 @@ def _offered(key: str, name: str, offers: Offers) -> Offer[RewardFunction]:
     if not found:
         choices = sorted({offer.value.name for offer in offered})
         hint = "; a function in a file is named file.py:name" if name.endswith(".py") else ""
-        raise ConfigError(f"{key}: nobody offers a reward function '{name}'; {nearest(name, choices)}{hint}")
+        raise ConfigError(f"{key}: no plugin offers a reward function '{name}'; {nearest(name, choices)}{hint}")
     return found[0]
 
 
@@ -150,7 +150,7 @@ def _check_defines(key: str, path: Path, attribute: str) -> None:
     try:
         tree = ast.parse(path.read_text("utf-8"), str(path))
     except (SyntaxError, ValueError) as cause:
-        raise ConfigError(f"{key}: {path} is no Python file: {cause}") from cause
+        raise ConfigError(f"{key}: {path} is not a Python file: {cause}") from cause
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

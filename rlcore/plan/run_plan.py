@@ -77,7 +77,7 @@ class SchedulePlan:
     embedded: bool
     """Generation reads the very weights that updates change."""
     all_rows: str = ""
-    """Why updates compute rows whose advantages are all 0, too; empty where they leave them out."""
+    """Reason why updates compute rows whose advantages are all 0, too; empty where they leave them out."""
 
     @property
     def sample_before_update(self) -> bool:
@@ -92,7 +92,7 @@ class SchedulePlan:
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """Where the roles that serve have their devices."""
+    """Devices of the roles that serve."""
 
     name: Literal["", "colocated", "split"]
     """'' where none of them has a device."""
@@ -118,14 +118,14 @@ class RunPlan:
     colocated_roles: tuple[str, ...]
     """Roles that serve on devices which the actor's pool shares with them, and sleep while it trains."""
     weights_kind: WeightsKind
-    """How the actor hands its weights to the rollout."""
+    """Way in which the actor hands its weights to the rollout."""
     algorithms: Mapping[str, AlgorithmPlan]
     """By purpose: 'advantage', 'policy_loss'."""
     rewards: tuple[ResolvedReward, ...]
     reward_components: tuple[RewardComponent, ...]
-    """What the reward manager brings beside `rewards`."""
+    """Scorers of the reward manager beside `rewards`."""
     schedule: SchedulePlan
-    """What goes on at the same time."""
+    """Phases that overlap."""
     batch_sizes: Mapping[str, int]
     """Batch arithmetic: prompts, samples, minibatches and updates a step."""
     memory_bytes: Mapping[str, int]
@@ -135,7 +135,7 @@ class RunPlan:
     choices: tuple[Choice, ...]
     """The keys whose defaults depend on the machine, with the values that they have and why."""
     notes: tuple[str, ...]
-    """What a user should know: unused offers, unknown facts, no canary."""
+    """News for the user: unused offers, unknown facts, no canary."""
     plugins: tuple[Provider, ...]
     """The enabled plugins."""
 

@@ -15,7 +15,7 @@ from rlcore.plan.time_limit import limited
 from rlcore.plugins.discover import canonical, check_not_core, find
 
 API = "1"
-"""What a plugin in a plain file states as `RLCORE_API`."""
+"""The value that a plugin in a plain file states as `RLCORE_API`."""
 
 
 @dataclass(frozen=True)

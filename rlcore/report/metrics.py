@@ -201,7 +201,7 @@ def _parse(line: bytes, path: Path) -> dict[str, Any]:
             return dict(record)
     except (ValueError, KeyError, TypeError):
         pass
-    raise CheckpointError(f"'{path}': {line[:60]!r} is no record of metrics; mend or remove the line")
+    raise CheckpointError(f"'{path}': {line[:60]!r} is not a record of metrics; mend or remove the line")
 
 
 def _step_files(directory: Path) -> list[Path]:

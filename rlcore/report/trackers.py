@@ -205,7 +205,7 @@ def _caught(whose: str, error: type[RlcoreError]) -> Iterator[list[RlcoreError]]
 
 @contextmanager
 def _accelerate_state() -> Iterator[None]:
-    """The process state that accelerate's trackers ask for; when nobody has made it, only while they run.
+    """The process state that accelerate's trackers ask for; when it does not exist, only while they run.
 
     Left behind, it would decide the device of an Accelerator that a plugin or a reward function makes later.
     """

@@ -37,7 +37,7 @@ class LoopCaller:
         self._seats = SlotQueue([Slot(concurrency)], queued)
         self._served = ServedReward(spec)
         self._calls: dict[asyncio.Task[list[Outcome]], asyncio.Future[None]] = {}
-        """What tells that it is over, by call."""
+        """Resolved when the call is over."""
         self._timers = Timers()
 
     async def start(self, start_s: float) -> None:

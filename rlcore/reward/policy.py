@@ -2,7 +2,7 @@
 
 A sample whose reward FAILED carries the errors by function in `info['failed']`; each function's `on_failure` says what
 follows, and the strongest one counts: abort, drop_group, drop_sample (also what `retry` ends in), value. Parts of the
-reward that are no configured function bring their policy in `info['on_failure']`; a failure that names neither counts
+reward that are not a configured function bring their policy in `info['on_failure']`; a failure without either counts
 as drop_sample.
 """
 

@@ -20,10 +20,10 @@ class Style(StrEnum):
 
 
 TRL_NAMES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""What TRL's trainer gives every function beside the dataset's columns. One of them makes a function TRL's."""
+"""Arguments from TRL's trainer to every function beside the dataset's columns. One of them makes a function TRL's."""
 COMPUTE_SCORE_NAMES = ("data_source", "solution_str", "ground_truth", "extra_info")
 LOG_NAMES = (*COMPUTE_SCORE_NAMES, "query", "response", "score", "latency", "details")
-"""What the method `log` of a class is given, by the names that it takes."""
+"""Arguments of the method `log` of a class, by the names that it takes."""
 METHODS = ("score", "compute_score")
 ACCEPTED = "accepted are " + "; ".join(Style)
 SETTINGS = "settings"
@@ -167,7 +167,7 @@ def _callable(who: str, target: Any, method: str, made: bool) -> Callable[..., A
     if method:
         return cast(Callable[..., Any], getattr(target, method))
     if not callable(target):
-        raise PluginError(f"{who}: is no function and no class, found {type(target).__name__}; {ACCEPTED}")
+        raise PluginError(f"{who}: is neither a function nor a class, found {type(target).__name__}; {ACCEPTED}")
     if _unnamed(target) and not made:
         qualified = target.__qualname__
         kind = "a lambda" if qualified.endswith("<lambda>") else f"a nested function ({qualified})"

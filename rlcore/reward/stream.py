@@ -63,7 +63,7 @@ class _Gathering:
     trajectories: list[Trajectory] = field(default_factory=list)
     opinions: list["asyncio.Future[Outcome]"] = field(default_factory=list)
     first: list["asyncio.Task[Outcome]"] = field(default_factory=list)
-    """What was said of each sample alone, for a scorer that looks at the whole group afterwards."""
+    """Outcome of each sample alone, for a scorer that looks at the whole group afterwards."""
 
 
 class RewardStream:

@@ -78,7 +78,7 @@ class LoopWatch:
             self._warned.add(name)
             logger.warning(
                 "async reward function '%s' %s: every other call waits for it; await what takes time, or make it a "
-                "plain function, which runs in a process of its own",
+                "plain function, which runs in a separate process",
                 name,
                 what,
             )

@@ -25,7 +25,7 @@ class Gpu:
     """A device, or a MIG instance of one. Sizes in bytes; None is unknown."""
 
     uuid: str
-    """Where the driver does not tell: its place in the list."""
+    """Its place in the list where the driver does not tell."""
     total: int | None = None
     free: int | None = None
     """The rest is taken by other processes and the driver."""
@@ -37,7 +37,7 @@ class Gpus:
 
     visible: tuple[Gpu, ...] = ()
     problem: str = ""
-    """Why this process cannot compute on a device, as the rest of a sentence; empty: nothing is known against it."""
+    """Reason why this process cannot compute on a device, the end of a sentence; empty: none is known."""
 
 
 def find_gpus(nvml: Any = None) -> Gpus:
@@ -60,7 +60,7 @@ def find_gpus(nvml: Any = None) -> Gpus:
 
 
 def torch_problem() -> str:
-    """Why the installed torch cannot compute on a GPU, by its version file; empty if it can, as far as that says.
+    """Reason why the installed torch cannot compute on a GPU, by its version file; empty if that says it can.
 
     Whether its build has code for the very card is seen where torch is imported.
     """

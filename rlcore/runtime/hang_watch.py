@@ -47,7 +47,7 @@ class WatchedCall:
         self.began, self.num_warnings = time.monotonic(), 0
 
     def resume_stream(self) -> None:
-        """As `resume`, behind a `yield` of the stream: the next item may be asked for by another task."""
+        """Resumes like `resume`, behind a `yield` of the stream: the next item may be asked for by another task."""
         self.pauses -= 1
         self.began, self.num_warnings = time.monotonic(), 0
         self.thread, self.task = threading.get_ident(), asyncio.current_task()

@@ -87,12 +87,12 @@ class Runtime:
     reward: RewardManager
     critic: CriticEngine
     lease: DeviceLease
-    """Who has the devices that several roles share."""
+    """The lease of the devices that several roles share."""
     utilization: BusyMeter
     advantage: Callable[..., Any]
     """The advantage estimator."""
     advantage_algorithm: Algorithm
-    """What the estimator declares."""
+    """The estimator's declaration."""
     selection: Callable[..., Any] | None = None
     """The selection that the policy loss names: `rlcore.algo.covariance`; None for one that has none."""
     sink: MetricsSink = field(default_factory=MetricsSink)
@@ -363,4 +363,4 @@ def _own(plan: RunPlan, groups: Groups, who: str, role: Role[Any]) -> WorkerGrou
 
 
 def _no_workers(role: Role[Any]) -> WorkerGroup[Any]:
-    raise PlanError(f"{CORE}: nobody asked for the workers of role '{role.name}' here")
+    raise PlanError(f"{CORE}: no component asked for the workers of role '{role.name}' here")

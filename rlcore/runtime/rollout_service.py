@@ -254,7 +254,7 @@ class _Missing:
             return True
         if key in self._issued and completion.request_id in self.repeated:
             return False
-        raise WorkerError(f"rollout: sample {key[1]} of request '{key[0]}' came twice, or nobody asked for it")
+        raise WorkerError(f"rollout: sample {key[1]} of request '{key[0]}' came twice, or was not asked for")
 
     def __str__(self) -> str:
         first = ", ".join(f"{name}#{sample}" for name, sample in sorted(self.left)[:3])

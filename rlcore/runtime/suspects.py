@@ -34,7 +34,7 @@ class RequestRecord:
     request: GenerateRequest
     deaths: list[Death] = field(default_factory=list)
     is_single: bool = False
-    """As a suspect it is asked by itself, and not with a share of others."""
+    """A suspect is asked by itself, and not with a share of others."""
     num_alone: int = 0
     """Deaths during which nothing else was being served."""
 

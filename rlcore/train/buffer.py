@@ -48,7 +48,7 @@ class Issuing:
 
 
 def issuing(run: Runtime) -> Issuing:
-    """As the plan says."""
+    """The limits that the plan states."""
     config, schedule = run.plan.config, run.plan.schedule
     return Issuing(
         prompts_per_step=config.train.prompts_per_step,

@@ -62,7 +62,7 @@ class Survey:
     newest: Path | None
     """The newest one that verifies."""
     passed_over: tuple[str, ...]
-    """Why each newer one cannot be used, the newest first."""
+    """Reason why each newer one cannot be used, the newest first."""
 
 
 def staging(run_dir: Path, step: int, files: FileOperations = FILES) -> Path:
@@ -343,5 +343,5 @@ def _looks_pickled(path: Path) -> bool:
                 return any(PurePosixPath(name).suffix in PICKLE_SUFFIXES for name in archive.namelist())
         except zipfile.BadZipFile:
             return True
-    # the length of a safetensors header can begin like a pickle, but six zeros after it are no pickle's
+    # the length of a safetensors header can begin like a pickle, but six zeros after it are not a pickle's
     return len(head) > 2 and head[0] == 0x80 and 2 <= head[1] <= 5 and head[2:] != bytes(6)

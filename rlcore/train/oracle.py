@@ -15,11 +15,11 @@ class StepTimes:
     """The parts of a step in seconds; moments count from its beginning and may be negative."""
 
     sampled_s: float
-    """When the sampling that must come before the first update had ended."""
+    """Time when the sampling that must come before the first update had ended."""
     prepare_s: float
     """Duration of the forward passes that need no reward."""
     ready_s: Sequence[float]
-    """When each group that was trained on had all its rewards, in any order."""
+    """Time when each group that was trained on had all its rewards, in any order."""
     update_s: Sequence[float]
     """Duration of each update, in order; all epochs."""
     minibatch_groups: int
@@ -72,11 +72,11 @@ class Draws:
     """The durations that chance and the machine gave a step."""
 
     finished_s: Sequence[float]
-    """When each sample was finished, counted from when the generation of its step's prompts began."""
+    """Time when each sample was finished, counted from when the generation of its step's prompts began."""
     reward_s: Sequence[float]
-    """How long the reward of each sample takes once it is served."""
+    """Seconds that the reward of each sample takes once it is served."""
     group: Sequence[int]
-    """Which group each sample belongs to."""
+    """Group that each sample belongs to."""
     prepare_s: float
     update_s: Sequence[float]
     minibatch_groups: int = 0
@@ -87,7 +87,7 @@ class Replay:
     """A run as the oracle would have had it."""
 
     published_s: list[float] = field(default_factory=list)
-    """When each step had ended, counted from the beginning of the run."""
+    """Time when each step had ended, counted from the beginning of the run."""
 
     @property
     def step_s(self) -> list[float]:

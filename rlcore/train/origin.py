@@ -33,7 +33,7 @@ class Origin:
     resumed: bool
     """The run directory has records of the run, which are cut back to the checkpoint."""
     passed_over: tuple[str, ...] = ()
-    """Why newer checkpoints cannot be used."""
+    """Reasons why newer checkpoints cannot be used."""
 
 
 def find_origin(run_dir: Path, start: Start) -> Origin:

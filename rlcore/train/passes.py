@@ -123,7 +123,7 @@ class _Pass:
 
     rows: list[TrajectoryId]
     batch: Batch
-    """What they were collated to."""
+    """The batch that they were collated to."""
     found: dict[str, Float32s] = field(default_factory=dict)
     """By field, (B, T); empty until it has ended."""
 

@@ -27,7 +27,7 @@ class Samples:
 
     def __init__(self) -> None:
         self.complete: dict[int, float] = {}
-        """When each became complete, on the loop's clock."""
+        """Time when each became complete, on the loop's clock."""
         self._num_parts: dict[int, int] = {}
 
     def add(self, row: Trajectory, now: float) -> None:

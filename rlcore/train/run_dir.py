@@ -38,7 +38,7 @@ def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
     runs = sorted(path.parent for path in fresh.parent.glob(f"{stem}-[0-9]*-[0-9]*/config.yaml"))
     if not runs:
         raise ConfigError(
-            f"--resume: no run '{stem}-*' is in '{train.dir}'; name the run with train.name=..., or train anew"
+            f"--resume: no run '{stem}-*' is in '{train.dir}'; name the run with train.name=..., or begin a run"
         )
     return runs[-1]
 

@@ -23,7 +23,7 @@ CRITIC = "critic"
 IN_FLIGHT = "in_flight"
 """Directory of the scored trajectories that no step was trained on yet."""
 OURS = (checkpoint.STATE, checkpoint.MANIFEST, "config.yaml", "plan.json", CRITIC, IN_FLIGHT)
-"""What stands beside the actor's files."""
+"""Files beside the actor's."""
 BYTES_PER_PARAMETER = 16
 """Weights and two Adam moments in fp32, and the model directory."""
 BYTES_PER_SECOND = 200e6
@@ -44,7 +44,7 @@ class Saver:
         self._num_kept = 0
         """Scored trajectories in flight of the newest checkpoint."""
         self.ready = False
-        """Whether what the run continues from has been restored: before that there is nothing of it to save."""
+        """True when what the run continues from has been restored: before that there is nothing of it to save."""
         self.last: Path | None = None
         """The newest checkpoint of the run that verifies."""
 

@@ -26,7 +26,7 @@ class Updates:
     def __init__(self, run: Runtime) -> None:
         self._critic, self._actor = run.critic, run.actor.replicas[0]
         self._begun: dict[str, Notice] = {}
-        """How to end what has begun, by who it is."""
+        """Functions that end what has begun, by who it is."""
 
     async def __aenter__(self) -> "Updates":
         return self

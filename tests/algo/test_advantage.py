@@ -146,7 +146,7 @@ def test_the_order_of_rows_has_no_meaning_for_group_estimators() -> None:
 
 
 def test_gae_of_a_hand_computed_row_with_a_tool_answer_inside() -> None:
-    # sampled at t = 1, 2, 4; t = 3 is a tool's answer and has a value nobody may look at
+    # sampled at t = 1, 2, 4; t = 3 is a tool's answer and has a value that must not count
     inputs = AdvantageInputs(
         rewards_B=torch.tensor([1.0]),
         group_B=torch.tensor([0]),

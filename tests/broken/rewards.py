@@ -7,7 +7,7 @@ COUNTER = itertools.count()
 
 
 def right(solution_str, ground_truth):
-    """As it should be."""
+    """A reward that is right."""
     if solution_str == "unreadable":
         raise ValueError("no answer can be read")
     return float(solution_str.strip().endswith(f"is {ground_truth}"))

@@ -1,4 +1,4 @@
-"""What a child answers is read without running anything, whatever code in the child wrote to the pipe."""
+"""A child's answer is read without running anything, whatever code in the child wrote to the pipe."""
 
 import asyncio
 import collections

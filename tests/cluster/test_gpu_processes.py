@@ -68,7 +68,7 @@ def planned(*overrides: str) -> RunPlan:
 
 
 def seen(plugin: ModuleType, run_dir: Path, *overrides: str) -> dict[str, list[Any]]:
-    """What every replica of each role sees."""
+    """Devices that every replica of each role sees."""
 
     async def ask() -> dict[str, list[Any]]:
         plan = planned(*overrides)

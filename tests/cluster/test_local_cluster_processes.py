@@ -1,4 +1,4 @@
-"""Isolated workers: in processes of their own that can be killed, are started anew, and end with the run."""
+"""Isolated workers: in separate processes that can be killed, are started again, and end with the run."""
 
 import asyncio
 import contextlib

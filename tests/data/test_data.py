@@ -119,7 +119,7 @@ def test_keep_takes_the_rows_in_whose_question_it_is_found_before_the_limit(tmp_
     assert [prompt.id for prompt in load_one(SourceConfig(path=path, keep=r"\+", limit=2))] == ["math/1", "math/2"]
     with pytest.raises(ConfigError, match=r"data\.sources\.math\.keep: 'x' is found in none of the 4 prompts"):
         load_one(SourceConfig(path=path, keep="x"))
-    with pytest.raises(ConfigError, match=r"keep: '\(' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"keep: '\(' is not a regular expression"):
         load_one(SourceConfig(path=path, keep="("))
 
 

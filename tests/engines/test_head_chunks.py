@@ -1,4 +1,4 @@
-"""How many rows of logits are computed at a time, by device; on meta tensors, and in the memory plan."""
+"""Number of rows of logits that are computed at a time, by device; on meta tensors, and in the memory plan."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -158,7 +158,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stored_half(llama: Path) -> Path:
-    """As most checkpoints are: in bfloat16, so that masters start where weights can be."""
+    """Weights like those of most checkpoints: in bfloat16, so that masters start where weights can be."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)

@@ -65,7 +65,7 @@ def same_bits(left: TrainEngine, right: TrainEngine) -> bool:
 
 
 def computed_rows(engine: TrainEngine, batch: Batch) -> tuple[int, Metrics]:
-    """How many rows an update computes, and its metrics."""
+    """Number of rows that an update computes, and its metrics."""
     num, forward = 0, engine.model.forward
 
     def counted(micro: Any, *rest: Any) -> Any:

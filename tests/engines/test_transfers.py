@@ -21,7 +21,7 @@ CUDA = torch.device("cuda:0")
 
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """What is asked of tensors that go to CUDA; they stay where they are."""
+    """Requests to tensors that go to CUDA; they stay where they are."""
     found: list[tuple[str, Any]] = []
     moved = torch.Tensor.to
 

@@ -113,7 +113,7 @@ def test_the_counter_sees_what_waits() -> None:
 
 
 def test_sums_and_maxima_are_those_of_the_masked_tokens_of_all_micro_batches() -> None:
-    """What stands outside the mask, NaN included, has no influence; nor has the division into micro-batches."""
+    """A value outside the mask, NaN included, has no influence; nor has the division into micro-batches."""
     values_BT = torch.tensor([[1.0, float("nan"), 3.0], [-4.0, -5.0, float("inf")]])
     mask_BT = torch.tensor([[True, False, True], [True, True, False]])
     counted_BT = torch.tensor([[True, True, False], [False, False, True]])

@@ -1,4 +1,4 @@
-"""What an actor or a reference has cached on a device is freed before a server that shares it starts or wakes up.
+"""The cache of an actor or a reference on a device is freed before a server that shares it starts or wakes up.
 
 The allocator is a fake one: whatever computes fills its cache.
 """

@@ -21,7 +21,7 @@ except WorkerError as error:
 
 
 def test_ranks_whose_meeting_place_is_taken_say_where_it_was_in_one_line() -> None:
-    """Between the moment Ray's actor found the port free and the ranks' meeting, somebody else took it."""
+    """Between the moment Ray's actor found the port free and the ranks' meeting, another process took it."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

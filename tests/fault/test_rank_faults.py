@@ -90,7 +90,7 @@ def test_a_dead_rank_ends_the_run_with_its_last_checkpoint_named_and_nothing_is_
         _, errors = run.communicate(timeout=60)
     assert run.returncode == 2, errors
     last = errors.strip().splitlines()[-1]
-    assert "actor[0" in last  # by whoever notices first: the process that watched it, or a rank that waited for it
+    assert "actor[0" in last  # by the first to notice: the process that watched it, or a rank that waited for it
     assert str(checkpoints(tmp_path) / "step_") in last
     wait_for("the end of every process", lambda: not any(map(is_running, everything)))
 

@@ -184,7 +184,7 @@ def with_arrays(scored: ScoredTrajectory, **arrays: Any) -> ScoredTrajectory:
         ([[row("a", 0, [1], 1.0), row("a", 0, [1], 0.0, part=1)]], PluginError, "share one reward"),
         ([[row("a", 0, [1], prompt_ids=[])]], PluginError, "loss at position 0"),
         ([[with_arrays(row("a", 0, [1]), logprobs=np.zeros(3, dtype=np.float32))]], PluginError, "have shapes"),
-        ([[row("a", 0, [1], token_scores=np.zeros(1, dtype=np.float32))]], RewardError, "one a token"),
+        ([[row("a", 0, [1], token_scores=np.zeros(1, dtype=np.float32))]], RewardError, "one per token"),
         ([[row("a", 0, [1], token_scores=np.array([0, 0, 0, np.nan]))]], RewardError, "not all finite"),
         ([[row("a", 0, [1], token_scores=np.array([0, 0, 1.0, 0]))]], RewardError, "did not sample"),
     ],

@@ -1,4 +1,4 @@
-"""A FrozenDict is a dict to whoever reads it, and to nobody who writes."""
+"""A FrozenDict is a dict to readers, and refuses to be written."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Use rlcore as somebody does who never saw the repository: `make outsider`.
+"""Uses rlcore like a user who never saw the repository: `make outsider`.
 
 Builds source distributions of the core, the plugins and the example's plugin, and wheels from these, installs the
 wheels with their requirements into an empty virtual environment outside the repository, and works there: lists and

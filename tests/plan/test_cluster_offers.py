@@ -64,11 +64,11 @@ def test_a_cluster_that_is_not_enabled_is_named_with_what_to_install_and_type(
 ) -> None:
     assert main(["plan", *SETTINGS, "--plugin", "null", "cluster.backend=ray"]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
-    assert "cluster.backend: nobody offers 'ray'; choose from: local; " in line
+    assert "cluster.backend: no plugin offers 'ray'; choose from: local; " in line
     assert "'ray' comes with `pip install 'rlcore[ray]'`" in line
     assert "`rlcore train ... --plugin ray cluster.backend=ray`" in line
     line = refused(ConfigError, "cluster.backend=locla", plugins=())
-    assert line.startswith("cluster.backend: nobody offers 'locla'; did you mean 'local'?")
+    assert line.startswith("cluster.backend: no plugin offers 'locla'; did you mean 'local'?")
 
 
 @pytest.mark.parametrize("name", ["address", "placement_s", "object_store_gib", "dashboard"])

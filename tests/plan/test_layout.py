@@ -75,7 +75,7 @@ def rlcore_worker_classes():
     ]
 """
 STATED = ("actor.dtype=float32", "actor.gradient_checkpointing=false", "actor.micro_batch_tokens=2048")
-"""What would be chosen by the device otherwise."""
+"""The backend that would be chosen by the device otherwise."""
 SAMPLES = (
     "actor.backend=mine",
     "rollout.backend=mine",
@@ -147,7 +147,7 @@ def test_a_layout_is_chosen_by_devices_and_counts(
 @pytest.mark.parametrize(
     ("overrides", "layout", "reason"),
     [
-        ((), "colocated", "with pools of their own the run needs 2 GPUs, the machine has 1"),
+        ((), "colocated", "with separate pools the run needs 2 GPUs, the machine has 1"),
         ((COLOCATED,), "colocated", "as cluster.layout says"),
         (("rollout.pool=main",), "colocated", "as rollout.pool says"),
         (

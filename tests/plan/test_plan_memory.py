@@ -242,7 +242,7 @@ def test_generation_takes_the_place_of_gradients_with_packed_weights_keys_values
     assert whole == pytest.approx(trained(4 * 10**9, 12 * 10**9), rel=1e-3), "no more than gradients"
     evaluated = ("eval.sources.held.path=held.jsonl", "eval.max_tokens=20")
     longer = plan(*sizes, *evaluated, "actor.lora.enabled=true", facts=large).memory_bytes["actor"]
-    held = 8 * 20 + 9 * 10  # a prompt of its own for each row, and one more
+    held = 8 * 20 + 9 * 10  # a separate prompt for each row, and one more
     assert longer - lora == pytest.approx(PIECES * (held - cached) * (2 * 2 * 4 + 80) * 4, abs=1)
     shorter = plan(*sizes, evaluated[0], "eval.max_tokens=1", "actor.lora.enabled=true", facts=large).memory_bytes[
         "actor"

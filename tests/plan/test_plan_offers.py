@@ -50,7 +50,7 @@ MANAGER = (
 
 
 def manager(more: str = "") -> str:
-    """A plugin with a reward manager that needs a worker of its own."""
+    """A plugin with a reward manager that needs a separate worker."""
     return MANAGER.replace("{more}", more)
 
 

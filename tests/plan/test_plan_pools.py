@@ -114,7 +114,7 @@ def test_a_pool_of_a_plugin_that_is_garbage_is_refused_with_the_field(site: Path
     [
         ("PoolSpec('idle')", (), f"pool 'idle' of {WHO} is unused: no role asks for it"),
         ("PoolSpec('engines', 1), PoolSpec('engines', 2)", ENGINES, "pool 'engines' is offered twice"),
-        ("PoolSpec('engines', colocates=('mian',))", ENGINES, "which nobody declares; did you mean 'main'?"),
+        ("PoolSpec('engines', colocates=('mian',))", ENGINES, "which is not declared; did you mean 'main'?"),
         (
             "PoolSpec('engines', 1)",
             (*ENGINES, "cluster.device=cuda", "rollout.replicas=2"),

@@ -67,14 +67,14 @@ CASES = {
         "offer(embedded_in=GHOST)",
         "",
         (),
-        "inside role 'ghost' (Judge), which nobody asked",
+        "inside role 'ghost' (Judge), which was not asked",
     ),
     "inside a namesake": (
         "request()",
         "offer(embedded_in=NAMESAKE)",
         "",
         (),
-        "inside role 'actor' (Judge), which nobody",
+        "inside role 'actor' (Judge), which was not asked",
     ),
     "inside one that is inside": (
         "request(), request(role=CLERK)",
@@ -92,7 +92,7 @@ CASES = {
         "offer()",
         'PoolSpec("judges", colocates=("left",))',
         (),
-        "is a union with 'left', which nobody declares",
+        "is a union with 'left', which is not declared",
     ),
     "union of a union": (
         'request(pool="judges")',

@@ -272,9 +272,9 @@ def test_a_run_that_is_too_large_to_train_is_not_told_to_offload(overrides: list
         return str(caught.value)
 
     assert "while serving" in (line := refused())
-    assert line.endswith("give the roles pools of their own, or set actor.offload=true")
+    assert line.endswith("give the roles separate pools, or set actor.offload=true")
     assert "while training" in (line := refused("actor.offload=true"))
-    assert line.endswith("give the roles pools of their own")
+    assert line.endswith("give the roles separate pools")
 
 
 def test_a_pool_is_as_busy_as_the_busiest_of_its_roles() -> None:

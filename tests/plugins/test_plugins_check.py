@@ -84,7 +84,7 @@ FAULTS = {
     "def f(trajectory, threshold): ...": "",
     "def f(completions, answer, **more): ...": "",
     "f = lambda trajectory: 1": "is a lambda",
-    "f = 3": "is no function",
+    "f = 3": "is neither a function",
     "class f:\n    def score(self, trajectory): ...": "",
     "class f:\n    def __init__(self, path): ...\n    def score(self, trajectory): ...": "",
     "class f: ...": "has no method score",

@@ -187,7 +187,7 @@ def test_a_replica_samples_with_the_weights_of_an_actor_that_trains_adapters(
 
 
 def test_handed_over_weights_are_sampled_from_and_log_probs_are_those_of_the_policy(tmp_path: Path) -> None:
-    """With another temperature than 1, and an output layer that is tied to the embedding; in a process of its own."""
+    """With another temperature than 1, and an output layer that is tied to the embedding; in a separate process."""
     command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -251,7 +251,7 @@ async def sampled_with_other_weights(directory: Path) -> None:
 
 
 async def more_than_fits_in_a_batch(sampler: "VllmSampler", prompt: Sequence[int]) -> None:
-    """Ask for more tokens of prompts than vLLM computes at a time: nobody gets other tokens than alone."""
+    """Ask for more tokens of prompts than vLLM computes at a time: each gets the tokens that it gets alone."""
     prompts = [(number, *(list(prompt) * 8)[:199]) for number in range(16)]
     rows = [
         GenerateRequest(str(prompt[0]), prompt, Sampling(temperature=0.7, max_tokens=2), 1, 5) for prompt in prompts

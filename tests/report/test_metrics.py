@@ -110,7 +110,7 @@ def test_a_bad_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"oops\n")
     log.append(2, {"a": 1.0})
     for use in (lambda: read(tmp_path), lambda: log.cut_back(1)):
-        with pytest.raises(CheckpointError, match=r"metrics\.jsonl': b'oops\\n' is no record of metrics"):
+        with pytest.raises(CheckpointError, match=r"metrics\.jsonl': b'oops\\n' is not a record of metrics"):
             use()
 
 

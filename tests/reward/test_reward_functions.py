@@ -31,7 +31,7 @@ from rlcore.types import FrozenDict, Lane, Reward, RewardStatus, Trajectory
 function = partial(RewardFunctionConfig, children=1)
 """A reward function in one child, unless a test says more: each takes a fifth of a second to start."""
 LOGS = ("log_extra", "log_metric")
-"""What TRL's trainer gives to functions with **kwargs beside the columns."""
+"""Arguments of TRL's trainer for functions with **kwargs, beside the columns."""
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_abort_stops_at_the_first_failure_and_a_spent_budget_names_functions_and
         ("two_arguments", {}, PluginError, r"has the signature \(a, b\); accepted are f\(prompts, completions"),
         ("star", {}, PluginError, "accepted are"),
         ("NoScore", {}, PluginError, "has no method score"),
-        ("not_callable", {}, PluginError, "is no function and no class, found int"),
+        ("not_callable", {}, PluginError, "is neither a function nor a class, found int"),
         ("lenght", {}, PluginError, "did you mean 'length'"),
         ("by_kwargs", {}, PluginError, "has the signature"),
         ("by_kwargs", {"kwargs": {"bonus": 1, "fctor": 2}}, ConfigError, r"kwargs\.fctor.*did you mean 'factor'"),

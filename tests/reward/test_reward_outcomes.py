@@ -48,7 +48,7 @@ async def coroutine() -> float:
         (math.inf, "returned inf; a finite number is needed"),
         (-math.inf, "returned -inf; a finite number is needed"),
         (torch.tensor(math.nan), "returned nan; a finite number is needed"),
-        (10**400, "which is no number"),
+        (10**400, "which is not a number"),
         (1e200, "which no float32 can hold"),
         ("0.5", "returned str '0.5'; a number is needed"),
         (1 + 2j, "returned complex (1+2j); a number is needed"),

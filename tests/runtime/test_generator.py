@@ -228,7 +228,7 @@ def test_without_a_restart_left_the_last_death_is_named() -> None:
 def test_an_error_of_a_replica_that_serves_is_not_retried() -> None:
     replica = Mortal(0, samples=1, deaths=0)
     service = mortal_service(replica)
-    with pytest.raises(WorkerError, match="came twice, or nobody asked for it"):
+    with pytest.raises(WorkerError, match="came twice, or was not asked for"):
         asyncio.run(all_of(service.generate([request("a"), request("a")], Lane.TRAIN)))
     assert replica.calls == ["a", "a"]
 

@@ -125,7 +125,7 @@ def tuple_of_a_trajectory(trajectory):
 
 
 class RewardAgent:
-    """As of verl's pull request 2854."""
+    """The form of verl's pull request 2854."""
 
     def __init__(self, path="", scale=1.0, wrong="", **_):
         self.path, self.scale, self.wrong = path, scale, wrong

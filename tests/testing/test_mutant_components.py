@@ -126,7 +126,7 @@ def test_a_broken_agent_is_red(mutant: type, check: str) -> None:
 
 
 class Critic(CriticEngine):
-    """As it should be: one value for every token."""
+    """A critic that is right: one value for every token."""
 
     def __init__(self) -> None:
         self.value = 0.0

@@ -60,7 +60,7 @@ def test_a_function_that_is_as_it_should_be_is_green() -> None:
 
 
 class Scorer:
-    """As it should be; mutants differ in one method."""
+    """A scorer that is right; mutants differ in one method."""
 
     name, scope, weight, on_failure, post_processes = "tested", "sample", 1.0, "", False
 
@@ -280,7 +280,7 @@ def test_a_broken_manager_is_red(mutant: type, check: str, monkeypatch: pytest.M
 
 
 class Replica(RewardReplica):
-    """As it should be: scores the length of a conversation."""
+    """A scorer that is right: scores the length of a conversation."""
 
     def setup(self) -> None:
         self.awake = asyncio.Event()

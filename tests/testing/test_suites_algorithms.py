@@ -23,7 +23,7 @@ LAWS: dict[str, dict[str, Any]] = {
     "gae": {"scales": True},
     "remax": {"scales": True},
 }
-"""What each estimator's paper says of it."""
+"""Claims of each estimator's paper."""
 LOSSES: dict[str, dict[str, Any]] = {"cispo": {"is_its_own_gradient": False}}
 """cispo detaches its weight."""
 

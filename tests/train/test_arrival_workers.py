@@ -65,7 +65,7 @@ COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {
     "version as text": ({"version": "3"}, "version is '3'; needs the number of the weights"),
     "version below 0": ({"version": -1}, "version is -1"),
     "versions as a list": ({"versions": [(0, 3)]}, "versions is list; needs pairs"),
-    "versions that are no pairs": ({"versions": (3,)}, "versions holds 3; needs pairs"),
+    "versions that are not pairs": ({"versions": (3,)}, "versions holds 3; needs pairs"),
     "versions from the middle": ({"versions": ((1, 3),)}, "versions begins at position 1; needs 0"),
     "versions out of order": ({"versions": ((0, 3), (2, 4), (1, 5))}, r"versions holds \(1, 5\) of 3 tokens"),
     "versions beyond the end": ({"versions": ((0, 3), (3, 4))}, r"versions holds \(3, 4\) of 3 tokens"),

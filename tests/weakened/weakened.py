@@ -9,7 +9,7 @@ A check is
 * a `raise`, and a `return` of a text in a function that else returns an empty one or None (a clause of an error),
 * each alternative of an `or`, or of a negated `and`, above one of these,
 * a statement that calls a function `check_...` or `refuse`, and a call of a function of `RETURNED`,
-* a `boundary` around somebody else's code.
+* a `boundary` around foreign code.
 
 Modules are weakened as they are imported, so `-p` comes first. Other processes are not weakened.
 """
@@ -47,7 +47,7 @@ def _holds(name: str, found: Any = True, empty: Any = False) -> Any:
 
 
 def _called(name: str, position: int | None, check: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What a call of a check returns: the argument at `position` when it is switched off."""
+    """The result of a call of a check: the argument at `position` when it is switched off."""
     if name == off:
         return None if position is None else arguments[position]
     with _noted(name):
@@ -175,7 +175,7 @@ class Weakener(ast.NodeTransformer):
 
 
 def _empty_of(node: ast.FunctionDef) -> tuple[str | None, ...]:
-    """What a function of texts returns when nothing is wrong; () for another function."""
+    """The result of a function of texts when nothing is wrong; () for another function."""
     declared = ast.unparse(node.returns) if node.returns else ""
     if declared not in ("str", "str | None"):
         return ()

@@ -12,7 +12,7 @@ Made = TypeVar("Made")
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of the file; a last line that does not end is left out. ViewError names a line that is no object."""
+    """The objects of the file, but for a last line that does not end. ViewError names a line that is not an object."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

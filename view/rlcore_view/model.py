@@ -1,4 +1,4 @@
-"""What every reader returns: a run as steps, prompts and samples, whichever trainer wrote it."""
+"""The result of every reader: a run as steps, prompts and samples, whichever trainer wrote it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class ViewError(Exception):
-    """What was given cannot be shown; one line that says what was found and what is needed."""
+    """The path cannot be shown; one line that says what was found and what is needed."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Run:
 
     name: str
     format: str
-    """Which trainer's files these are, as it is shown."""
+    """The trainer whose files these are, as it is shown."""
     samples: Sequence[Sample]
     metrics: Sequence[Mapping[str, float | None]] = ()
     """One record per step or evaluation; 'step' is among the names."""
@@ -100,7 +100,7 @@ class Run:
     alerts: Sequence[str] = ()
     """Warnings and errors that the run logged, the last ones."""
     notes: Sequence[str] = ()
-    """What a reader left out or could not read, a sentence each."""
+    """A sentence for each thing that a reader left out or could not read."""
 
     def groups(self, lane: str = "train") -> Iterator[list[Sample]]:
         """The samples of each prompt that belong together, in the order in which they were recorded."""

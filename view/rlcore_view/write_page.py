@@ -58,7 +58,7 @@ def page(run: Run, max_mb: float = 100.0) -> str:
 
 
 def _head(run: Run, where: Sequence[Sequence[int]], notes: Sequence[str]) -> dict[str, Any]:
-    """What every page of the viewer needs: a column per field, one entry per sample."""
+    """The data of every page of the viewer: a column per field, one entry per sample."""
     samples = run.samples
     prompts = {name: number for number, name in enumerate(dict.fromkeys(sample.prompt_id for sample in samples))}
     sources = {name: number for number, name in enumerate(dict.fromkeys(sample.source for sample in samples))}
@@ -130,7 +130,7 @@ def _by_step(samples: Sequence[Sample], extremes: bool) -> Iterable[int]:
 
 
 def _body(sample: Sample) -> dict[str, Any]:
-    """What is shown of one sample: messages, response, what was recorded of it, tokens."""
+    """The page's view of one sample: messages, response, what was recorded of it, tokens."""
     body: dict[str, Any] = {
         "prompt": sample.prompt,
         "completion": sample.completion,

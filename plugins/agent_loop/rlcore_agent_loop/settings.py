@@ -78,11 +78,11 @@ class AgentLoopSettings:
     mcp: dict[str, McpSettings] = field(default_factory=dict)
     """Servers of the Model Context Protocol whose tools the policy may call."""
     environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
-    """What answers turns that call no tool: a user simulator, a game."""
+    """The object that answers turns that call no tool: a user simulator, a game."""
     agent: AgentSettings = field(default_factory=AgentSettings)
     """A program that runs each sample, instead of turns and tools."""
     parser: str = "hermes"
-    """How calls are written: hermes, llama3_json, pythonic, or file.py:name or module:name of a function."""
+    """Format of calls: hermes, llama3_json, pythonic, or file.py:name or module:name of a function."""
     describe_tools: Literal["template", "never"] = option("template", used_when=_OWN_TURNS)
     """template: the chat template tells the policy about its tools; never: `data.system_prompt` does."""
     tools_column: str = ""

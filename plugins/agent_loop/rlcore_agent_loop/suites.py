@@ -168,11 +168,11 @@ class EnvironmentSuite(ReferenceSuite):
     """An environment; `target` is the reference of its class."""
 
     kwargs: Mapping[str, Any] = {}
-    """As in `plugins.agent_loop.environment.kwargs`."""
+    """The settings of `plugins.agent_loop.environment.kwargs`."""
     prompt: Prompt | None = None
-    """What a sample begins with; None: a question."""
+    """Begin of a sample; None: a question."""
     turns: Sequence[str] = ("yes", "7", "no, not at all")
-    """What the policy says, until the environment ends the sample."""
+    """Turns of the policy, until the environment ends the sample."""
     known_good: Sequence[str] = ()
     known_bad: Sequence[str] = ()
     """Claim: turns that earn less than those of `known_good`."""
@@ -233,7 +233,7 @@ class EnvironmentSuite(ReferenceSuite):
             self.use(main, processes)
 
     def test_it_closes_without_a_step(self) -> None:
-        """As for a sample whose first turn was cut off."""
+        """The end of a sample whose first turn was cut off."""
 
         async def main(environments: Environments) -> None:
             environment = environments.open("one")

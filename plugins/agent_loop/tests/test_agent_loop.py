@@ -102,7 +102,7 @@ FAILURES = {
     "no JSON": ("<tool_call>add(2, 3)</tool_call>", "the call is not JSON"),
     "code": ('<tool_call>__import__("os").abort()</tool_call>', "the call is not JSON"),
     "no name": ('<tool_call>{"tool": "add"}</tool_call>', "the call has no name"),
-    "list arguments": ('<tool_call>{"name": "add", "arguments": [2, 3]}</tool_call>', "the arguments are no object"),
+    "list arguments": ('<tool_call>{"name": "add", "arguments": [2]}</tool_call>', "the arguments are not an object"),
     "deep": (f"<tool_call>{'[' * 5000}</tool_call>", "the call is not JSON"),
 }
 

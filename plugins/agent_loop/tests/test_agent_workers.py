@@ -1,4 +1,4 @@
-"""Conversations in workers of the role `agent`: the same samples, whoever runs them, and whoever dies."""
+"""Conversations in workers of the role `agent`: the same samples on every worker, and when one dies."""
 
 import asyncio
 import contextlib

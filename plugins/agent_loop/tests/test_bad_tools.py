@@ -63,9 +63,9 @@ class NotReleasedHere(NotReleased):
 RESULTS = {
     "exits": "error: exits: it called sys.exit(3)",
     "long": "x" * 40 + " ... (999960 characters cut off)",
-    "raw": "error: the result is no text: bytes",
+    "raw": "error: the result is not text: bytes",
     "goes_on": "late",
-    "generates": "error: the result is no text: generator",
+    "generates": "error: the result is not text: generator",
     "NotMade": "error: KeyError: 'gone'",
     "NotMadeHere": "error: NotMadeHere: KeyError: 'gone'",
     "NotReleased": "made",

@@ -99,7 +99,7 @@ def test_case_40_a_token_is_needed_and_two_paths_exist() -> None:
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ([], "the body is no object"),
+        ([], "the body is not an object"),
         ({}, "messages: needs a list"),
         ({"messages": [{"content": "x"}]}, "each needs a role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "other than text"),

@@ -1,4 +1,4 @@
-"""Environments that do what nobody expects: the sample ends and says why, and the run goes on."""
+"""Environments that do the unexpected: the sample ends and says why, and the run goes on."""
 
 from pathlib import Path
 from typing import Any

@@ -64,14 +64,14 @@ def test_pythonic_reads_a_turn_that_is_calls(text: str, expected: list[ToolCall]
         (hermes, "<tool_call><function=></tool_call>", "the call has no name"),
         (llama3_json, '{"name": "add", ', "the call is not JSON"),
         (llama3_json, '{"parameters": {}}', "the call has no name"),
-        (llama3_json, '{"name": "add", "parameters": [1]}', "the arguments are no object"),
+        (llama3_json, '{"name": "add", "parameters": [1]}', "the arguments are not an object"),
         (pythonic, "[add(1, 2)]", "arguments without a name"),
         (pythonic, "[add(**x)]", "arguments without a name"),
-        (pythonic, "[add(a=open('x'))]", "an argument is no literal"),
+        (pythonic, "[add(a=open('x'))]", "an argument is not a literal"),
         (pythonic, "add(a=1))", "the call is not Python: SyntaxError"),
         (pythonic, "add(a=" + "(" * 500 + ")", "the call is not Python"),
         (pythonic, "add(a='" + "x" * MAX_PARSED_CHARS + "')", "at most"),
-        (pythonic, "[add(a=1), 5]", "the call is no call"),
+        (pythonic, "[add(a=1), 5]", "the call is not a call"),
     ],
 )
 def test_what_cannot_be_called_says_why(parse: object, text: str, problem: str) -> None:

@@ -104,7 +104,7 @@ def test_an_async_tool_that_hangs_or_raises_is_a_result(settings: AgentLoopSetti
 
 def test_what_is_no_text_is_told_as_json_or_refused(settings: AgentLoopSettings) -> None:
     raw, nothing, listed = results(call("bytes_") + call("nothing") + call("listed"), settings)
-    assert raw.startswith("error: the result is no text: bytes")
+    assert raw.startswith("error: the result is not text: bytes")
     assert (nothing, listed) == ("", '{"a": [1, 2.5, null]}')
 
 

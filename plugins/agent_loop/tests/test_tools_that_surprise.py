@@ -1,4 +1,4 @@
-"""Tools, parsers and columns that do what nobody expects: a result or a line, never a hang or the end of the run."""
+"""Tools, parsers and columns that do the unexpected: a result or a line, never a hang or the end of the run."""
 
 import asyncio
 from contextlib import aclosing
@@ -30,7 +30,7 @@ async def cancelled():
     raise asyncio.CancelledError
 
 async def remembers(seconds: float):
-    "One task for all who ask: whoever is cancelled cancels it for the others."
+    "One task for all who ask: a caller that is cancelled cancels it for the others."
     if "task" not in SHARED:
         SHARED["task"] = asyncio.create_task(asyncio.sleep(seconds))
     try:

@@ -1,4 +1,4 @@
-"""A turn of which rollout replicas die ends its sample as failed, whoever the agent is."""
+"""A turn of which rollout replicas die ends its sample as failed, with every agent."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace

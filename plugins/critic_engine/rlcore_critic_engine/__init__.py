@@ -81,7 +81,7 @@ def _check(config: RunConfig, section: CriticSettings) -> None:
     if section.trunk == "actor" and section.head == "classifier":
         raise ConfigError(
             "plugins.critic_engine.head=classifier: the critic lives inside the actor (trunk=actor), and a head reads "
-            "the hidden states of its own classifier; set trunk=own, or head=new"
+            "the hidden states of the classifier that it is saved with; set trunk=own, or head=new"
         )
     if section.trunk == "actor" and section.path and starting_head(config.model, section).kind == "new":
         raise ConfigError(

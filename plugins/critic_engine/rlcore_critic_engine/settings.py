@@ -6,7 +6,7 @@ from typing import Literal
 from rlcore.config import EngineConfig, LoraConfig, option
 
 SECTION = "plugins.critic_engine"
-"""Where the settings stand in the configuration."""
+"""Key of the settings in the configuration."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CriticSettings:
     sharding: Literal["none", "fsdp2"] = option("none", used_when="data_parallel != 1")
     """fsdp2: each rank keeps a part of weights, gradients and optimizer state; none: each keeps all of them."""
     backend: str = "hf"
-    """How the critic's work is done."""
+    """Settings of the critic."""
     lr: float = option(1e-5, at_least=0)
     """Learning rate of AdamW; 0: the critic stays as it is."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -60,11 +60,11 @@ class CriticSettings:
     micro_batch_tokens: int = option(2048, at_least=1, on_cuda="actor.micro_batch_tokens")
     """Tokens, padding included, of one forward and backward pass."""
     shared_prefix: Literal["planned", "tree", "cache", "none"] = "planned"
-    """How the prompt of a group is computed once for all its samples; planned: as `rlcore plan` says for the model."""
+    """Way to compute the prompt of a group once for all its samples; planned: as `rlcore plan` says for the model."""
     max_skipped_updates: int = option(3, at_least=1)
     """The run stops when this many updates in a row had a gradient that is not finite."""
     value_clip: float = option(0.2, at_least=0)
-    """How far a value may move from that of the step's start before its loss stops counting; 0: no clip."""
+    """Distance that a value may move from that of the step's start before its loss stops counting; 0: no clip."""
     actor_waits_updates: int = option(0, at_least=0)
     """Updates at the start of the run in which only the critic learns."""
 

@@ -27,7 +27,7 @@ from rlcore_critic_engine.settings import SECTION, CriticSettings
 from rlcore_critic_engine.trunk import TrunkValueModel
 
 MODEL_DIR = "model"
-"""Where a checkpoint of a training engine holds the model."""
+"""Directory in which a checkpoint of a training engine holds the model."""
 
 
 def start_engine(context: WorkerContext) -> tuple[TrainEngine, str]:
@@ -118,8 +118,8 @@ def _check_saved(directory: Path, settings: CriticSettings) -> None:
     """CheckpointError unless the directory is a saved critic that can be opened again."""
     if not (directory / VALUE_HEAD_FILE).is_file():
         raise CheckpointError(
-            f"{SECTION}.path='{directory}': {SECTION}.head=saved, but it holds no {VALUE_HEAD_FILE}, so it is no value "
-            f"model or was saved without its head; needs critic/model of a checkpoint, or {SECTION}.head=new"
+            f"{SECTION}.path='{directory}': {SECTION}.head=saved, but it holds no {VALUE_HEAD_FILE}, so it is not "
+            f"a value model or was saved without its head; needs critic/model of a checkpoint, or {SECTION}.head=new"
         )
     if settings.trunk == "own" and not (directory / "config.json").is_file():
         raise CheckpointError(

@@ -71,7 +71,7 @@ class TrunkValueModel(ValueModel):
 
     @contextmanager
     def training_mode(self) -> Iterator[None]:
-        """As of any model, and the trunk stays the critic's until the backward pass is through."""
+        """Runs the backward pass of any model; the trunk stays the critic's until the backward pass is through."""
         with self._policy[0].training_mode(), super().training_mode(), self.on_trunk():
             yield
 

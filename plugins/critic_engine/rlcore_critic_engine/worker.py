@@ -18,7 +18,7 @@ class HfCritic(CriticWorker):
 
     engine: TrainEngine
     head: str
-    """What the value head starts from, in words."""
+    """Start of the value head, in words."""
 
     def setup(self) -> None:
         from rlcore_critic_engine.start import start_engine

@@ -14,7 +14,7 @@ from rlcore.types import SharedPrefix
 
 @pytest.fixture
 def models(sizes: dict[str, Any], tmp_path: Path) -> Path:
-    """Configurations of a llama (the policy), a qwen3, a gptj and one that nobody knows."""
+    """Configurations of a llama (the policy), a qwen3, a gptj and one that is unknown."""
     for name in ("llama", "qwen3", "gptj", "strange"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({**sizes, "model_type": name}))

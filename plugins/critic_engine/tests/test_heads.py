@@ -281,7 +281,7 @@ def test_a_model_without_a_head_is_refused_when_one_is_asked_for(models: Path) -
 def test_a_classifiers_head_on_the_actors_trunk_is_refused(models: Path) -> None:
     trunk = "plugins.critic_engine.trunk=actor"
     message = refused(models, models / "Token", trunk, "plugins.critic_engine.head=classifier")
-    assert "a head reads the hidden states of its own classifier" in message
+    assert "a head reads the hidden states of the classifier that it is saved with" in message
     assert "has no effect" in refused(models, models / "Token", trunk)
 
 

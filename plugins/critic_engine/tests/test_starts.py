@@ -265,7 +265,7 @@ def test_targets_that_are_not_numbers_skip_the_update_and_end_the_run_when_they_
 
 
 def _weights(_: bytes, directory: Path) -> list[bytes]:
-    """Everything but the counter of skipped updates, which is no tensor."""
+    """Everything but the counter of skipped updates, which is not a tensor."""
     names = ("model/model.safetensors", "model/value_head.safetensors", "trainer_state.safetensors")
     return [(directory / name).read_bytes() for name in names]
 

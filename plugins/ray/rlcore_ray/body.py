@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 """The address of nodes of a Ray that is this machine's alone."""
 LAST_WORD_S = 30.0
-"""How long Ray may take to say why an actor that cannot be reached has ended: it asks nodes every few seconds."""
+"""Seconds that Ray may take to say why an unreachable actor has ended: it asks nodes every few seconds."""
 ASK_AGAIN_S = 0.5
 
 
@@ -35,12 +35,12 @@ class ActorBody:
         self._output = output
         self.rendezvous = ""
         self._scratch = ""
-        """Where ranks of one machine meet."""
+        """Address at which ranks of one machine meet."""
         self._actors = tuple(actors)
         self._number = 0
         self._places: Sequence[ProcessPlace | None] = [None] * len(self._actors)
         self._reasons: dict[int, str] = {}
-        """Why a rank has ended, in the order in which that was seen."""
+        """Reasons why ranks have ended, in the order in which that was seen."""
         self._overdue: set[int] = set()
         """Ranks that were killed, because a call took too long."""
         self._last_words: dict[int, str] = {}

@@ -18,7 +18,7 @@ class BundlePlace(NamedTuple):
     spot: int
     """Ranks of different roles at one spot of a pool share its devices."""
     bundle: int
-    """What is reserved on one node: of a pool that says how many nodes a node's part of it, else the spot."""
+    """The reservation on one node: of a pool that says how many nodes a node's part of it, else the spot."""
 
 
 def places_of(pools: Sequence[PoolPlan], workers: Sequence[WorkerPlan]) -> dict[str, list[BundlePlace]]:
@@ -70,7 +70,7 @@ def _own_processes(workers: Sequence[WorkerPlan]) -> list[WorkerPlan]:
 
 
 def _num_spots(pool: PoolPlan, workers: Sequence[WorkerPlan], in_union: bool) -> int:
-    """As many as the largest role of the pool has ranks; a union also uses devices that no other role does."""
+    """The ranks of the largest role of the pool; a union also uses devices that no other role does."""
     ranks = [
         plan.request.replicas * plan.request.ranks for plan in _own_processes(workers) if plan.request.pool == pool.name
     ]

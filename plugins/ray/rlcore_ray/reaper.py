@@ -20,7 +20,7 @@ from rlcore.cluster.kit import marked
 VARIABLE = "RLCORE_RAY_OF"
 """Holds the mark in the environment of what is guarded."""
 PATIENCE_S = 5.0
-"""How long it goes on looking for what is still being started."""
+"""Seconds for which it goes on looking for what is still being started."""
 QUIET_S = 0.3
 """It has ended what is left when it has found nothing for this long: a process may be starting another."""
 

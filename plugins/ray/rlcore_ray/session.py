@@ -215,7 +215,7 @@ def _own_signals() -> Iterator[None]:
 
 def _call_off_abort() -> None:
     """A signal that came while Ray's handler was there has set the alarm of the abort."""
-    if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:  # for Python: nobody here uses it
+    if signal.getsignal(signal.SIGALRM) is signal.SIG_DFL:  # for Python: it is not used here
         signal.alarm(0)
 
 

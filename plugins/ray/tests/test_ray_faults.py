@@ -198,7 +198,7 @@ def head() -> Iterator[tuple[str, int]]:
 def test_two_runs_on_one_cluster_the_second_is_told_who_holds_it_and_gets_it_when_the_first_is_killed(
     head: tuple[str, int], tmp_path: Path
 ) -> None:
-    """Scorecard case 35: the actors of a driver that had joined are no descendants of it, and end, too."""
+    """The actors of a driver that had joined are not descendants of it, and end, too."""
     address, cluster = head
     joined = {"plugins.ray.address": address, "plugins.ray.placement_s": 2}
     values = settings(tmp_path, **joined)

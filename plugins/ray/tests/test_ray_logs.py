@@ -35,7 +35,7 @@ class Talker(NullReplica):
         super().setup()
         print("printed while it was set up")
         logging.getLogger("somebody").warning("a logger's warning with the key %s", os.environ["RLCORE_TEST_KEY"])
-        os.system("echo said by a process of its own")
+        os.system("echo said by a separate process")
 
     async def generate(self, requests):
         mark = self.context.run_dir / "crashed"
@@ -76,7 +76,7 @@ def test_what_a_worker_prints_and_a_crashs_last_words_are_in_the_runs_log(
     log = (tmp_path / "runs" / "run" / "log.txt").read_text()
     for line, times in {
         "rollout[0]: printed while it was set up": 2,
-        "rollout[0]: said by a process of its own": 2,
+        "rollout[0]: said by a separate process": 2,
         "rollout[0]: printed while it was closed": 1,
         "rollout[0]: a logger's warning with the key ${oc.env:RLCORE_TEST_KEY}": 2,
         "rollout[0]:   what():  boom": 1,

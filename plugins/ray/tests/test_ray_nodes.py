@@ -305,7 +305,7 @@ class Lost:
         self.watch = self
 
     async def remote(self) -> None:
-        """As a call of it."""
+        """A call of it."""
         raise next(self._errors)
 
 

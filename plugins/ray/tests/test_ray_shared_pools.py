@@ -160,7 +160,7 @@ SLEEP, WAKE = {"sampler sleeps", "judge sleeps"}, {"sampler wakes", "judge wakes
 
 
 def settings(directory: Path, *more: str) -> list[str]:
-    """The overrides of a run in which everybody sleeps in turn."""
+    """The overrides of a run in which all servers sleep in turn."""
     (directory / "noting.py").write_text(PLUGIN)
     return [
         f"model.path={directory / 'tiny'}",

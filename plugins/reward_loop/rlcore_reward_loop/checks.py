@@ -111,7 +111,7 @@ def _check_judge(key: str, judge: JudgeSettings) -> None:
     try:
         groups = re.compile(judge.pattern).groups
     except re.error as cause:
-        raise ConfigError(f"{key}.pattern: found '{judge.pattern}', which is no regular expression: {cause}") from cause
+        raise ConfigError(f"{key}.pattern: '{judge.pattern}' is not a regular expression: {cause}") from cause
     if groups < 1:
         raise ConfigError(f"{key}.pattern: found '{judge.pattern}'; needs a group around the score, such as (\\d+)")
 

@@ -27,7 +27,7 @@ EVAL_PREFIX = "/eval"
 """Paths that begin with it are asked in the lane of evaluations."""
 MAX_BODY_BYTES = 4_000_000
 REWARD = "exposed"
-"""Who asks, in the audit log."""
+"""Name of the caller in the audit log."""
 
 CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 """Errors in the server that the client causes: bytes that are not HTTP, or a closed connection."""

@@ -110,7 +110,7 @@ class RemoteReward(Scorer):
 
     @property
     def name(self) -> str:
-        """As in `plugins.reward_loop.rewards`."""
+        """The key in `plugins.reward_loop.rewards`."""
         return self._name
 
     @property

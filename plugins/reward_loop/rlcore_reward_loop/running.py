@@ -82,7 +82,7 @@ class RunningStatistics:
             self._squares += distance * (score - self.mean)
 
     def state(self) -> dict[str, Any]:
-        """As JSON, as if the step were over."""
+        """The state as JSON, as if the step were over."""
         copy = RunningStatistics()
         copy.restore({"count": self.count, "mean": self.mean, "squares": self._squares})
         copy._seen = {key: score for key, score in self._seen.items() if key[0] not in self._under_way}

@@ -112,11 +112,11 @@ class JudgeSettings:
     model: str = ""
     """The model's name in the API."""
     template: str = JUDGE_TEMPLATE
-    """What is asked, with {response} in it, {prompt} and {answer} where wanted; or the path of a .txt or .md file."""
+    """Question with {response} in it, {prompt} and {answer} where wanted; or the path of a .txt or .md file."""
     system: str = JUDGE_SYSTEM
     """The system message; empty: none."""
     structured: Literal["json_schema", "json_object", "none"] = "json_schema"
-    """How the judge is bound to JSON, a service by `response_format`; none: only the template asks."""
+    """Way to bind the judge to JSON, a service by `response_format`; none: only the template asks."""
     score_field: str = "score"
     """The number's key in the JSON object."""
     pattern: str = ""
@@ -146,7 +146,7 @@ class RewardSettings:
     weight: float = 1.0
     """Factor of its score in the sum."""
     scope: Literal["sample", "group", "batch"] = option("sample", used_when="kind == 'service'")
-    """How many samples a call sees."""
+    """Number of samples that a call sees."""
     on_failure: Literal["drop_sample", "drop_group", "abort"] = "drop_sample"
     """The policy for samples without a score: docs/rewards.md."""
     normalise: bool = False
@@ -156,7 +156,7 @@ class RewardSettings:
     post_process_s: float = option(60.0, used_when="post_process != ''", above=0)
     """Seconds that it may take."""
     judge: JudgeSettings = field(default_factory=JudgeSettings, metadata={"used_when": "kind == 'judge'"})
-    """How the judge is asked."""
+    """Way of asking the judge."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,6 @@ class RewardLoopSettings:
     expose: bool = False
     """Serve judges and models to reward functions on loopback: RLCORE_REWARD_URL, RLCORE_REWARD_EVAL_URL and _TOKEN."""
     audit: Literal["all", "failures", "none"] = "all"
-    """Which calls are kept in the run directory, in reward_calls.jsonl."""
+    """Calls that are kept in the run directory, in reward_calls.jsonl."""
     audit_characters: int = option(20_000, at_least=1)
     """Longer queries and responses are cut there."""

@@ -28,7 +28,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
 
 @pytest.fixture
 def samples() -> Callable[[int], list[Trajectory]]:
-    """So many samples, four of each prompt, each with a text of its own."""
+    """So many samples, four of each prompt, each with a different text."""
     return lambda number: [make_trajectory(index // 4, index % 4, text=f"response {index}") for index in range(number)]
 
 

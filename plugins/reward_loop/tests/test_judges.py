@@ -131,7 +131,7 @@ def test_a_judges_text_becomes_a_score_in_the_range(text: str, settings: dict[st
         ('{"score": null}', {}, "a number is needed"),
         ('{"score": 99}', {"out_of_range": "fail"}, "is 99; needs 0 to 10"),
         ("nothing", {"pattern": r"score: (\d+)"}, "finds nothing"),
-        ("score: x", {"pattern": r"score: (\w)"}, "'x' is no number"),
+        ("score: x", {"pattern": r"score: (\w)"}, "'x' is not a number"),
     ],
 )
 def test_what_is_no_score_is_a_failure(text: str, settings: dict[str, Any], message: str) -> None:

@@ -118,7 +118,7 @@ def test_those_that_wait_go_on_as_if_the_tokens_had_been_known_from_the_start() 
         assert turns.for_requests.take() == 0
         waiting[5].cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        turns.correct(-40)  # nobody waits any more, so nobody has lost time
+        turns.correct(-40)  # no call waits any more, so none has lost time
         now = 6.0
         assert turns.now(10)
         assert not turns.now(10)

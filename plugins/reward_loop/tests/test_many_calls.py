@@ -18,7 +18,7 @@ ANSWER = b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 
 
 
 class FullHouse:
-    """A service that answers nobody before so many ask at the same time."""
+    """A service that answers no call before so many ask at the same time."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted, self.num_open, self.most_open = wanted, 0, 0

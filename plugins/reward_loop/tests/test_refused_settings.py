@@ -20,9 +20,9 @@ BAD_SETTINGS = {
         {"services": {"s": {"urls": ["http://x/"], "token": "sk-1"}}},
         r"token: found a secret written out",
     ),
-    "nobody to ask": ({"rewards": {"a": {"served_by": "x"}}}, r"served_by: found 'x'; kind=service needs an entry"),
+    "no service": ({"rewards": {"a": {"served_by": "x"}}}, r"served_by: found 'x'; kind=service needs an entry"),
     "a name of two": ({"services": {"s": {}}, "models": {"s": {"path": "p"}}}, "both in services and in models"),
-    "nobody asks": (
+    "unused service": (
         {
             "services": {"s": {"urls": ["http://x/"]}, "t": {"urls": ["http://x/"]}},
             "rewards": {"a": {"served_by": "s"}},
@@ -50,7 +50,7 @@ BAD_SETTINGS = {
     "no file": ({"judge": {"template": "nowhere.txt"}}, r"judge\.template: there is no file 'nowhere\.txt'"),
     "no range": ({"judge": {"lowest": 5.0, "highest": 5.0}}, "lowest=5 is not below highest=5"),
     "no group": ({"judge": {"pattern": "[0-9]+"}}, "needs a group around the score"),
-    "no pattern": ({"judge": {"pattern": "("}}, "is no regular expression"),
+    "no pattern": ({"judge": {"pattern": "("}}, "is not a regular expression"),
     "no function": ({"post_process": "mine"}, "needs module:name or file.py:name"),
     "a judge's key": ({"kind": "service", "judge": {"lowest": 1.0}}, "which has no effect: it is used only when"),
 }

@@ -27,7 +27,7 @@ REASON_CHARACTERS = 240
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM can make room for; an adapter of a smaller one fits."""
 ACTOR_TRANSFER = "rlcore_actor"
-"""How vLLM knows `transfer.ActorTransfer`."""
+"""vLLM's name of `transfer.ActorTransfer`."""
 ENGINE_DIED = 70
 """Exit code of a worker whose engine has died."""
 ENVIRONMENT = {

@@ -72,7 +72,7 @@ def _window(config: RunConfig) -> int | None:
 
 
 def _note(config: RunConfig, section: VllmSettings, request: WorkerRequest) -> str:
-    """What the plugin decides for an engine on a GPU, for `rlcore plan`."""
+    """Decisions of the plugin for an engine on a GPU, for `rlcore plan`."""
     notes = [request.note] if request.note else []
     length = model_length(config, section, on_gpu=True)
     if length and not section.max_model_len:

@@ -69,7 +69,7 @@ class VllmSampler:
         """Its weights were discarded, and none were loaded since."""
         self._loading = asyncio.Lock()
         self._broken = ""
-        """Why nothing can be sampled until weights are loaded."""
+        """Reason why nothing can be sampled until weights are loaded."""
 
     async def generate(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Completion]:
         """Every completion of every request, each as it finishes; a reader that stops early frees the engine."""

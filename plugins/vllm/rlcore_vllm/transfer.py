@@ -81,7 +81,7 @@ class ActorTransfer(WeightTransferEngine):  # type: ignore[misc]
         refresh_tied_layers(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As vLLM's own, which wants an accelerator."""
+        """Replaces vLLM's own, which wants an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()

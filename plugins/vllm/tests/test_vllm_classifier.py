@@ -69,7 +69,7 @@ def on_vllm(function: Any) -> Any:
 
 @on_vllm
 def test_every_score_of_a_run_on_vllm_is_the_one_of_transformers(tmp_path: Path) -> None:
-    """In a process of its own, for vLLM warns; also where a conversation ends in the model's padding token."""
+    """In a separate process, for vLLM warns; also where a conversation ends in the model's padding token."""
     for name, model in MODELS.items():
         path = write_tiny_classifier(tmp_path / name, num_heads=1, **model)
         if name == "chosen":

@@ -1,4 +1,4 @@
-"""A generative judge on vLLM: bound to its JSON, and one bad request costs nobody else anything.
+"""A generative judge on vLLM: bound to its JSON, and one bad request costs no other sample anything.
 
 Runs with the Python of .venv-vllm (`make vllm`).
 """
@@ -35,7 +35,7 @@ SCHEMA = {
 @pytest.mark.timeout(240)
 @needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real")
 def test_a_judge_is_bound_to_its_json_and_refuses_bad_requests_one_by_one(tmp_path: Path) -> None:
-    """In a process of its own, for vLLM warns."""
+    """In a separate process, for vLLM warns."""
     command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
     done = subprocess.run(command, text=True, capture_output=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -34,7 +34,7 @@ DEADLINE_S = 200.0
 @pytest.mark.timeout(300)
 @needs("vllm", "`make setup-vllm`, then .venv-vllm/bin/python -m pytest -m real")
 def test_a_judge_whose_engine_is_killed_comes_back_and_what_it_owed_is_asked_once_more(tmp_path: Path) -> None:
-    """In a process of its own, for vLLM warns."""
+    """In a separate process, for vLLM warns."""
     command = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
     done = subprocess.run(command, text=True, capture_output=True, timeout=260, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -1,4 +1,4 @@
-"""What the plugin decides for an engine on a GPU by itself: its length, and the allocator's settings."""
+"""Decisions of the plugin for an engine on a GPU: its length, and the allocator's settings."""
 
 import os
 from collections.abc import Callable

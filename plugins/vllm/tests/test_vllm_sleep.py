@@ -1,4 +1,4 @@
-"""What a sampler asks of its engine when it sleeps, gets weights and wakes: memory of weights first, the cache last.
+"""Calls of a sampler to its engine when it sleeps, gets weights and wakes: memory of weights first, the cache last.
 
 Except for the last test the engine is a fake one: only what it is asked, and what fails, counts. With the Python of
 .venv-vllm.
@@ -149,7 +149,7 @@ def test_a_sampler_that_is_awake_or_on_a_cpu_moves_nothing(handle: WeightsHandle
 
 
 def test_an_engine_that_wakes_without_weights_samples_nothing_until_it_has_some(handle: WeightsHandle) -> None:
-    """As after a step that failed: what is in its memory is no model."""
+    """The state after a step that failed: what is in its memory is not a model."""
 
     async def main() -> None:
         sampler = sampler_of(engine := Engine())

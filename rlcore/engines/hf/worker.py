@@ -34,7 +34,7 @@ class HfActor(ActorWorker):
     version: int = 0
     """Names the weights that were published last."""
     is_published: bool = True
-    """Whether they are the current ones."""
+    """True if they are the current ones."""
     _server: WeightsServer | None = None
     _loss: PolicyLoss
     before_change: list[Callable[[], None]]
@@ -155,7 +155,7 @@ class HfReference(ReferenceWorker):
         if self.engine.model.adapter is None:
             raise WorkerError(
                 f"{self.context}: it is served inside an actor without a LoRA adapter, whose weights change; give the "
-                "reference a process of its own or set actor.lora.enabled=true"
+                "reference a separate process or set actor.lora.enabled=true"
             )
 
     def _second_model(self) -> TrainEngine:

@@ -90,7 +90,7 @@ def _source_of(module: str) -> Path | str | None:
 
 
 def spec_of(name: str, places: Sequence[str] | None) -> ModuleSpec | None:
-    """As `importlib.util.find_spec`, which would import the packages around the module."""
+    """Finds a module like `importlib.util.find_spec`, which would import the packages around the module."""
     tail = name.rpartition(".")[2]
     for finder in sys.meta_path:
         # Of a namespace package in another, PathFinder would look up the outer one among loaded modules.
@@ -167,7 +167,7 @@ def _in_source(path: Path, where: str, names: Sequence[str], num_arguments: int 
 
 @lru_cache(maxsize=128)
 def _defined(path: Path, changed_ns: int, size: int) -> _Definitions:
-    """What a file of this age and size binds, by name; plans are made more often than files change."""
+    """Names that a file of this age and size binds; plans are made more often than files change."""
     defined: _Definitions = {}
     for name, node in _definitions(ast.parse(path.read_bytes(), str(path)).body):
         defined.setdefault(name, []).append(node)

@@ -169,7 +169,7 @@ class AgentLoopSuite(ComponentSuite):
             self.need(one != _ids(await self.roll(agent, self.tasks(seed=700))), "other seeds give the same tokens")
             samples = {ids for name, ids in one.items() if name.prompt == self.tasks()[0].prompt.id}
             every = set(one.values())
-            self.need(len(samples) > 1 or len(every) > 1, "all samples are the same; each needs a seed of its own")
+            self.need(len(samples) > 1 or len(every) > 1, "all samples are the same; each needs a separate seed")
 
         self.use(main)
 

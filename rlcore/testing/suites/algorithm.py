@@ -20,7 +20,7 @@ class AlgorithmSuite(Suite):
 
     kind: ClassVar[AlgorithmKind]
     scope: str = "sample"
-    """As `Algorithm.scope`, where the target is not an offer."""
+    """The value of `Algorithm.scope`, where the target is not an offer."""
     needs: Collection[Need] = ()
     per_token: bool = False
     """An estimator of (B, T) advantages."""

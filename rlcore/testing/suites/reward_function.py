@@ -48,7 +48,7 @@ class RewardFunctionSuite(Suite):
     columns: Mapping[str, Any] = {}
     """Further columns of the prompt's row."""
     kwargs: Mapping[str, Any] = {}
-    """As in `reward.functions.<x>.kwargs`."""
+    """The settings of `reward.functions.<x>.kwargs`."""
     scope: str = "sample"
     """'sample', 'group' or 'batch'."""
     known_good: Sequence[Any] = ()
@@ -117,10 +117,10 @@ class RewardFunctionSuite(Suite):
         )
         done = run_in_new_interpreter(code, START_S)
         if done is None:
-            self.need(False, f"loading it in a process of its own took more than {START_S:g} s")
+            self.need(False, f"loading it in a separate process took more than {START_S:g} s")
             return
         last = (done.errors.strip().splitlines() or ["it said nothing"])[-1]
-        self.need(done.code == 0, f"loading it in a process of its own failed: {last}")
+        self.need(done.code == 0, f"loading it in a separate process failed: {last}")
         heavy = json.loads(done.output.strip().splitlines()[-1])
         self.need(
             not (heavy and self.torch_free),

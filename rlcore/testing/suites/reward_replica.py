@@ -150,5 +150,5 @@ class RewardReplicaSuite(WorkerSuite):
 
 
 def shown(answer: RawScore) -> str:
-    """As errors name it."""
+    """The name of it in errors."""
     return repr(answer.text) if answer.score is None else f"{answer.score:.4f}"

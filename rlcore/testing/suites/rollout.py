@@ -98,7 +98,7 @@ class RolloutWorkerSuite(WorkerSuite):
             self._same(one, by_key(await generate(rollout, requests())), "in another worker")
             other = by_key(await generate(rollout, requests(seed=77)))
             self.need(texts(one) != texts(other), "another seed gives the same tokens")
-            self.need(len(set(texts(one).values())) > 1, "all samples are the same; each needs a stream of its own")
+            self.need(len(set(texts(one).values())) > 1, "all samples are the same; each needs a separate stream")
 
         self.use(main)
 

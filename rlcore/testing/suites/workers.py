@@ -51,7 +51,7 @@ class WorkerSuite(Suite):
         need_conforming(self.who, self.load(), self.interface)
 
     def test_it_closes_also_without_a_setup(self) -> None:
-        """As after a failure of `setup`."""
+        """The state after a failure of `setup`."""
 
         async def main(work: "Work") -> None:
             self.load()(work.bench.context(self.role, work.section)).close()

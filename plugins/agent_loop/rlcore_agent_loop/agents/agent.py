@@ -25,7 +25,7 @@ GRACE_S = 10.0
 START_S = 120.0
 """Seconds that a child may take to import the agent."""
 MAX_BEGINS = 2
-"""How often a sample is begun whose process was killed because of another's agent."""
+"""Number of times that a sample is begun whose process was killed because of another's agent."""
 
 
 class Agents:

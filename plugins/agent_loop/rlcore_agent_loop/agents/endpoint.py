@@ -148,7 +148,7 @@ class Endpoint:
         except (ValueError, RecursionError) as cause:
             raise BadRequest("the body is not JSON") from cause
         if not isinstance(body, dict):
-            raise BadRequest("the body is no object")
+            raise BadRequest("the body is not an object")
         check_texts(body)
         _, recording = self._sample(request)  # which may have ended while the body came
         answer = await recording.complete(body)

@@ -61,7 +61,7 @@ class Recording:
     num_requests: int = 0
     overridden: set[str] = field(default_factory=set)
     failure: BaseException | None = None
-    """What generation raised: the run's, not the agent's, to handle."""
+    """The error of generation: the run's, not the agent's, to handle."""
     closed: bool = False
     _at_work: "set[asyncio.Task[Completion]]" = field(default_factory=set)
 

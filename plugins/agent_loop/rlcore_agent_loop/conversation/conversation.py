@@ -42,7 +42,7 @@ class ConversationContext:
     parser: Parser
     settings: AgentLoopSettings
     timers: Timers = field(default_factory=Timers)
-    """What ends conversations that take too long."""
+    """The timers that end conversations that take too long."""
     window: int | None = None
     """Tokens that the engine takes, if it says so."""
 

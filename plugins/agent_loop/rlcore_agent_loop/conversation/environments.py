@@ -26,7 +26,7 @@ class Step:
     """An environment's answer to a turn."""
 
     messages: Sequence[Message] = ()
-    """What the policy is told; none is right only with `done`."""
+    """Messages to the policy; none is right only with `done`."""
     done: bool = False
     """The sample ends here."""
     reward: float = 0.0

@@ -39,7 +39,7 @@ class Segment:
     logprobs: list[Float32s] = field(default_factory=list)
     """Of each turn, one per token."""
     messages: list[Message] = field(default_factory=list)
-    """What was said after the prompt."""
+    """Messages after the prompt."""
     versions: list[tuple[int, int]] = field(default_factory=list)
     turns: list[FrozenDict[str, Any]] = field(default_factory=list)
     """Of each turn: start, num_tokens, versions, finish."""
@@ -90,7 +90,7 @@ class Segment:
     def arrays(self) -> tuple[Int32s, Bools, Float32s]:
         """(T,) token ids, which were sampled, and log-probs, 0 where none was.
 
-        What was said to a policy that never answered is no part of what it is trained on: the last token is a sampled
+        What was said to a policy that never answered is not part of what it is trained on: the last token is a sampled
         one, or the prompt's last.
         """
         spans = [(turn["start"], turn["start"] + turn["num_tokens"]) for turn in self.turns]

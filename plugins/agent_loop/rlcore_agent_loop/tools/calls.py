@@ -21,7 +21,7 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     problem: str = ""
-    """Why it cannot be made; empty if it can."""
+    """Reason why it cannot be made; empty if it can."""
 
 
 def refused(problem: str) -> ToolCall:
@@ -43,7 +43,7 @@ def as_text(value: Any, max_chars: int) -> str:
             text = json.dumps(value, ensure_ascii=False)
         except (TypeError, ValueError, RecursionError) as cause:
             raise ChildError(
-                f"the result is no text: {type(value).__name__} ({cause}); needs text, a number or what JSON knows"
+                f"the result is not text: {type(value).__name__} ({cause}); needs text, a number or what JSON knows"
             ) from cause
     text = encodable_text(text)
     return text if len(text) <= max_chars else f"{text[:max_chars]} ... ({len(text) - max_chars} characters cut off)"

@@ -37,7 +37,7 @@ class McpServer(ToolSource):
         self._serving: asyncio.Task[None] | None = None
         self._restarting = asyncio.Lock()
         self._gone = ""
-        """Why it is not started again."""
+        """Reason why it is not started again."""
 
     async def start(self, describe: bool) -> None:
         """Start the server and ask for its tools; ConfigError when it does not start or lacks a tool."""

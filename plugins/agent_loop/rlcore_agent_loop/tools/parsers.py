@@ -71,7 +71,7 @@ def _named(call: Any) -> ToolCall:
         return refused("the call has no name")
     arguments = call.get("arguments", call.get("parameters")) or {}
     if not isinstance(arguments, dict):
-        return refused("the arguments are no object")
+        return refused("the arguments are not an object")
     return ToolCall(call["name"], arguments)
 
 
@@ -93,7 +93,7 @@ def _value(text: str) -> Any:
 
 def _python(node: ast.expr) -> ToolCall:
     if not isinstance(node, ast.Call):
-        return refused("the call is no call of a function")
+        return refused("the call is not a call of a function")
     if node.args or any(keyword.arg is None for keyword in node.keywords):
         return refused("the call has arguments without a name; needs name=value")
     try:
@@ -101,4 +101,4 @@ def _python(node: ast.expr) -> ToolCall:
             ast.unparse(node.func), {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
         )
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        return refused("an argument is no literal; needs numbers, strings, lists and the like")
+        return refused("an argument is not a literal; needs numbers, strings, lists and the like")

@@ -21,7 +21,7 @@ class ToolSource(ABC):
     """A source of tools."""
 
     name: str
-    """How errors name it."""
+    """Its name in errors."""
 
     @abstractmethod
     async def start(self, describe: bool) -> None:
@@ -176,7 +176,7 @@ async def awaited(value: Any) -> Any:
 
 async def within(who: str, deadline_s: float, work: Awaitable[Any]) -> Any:
     """The result of a foreign coroutine; ChildError naming it when it raises, exits, takes longer, or says that it was
-    cancelled though nobody cancels us."""
+    cancelled though this task is not."""
     limit = asyncio.timeout(deadline_s)
     try:
         async with limit:

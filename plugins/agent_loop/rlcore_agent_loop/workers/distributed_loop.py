@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_BEGINS = 2
-"""How often a conversation is begun: one whose worker died goes to another, or to its successor, once."""
+"""Number of times that a conversation is begun: one whose worker died goes to another, or to its successor, once."""
 CHECKED_TOGETHER = 512
 """Prompts of one call."""
 

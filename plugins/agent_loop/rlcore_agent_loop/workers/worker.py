@@ -103,7 +103,7 @@ class PolicyProxy:
 
     def __init__(self) -> None:
         self.out: asyncio.Queue[Message | None] = asyncio.Queue()
-        """What the run is told; None: there is no more."""
+        """Messages to the run; None: there is no more."""
         self._numbers = itertools.count()
         self._open: dict[int, asyncio.Queue[Completion]] = {}
 

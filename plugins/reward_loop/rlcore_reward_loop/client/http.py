@@ -16,7 +16,7 @@ from rlcore.errors.redaction import clipped
 logger = logging.getLogger(__name__)
 
 OTHER_FILES = 512
-"""What else a run may have open: children, logs, data, a cluster."""
+"""Descriptors for what else a run may have open: children, logs, data, a cluster."""
 LONGEST_QUOTE = 10_000
 """Bytes of an answer that are looked at for secrets before an error quotes its beginning."""
 MAX_READING = 128 << 20
@@ -93,7 +93,7 @@ class Client:
                 content = await _read(response, max_bytes)
                 kind = response.content_type
         except aiohttp.ClientResponseError as cause:
-            raise NoAnswer(f"answered with what is no HTTP ({describe(cause)})") from cause
+            raise NoAnswer(f"answered with what is not HTTP ({describe(cause)})") from cause
         except (aiohttp.ClientError, OSError) as cause:
             raise Unavailable(f"could not be reached ({describe(cause)})") from cause
         if "json" not in kind:

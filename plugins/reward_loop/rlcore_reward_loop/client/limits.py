@@ -12,7 +12,7 @@ from rlcore import Lane
 from rlcore.aio import Stopwatch
 
 LANES = (Lane.EVAL, Lane.TRAIN)
-"""Who goes first goes first."""
+"""First come, first served."""
 REST_S = 0.5
 """The concurrency is halved at most once in this time: calls that were under way say nothing new."""
 BURST_S = 0.05
@@ -125,7 +125,7 @@ class RateLimiter:
         self._per_s = per_minute / 60.0
         self._clock = clock
         self._free_at = 0.0
-        """When everything that was let through would have been spread evenly."""
+        """Time when everything that was let through would have been spread evenly."""
         self._credit_s = 0.0
         """Seconds that corrections give back while calls wait."""
 

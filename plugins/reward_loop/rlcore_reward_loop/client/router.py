@@ -32,10 +32,10 @@ class Target:
     num_failures: int = 0
     """In a row."""
     witnesses: set[object] = field(default_factory=set)
-    """Who asked in these calls."""
+    """Callers of these calls."""
     last_error: str = ""
     ejected_until: float | None = None
-    """When it may be tried again; None while it is in use."""
+    """Time when it may be tried again; None while it is in use."""
     num_ejections: int = 0
     """Since it last answered."""
     on_trial: bool = False

@@ -35,7 +35,7 @@ class Call:
     reward: str
     """The part of the reward that asks."""
     id: str
-    """What it is asked about."""
+    """The sample that it is asked about."""
     body: Mapping[str, Any]
     path: str = ""
     """Follows the service's address."""

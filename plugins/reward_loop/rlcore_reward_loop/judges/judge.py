@@ -140,4 +140,4 @@ def _by_pattern(text: str, pattern: str) -> float:
     try:
         return float(matches[-1].group(1))
     except (TypeError, ValueError) as cause:
-        raise NoAnswer(f"the judge's score {matches[-1].group(1)!r} is no number") from cause
+        raise NoAnswer(f"the judge's score {matches[-1].group(1)!r} is not a number") from cause

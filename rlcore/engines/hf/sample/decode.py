@@ -45,7 +45,7 @@ class Decoder:
         self.joins = not getattr(model.transformer, "_supports_attention_backend", False)
         """True if the model brings its own attention code, which gets copies of whole rows."""
         self.shortens = is_known(model.transformer)
-        """Whether one token a row takes fewer operations than the model's own modules would."""
+        """True if one token per row takes fewer operations than with the model's own modules."""
         self._few: FusedDecode | None = None
         self._is_stale = False
         self._cache = SlotCache(joins=self.joins)

@@ -19,7 +19,7 @@ from rlcore.types import GenerateRequest, Sampling
 def check_decoding(model: PolicyModel, decoder: Decoder, tokens: Tokens) -> None:
     """Choose how the model attends, and find out which of its layers multiply the same tensor.
 
-    ConfigError when decoding gives other logits than its plain forward pass. Weights that are no numbers pass: who
+    ConfigError when decoding gives other logits than its plain forward pass. Weights that are not numbers pass: who
     samples from them says so.
     """
     name = type(model.transformer).__name__

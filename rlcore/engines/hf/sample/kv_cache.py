@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 MASKED = -1e30
-"""What hides a position from attention: finite, so that a row none of whose prompt is seen gives no NaN."""
+"""The score that hides a position from attention: finite, so that a row none of whose prompt is seen gives no NaN."""
 GROWTH = 64
 """Positions by which the tables grow at least."""
 
@@ -51,9 +51,9 @@ class RowPass:
     same_own: int | None
     """`own_R` where it is the same for all; else None, and `tokens` is 1."""
     in_order: bool
-    """Whether the rows are those of `rows_GW`, flat, and no more."""
+    """True if the rows are those of `rows_GW`, flat, and no more."""
     masks_of_heads: dict[tuple[int | None, int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Where attention keeps `masks` as it adds them."""
+    """`masks` in the form in which attention adds them."""
     whole_masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict)
     """The same for one token a row: of all positions together, None where none is hidden."""
     _masks: dict[int | None, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class SlotCache(Cache):
         """The layer that was updated last."""
         self.joins = joins
         self.prompt_slots = (0, 0)
-        """How many prompts of how many positions there is room for."""
+        """Number of prompts, and of positions of each, that there is room for."""
         self.row_slots = (0, 0)
 
     @property

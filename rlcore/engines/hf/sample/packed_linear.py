@@ -117,7 +117,7 @@ class _Product:
         self._bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
         self._sizes = [len(weight) for weight in weights]
         self._states: Tensor | None = None
-        """What was multiplied last."""
+        """The states that were multiplied last."""
         self._parts: Sequence[Tensor] = ()
 
     def forwards(self) -> Iterator[tuple[nn.Linear, Callable[[Tensor], Tensor]]]:

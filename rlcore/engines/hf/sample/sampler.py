@@ -1,7 +1,7 @@
 """The embedded rollout: samples from the very weights that are being trained, with no copy of them.
 
 All calls of `generate` share one table of rows: rows that end leave at once, waiting rows join, in the order of their
-request ids. Nothing runs in the background: whoever waits for a completion computes the next token of everybody's
+request ids. Nothing runs in the background: a caller that waits for a completion computes the next token of all
 rows, and then lets the loop's other tasks have their turn.
 """
 
@@ -25,7 +25,7 @@ from rlcore.errors import ConfigError, WorkerError
 from rlcore.types import Completion, GenerateRequest
 
 HELD_S = 0.002
-"""How often rows that may not be sampled for the moment look whether they may."""
+"""Seconds between two looks of rows that may not be sampled for the moment."""
 
 
 @dataclass(eq=False)

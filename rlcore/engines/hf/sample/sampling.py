@@ -24,7 +24,7 @@ BLOCK = 1024
 CHUNK_ELEMENTS = 2**19
 """Logits that are treated at a time on a CPU: few enough to stay in its cache between two passes."""
 FIRST_TOP = 64
-"""How many of the most probable tokens a truncating row looks at first."""
+"""Number of the most probable tokens that a truncating row looks at first."""
 
 
 def row_stream(seed: int, sample: int) -> np.random.Generator:
@@ -39,9 +39,9 @@ class RowSampling:
     temperature_R: Tensor | None
     """1 for a greedy row: what is recorded for it is the plain softmax. None where it is 1 for all."""
     greedy: tuple[int, ...]
-    """Which rows take the most probable token."""
+    """Rows that take the most probable token."""
     truncated: tuple[int, ...]
-    """Which rows draw from a part of the vocabulary only."""
+    """Rows that draw from a part of the vocabulary only."""
     top_p_r: Tensor
     """Of the truncated rows, as the next two."""
     top_k_r: Tensor

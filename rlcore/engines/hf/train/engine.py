@@ -329,7 +329,7 @@ class TrainEngine:
         return ReadMetrics.merged([ReadMetrics(**numbers) for numbers in self.ranks.gather(asdict(read))])
 
     def _adding(self) -> AbstractContextManager[None]:
-        """Where gradients are added to their sums at once; not where FSDP needs to see each of them."""
+        """Context in which gradients are added to their sums at once; not where FSDP needs to see each of them."""
         return self.model.adding_gradients() if self._shards is None else nullcontext()
 
     def _micro_batches(self, minibatch: Batch, taught: Batch) -> tuple[list[Batch], list[Batch]]:

@@ -63,7 +63,7 @@ class Model(nn.Module):
     """
 
     owns_transformer: bool = True
-    """Whether the transformer's weights belong to this model: False of one that lives on another's trunk."""
+    """True if the transformer's weights belong to this model: False for one that lives on another's trunk."""
 
     def __init__(self, transformer: Any, adapter: Any = None) -> None:
         super().__init__()

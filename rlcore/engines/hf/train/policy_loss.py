@@ -14,7 +14,7 @@ from rlcore.engines.hf.train.transfers import device_tensor
 from rlcore.types import Batch, Bools
 
 METRIC_NAMES = {"ratio": "ratio_mean", "clipped_low": "clip_frac_low", "clipped_high": "clip_frac_high"}
-"""What a policy loss's metrics are logged as, where that is another name."""
+"""The names under which a policy loss's metrics are logged, where they differ."""
 DIFFERENCE = "policy/rollout_logprob_diff"
 """|log pi_old - log mu|, of the tokens that both computed with the same weights: how far sampler and trainer differ."""
 

@@ -20,14 +20,14 @@ from rlcore.types import Batch, Bools, Int64s
 
 @dataclass(frozen=True, eq=False)
 class PaddedBatch:
-    """Where the tokens of a micro-batch's prefixes and suffixes stand."""
+    """Places of the tokens of a micro-batch's prefixes and suffixes."""
 
     token_ids_GP: Tensor
     token_ids_BS: Tensor
     positions_BS: Tensor
     """Position of each token of a suffix in its row; padding goes on counting."""
     prefix_of_B: Tensor
-    """Which prefix a row begins with."""
+    """The prefix that a row begins with."""
     visible_BK: Tensor
     """True where the key, first of the prefix then of the suffix, is a token and no padding."""
     predict_M: Tensor

@@ -81,7 +81,7 @@ class _PlacedRun:
 
 
 def _places(uppermost: Sequence[TokenRun], device: torch.device) -> tuple[list[_PlacedRun], tuple[Spans, ...]]:
-    """Where the runs of a token tree stand, and for each level the tokens below each of its runs.
+    """Places of the runs of a token tree, and for each level the tokens below each of its runs.
 
     What is below a run is one stretch of the sequence: first the runs that have others below them, then for each of
     these what is below it, then the rest. So with one level neither queries nor keys have gaps. Runs of one length are

@@ -129,7 +129,7 @@ class LoopedFlash:
     def forward(
         self, query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, spans: Spans, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """As `FlashKernel.forward`."""
+        """Computes what `FlashKernel.forward` does."""
         inputs = _runs(query_1HND, spans, 1), _runs(key_1KND, spans, 2), _runs(value_1KND, spans, 2)
         results = [
             aten._scaled_dot_product_flash_attention_for_cpu(*run, 0.0, spans.causal, scale=scale)
@@ -139,7 +139,7 @@ class LoopedFlash:
         return _packed(outputs), _packed(log_sums)
 
     def backward(self, grad_1HND: Tensor, part: Part, spans: Spans, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        """As `FlashKernel.backward`."""
+        """Computes what `FlashKernel.backward` does."""
         inputs = (
             _runs(grad_1HND, spans, 1),
             _runs(part.query_1HND, spans, 1),
@@ -162,7 +162,7 @@ class VariableLengthFlash:
     def forward(
         self, query_1HND: Tensor, key_1KND: Tensor, value_1KND: Tensor, spans: Spans, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """As `FlashKernel.forward`."""
+        """Computes what `FlashKernel.forward` does."""
         inputs = [tensor[0].transpose(0, 1) for tensor in (query_1HND, key_1KND, value_1KND)]
         output_NHD, log_sums_HN, *_ = aten._flash_attention_forward(
             *inputs, *_bounds(spans), 0.0, spans.causal, False, scale=scale
@@ -170,7 +170,7 @@ class VariableLengthFlash:
         return output_NHD.transpose(0, 1)[None], log_sums_HN[None]
 
     def backward(self, grad_1HND: Tensor, part: Part, spans: Spans, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        """As `FlashKernel.backward`."""
+        """Computes what `FlashKernel.backward` does."""
         tensors = grad_1HND, part.query_1HND, part.key_1KND, part.value_1KND, part.output_1HND
         inputs = [tensor[0].transpose(0, 1) for tensor in tensors]
         no_dropout = grad_1HND.new_zeros(2, dtype=torch.uint64), grad_1HND.new_empty(0)

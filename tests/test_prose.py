@@ -1,0 +1,88 @@
+"""Docstrings and comments state first: tics of a translated text may only become fewer."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+CLAUSE = re.compile(r"(What|Which|Whether|Where|When|Who|Whose|Why|How|As) ")
+"""Begins of a docstring that is a subordinate clause: it does not say what the thing is or does."""
+TICS = {
+    "clause": CLAUSE,
+    "person": re.compile(r"\b(no|some|any|every)body\b|\bwhoever\b", re.IGNORECASE),
+    "is no": re.compile(r"(?<!here )\b(is|are|was|were) no\b(?! (more|longer)\b)"),
+    "anew": re.compile(r"\banew\b"),
+    "one a": re.compile(r"\bone an? (token|sample|step|row)\b"),
+    "of its own": re.compile(r"\bof (its|their|our|your) own\b"),
+}
+"""By name: what the test finds. Everything but a clause is found in any line of a file, texts for users included."""
+CEILINGS: dict[str, dict[str, int]] = {
+    "rlcore": {},
+    "plugins": {},
+    "view": {},
+    "tests": {},
+    "benchmarks": {},
+    "examples": {},
+    "docs": {},
+}
+"""The number of each in a directory; 0 where it is not named. They may only fall."""
+
+
+def docstrings(source: str) -> list[str]:
+    """Every text that stands alone as a statement, those behind a field included."""
+    return [
+        node.value.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+
+
+def tics(path: Path) -> list[str]:
+    """The tics of a file by name, one entry per occurrence."""
+    text = path.read_text("utf-8")
+    found = [name for name, tic in TICS.items() if tic is not CLAUSE for _ in tic.finditer(text)]
+    if path.suffix == ".py":
+        found += ["clause" for docstring in docstrings(text) if CLAUSE.match(docstring.lstrip())]
+    return found
+
+
+def texts(room: str) -> list[Path]:
+    """The files of a directory, but for what a build left there, for records of runs, and for this one."""
+    everything = [path for kind in ("*.py", "*.md") for path in (ROOT / room).rglob(kind)]
+    return [path for path in everything if not {"build", "results"} & set(path.parts) and path != Path(__file__)]
+
+
+@pytest.mark.parametrize("room", CEILINGS)
+def test_tics_become_fewer(room: str) -> None:
+    found = [(name, str(path.relative_to(ROOT))) for path in texts(room) for name in tics(path)]
+    counts = Counter(name for name, _ in found)
+    more = {name for name, count in counts.items() if count > CEILINGS[room].get(name, 0)}
+    assert not more, [entry for entry in found if entry[0] in more]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('def f():\n    """What a row holds."""', "clause"),
+        ('SIZE = 3\n"""How many rows there are."""', "clause"),
+        ("# nobody waits", "person"),
+        ("x = 'it is no number'", "is no"),
+        ("# is made anew", "anew"),
+        ("# one a token", "one a"),
+        ("# a pool of their own", "of its own"),
+    ],
+)
+def test_a_tic_is_found_wherever_it_stands(tmp_path: Path, text: str, name: str) -> None:
+    """In a docstring, behind a field, in a comment and in a text for users."""
+    (tmp_path / "x.py").write_text(text)
+    assert tics(tmp_path / "x.py") == [name]
+
+
+def test_plain_sentences_are_not_tics(tmp_path: Path) -> None:
+    """Words that begin like one, and `there is no`."""
+    (tmp_path / "x.py").write_text('"""Asks for rows. There is no row, and there is no more left: what, how."""')
+    assert tics(tmp_path / "x.py") == []
