@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from rlcore import __version__
-from rlcore.cli.console import answer, complain
+from rlcore.cli.console import answer, complain, open_closed_streams
 from rlcore.cli.endings import refuse_early_ends
 from rlcore.errors import ConfigError, RlcoreError, boundary, describe, nearest
 
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is not None:
         return _answered(arguments)
+    open_closed_streams()
     endings = refuse_early_ends()
     endings.code = _answered(sys.argv[1:])
     return endings.code

@@ -1,6 +1,7 @@
 """All that commands print goes through here: as wide as it needs to be in a pipe, and only what may be shown."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -49,5 +50,26 @@ def answer(text: str) -> None:
 
 def complain(text: str) -> None:
     """Writes an error to standard error; does nothing when that is closed."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         print(displayable(text), file=sys.stderr, flush=True)
+
+
+def open_closed_streams() -> None:
+    """Give standard streams that are closed to the null device.
+
+    A file of the run would get the number of one that is closed, and everything that is printed.
+    """
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:
+            with contextlib.suppress(OSError):  # something else has the number by now
+                os.fstat(number)
+                continue
+            null = os.open(os.devnull, os.O_RDWR)
+            os.dup2(null, number, inheritable=True)
+            if null != number:
+                os.close(null)
+            else:
+                os.set_inheritable(number, True)
+            stream = open(number, mode, closefd=False)  # noqa: SIM115 (for the life of the process)
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)

@@ -1,13 +1,16 @@
 """`rlcore train`: the whole run, or its plan."""
 
+import argparse
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rlcore.cli.arguments import Parser, settings_of
+from rlcore.cli.arguments import Parser, Settings, settings_of
 from rlcore.cli.console import complain
 
 
@@ -31,6 +34,11 @@ def run(arguments: Sequence[str]) -> int:
     if parsed.from_start and not parsed.resume:
         parser.error("--from-start: it goes with --resume")
 
+    with contextlib.nullcontext() if parsed.dry_run else _outliving_terminal():
+        return _train(parsed, settings)
+
+
+def _train(parsed: argparse.Namespace, settings: Settings) -> int:
     from rlcore.plugins.planning import plan_run
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
@@ -48,6 +56,19 @@ def run(arguments: Sequence[str]) -> int:
         complain(f"rlcore: {stopped}")
         _leave(stopped.exit_code)
     return 0
+
+
+@contextlib.contextmanager
+def _outliving_terminal() -> Iterator[None]:
+    """SIGHUP ends nothing inside, also before the run has a log that says so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _leave(code: int) -> NoReturn:

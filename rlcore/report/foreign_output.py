@@ -25,11 +25,15 @@ LONGEST_LINE = 1 << 16
 """Characters of a line without an end that are kept until it is shown."""
 
 
-def discard(output: TextIO, cause: OSError) -> None:
+UNWRITABLE = (OSError, ValueError)
+"""Errors of writing to an output: its reader has gone, its disk is full, or others' code has closed it."""
+
+
+def discard(output: TextIO, cause: Exception) -> None:
     """Let what is written to this output from now on go to the null device, also by others; the log says so."""
     name = "error" if output is sys.__stderr__ else "output"
     logger.warning("standard %s is gone (%s): nothing more is shown; training goes on", name, describe(cause))
-    with open(os.devnull, "w") as null, contextlib.suppress(OSError, ValueError):
+    with open(os.devnull, "w") as null, contextlib.suppress(*UNWRITABLE):
         os.dup2(null.fileno(), output.fileno())
 
 
@@ -44,6 +48,7 @@ class ForeignOutput:
         self.console: Console | None = None
         """Has a progress bar, which a plain line would tear."""
         self._line = ""
+        self._is_gone = False
 
     def write(self, text: str) -> int:
         """Show the lines that end in the text; what is not a text is a TypeError, as of any file."""
@@ -63,10 +68,14 @@ class ForeignOutput:
 
     def flush(self) -> None:
         """Lines are shown when they end, so that no secret is shown in halves."""
-        try:
-            self.rich_proxied_file.flush()
-        except OSError as cause:
-            discard(self.rich_proxied_file, cause)
+        if not self._is_gone:
+            try:
+                self.rich_proxied_file.flush()
+            except UNWRITABLE as cause:
+                self._discard(cause)
+
+    def close(self) -> None:
+        """Stay open: rlcore shows the rest of the run here."""
 
     def finish(self) -> None:
         """Show the rest of a line that has not ended."""
@@ -78,10 +87,15 @@ class ForeignOutput:
         if self.console is not None and self.console.is_terminal:
             self.console.print(Text(displayable(line)), soft_wrap=True)
             return
-        try:
-            self.rich_proxied_file.write(f"{displayable(line)}\n")
-        except OSError as cause:
-            discard(self.rich_proxied_file, cause)
+        if not self._is_gone:
+            try:
+                self.rich_proxied_file.write(f"{displayable(line)}\n")
+            except UNWRITABLE as cause:
+                self._discard(cause)
+
+    def _discard(self, cause: Exception) -> None:
+        discard(self.rich_proxied_file, cause)
+        self._is_gone = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rich_proxied_file, name)

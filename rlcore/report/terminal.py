@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlcore.errors.redaction import displayable
-from rlcore.report.foreign_output import beside, discard
+from rlcore.report.foreign_output import UNWRITABLE, beside, discard
 from rlcore.report.standing import duration, progress, sentence
 from rlcore.report.status import Status
 from rlcore.types import Metrics, ScoredTrajectory, Trajectory
@@ -188,24 +188,29 @@ def _clip(text: str) -> Text:
 class _LastingOutput:
     """Standard output that a run outlives: when its reader goes (`| head`), the rest is discarded; the log says so."""
 
+    def __init__(self) -> None:
+        # Others' prints are shown through the console, so the console itself writes to what is behind the proxy; it is
+        # looked up once, because others' code may replace sys.stdout.
+        self._file: TextIO | None = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
+
     def write(self, text: str) -> int:
-        try:
-            return self._output().write(text)
-        except OSError as cause:
-            discard(self._output(), cause)
-            return len(text)
+        if self._file is not None:
+            try:
+                self._file.write(text)
+            except UNWRITABLE as cause:
+                self._discard(self._file, cause)
+        return len(text)
 
     def flush(self) -> None:
-        try:
-            self._output().flush()
-        except OSError as cause:
-            discard(self._output(), cause)
+        if self._file is not None:
+            try:
+                self._file.flush()
+            except UNWRITABLE as cause:
+                self._discard(self._file, cause)
+
+    def _discard(self, file: TextIO, cause: Exception) -> None:
+        discard(file, cause)
+        self._file = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._output(), name)
-
-    @staticmethod
-    def _output() -> TextIO:
-        # others' prints are shown through the console, so the console itself writes to what is behind the proxy
-        output: TextIO = getattr(sys.stdout, "rich_proxied_file", sys.stdout)
-        return output
+        return getattr(self._file, name)

@@ -50,6 +50,10 @@ SLOT_INTERFACES: Mapping[str, type[Any]] = {"agent": AgentLoop, "reward": Reward
 """In the order in which components start."""
 
 
+CLOSE_S = 10.0
+"""Seconds for a component's close() where nothing cuts the run short: children may end slowly on a busy machine."""
+
+
 class _LifeCycle(Protocol):
     async def start(self) -> None: ...
 
@@ -313,7 +317,11 @@ async def _start_component(
         component = chosen.component.build(context)
     check_product(type(component), SLOT_INTERFACES[slot], who)
     life = cast(_LifeCycle, component)
-    stack.push_async_callback(_within, life.close, f"{who}: close()", limits.close_s)
+
+    async def close(cut_short: type[BaseException] | None, *_: object) -> None:
+        await _within(life.close, f"{who}: close()", limits.close_s if cut_short else max(limits.close_s, CLOSE_S))
+
+    stack.push_async_exit(close)
     with watch.watching(f"{who}: start()"):
         await _within(life.start, f"{who}: start()", limits.setup_s)
     return _checked(plan, slot, component, who, watch)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
-from rlcore.errors import ConfigError, describe, nearest
+from rlcore.errors import ConfigError, RlcoreError, describe, nearest
 from rlcore.errors.redaction import DisplayFormatter
 from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report.files import write_atomically
@@ -105,7 +105,10 @@ class LogFile(logging.FileHandler):
 
 @contextmanager
 def logging_to(directory: Path) -> Iterator[None]:
-    """Append the messages of rlcore's loggers to log.txt, as they may be shown."""
+    """Append the messages of rlcore's loggers to log.txt, as they may be shown, and the error that ends the block.
+
+    The terminal may be gone by then, and its error with it.
+    """
     logger, handler = logging.getLogger("rlcore"), LogFile(directory / LOG)
     handler.setFormatter(DisplayFormatter(LOG_FORMAT))
     level = logger.level
@@ -113,6 +116,12 @@ def logging_to(directory: Path) -> Iterator[None]:
     logger.addHandler(handler)
     try:
         yield
+    except RlcoreError as error:
+        logger.error("the run ended by an error: %s", " ".join(str(error).split()))
+        raise
+    except BaseException:
+        logger.critical("the run ended by an error that nothing expects", exc_info=True)
+        raise
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

@@ -85,6 +85,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
                 try:
                     result = await session.train(origin)
                     reason = "every step was taken; go on with --resume"
+                    logger.info("every step was taken: %d", result.steps)
                     return result
                 except (PluginError, RewardError, WorkerError) as error:
                     last = session.saver.last
@@ -101,6 +102,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
             if stop.signum is None:
                 raise
             _uncancel()
+            logger.warning("stopped by signal %d: %s", stop.signum, reason)
         raise Stopped(stop.signum, f"stopped by signal {stop.signum}: {reason}")
 
 

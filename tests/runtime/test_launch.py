@@ -57,6 +57,7 @@ AGENT = """
 
         async def close(self):
             LOG.append("agent closed")
+            {close}
 
         def rollout(self, tasks, sampling, lane): ...
 
@@ -77,9 +78,12 @@ def site(tmp_path: Path) -> Iterator[Path]:
         yield place
 
 
-def write_agent(site: Path, *, setup: str = "pass", build: str = "pass", start: str = "pass") -> None:
+def write_agent(
+    site: Path, *, setup: str = "pass", build: str = "pass", start: str = "pass", close: str = "pass"
+) -> None:
     """A plugin whose agent asks for a worker, with something to do wrong in each phase."""
     text = AGENT.replace("{setup}", setup).replace("{build}", build).replace("{start}", start)
+    text = text.replace("{close}", close)
     write_package(site, "launch_agent", text)
 
 
@@ -201,6 +205,23 @@ def test_a_start_that_hangs_is_ended_by_name(site: Path, tmp_path: Path) -> None
     with pytest.raises(
         WorkerError, match=rf"agent 'tooled' of plugin 'launch_agent' .*start\(\) took longer than 1 s, {where}"
     ):
+        asyncio.run(story())
+
+
+@pytest.mark.parametrize("cut_short", [False, True])
+def test_a_component_may_close_slowly_unless_the_run_is_cut_short(site: Path, tmp_path: Path, cut_short: bool) -> None:
+    write_agent(site, close="import asyncio; await asyncio.sleep(0.05)")
+    plan = plan_run([], [*SETTINGS, "rollout.agent=tooled"], ["null", "launch_agent"])
+
+    async def story() -> None:
+        async with launch(plan, tmp_path, Deadlines(close_s=0.01)):
+            if cut_short:
+                raise asyncio.CancelledError
+
+    if cut_short:
+        with pytest.raises(WorkerError, match=r"close\(\) took longer than 0\.01 s"):
+            asyncio.run(story())
+    else:
         asyncio.run(story())
 
 

@@ -103,3 +103,22 @@ def test_a_log_that_the_disk_does_not_take_ends_nothing_and_prints_nothing(
         logging.getLogger("rlcore.test").warning("what %s takes", "nobody")
         logging.getLogger("rlcore.test").warning("nor this")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            ConfigError("data:\na line\x1b[2J"),
+            "ERROR rlcore: the run ended by an error: data: a line�[2J\n",
+        ),
+        (KeyError("lost"), "Traceback"),
+        (SystemExit(0), "Traceback"),
+    ],
+)
+def test_the_log_says_which_error_ended_the_run(tmp_path: Path, error: BaseException, words: str) -> None:
+    with pytest.raises(type(error)), logging_to(tmp_path):
+        raise error
+    log = (tmp_path / "log.txt").read_text()
+    assert words in log
+    assert "the run ended by an error" in log

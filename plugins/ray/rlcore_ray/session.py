@@ -200,17 +200,21 @@ def _own_signals() -> Iterator[None]:
     """Keep this process's handlers of signals, which Ray would replace.
 
     A process that connects gets a handler of Ray's, below Python's, which prints a trace, calls the one before it and
-    has the process aborted three seconds later: in the middle of a checkpoint, say.
+    has the process aborted three seconds later: in the middle of a checkpoint, say. What Ray starts here is in our
+    process group and inherits that SIGHUP is ignored: a terminal that closes ends nothing.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGTERM)
+        for signum, handler in ((signal.SIGHUP, hangup), (signal.SIGTERM, signal.getsignal(signal.SIGTERM))):
             if handler is not None:  # else it was never Python's
-                signal.signal(signal.SIGTERM, handler)
-                signal.siginterrupt(signal.SIGTERM, False)  # as asyncio has it
-            _call_off_abort()
+                signal.signal(signum, handler)
+                signal.siginterrupt(signum, False)  # as asyncio has it
+        _call_off_abort()
 
 
 def _call_off_abort() -> None:

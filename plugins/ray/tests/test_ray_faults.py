@@ -1,12 +1,14 @@
 """Ray after things went wrong: a driver killed, a signal, another run in the way. A dead rank: `test_rank_names.py`."""
 
+import os
 import secrets
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +42,10 @@ def settings(directory: Path, **more: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def training(values: Mapping[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def training(values: Mapping[str, Any], **more: Any) -> Iterator[subprocess.Popen[str]]:
     """`rlcore train` as a process, killed at the end if it still runs."""
     command = [sys.executable, "-m", "rlcore", "train", *(f"{key}={value}" for key, value in values.items())]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **more)
     try:
         yield process
     finally:
@@ -165,6 +167,30 @@ def test_a_signal_while_ray_is_being_started_leaves_nothing_of_it(tmp_path: Path
         assert run.returncode == 143, run.communicate()[1]
     assert seen, "Ray was being started"
     wait_for("the end of every process", lambda: not any(map(is_running, seen)), 10)
+
+
+def test_a_terminal_that_closes_leaves_a_run_its_ray_whose_token_was_never_open_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    token, seen = tmp_path / "home" / ".ray" / "auth_token", set[int]()
+
+    def has_stepped(num: int) -> bool:
+        with suppress(FileNotFoundError):
+            seen.add(stat.S_IMODE(token.stat().st_mode))
+        return steps(tmp_path) >= num or ended(run)
+
+    with training(settings(tmp_path), start_new_session=True, umask=0) as run:
+        wait_for("two steps", lambda: has_stepped(2))
+        assert seen == {0o600}
+        os.killpg(run.pid, signal.SIGHUP)  # as the kernel does to the terminal's foreground group
+        after = steps(tmp_path)
+        wait_for("three more steps", lambda: has_stepped(after + 3))
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
+        assert run.returncode == 143
 
 
 HEAD = """
