@@ -18,6 +18,7 @@ from rlcore.report import metrics
 from rlcore.testing.service import ServiceAnswer
 from rlcore.train import checkpoint
 
+FILL_TRIES = 20
 DISK_MIB = 2048
 NONSENSE: Sequence[ServiceAnswer] = (
     ServiceAnswer(b'{"score": NaN}'),
@@ -199,7 +200,7 @@ def disk_full(stage: Stage) -> str:
     """No room is left below the run directory until the run has ended of it."""
     runs = stage.controller.run.parent
     if stage.mounted:
-        remount(runs, f"size={shutil.disk_usage(runs).used}")
+        fill(runs)
     else:  # another error than that of a full disk, as near as a process can come without one
         stage.controller.process.rlimit(psutil.RLIMIT_FSIZE, (0, psutil.RLIM_INFINITY))
     try:
@@ -209,9 +210,17 @@ def disk_full(stage: Stage) -> str:
             remount(runs, f"size={DISK_MIB}m")
 
 
+def fill(path: Path) -> None:
+    """Make the file system as small as its contents, which grow meanwhile: then it is tried again."""
+    for _ in range(FILL_TRIES - 1):
+        with contextlib.suppress(subprocess.CalledProcessError):
+            return remount(path, f"size={shutil.disk_usage(path).used}")
+    remount(path, f"size={shutil.disk_usage(path).used}")
+
+
 def remount(path: Path, options: str) -> None:
     """Change the size of the file system."""
-    subprocess.run(["mount", "-o", f"remount,{options}", str(path)], check=True)
+    subprocess.run(["mount", "-o", f"remount,{options}", str(path)], check=True, stderr=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager
