@@ -190,6 +190,9 @@ class TrainConfig:
     record_tokens: Literal["all", "sampled", "none"] = "sampled"
     """Tokens with log-probs and advantages that `<run>/tokens/` keeps: all, those that the policy sampled, or none."""
 
+    record_trace: Literal["all", "steps", "none"] = "all"
+    """Work whose times `<run>/trace.json` keeps: all; phases and calls of workers, without samples; or none."""
+
 
 @dataclass(frozen=True)
 class EvalConfig:

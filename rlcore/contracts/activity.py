@@ -59,6 +59,20 @@ class Span(NamedTuple):
     ended: float
 
 
+class EndedWork(NamedTuple):
+    """Work that has ended."""
+
+    ended: "list[tuple[_Begun, float]]"
+    later: list[Callable[[], Iterable[Span]]]
+    num_left_out: int
+    """Spans that were too many to be kept."""
+
+    def spans(self) -> list[Span]:
+        """In no order; for the thread that writes them."""
+        found = [Span(BegunWork(*work), at) for work, at in self.ended]
+        return found + list(itertools.chain.from_iterable(listed() for listed in self.later))
+
+
 class SampleCounts(NamedTuple):
     """Samples of the step under way, or of an evaluation."""
 
@@ -161,14 +175,11 @@ class Activity:
         """The work that has begun and not ended, the oldest first."""
         return [BegunWork(*work) for work in list(self._open.values())]
 
-    def take(self) -> tuple[list[Span], int]:
-        """The spans that have ended since the last call, in no order, and how many more were left out."""
-        ended, self._ended = self._ended, []
-        later, self._later = self._later, []
-        left_out, self.num_left_out = self.num_left_out, 0
-        spans = [Span(BegunWork(*work), at) for work, at in ended]
-        spans += itertools.chain.from_iterable(listed() for listed in later)
-        return spans, left_out
+    def take(self) -> "EndedWork":
+        """The work that has ended since the last call."""
+        taken = EndedWork(self._ended, self._later, self.num_left_out)
+        self._ended, self._later, self.num_left_out = [], [], 0
+        return taken
 
     def _close(self, kind: str, who: str, began: float, ended: float) -> None:
         if who and self.record != "none":

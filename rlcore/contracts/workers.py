@@ -28,7 +28,7 @@ class MemoryPlan:
 
     bytes: int
     remedy: str
-    """What lowers it, as the rest of a sentence."""
+    """Advice that lowers it, as the rest of a sentence."""
 
 
 @dataclass(frozen=True, eq=False)

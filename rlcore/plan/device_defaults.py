@@ -225,7 +225,7 @@ def _why_embedded(found: Situation) -> str:
 
 
 def _why_replicas(found: Situation) -> str:
-    """Why replicas sample, and where."""
+    """Reason why replicas sample, and where."""
     shares = " on the actor's device, in turns with it" if shares_device(found.config, found.facts) else ""
     return (
         f"it is installed{', and fits' if shares else ''}{shares}; it pages its cache and samples many rows, each "
@@ -234,7 +234,7 @@ def _why_replicas(found: Situation) -> str:
 
 
 def _fit(found: Situation) -> Fit | None:
-    """How replicas would share the actor's device; None where they would not, or do not fit."""
+    """Plan of replicas that share the actor's device; None where they would not, or do not fit."""
     config = found.config
     if not shares_device(config, found.facts):
         return None

@@ -74,6 +74,7 @@ class RewardStream:
         # A sample that one scorer scores alone needs no second task, which costs as much as a quick score.
         alone = [scorer for scorer in scorers if scorer.scope == "sample" and not scorer.post_processes]
         self._alone = alone[0] if len(scorers) == len(alone) == 1 else None
+        self._alone_name = "" if self._alone is None else self._alone.name
         self._weights = {scorer.name: scorer.weight for scorer in scorers}
         self._policies = {scorer.name: scorer.on_failure for scorer in scorers if scorer.on_failure}
         self._scored: Inbox[tuple[list[Trajectory], dict[str, Outcome], float] | None] = Inbox()
@@ -150,25 +151,21 @@ class RewardStream:
         """Forgets its task, unless that fails: a callback takes a turn of the loop, and hardly any is needed."""
         began, task = time.monotonic(), asyncio.current_task()
         outcome: Outcome | None = None
-        key = self._activity.begin(REWARD, scorer.name, "", parts[-1].id)
+        key = self._activity.begin(REWARD, self._alone_name, "", parts[-1].id)
         try:
             outcome = (await scorer.score([parts[-1]], self._lane))[0]
         finally:
             self._activity.end(key)
             if outcome is None and task is not None:
                 task.add_done_callback(self._done)
-        self._deliver(parts, {scorer.name: outcome}, began)
+        self._scored.put((parts, {self._alone_name: outcome}, time.monotonic() - began))
         self._forget(task)
 
     async def _score(self, parts: list[Trajectory], opinions: "list[asyncio.Future[Outcome]]") -> None:
         began = time.monotonic()
         outcomes = await asyncio.gather(*opinions)
-        self._deliver(
-            parts, {scorer.name: outcome for scorer, outcome in zip(self._scorers, outcomes, strict=True)}, began
-        )
-
-    def _deliver(self, parts: list[Trajectory], outcomes: dict[str, Outcome], began: float) -> None:
-        self._scored.put((parts, outcomes, time.monotonic() - began))
+        by_name = {scorer.name: outcome for scorer, outcome in zip(self._scorers, outcomes, strict=True)}
+        self._scored.put((parts, by_name, time.monotonic() - began))
 
     def _opinion(self, scorer: Scorer, trajectory: Trajectory) -> "asyncio.Future[Outcome]":
         if scorer.scope == "sample" and not scorer.post_processes:

@@ -26,6 +26,7 @@ from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import TokenLog
+from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing.runs import run_settings
@@ -142,6 +143,7 @@ async def play(plan: RunPlan, directory: Path, script: Script, steps: int, last_
                 MetricsLog(directory),
                 TrajectoryLog(directory),
                 TokenLog(directory, "none", run.tokens),
+                TraceLog(directory, 0.0),
                 trackers,
                 terminal,
             )

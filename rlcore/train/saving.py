@@ -146,6 +146,7 @@ class Saver:
         self._trainer.sinks.metrics.cut_back(loaded.step)
         self._trainer.sinks.trajectories.cut_back(loaded.step)
         self._trainer.sinks.tokens.cut_back(loaded.step)
+        self._trainer.sinks.trace.cut_back(loaded.step)
 
 
 def _check_actor(staging: Path) -> None:

@@ -23,6 +23,7 @@ from rlcore.report.foreign_output import foreign_output
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import TokenLog
+from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers, require_installed
 from rlcore.reward.canary import check_canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
@@ -62,7 +63,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
     """Train as planned in `run_dir`. Stopped when a signal ended it, RlcoreError when something is wrong."""
     stop = StopRequest(finish_step=plan.config.checkpoint.on_signal == "finish_step")
     reason = "before the first step; go on with --resume --from-start"
-    activity, terminal = Activity(), Terminal()
+    activity, terminal = Activity(plan.config.train.record_trace), Terminal()
     with (
         foreign_output(),
         stop.installed(),
@@ -204,6 +205,7 @@ class Session:
             MetricsLog(run_dir),
             TrajectoryLog(run_dir),
             TokenLog(run_dir, plan.config.train.record_tokens, run.tokens),
+            TraceLog(run_dir, current_activity().unix_offset),
             Trackers(plan.config.track, run_dir, run_dir.name, plan.loaded.yaml, warn=self._terminal.warn),
             self._terminal,
         )
@@ -273,6 +275,7 @@ class Session:
             self._sinks.metrics.cut_back(-1)
             self._sinks.trajectories.cut_back(-1)
             self._sinks.tokens.cut_back(-1)
+            self._sinks.trace.cut_back(-1)
             self._terminal.say("no checkpoint to continue from: beginning with step 1")
         if origin.resumed or path is not None:
             write_plan(self._run_dir, plan)

@@ -13,13 +13,14 @@ from typing import Any
 from rlcore_view import Watch
 
 from rlcore.algo.kl import FixedKl
-from rlcore.contracts.activity import current_activity
+from rlcore.contracts.activity import EndedWork, current_activity
 from rlcore.contracts.actor import ActorWorker
 from rlcore.data import PromptOrder
-from rlcore.errors import shown
+from rlcore.errors import CheckpointError, shown
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, average, trajectory_lines
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import StepTokens, TokenLog
+from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime
 from rlcore.train.buffer import RolloutBuffer, issuing
@@ -43,6 +44,7 @@ class Sinks:
     metrics: MetricsLog
     trajectories: TrajectoryLog
     tokens: TokenLog
+    trace: TraceLog
     trackers: Trackers
     terminal: Terminal
 
@@ -51,10 +53,11 @@ class Sinks:
         self.metrics.append(step, metrics)
         self.trackers.log(step, metrics)
 
-    def write(self, step: int, lines: bytes, found: StepTokens) -> None:
-        """Of a training step: its trajectories and their tokens."""
+    def write(self, step: int, lines: bytes, found: StepTokens, ended: EndedWork) -> None:
+        """Of a training step: its trajectories, their tokens and the work that has ended."""
         self.trajectories.append(step, lines)
         self.tokens.write(step, Lane.TRAIN, found)
+        self.trace.write(step, ended)
 
 
 @dataclass
@@ -169,7 +172,9 @@ class Trainer:
         self.history.append(metrics)
         rows = [scored.trajectory for scored in work.everything]
         self.sinks.tokens.learn(rows)
-        writing = asyncio.to_thread(self.sinks.write, step, lines, StepTokens(rows, work.batches))
+        writing = asyncio.to_thread(
+            self.sinks.write, step, lines, StepTokens(rows, work.batches), self._activity.take()
+        )
         self._writing = asyncio.create_task(writing, name=f"trajectories of step {step}")
         self.sinks.record(step, metrics)
         self.sinks.terminal.step(step, metrics)
@@ -197,6 +202,10 @@ class Trainer:
             self._thresholds = None
         await self.flight.close()
         await self.written()
+        try:
+            self.sinks.trace.write(self.progress.step, self._activity.take())
+        except CheckpointError as problem:  # what ended the run is the error to tell
+            logger.warning("%s", problem)
 
     async def evaluate(self) -> None:
         """Score held-out prompts with the weights as they are; training state stays as it is."""

@@ -26,6 +26,7 @@ from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog, read_trajectories
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import TokenLog
+from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.testing import write_prompts
@@ -223,7 +224,12 @@ async def one_schedule(run: Runtime, directory: Path, number: int) -> None:
         terminal = Terminal(Console(file=file))
         trackers = Trackers(TrackConfig(), directory, "run", "", warn=terminal.warn)
         sinks = Sinks(
-            MetricsLog(directory), TrajectoryLog(directory), TokenLog(directory, "none", run.tokens), trackers, terminal
+            MetricsLog(directory),
+            TrajectoryLog(directory),
+            TokenLog(directory, "none", run.tokens),
+            TraceLog(directory, 0.0),
+            trackers,
+            terminal,
         )
         trainer = WatchedTrainer(run, progress, steps, {}, sinks)
         while progress.step < steps:

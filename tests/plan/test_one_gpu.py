@@ -44,7 +44,7 @@ def planned(*overrides: str, facts: Facts = H100) -> RunPlan:
 
 
 def chosen(found: LoadedConfig | RunPlan) -> dict[str, Any]:
-    """What was chosen, by key."""
+    """The choices, by key."""
     choices = [choice for choice in found.choices if not choice.set_by]
     assert all(choice.reason for choice in choices)
     return {choice.key: choice.value for choice in choices}

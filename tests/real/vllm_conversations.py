@@ -27,6 +27,7 @@ from rlcore.plugins.planning import plan_run
 from rlcore.report.metrics import MetricsLog, TrajectoryLog
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import TokenLog
+from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.runtime.rollout_service import RolloutService
@@ -254,7 +255,14 @@ async def one_step(run: Runtime) -> dict[str, Any]:
     progress = Progress(0, PromptOrder({"all": prompts_of(run)}, {}, 0, True), FixedKl(0.0))
     terminal = Terminal(Console(file=io.StringIO()))
     trackers = Trackers(TrackConfig(), HERE, "run", "", warn=terminal.warn)
-    sinks = Sinks(MetricsLog(HERE), TrajectoryLog(HERE), TokenLog(HERE, "none", run.tokens), trackers, terminal)
+    sinks = Sinks(
+        MetricsLog(HERE),
+        TrajectoryLog(HERE),
+        TokenLog(HERE, "none", run.tokens),
+        TraceLog(HERE, 0.0),
+        trackers,
+        terminal,
+    )
     await run.actor.replicas[0].call(ActorWorker.expect, 1)
     trainer = Trainer(run, progress, 1, {}, sinks)
     await trainer.step()

@@ -23,7 +23,7 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def made_of(path: Path, make: Callable[[dict[str, Any]], Made]) -> Iterator[Made]:
-    """What `make` returns for each record of the file; ViewError names a record with fields of another kind."""
+    """Results of `make` for each record of the file; ViewError names a record with fields of another kind."""
     for number, record in enumerate(records(path), 1):
         with fields_expected(f"'{path}', record {number}"):
             made = make(record)

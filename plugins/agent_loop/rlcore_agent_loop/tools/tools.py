@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlcore.contracts.activity import TOOL, current_activity
 from rlcore.contracts.children import Child, ChildPool, Children
 from rlcore.errors import ChildError, ConfigError, nearest
 from rlcore.types import Prompt
@@ -125,10 +126,14 @@ class SampleTools:
             return self._failed(call.problem, max_chars)
         if call.name not in self._owners:
             return self._failed(f"there is no tool '{call.name}'; {nearest(call.name, list(self._owners))}", max_chars)
+        activity = current_activity()
+        key = activity.begin(TOOL, call.name, self._sample)
         try:
             return await self._owners[call.name].call(call.name, self._sample, self._columns, call.arguments)
         except ChildError as error:
             return self._failed(str(error), max_chars)
+        finally:
+            activity.end(key)
 
     def _failed(self, problem: str, max_chars: int) -> str:
         self.num_errors += 1

@@ -1,0 +1,167 @@
+"""Writes `trace.json`: who worked on what when, as Perfetto (ui.perfetto.dev) and Chrome (about:tracing) show it.
+
+docs/run-directory.md describes it. The file is a JSON array at all times: a step replaces the closing bracket.
+"""
+
+import json
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rlcore.contracts.activity import CALL, PHASE, SAMPLE, STEP, EndedWork, Span
+from rlcore.errors.redaction import redact
+from rlcore.report.files import write_atomically
+from rlcore.report.metrics import writing_records
+from rlcore.types import TrajectoryId
+
+TRACE, OLDER_TRACE = "trace.json", "trace.older.json"
+SCHEMA = 1
+MOST_BYTES = 64 << 20
+"""A file of this size becomes the older one, in place of the one before."""
+
+_BEGIN, _BETWEEN, _END = "[\n", ",\n", "\n]\n"
+_CONTROLLER, _SAMPLES = "controller", "samples"
+
+Event = dict[str, Any]
+
+
+class TraceLog:
+    """Appends the spans of a step. Those on one thread never overlap: each takes the first that is free."""
+
+    def __init__(self, run_dir: Path, unix_offset: float) -> None:
+        """`unix_offset`: seconds to add to a span's times for those since 1970."""
+        self._path, self._offset = run_dir / TRACE, unix_offset
+        self._forget()
+
+    def write(self, step: int, ended: EndedWork) -> None:
+        """Add what has ended by the end of `step`; nothing where nothing is recorded."""
+        spans = sorted(ended.spans(), key=lambda span: span.work.began)
+        if not spans and not ended.num_left_out:
+            return
+        with writing_records(self._path):
+            if self._path.exists() and self._path.stat().st_size > MOST_BYTES:
+                self._path.replace(self._path.with_name(OLDER_TRACE))
+                self._forget()
+            found = list(self._events(step, spans, ended.num_left_out))
+            self._append([redact(json.dumps(event, separators=(",", ":"))) for event in found])
+
+    def cut_back(self, step: int) -> None:
+        """Drop events of later steps, and a torn end: a resumed run writes them again."""
+        for path in (self._path.with_name(OLDER_TRACE), self._path):
+            if path.is_file():
+                events = [event for event in _read(path) if event["args"].get("step", 0) <= step]
+                lines = [json.dumps(event, separators=(",", ":")) for event in events]
+                write_atomically(path, (_BEGIN + _BETWEEN.join(lines) + _END).encode())
+                self._forget()
+                for event in events:
+                    self._remember(event)
+
+    def _append(self, lines: list[str]) -> None:
+        end = (_BETWEEN.join(lines) + _END).encode()
+        if not self._path.exists():
+            self._path.write_bytes(_BEGIN.encode() + end)
+            return
+        with self._path.open("r+b") as file:
+            begin = file.seek(-len(_END), 2)
+            is_empty = begin <= len(_BEGIN)
+            file.seek(len(_BEGIN) if is_empty else begin)
+            file.write(end if is_empty else _BETWEEN.encode() + end)
+            file.truncate()
+
+    def _forget(self) -> None:
+        """Nothing is in the file."""
+        self._processes: dict[str, int] = {}
+        self._threads: dict[tuple[int, str], int] = {}
+        self._free_from: dict[tuple[int, str], float] = {}
+
+    def _remember(self, event: Event) -> None:
+        """Use the names that the file has."""
+        if event["name"] == "process_name":
+            self._processes[event["args"]["name"]] = event["pid"]
+        elif event["name"] == "thread_name":
+            self._threads[event["pid"], event["args"]["name"]] = event["tid"]
+
+    def _events(self, step: int, spans: list[Span], num_left_out: int) -> Iterator[Event]:
+        scored_until = {span.work.sample: span.ended for span in spans if span.work.kind == SAMPLE}
+        lanes: dict[TrajectoryId | None, str] = {}
+        for span in spans:
+            work = span.work
+            process, thread = _place(work.kind, work.who)
+            pid = yield from self._process(process)
+            if work.kind == SAMPLE:  # both parts of a sample stand on one thread
+                if work.sample not in lanes:
+                    lanes[work.sample] = self._lane(pid, thread, work.began, scored_until[work.sample])
+                lane = lanes[work.sample]
+            else:
+                lane = self._lane(pid, thread, work.began, span.ended)
+            tid = yield from self._thread(pid, lane)
+            yield {
+                "name": work.what or work.who,
+                "cat": work.kind,
+                "ph": "X",
+                "ts": round((work.began + self._offset) * 1e6),
+                "dur": max(0, round((span.ended - work.began) * 1e6)),
+                "pid": pid,
+                "tid": tid,
+                "args": {"step": step, **_sample(work.sample, work.num)},
+            }
+        if num_left_out:
+            pid = yield from self._process(_CONTROLLER)
+            tid = yield from self._thread(pid, PHASE)
+            at = round((spans[-1].ended + self._offset) * 1e6) if spans else 0
+            name, args = f"{num_left_out} spans left out", {"step": step}
+            yield {"name": name, "cat": STEP, "ph": "i", "s": "g", "ts": at, "pid": pid, "tid": tid, "args": args}
+
+    def _lane(self, pid: int, thread: str, began: float, ended: float) -> str:
+        """The name of the first thread that is free."""
+        number = 1
+        while True:
+            name = thread if number == 1 else f"{thread} ({number})"
+            if self._free_from.get((pid, name), began) <= began:
+                self._free_from[pid, name] = ended
+                return name
+            number += 1
+
+    def _process(self, name: str) -> Generator[Event, None, int]:
+        """The number of a process, which is named before its first event."""
+        if name not in self._processes:
+            pid = self._processes[name] = len(self._processes) + 1
+            args: Event = {"name": name}
+            if name == _CONTROLLER:
+                args["schema"] = SCHEMA
+            yield {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": args}
+        return self._processes[name]
+
+    def _thread(self, pid: int, name: str) -> Generator[Event, None, int]:
+        """The number of a thread, which is named before its first event."""
+        if (pid, name) not in self._threads:
+            tid = self._threads[pid, name] = len(self._threads) + 1
+            yield {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+        return self._threads[pid, name]
+
+
+def _place(kind: str, who: str) -> tuple[str, str]:
+    """The process and thread that show it."""
+    if kind in (STEP, PHASE):
+        return _CONTROLLER, kind
+    if kind == SAMPLE:
+        return _SAMPLES, SAMPLE
+    return ("workers", who) if kind == CALL else (f"{kind} {who}", who)
+
+
+def _sample(row: TrajectoryId | None, num: int) -> Event:
+    if row is None:
+        return {}
+    found: Event = {"prompt": row.prompt, "epoch": row.epoch, "sample": row.sample}
+    return found | {"samples": num} if num > 1 else found
+
+
+def _read(path: Path) -> Iterable[Event]:
+    """The events on whole lines."""
+    for line in path.read_text("utf-8", "replace").splitlines():
+        try:
+            event = json.loads(line.removesuffix(","))
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("args"), dict):
+            yield event
