@@ -5,9 +5,10 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from types import TracebackType
 
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
@@ -17,6 +18,7 @@ from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report.files import write_atomically
 from rlcore.report.metrics import METRICS, TRAJECTORIES
 from rlcore.report.status import LOCK, STATUS
+from rlcore.train.signals import Stopped
 
 LOG = "log.txt"
 WRITTEN = (LOCK, LOG, METRICS, "config.yaml", "plan.json", "rewards.json", "reward_calls.jsonl", STATUS)
@@ -114,18 +116,20 @@ def logging_to(directory: Path) -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
-    try:
+    with ExitStack() as stack:
+        stack.callback(handler.close)
+        stack.callback(logger.setLevel, level)
+        stack.callback(logger.removeHandler, handler)
+        stack.push(_end_in_words)
         yield
-    except RlcoreError as error:
-        logger.error("the run ended by an error: %s", " ".join(str(error).split()))
-        raise
-    except BaseException:
-        logger.critical("the run ended by an error that nothing expects", exc_info=True)
-        raise
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        handler.close()
+
+
+def _end_in_words(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    """Log the error that ends a run; a signal that stopped it was logged where it came."""
+    if isinstance(error, RlcoreError):
+        logging.getLogger("rlcore").error("the run ended by an error: %s", " ".join(str(error).split()))
+    elif error is not None and not isinstance(error, Stopped):
+        logging.getLogger("rlcore").critical("the run ended by an error that nothing expects", exc_info=error)
 
 
 def write_plan(directory: Path, plan: RunPlan) -> None:

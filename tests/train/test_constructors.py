@@ -30,7 +30,7 @@ class Untouched:
 
 def runtime() -> Any:
     schedule = SimpleNamespace(old_logprobs=None, max_staleness=0, drop=False, sample_before_update=True)
-    plan = SimpleNamespace(config=RunConfig(), schedule=schedule)
+    plan = SimpleNamespace(config=RunConfig(), schedule=schedule, loaded=SimpleNamespace(saved={}))
     reward = SimpleNamespace(scope=Scope.SAMPLE)
     actor = SimpleNamespace(replicas=[Untouched()])
     return SimpleNamespace(plan=plan, actor=actor, agent=Untouched(), reward=reward, critic=Untouched())
@@ -48,7 +48,8 @@ def test_a_trainer_leaves_the_garbage_collector_alone_until_its_start_and_after_
     async def use() -> None:
         thresholds, run = gc.get_threshold(), runtime()
         progress = Progress(0, PromptOrder({"all": [make_prompt(0)]}, {}, 0, False), FixedKl(0.0))
-        trainer = Trainer(run, progress, 1, {}, cast(Any, Untouched()))
+        sinks = SimpleNamespace(trace=SimpleNamespace(write=lambda step, events: None))
+        trainer = Trainer(run, progress, 1, {}, cast(Any, sinks))
         assert gc.get_threshold() == thresholds != QUIET_THRESHOLDS
         await trainer.close()
         assert gc.get_threshold() == thresholds
