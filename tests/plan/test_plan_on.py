@@ -9,6 +9,7 @@ import pytest
 
 from rlcore.cli import main
 from rlcore.errors import ConfigError
+from rlcore.plan import machine_plan
 from rlcore.plan.machine_cards import CARDS, Card, Machine, facts_of, machine_of
 from rlcore.plan.machine_plan import PHASES
 from rlcore.plan.step_times import StepEstimate, StepLayout, StepSize, estimate_step
@@ -120,8 +121,10 @@ def test_a_run_is_planned_for_a_machine_that_is_not_here(
 
 
 def test_what_would_help_most_is_named_with_what_it_saves(
-    settings: list[str], capsys: pytest.CaptureFixture[str]
+    settings: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried = machine_plan._candidates
+    monkeypatch.setattr(machine_plan, "_candidates", lambda *of: reversed(list(tried(*of))))
     small = [*settings, "model.path=" + settings[0].partition("=")[2]]
     (Path(settings[0].partition("=")[2]) / "config.json").write_text(
         json.dumps(QWEN_7B | {"num_hidden_layers": 24, "hidden_size": 896, "intermediate_size": 4864})
