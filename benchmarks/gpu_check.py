@@ -27,9 +27,13 @@ from measure import ROOT, TRL_PYTHON, emit, keep, machine, made_by, say, summary
 from scenarios import Scenario
 from tiny_task import write_byte_tokenizer
 
+from rlcore.errors import RlcoreError, WorkerError, boundary
+
 GIB = 2**30
 PART_S = 900.0
 MICRO_BATCH = 4
+PHASES = ("step", "generate", "passes", "update", "weights", "sleep", "wake")
+"""Of the seconds that a step logs; not each run has all of them."""
 OURS = ("actor.micro_batch_tokens=16384",)
 
 
@@ -192,7 +196,7 @@ def _attention_table(result: Mapping[str, Any]) -> Iterator[str]:
 def _runs_table(result: Mapping[str, Any]) -> Iterator[str]:
     yield "Peak is that of the device, of a CPU that of the controller's process."
     yield ""
-    yield "| run | sampled tokens/s | difference of log-probs, by step | planned, GiB | peak, GiB | seconds of the last step |"
+    yield "| run | sampled tokens/s | log-probs differ by, each step | planned, GiB | peak, GiB | seconds of a step |"
     yield "|---|---|---|---|---|---|"
     for name, found in result.items():
         if "failed" in found:
@@ -201,7 +205,7 @@ def _runs_table(result: Mapping[str, Any]) -> Iterator[str]:
         phases = [size for pool in found["planned_on_devices"].values() for size in pool.values()]
         planned = max(phases or found["planned_bytes"].values(), default=0)
         step = found["steps"][-1]
-        parts = ", ".join(f"{key.removeprefix('time/')} {step[key]:.2f}" for key in sorted(step) if key.endswith("_s"))
+        parts = ", ".join(f"{name} {step[f'time/{name}_s']:.2f}" for name in PHASES if f"time/{name}_s" in step)
         differences = ", ".join("-" if value is None else f"{value:.2g}" for value in found["logprob_diff"])
         yield (
             f"| {name} | {found['tokens_per_s']:.0f} | {differences} | {planned / GIB:.2f} "
@@ -251,9 +255,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check = Check(own, Path(scratch))
         for name in own.only or PARTS:
             try:
-                check.results[name] = PARTS[name](check)
-            except Exception as cause:  # the parts after it are measured all the same
-                check.results[name] = {"failed": f"{type(cause).__name__}: {cause}"}
+                with boundary(name, WorkerError):
+                    check.results[name] = PARTS[name](check)
+            except RlcoreError as error:  # the parts after it are measured all the same
+                check.results[name] = {"failed": str(error)}
             say(f"gpu-check: {name}: {check.results[name].get('failed', 'done')}")
             facts = machine()
             keep({"device": device, **check.results}, facts, own.out, page(device, check.results, facts))

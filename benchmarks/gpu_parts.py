@@ -1,4 +1,4 @@
-"""The measurements of `gpu_check.py`, each in a process of its own: a part that fails or is late leaves the others alone.
+"""The measurements of `gpu_check.py`, each in its own process: a part that fails or is late leaves the others alone.
 
     .venv/bin/python benchmarks/gpu_parts.py attention '{"model": ..., "device": "cuda", ...}'
 

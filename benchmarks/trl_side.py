@@ -2,8 +2,9 @@
 
 The spec: `model`, `dtype`, `prompts` (conversations), `prompts_per_step`, `samples`, `new_tokens`, `micro_batch`, `lr`,
 `threads`, `seed`, `reward` (a function of benchmarks/reward.py), `lengths` (of each row; absent: as the model ends),
-`heldout` (conversations), `work_dir`. Optional: `bf16` (TRL's mixed precision), `lr_schedule`, `answers` and
-`heldout_answers` (of each conversation, for the reward), `vllm` (colocated vLLM samples), `greedy` (held-out completions are not sampled).
+`heldout` (conversations), `work_dir`. Optional: `bf16` (TRL's mixed precision), `lr_schedule`, `vllm` (colocated
+vLLM samples), `answers` and `heldout_answers` (of each conversation, for the reward), `greedy` (held-out completions
+are not sampled).
 TRL is used as its documentation says; the one thing added is a logits processor that forces the rows' lengths.
 """
 
