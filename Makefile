@@ -121,7 +121,7 @@ char-count-small: $(STAMPS)/dev $(MODEL)  ## words of 3 to 5 letters on a CPU: w
 char-count: $(STAMPS)/dev $(MODEL)  ## the full recipe, words of 5 to 20 letters; needs a GPU
 	$(BIN)/python examples/char_count/run.py --full --device cuda --out docs/results/char_count_full $(ARGS)
 
-gpu-check: $(STAMPS)/dev $(MODEL)  ## on a machine with CUDA: the `gpu` tests and E1-E3 in bf16, into docs/results/gpu.md
+gpu-check: $(STAMPS)/dev  ## on a machine with CUDA: the `gpu` tests, memory and steps of 0.5B and 1.5B, into docs/results/gpu.{json,md}
 	$(BIN)/python benchmarks/gpu_check.py $(ARGS)
 
 docs: $(DOCS)/stamp  ## the documentation as a site, in build/site; opens without a server

@@ -1,33 +1,87 @@
-"""Checks that need a machine with CUDA: `make gpu-check`. Without a device it ends with a one-line error.
+"""Measures what users run on a machine with CUDA: `make gpu-check`. Without a device it ends with a one-line error.
 
-Runs the tests marked `gpu`, then a step of each scenario in bfloat16 against transformers' `generate` and an update
-that shares nothing (`naive_side.py`), and writes docs/results/gpu.md. One JSON line for each scenario on stdout.
+    .venv/bin/python benchmarks/gpu_check.py [--tiny --device cpu] [--only attention] [--out docs/results/gpu]
+
+In the order of a short hour: tests marked `gpu`, attention's memory by length, steps on the embedded sampler and on
+vLLM at 64 and 256 rows with their differences of log-probs, their memory over time and the plan's estimate, chunks of
+logits, and a step beside TRL's with colocated vLLM (beside plain transformers where TRL's environment is missing).
+Models have random weights of the shapes of 0.5B and 1.5B. The record is written after each part, so an hour that ends
+early leaves what it has; a part that fails is a line. One JSON line on stdout at the end.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import vs_trl
 from channel import Side
-from measure import MODEL, ROOT, emit, machine
-from scenarios import SCENARIOS
-from tiny_task import write_tiny_task
+from gpu_parts import write_shape
+from measure import ROOT, TRL_PYTHON, emit, keep, machine, made_by, say, summary
+from scenarios import Scenario
+from tiny_task import write_byte_tokenizer
 
-MICRO_BATCH = 16
+from rlcore.errors import RlcoreError, WorkerError, boundary
+
+GIB = 2**30
+PART_S = 900.0
+MICRO_BATCH = 4
+PHASES = ("step", "generate", "passes", "update", "weights", "sleep", "wake")
+"""Of the seconds that a step logs; not each run has all of them."""
+OURS = ("actor.micro_batch_tokens=16384",)
 
 
-class NaiveComparison(vs_trl.Comparison):
-    """Against plain transformers, in this environment."""
+class Peer(vs_trl.Comparison):
+    """Against TRL with colocated vLLM, or plain transformers where TRL is not set up."""
 
     def trl(self, micro_batch: int) -> Side:
         """The other side."""
+        spec = self.peer_spec(micro_batch) | {"vllm": self._options.device == "cuda", "model": str(self._endless)}
+        if TRL_PYTHON.exists():
+            return Side("TRL", TRL_PYTHON, vs_trl.HERE / "trl_side.py", spec | {"lengths": None}, self.threads)
         program = vs_trl.HERE / "naive_side.py"
         return Side("transformers", Path(sys.executable), program, self.peer_spec(micro_batch), self.threads)
+
+
+class Check:
+    """The record of one go, and what it is measured with."""
+
+    def __init__(self, own: argparse.Namespace, scratch: Path) -> None:
+        self.own, self.scratch, self.results = own, scratch, dict[str, Any]()
+        self.shapes = ("tiny",) if own.tiny else ("0.5B", "1.5B")
+
+    def spec(self, **more: Any) -> dict[str, Any]:
+        """What all parts are told: device, format, lengths."""
+        device, threads = self.own.device, 1 if self.own.tiny else 0
+        dtype = "float32" if self.own.tiny else "bfloat16"
+        sizes = {"samples": 4, "prompt": 64, "length": 16} if self.own.tiny else {"samples": 16, "prompt": 1024}
+        return {"device": device, "dtype": dtype, "threads": threads, "shape": self.shapes[-1], **sizes, **more}
+
+    def model(self, shape: str) -> Path:
+        """A model of this shape, with a tokenizer, written once."""
+        directory = self.scratch / shape
+        if not directory.exists():
+            write_shape(directory, shape)
+            write_byte_tokenizer(directory)
+        return directory
+
+    def part(self, name: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+        """What a part has measured, in a process of its own; {'failed': why}."""
+        call = [sys.executable, str(vs_trl.HERE / "gpu_parts.py"), name, json.dumps(spec)]
+        try:
+            done = subprocess.run(call, capture_output=True, text=True, timeout=PART_S, check=False)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"it took longer than {PART_S:g} s"}
+        lines = done.stdout.strip().splitlines()
+        if done.returncode or not lines:
+            return {"failed": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+        return dict(json.loads(lines[-1]))
 
 
 def require(device: str) -> str:
@@ -41,59 +95,174 @@ def require(device: str) -> str:
     return str(torch.cuda.get_device_name())
 
 
-def table(device: str, results: Sequence[dict[str, Any]], facts: dict[str, Any], tests: str) -> str:
+def run_tests(check: Check) -> dict[str, Any]:
+    """The tests marked `gpu`."""
+    if check.own.device == "cpu":
+        return {"said": "not run on a CPU"}
+    call = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", str(ROOT / "tests" / "gpu")]
+    done = subprocess.run(call, stdout=subprocess.PIPE, text=True, timeout=1200, check=False)
+    sys.stderr.write(done.stdout)
+    said = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
+    return {"said": said, **({"failed": said} if done.returncode else {})}
+
+
+def attention(check: Check) -> dict[str, Any]:
+    """Memory of an update by length, with the prompt shared and not."""
+    lengths = [64, 128] if check.own.tiny else [1024, 2048, 4096, 8192]
+    return check.part("attention", check.spec(ways=["tree", "none"], lengths=lengths))
+
+
+def runs(check: Check) -> dict[str, Any]:
+    """Steps on each sampler at 64 and 256 rows, of each shape."""
+    found = {}
+    vllm = bool(find_spec("vllm")) and not check.own.tiny
+    for shape in check.shapes:
+        for backend in ("hf", "vllm") if vllm else ("hf",):
+            for rows in (8, 16) if check.own.tiny else (64, 256):
+                sizes = {"groups": max(1, rows // 16), "length": 16 if check.own.tiny else 2048, "steps": 2}
+                spec = check.spec(model=str(check.model(shape)), backend=backend, rows=rows, **sizes)
+                found[f"{shape} {backend} {rows}"] = check.part("run", spec)
+                say(f"gpu-check: {shape} on {backend} with {rows} rows")
+    if not vllm:
+        found["vllm"] = {"failed": "vLLM is not installed here, or this is the tiny go"}
+    return found
+
+
+def head_chunks(check: Check) -> dict[str, Any]:
+    """Seconds by rows of logits at a time."""
+    rows = [16, 32] if check.own.tiny else [128, 512, 1024, 2048, 4096, 8192]
+    return check.part("head_chunks", check.spec(rows=rows, length=16 if check.own.tiny else 1024))
+
+
+def beside_peer(check: Check) -> dict[str, Any]:
+    """Steps of ours, then of the peer: a device has no room for both at once."""
+    found = {}
+    for shape in check.shapes:
+        tiny = check.own.tiny
+        scenario = Scenario(shape, prompt_tokens=64 if tiny else 1024, new_tokens=8 if tiny else 8192, prompts=2)
+        scenario = replace(scenario, samples=4 if tiny else 16)
+        dtype = check.spec()["dtype"]
+        arguments = ["--device", check.own.device, "--dtype", dtype, *(f"--ours={value}" for value in OURS)]
+        options = vs_trl.parse(arguments)
+        comparison = Peer(scenario, check.model(shape), options, Path(tempfile.mkdtemp(dir=check.scratch)))
+        found[shape] = {
+            side.name: _steps(comparison, side, 1 if tiny else check.own.rounds)
+            for side in (comparison.ours(), comparison.trl(MICRO_BATCH))
+        }
+    return found
+
+
+def _steps(comparison: Peer, side: Side, rounds: int) -> dict[str, Any]:
+    with side:
+        comparison.ready(side)
+        vs_trl.warm(comparison, side, MICRO_BATCH)
+        steps = [side.ask({"do": "step"}, vs_trl.STEP_S) for _ in range(rounds)]
+    return {
+        name: summary([step[name] for step in steps]) for name in ("step_s", "generate_s", "update_s", "new_tokens")
+    }
+
+
+PARTS: dict[str, Callable[[Check], dict[str, Any]]] = {
+    "tests": run_tests,
+    "attention": attention,
+    "runs": runs,
+    "head_chunks": head_chunks,
+    "beside_peer": beside_peer,
+}
+"""In the order of a short hour."""
+
+
+def page(device: str, results: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """The results as Markdown."""
-    lines = [
-        "# GPU checks",
-        "",
-        f"`make gpu-check` on {device}, commit {facts['commit']}, versions {facts['versions']}.",
-        f"Tests marked `gpu`: {tests}.",
-        "",
-        "bfloat16; medians; ours against transformers' `generate` and an update that shares nothing.",
-        "",
-        "| scenario | ours, s a step | transformers, s a step | ratio | generation | update | tokens/s generated |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for result in results:
-        ratio, ours = result["ratio"], result["ours"]
-        lines.append(
-            f"| {result['scenario']['name']} | {ours['step_s']['median']:.3g} "
-            f"| {result['trl']['step_s']['median']:.3g} | {ratio['step']:.2f} "
-            f"| {ratio['generate']:.2f} | {ratio['update']:.2f} | {ours['generated_tokens_per_s']:.0f} |"
+    lines = ["# GPU checks", "", f"{made_by('make gpu-check', facts)} Device: {device}.", ""]
+    for name, result in results.items():
+        lines += [f"## {name.replace('_', ' ')}", "", *TABLES.get(name, _said)(result), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _said(result: Mapping[str, Any]) -> Iterator[str]:
+    yield str(result.get("failed") or result.get("said") or json.dumps(result))
+
+
+def _attention_table(result: Mapping[str, Any]) -> Iterator[str]:
+    if "failed" in result:
+        yield f"Failed: {result['failed']}"
+        return
+    yield from ("| way | tokens of a response | peak, GiB | s |", "|---|---|---|---|")
+    for row in result["rows"]:
+        yield f"| {row['way']} | {row['length']} | {row['peak_bytes'] / GIB:.3f} | {row['s']:.3f} |"
+
+
+def _runs_table(result: Mapping[str, Any]) -> Iterator[str]:
+    yield "Peak is that of the device, of a CPU that of the controller's process."
+    yield ""
+    yield "| run | sampled tokens/s | log-probs differ by, each step | planned, GiB | peak, GiB | seconds of a step |"
+    yield "|---|---|---|---|---|---|"
+    for name, found in result.items():
+        if "failed" in found:
+            yield f"| {name} | failed: {found['failed']} | | | | |"
+            continue
+        phases = [size for pool in found["planned_on_devices"].values() for size in pool.values()]
+        planned = max(phases or found["planned_bytes"].values(), default=0)
+        step = found["steps"][-1]
+        parts = ", ".join(f"{name} {step[f'time/{name}_s']:.2f}" for name in PHASES if f"time/{name}_s" in step)
+        differences = ", ".join("-" if value is None else f"{value:.2g}" for value in found["logprob_diff"])
+        yield (
+            f"| {name} | {found['tokens_per_s']:.0f} | {differences} | {planned / GIB:.2f} "
+            f"| {found['peak_bytes'] / GIB:.2f} | {parts} |"
         )
-    return "\n".join(lines) + "\n"
+
+
+def _head_table(result: Mapping[str, Any]) -> Iterator[str]:
+    if "failed" in result:
+        yield f"Failed: {result['failed']}"
+        return
+    yield from ("| rows of logits at a time | seconds of an update |", "|---|---|")
+    for rows, seconds in result["seconds"].items():
+        yield f"| {rows} | {seconds:.3f} |"
+
+
+def _peer_table(result: Mapping[str, Any]) -> Iterator[str]:
+    if "failed" in result:
+        yield f"Failed: {result['failed']}"
+        return
+    yield from ("| model | side | step, s | generation, s | update, s |", "|---|---|---|---|---|")
+    for shape, sides in result.items():
+        for side, found in sides.items():
+            medians = " | ".join(f"{found[name]['median']:.3g}" for name in ("step_s", "generate_s", "update_s"))
+            yield f"| {shape} | {side} | {medians} |"
+
+
+TABLES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
+    "attention": _attention_table,
+    "runs": _runs_table,
+    "head_chunks": _head_table,
+    "beside_peer": _peer_table,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Test, measure, write."""
+    """Measure part after part, and write the record after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "gpu.md")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "gpu", help="written as .json and .md")
+    parser.add_argument("--rounds", type=int, default=3, help="timed steps of each side")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: to try this program itself")
-    parser.add_argument("--smoke", action="store_true", help="a tiny random model and tiny sizes")
+    parser.add_argument("--tiny", "--smoke", action="store_true", help="a tiny random model and tiny sizes")
+    parser.add_argument("--only", action="append", choices=tuple(PARTS), help="these parts; default: all")
     own = parser.parse_args(arguments)
     device = require(own.device)
-    tests = "not run"
-    if own.device == "cuda":
-        call = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", str(ROOT / "tests" / "gpu")]
-        done = subprocess.run(call, stdout=subprocess.PIPE, text=True, timeout=1200, check=False)
-        sys.stderr.write(done.stdout)
-        tests = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
-        if done.returncode:
-            raise SystemExit(f"gpu-check: the tests marked gpu failed: {tests}")
-    options = vs_trl.parse(["--device", own.device, "--dtype", "bfloat16", *(["--smoke"] if own.smoke else [])])
-    results = []
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as scratch:
-        directory = Path(scratch)
-        model = write_tiny_task(directory / "tiny") if own.smoke else MODEL
-        for scenario in [SCENARIOS["E2"]] if own.smoke else SCENARIOS.values():
-            comparison = NaiveComparison(vs_trl.sized(scenario, options), model, options, directory)
-            micro_batch = vs_trl.trl_micro_batch(comparison, MICRO_BATCH)
-            result = vs_trl.compare(comparison, micro_batch, 1 if own.smoke else own.rounds)
-            results.append(result)
-            emit("gpu_check", {**result, "device": device})
-    own.out.parent.mkdir(parents=True, exist_ok=True)
-    own.out.write_text(table(device, results, machine(), tests))
+        check = Check(own, Path(scratch))
+        for name in own.only or PARTS:
+            try:
+                with boundary(name, WorkerError):
+                    check.results[name] = PARTS[name](check)
+            except RlcoreError as error:  # the parts after it are measured all the same
+                check.results[name] = {"failed": str(error)}
+            say(f"gpu-check: {name}: {check.results[name].get('failed', 'done')}")
+            facts = machine()
+            keep({"device": device, **check.results}, facts, own.out, page(device, check.results, facts))
+    emit("gpu_check", {"device": device, **check.results}, facts)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,15 @@ TEMPLATE = (
 
 def write_tiny_task(directory: Path, seed: int = 0, **settings: int) -> Path:
     """Write model, tokenizer and chat template; the directory. The end-of-turn token is id 256, as the model's."""
+    write_tiny_model(directory, seed=seed, **settings)
+    return write_byte_tokenizer(directory)
+
+
+def write_byte_tokenizer(directory: Path) -> Path:
+    """Write the tokenizer and its chat template beside a model; the directory."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    write_tiny_model(directory, seed=seed, **settings)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={character: index for index, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -2,8 +2,9 @@
 
 The spec: `model`, `dtype`, `prompts` (conversations), `prompts_per_step`, `samples`, `new_tokens`, `micro_batch`, `lr`,
 `threads`, `seed`, `reward` (a function of benchmarks/reward.py), `lengths` (of each row; absent: as the model ends),
-`heldout` (conversations), `work_dir`. Optional: `bf16` (TRL's mixed precision), `lr_schedule`, `answers` and
-`heldout_answers` (of each conversation, for the reward), `greedy` (held-out completions are not sampled).
+`heldout` (conversations), `work_dir`. Optional: `bf16` (TRL's mixed precision), `lr_schedule`, `vllm` (colocated
+vLLM samples), `answers` and `heldout_answers` (of each conversation, for the reward), `greedy` (held-out completions
+are not sampled).
 TRL is used as its documentation says; the one thing added is a logits processor that forces the rows' lengths.
 """
 
@@ -19,6 +20,9 @@ from datasets import Dataset
 from force_lengths import with_forced_lengths
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+
+COLOCATED = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+"""TRL's settings for vLLM on the trainer's device."""
 
 
 class TimedTrainer(GRPOTrainer):
@@ -106,6 +110,7 @@ class TrlSide:
             save_strategy="no",
             disable_tqdm=True,
             model_init_kwargs={"dtype": spec["dtype"]},
+            **(COLOCATED if spec.get("vllm") else {}),
         )
         self.trainer = TimedTrainer(
             model=spec["model"],

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rlcore.cli.arguments import Parser, settings_of
 from rlcore.cli.console import answer
+from rlcore.cli.plan_on import add_machine, run_on
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,8 +27,11 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_settings()
     parser.add_argument("--json", action="store_true", help="print JSON, as plan.json is saved with a run")
     parser.add_argument("--origins", action="store_true", help="also what set every value that is not a default")
+    add_machine(parser)
     parsed = parser.parse(arguments)
     settings = settings_of(parsed)
+    if parsed.on:
+        return run_on(parsed, settings, show)
 
     from rlcore.plan import plan_to_json
     from rlcore.plugins.planning import plan_run

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlcore.cluster.out_of_memory import memory_in_words
+from rlcore.cluster.out_of_memory import memory_problem
 from rlcore.contracts.clusters import Shipment, WorkerPlan
 from rlcore.contracts.workers import Worker, WorkerContext
 from rlcore.errors import PluginError, RlcoreError, WorkerError, boundary
@@ -43,11 +43,14 @@ def named(where: str, context: WorkerContext | None = None) -> Iterator[None]:
     Where memory was exhausted, the error of a worker with this context has the plan's estimate and what lowers it.
     """
     try:
-        with boundary(where, WorkerError), memory_in_words(context):
+        with boundary(where, WorkerError):
             yield
     except SystemExit as cause:
         raise WorkerError(f"{where}: it called sys.exit({cause.code!r})") from cause
     except RlcoreError as error:
+        problem = memory_problem(error, context)
+        if problem:
+            raise WorkerError(f"{where}: {problem}") from error
         if str(error).startswith(f"{where}: "):
             raise
         raise type(error)(f"{where}: {error}") from error
@@ -75,8 +78,8 @@ class WorkerHost:
             host = self._workers[shipment.embedded_in][1] if shipment.embedded_in else None
             worker: Worker = cls(replace(context, host=host, address=self._address or context.address))
             self._workers[shipment.role] = (shipment.name, worker)
-            with memory_in_words(context):
-                worker.setup()
+        with named(where, context):
+            worker.setup()
         _use_threads(context.threads)
 
     async def call(self, role: str, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

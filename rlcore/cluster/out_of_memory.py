@@ -3,42 +3,33 @@
 import re
 import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from rlcore.contracts.workers import WorkerContext
-from rlcore.errors import RlcoreError, WorkerError
 
 GIB = 2**30
 OTHERS_SHARE = 0.01
 """Share of a device below which memory of other processes is not worth a word."""
 MARKS = ("out of memory", "DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
-"""Words of torch's allocators, in exceptions of several classes."""
+"""What torch's allocators say, in exceptions of several classes."""
 
 
-@contextmanager
-def memory_in_words(context: WorkerContext | None) -> Iterator[None]:
-    """Turns the exception of an allocator, also where it caused another, into a WorkerError of one line."""
-    try:
-        yield
-    except (MemoryError, RuntimeError, RlcoreError) as error:
-        cause = _allocators(error)
-        if context is None or cause is None:
-            raise
-        raise WorkerError(in_words(cause, context)) from error
+def memory_problem(error: BaseException, context: WorkerContext | None) -> str:
+    """`in_words` where an allocator failed, also as the cause of this error; else empty."""
+    cause = _allocators(error)
+    return "" if context is None or cause is None else in_words(cause, context)
 
 
 def in_words(cause: BaseException, context: WorkerContext) -> str:
-    """The exhausted memory, the plan's estimate, the peak, and what lowers it."""
+    """What was exhausted, the plan's estimate, the peak, and what lowers it."""
     parts = ["the plan does not know its memory"]
     remedy = "lower micro_batch_tokens, rollout.max_rows, rollout.max_tokens or data.max_prompt_tokens"
     if context.memory is not None:
         parts, remedy = [f"the plan estimated {context.memory.bytes / GIB:.1f} GiB"], context.memory.remedy
-    refused = re.search(r"[Tt]ried to allocate ([\d.]+ [KMG]iB)", str(cause))
+    wanted = re.search(r"[Tt]ried to allocate ([\d.]+ [KMG]iB)", str(cause))
     parts += _measured(context.device)
-    if refused:
-        parts.append(f"{refused[1]} more were asked for")
+    if wanted:
+        parts.append(f"{wanted[1]} more were asked for")
     return f"memory of {context.device} is exhausted: {', '.join(parts)}; {remedy}"
 
 

@@ -164,9 +164,9 @@ def _on_devices(
         if plan.request.embedded_in is not None or not plan.request.gpus:
             continue
         name = plan.request.role.name
-        held, working = _bytes_of(plan, memory, facts, of_device)
-        resting = _resting_bytes(plan, workers, held, facts)
-        for gpu in _devices(plan, by_name[plan.request.pool]):
+        held, working = bytes_of(plan, memory, facts, of_device)
+        resting = resting_bytes(plan, workers, held, facts)
+        for gpu in devices_of_ranks(plan, by_name[plan.request.pool]):
             for phase in _phases(colocated_roles):
                 asleep = name in colocated_roles and phase == TRAINING
                 idle = phase == SERVING and name not in colocated_roles
@@ -176,7 +176,7 @@ def _on_devices(
     return devices
 
 
-def _devices(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
+def devices_of_ranks(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
     """The device of every rank, as `rlcore.cluster.worker_context.devices_of` deals them out; one that has several
     twice."""
     request = plan.request
@@ -185,7 +185,7 @@ def _devices(plan: WorkerPlan, pool: PoolPlan) -> list[int]:
     return [pool.gpus[index % len(pool.gpus)] for index in range(num)]
 
 
-def _bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int) -> tuple[int, int]:
+def bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_device: int) -> tuple[int, int]:
     """(bytes that a rank holds during its phase, further bytes that it needs while it works), without its context.
 
     With `offload` a rank holds weights and gradients. It needs the activations of a backward pass, and after them, in
@@ -204,7 +204,7 @@ def _bytes_of(plan: WorkerPlan, memory: Mapping[str, int], facts: Facts, of_devi
     return at_work, max(whole - held, held - at_work)
 
 
-def _resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, facts: Facts) -> int:
+def resting_bytes(plan: WorkerPlan, workers: Sequence[WorkerPlan], held: int, facts: Facts) -> int:
     """Bytes that a training rank holds while servers serve; with `offload` none, or weights for an embedded role.
 
     Those of several roles come to the device around the updates of a step, so in that phase all of them count.

@@ -85,7 +85,7 @@ def _rank_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPla
     """Bytes of one rank of a role, with those served inside it."""
     request, parameters = plan.request, facts.model_of(plan.request).parameters or 0
     working = max(
-        _working_bytes(config, worker, facts.model_of(worker.request))
+        working_bytes(config, worker, facts.model_of(worker.request))
         for worker in workers
         if request.role in (worker.request.role, worker.request.embedded_in)
     )
@@ -96,7 +96,7 @@ def _rank_bytes(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPla
     return PROCESS_BYTES + weights + int((PIECES if request.engine else 1.0) * (held + working - weights))
 
 
-def _working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
+def working_bytes(config: RunConfig, plan: WorkerPlan, model: ModelFacts) -> int:
     """Bytes that a role needs besides weights, gradients and optimizer state; 0 where they are unknown.
 
     Of the embedded rollout less the actor's gradients, whose place it takes: negative when it needs less than they.
@@ -184,7 +184,7 @@ def _remedy(config: RunConfig, plan: WorkerPlan, workers: Sequence[WorkerPlan], 
     served = [
         worker for worker in workers if worker.request.embedded_in == request.role and worker.request.cached_tokens
     ]
-    needs = [_working_bytes(config, worker, facts.model_of(worker.request)) for worker in (plan, *served)]
+    needs = [working_bytes(config, worker, facts.model_of(worker.request)) for worker in (plan, *served)]
     return _ways_to_lower(config, plan, max(needs) > needs[0])
 
 

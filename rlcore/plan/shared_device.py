@@ -18,7 +18,7 @@ FILLED = 0.95
 """Share of the room beside resting roles that replicas may get: their allocators keep some in pieces."""
 MOST_SHARE, SHARE_STEP = 0.85, 0.05
 LEAST_ROWS = 64
-"""Rows as long as allowed whose keys and values an engine should hold at once; fewer where a step has fewer samples."""
+"""Rows that an engine should hold at once, halfway through the longest response; all of a step, if those are fewer."""
 WEIGHTS_FACTOR, PROFILE_BYTES = 1.1, 2 * GIB
 """Of an engine: its weights with what it computes once from them, and the activations of its largest prefill."""
 ASLEEP_BYTES = 2 * GIB
@@ -87,7 +87,8 @@ def needed_share(config: RunConfig, facts: Facts) -> float:
     samples = config.train.prompts_per_step * config.rollout.samples_per_prompt
     rows = min(LEAST_ROWS, config.rollout.max_rows, -(-samples // config.rollout.replicas))
     weights = WEIGHTS_FACTOR * BYTES[dtype] * (facts.parameters or 0)
-    cached = rows * _longest(config) * cached_bytes_per_token(shape, dtype)
+    row = config.data.max_prompt_tokens + config.rollout.max_tokens // 2
+    cached = rows * row * cached_bytes_per_token(shape, dtype)
     return (weights + cached + PROFILE_BYTES) / facts.gpu_memory_bytes
 
 

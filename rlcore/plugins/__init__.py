@@ -38,14 +38,17 @@ def configure(
     overrides: Sequence[str],
     plugins: Sequence[str] = (),
     machine: Facts | None = None,
+    *,
+    elsewhere: bool = False,
 ) -> tuple[Hooks, LoadedConfig]:
     """The offers and the configuration of a run.
 
     `plugins` are names or paths, as given to --plugin; each is short for an override `plugins.NAME={}` (of a file
     `plugins.STEM.path=/abs/file.py`), so the saved configuration enables them again by itself. Defaults that depend on
     the machine are those of `machine`; None: of this one. Where they choose a rollout backend, its plugin is enabled.
+    `elsewhere`: the run is for a machine with other libraries than this one, so a backend needs only its plugin here.
     """
-    on_gpus = {backend: plugin for plugin, backend in _installed_for_gpus()}
+    on_gpus = {backend: plugin for plugin, backend in (_offered_for_gpus() if elsewhere else _installed_for_gpus())}
 
     def choose(config: RunConfig, origins: Mapping[str, str]) -> tuple[Choice, ...]:
         facts = machine_facts() if machine is None else machine
@@ -57,6 +60,12 @@ def configure(
     chosen = [choice.value for choice in loaded.choices if choice.key == "rollout.backend" and not choice.set_by]
     missing = [on_gpus[name] for name in chosen if name in on_gpus and on_gpus[name] not in loaded.config.plugins]
     return _configured(files, overrides, [*plugins, *missing], choose) if missing else (hooks, loaded)
+
+
+def _offered_for_gpus() -> list[tuple[str, str]]:
+    """(plugin, rollout backend) of the plugins that are installed here and made for GPUs, the best first."""
+    plugins = {plugin.name for plugin in installed()}
+    return [(plugin, backend) for plugin, backend, _ in rollout_on_gpus() if plugin in plugins]
 
 
 def _installed_for_gpus() -> list[tuple[str, str]]:

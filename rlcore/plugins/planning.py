@@ -4,14 +4,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore.plan import RunPlan, make_plan
+from rlcore.plan import Facts, RunPlan, make_plan
 from rlcore.plugins import configure
 from rlcore.runtime.machine import gather_facts
 
 
 def plan_run(
-    files: Sequence[Path | Mapping[str, Any]], overrides: Sequence[str], plugins: Sequence[str] = ()
+    files: Sequence[Path | Mapping[str, Any]],
+    overrides: Sequence[str],
+    plugins: Sequence[str] = (),
+    machine: Facts | None = None,
 ) -> RunPlan:
-    """The plan of a run on this machine, from configuration files, overrides and --plugin names; starts nothing."""
-    hooks, loaded = configure(files, overrides, plugins)
-    return make_plan(loaded, hooks, gather_facts(loaded.config))
+    """The plan of a run from configuration files, overrides and --plugin names; starts nothing.
+
+    It is for this machine, or for one with the facts of `machine`, on which all plugins that are installed here work.
+    """
+    if machine is None:
+        hooks, loaded = configure(files, overrides, plugins)
+        return make_plan(loaded, hooks, gather_facts(loaded.config))
+    hooks, loaded = configure(files, overrides, plugins, machine, elsewhere=True)
+    return make_plan(loaded, hooks, gather_facts(loaded.config, machine))

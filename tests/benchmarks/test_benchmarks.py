@@ -275,13 +275,28 @@ def test_a_benchmark_runs_at_its_smallest(name: str, tmp_path: Path) -> None:
         pytest.skip("TRL's environment is missing; make bench makes it")
     arguments = [*SMOKE[name], "--smoke"]
     if name == "gpu_check":
-        arguments += ["--out", str(tmp_path / "gpu.md")]
+        arguments += ["--out", str(tmp_path / "gpu")]
     call = [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments]
     done = subprocess.run(call, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert lines
     assert all(line["benchmark"] == name and line["machine"]["versions"]["rlcore"] for line in lines)
+    if name == "gpu_check":
+        check_gpu_record(lines[0], tmp_path)
+
+
+def check_gpu_record(line: dict[str, Any], directory: Path) -> None:
+    """Every part has measured something, and page and record have it."""
+    parts = ("tests", "attention", "runs", "head_chunks", "beside_peer")
+    assert all("failed" not in line[part] for part in parts), {part: line[part] for part in parts}
+    assert {"tiny hf 8", "tiny hf 16"} <= {name for name, found in line["runs"].items() if "tokens_per_s" in found}
+    assert len(line["runs"]["tiny hf 8"]["timeline"]) > 1
+    assert [row["length"] for row in line["attention"]["rows"]] == [64, 128, 64, 128]
+    assert set(json.loads((directory / "gpu.json").read_text())) >= {*parts, "machine", "device"}
+    page = (directory / "gpu.md").read_text()
+    assert all(f"## {part.replace('_', ' ')}" in page for part in parts)
+    assert "| tiny | ours |" in page
 
 
 @pytest.mark.real

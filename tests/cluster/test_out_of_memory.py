@@ -23,9 +23,9 @@ TEXT = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capaci
 
 
 def context(device: str = "cuda:0", memory: MemoryPlan | None = None) -> WorkerContext:
-    fields: Any = {"role": "actor", "replica": 0, "rank": 0, "num_ranks": 1, "config": RunConfig(), "section": None}
-    fields |= {"targets": {}, "run_dir": Path(), "seed": 0, "threads": 1, "device": device, "memory": memory}
-    return WorkerContext(**fields)
+    values: Any = {"role": "actor", "replica": 0, "rank": 0, "num_ranks": 1, "config": RunConfig(), "section": None}
+    values |= {"targets": {}, "run_dir": Path(), "seed": 0, "threads": 1, "device": device, "memory": memory}
+    return WorkerContext(**values)
 
 
 PLANNED = MemoryPlan(30 * GIB, "lower actor.micro_batch_tokens or rollout.max_tokens")

@@ -116,7 +116,7 @@ def test_what_is_chosen_for_one_gpu_is_never_refused() -> None:
         ((), {"parameters": None}, "is unknown, so it is unknown if they can share"),
         ((), {"gpu_memory_bytes": None, "gpu_free_bytes": None}, "is unknown, so it is unknown if they can share"),
         ((), {"gpu_free_bytes": 14 * GIB}, "it does not fit beside the 28.7 GiB that are trained (it would have 0%"),
-        (("actor.offload=false",), {"gpu_free_bytes": 36 * GIB}, "and needs 26%)"),
+        (("actor.offload=false",), {"gpu_free_bytes": 36 * GIB}, "and needs 17%)"),
     ],
 )
 @pytest.mark.usefixtures("vllm")

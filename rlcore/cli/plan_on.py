@@ -1,0 +1,134 @@
+"""`rlcore plan CONFIG --on 8xH100-80GB`: the plan on a machine that is not here."""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rlcore.cli.arguments import Parser, Settings
+from rlcore.cli.console import answer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rlcore.plan import RunPlan
+    from rlcore.plan.machine_plan import MachinePlan
+
+GIB = 2**30
+
+
+def add_machine(parser: Parser) -> None:
+    """Accept --on and the lengths that its estimates depend on."""
+    parser.add_argument(
+        "--on", metavar="MACHINE", default="", help="plan for GPUs that are not here: 8xH100-80GB, 2x8xH100-80GB"
+    )
+    lengths = (("--prompt-tokens", "prompt"), ("--response-tokens", "response"))
+    for option, what in lengths:
+        parser.add_argument(
+            option,
+            type=int,
+            metavar="N",
+            default=0,
+            help=f"with --on: tokens of a {what} in the mean; else half of most",
+        )
+
+
+def run_on(parsed: argparse.Namespace, settings: Settings, show: Callable[["RunPlan", bool], None]) -> int:
+    """Plan for the machine, and print the plan by `show` and the estimates."""
+    from rlcore.plan.machine_cards import facts_of, machine_of
+    from rlcore.plan.machine_plan import Lengths, plan_on
+    from rlcore.plugins.planning import plan_run
+
+    machine = machine_of(parsed.on)
+    facts = facts_of(machine)
+
+    def replan(overrides: Sequence[str]) -> "RunPlan":
+        return plan_run(settings.files, [*settings.overrides, *overrides], settings.plugins, facts)
+
+    plan, found = plan_on(replan, machine, Lengths(parsed.prompt_tokens, parsed.response_tokens))
+    if parsed.json:
+        answer(json.dumps(to_json(plan, found), indent=1))
+    else:
+        show(plan, parsed.origins)
+        _show(plan, found)
+    return 0
+
+
+def to_json(plan: "RunPlan", found: "MachinePlan") -> dict[str, Any]:
+    """Plan and estimates as JSON values; seconds and bytes."""
+    from rlcore.plan import plan_to_json
+    from rlcore.plan.step_times import assumptions
+
+    estimates = {
+        "machine": str(found.machine),
+        "step_s": found.times.total,
+        "phases": {
+            name: {"seconds": seconds, "bound": found.times.bound[name]}
+            for name, seconds in found.times.seconds.items()
+        },
+        "memory": {pool: dict(phases) for pool, phases in found.memory.items()},
+        "settings": [{"overrides": list(setting.overrides), "step_s": setting.step_s} for setting in found.settings],
+        "assumptions": [*_lengths(found), *assumptions(found.machine)],
+    }
+    return plan_to_json(plan) | {"on": estimates}
+
+
+def _show(plan: "RunPlan", found: "MachinePlan") -> None:
+    from rlcore.cli.console import say, stdout
+    from rlcore.plan.catalog import remedy
+    from rlcore.plan.step_times import assumptions
+
+    console = stdout()
+    console.print()
+    for table in _tables(plan, found):
+        console.print(table)
+        console.print()
+    for line in (*_lengths(found), *assumptions(found.machine)):
+        say(console, f"assumed: {line}")
+    if found.machine.nodes > 1 and not plan.cluster.abilities.elsewhere:
+        say(console, f"note: {found.machine.nodes} nodes need a cluster of several: {remedy('cluster.backend')}")
+    tokens = found.size.groups * found.size.samples * found.size.response
+    times = found.times
+    say(
+        console,
+        f"a step takes about {times.total:.0f} s on {found.machine} ({tokens / times.total:,.0f} sampled tokens/s); "
+        f"{times.longest} takes most of it, bound by {times.bound[times.longest]}",
+    )
+
+
+def _tables(plan: "RunPlan", found: "MachinePlan") -> "Iterator[Table]":
+    from rlcore.cli.console import table
+    from rlcore.plan.machine_plan import PHASES
+
+    times = found.times
+    everything = sum(times.seconds.values())
+    yield table(
+        f"seconds of a step on {found.machine}",
+        ("phase", "seconds", "share", "bound by"),
+        (
+            (name, f"{seconds:.1f}", f"{seconds / everything:.0%}", times.bound[name])
+            for name, seconds in times.seconds.items()
+        ),
+    )
+    size = (plan.facts.gpu_memory_bytes or 0) / GIB
+    yield table(
+        f"memory of a device in GiB, of {size:.1f}",
+        ("pool", *PHASES),
+        ((pool, *(f"{phases[name] / GIB:.1f}" for name in PHASES)) for pool, phases in found.memory.items()),
+    )
+    yield table(
+        "settings that would help most",
+        ("settings", "seconds of a step", "saved"),
+        (
+            (" ".join(setting.overrides), f"{setting.step_s:.1f}", f"{1 - setting.step_s / times.total:.0%}")
+            for setting in found.settings
+        ),
+    )
+
+
+def _lengths(found: "MachinePlan") -> list[str]:
+    size = found.size
+    return [
+        f"prompts have {size.prompt} tokens in the mean and responses {size.response} (--prompt-tokens, "
+        f"--response-tokens), the longest {size.longest}"
+    ]

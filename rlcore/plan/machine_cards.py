@@ -1,0 +1,96 @@
+"""GPUs by name with the figures of their data sheets, and machines made of them: `2x8xH100-80GB`."""
+
+import re
+from dataclasses import dataclass
+
+from rlcore.errors import ConfigError, nearest
+from rlcore.plan.machine_facts import Facts
+
+GIB = 2**30
+USABLE = 0.98
+"""Share of a card's memory that CUDA reports: error correction and the driver have the rest."""
+CORES_PER_GPU, HOST_GIB_PER_GPU = 16, 128
+"""Of the host, as cloud machines with GPUs have them."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU. Figures are those of its data sheet, without sparsity."""
+
+    name: str
+    memory_gb: int
+    tflops: float
+    """Of bfloat16 and float16 on tensor cores, with float32 sums."""
+    tf32_tflops: float
+    memory_gb_s: float
+    link_gb_s: float
+    """To the other cards of its node, in one direction."""
+    source: str
+
+
+_SHEETS = (
+    Card("A10-24GB", 24, 125, 62.5, 600, 32, "NVIDIA A10 data sheet"),
+    Card("A100-40GB", 40, 312, 156, 1555, 300, "NVIDIA A100 data sheet, SXM"),
+    Card("A100-80GB", 80, 312, 156, 2039, 300, "NVIDIA A100 data sheet, SXM"),
+    Card("B200-180GB", 180, 2250, 1100, 7700, 900, "NVIDIA DGX B200 data sheet, an eighth"),
+    Card("H100-80GB", 80, 989, 494, 3350, 450, "NVIDIA H100 data sheet, SXM"),
+    Card("H100-NVL-94GB", 94, 835, 418, 3900, 300, "NVIDIA H100 NVL data sheet"),
+    Card("H100-PCIE-80GB", 80, 756, 378, 2000, 64, "NVIDIA H100 data sheet, PCIe"),
+    Card("H20-96GB", 96, 148, 74, 4000, 450, "NVIDIA H20, as vendors list it"),
+    Card("H200-141GB", 141, 989, 494, 4800, 450, "NVIDIA H200 data sheet, SXM"),
+    Card("H800-80GB", 80, 989, 494, 3350, 200, "NVIDIA H800, as vendors list it, SXM"),
+    Card("L4-24GB", 24, 121, 60, 300, 32, "NVIDIA L4 data sheet"),
+    Card("L40S-48GB", 48, 362, 183, 864, 32, "NVIDIA L40S data sheet"),
+    Card("RTX4090-24GB", 24, 165, 82.6, 1008, 32, "NVIDIA Ada GPU architecture whitepaper"),
+    Card("RTX5090-32GB", 32, 209.5, 104.8, 1792, 64, "NVIDIA RTX Blackwell GPU architecture whitepaper"),
+    Card("RTXA6000-48GB", 48, 155, 77.4, 768, 56, "NVIDIA RTX A6000 data sheet"),
+)
+CARDS = {card.name: card for card in _SHEETS}
+FORM = "[NODESx]GPUSxCARD, such as 8xH100-80GB or 2x8xH100-80GB"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes of equal cards."""
+
+    nodes: int
+    gpus_per_node: int
+    card: Card
+
+    @property
+    def gpus(self) -> int:
+        """In all nodes."""
+        return self.nodes * self.gpus_per_node
+
+    def __str__(self) -> str:
+        nodes = f"{self.nodes}x" if self.nodes > 1 else ""
+        return f"{nodes}{self.gpus_per_node}x{self.card.name}"
+
+
+def machine_of(text: str) -> Machine:
+    """The machine that a text such as `8xH100-80GB` names; ConfigError naming the form or the known cards."""
+    parts = re.fullmatch(r"(?:(\d+)x)?(\d+)x([A-Za-z][\w-]*)", text.strip())
+    if parts is None:
+        raise ConfigError(f"--on: found '{text}'; needs {FORM}")
+    nodes, gpus = int(parts[1] or 1), int(parts[2])
+    if not nodes or not gpus:
+        raise ConfigError(f"--on: found '{text}', which has no GPU; needs {FORM}")
+    return Machine(nodes, gpus, _card(parts[3]))
+
+
+def facts_of(machine: Machine) -> Facts:
+    """The facts of such a machine, with nothing else on it."""
+    size = int(USABLE * machine.card.memory_gb * GIB)
+    cores, host = machine.gpus * CORES_PER_GPU, machine.gpus_per_node * HOST_GIB_PER_GPU * GIB
+    return Facts(cpus=cores, gpus=machine.gpus, memory_bytes=host, gpu_memory_bytes=size, gpu_free_bytes=size)
+
+
+def _card(name: str) -> Card:
+    """The card of this name, whatever its case; its memory may be left out where one size is known."""
+    named = name.upper()
+    found = [card for key, card in CARDS.items() if named in (key.upper(), key.rpartition("-")[0].upper())]
+    if len(found) > 1:
+        raise ConfigError(f"--on: there are several '{name}'; choose from: {', '.join(card.name for card in found)}")
+    if not found:
+        raise ConfigError(f"--on: there is no card '{name}'; {nearest(named, tuple(CARDS))}")
+    return found[0]

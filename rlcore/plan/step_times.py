@@ -1,0 +1,206 @@
+"""Estimates the seconds of a step from a card's data sheet. Every assumption is a constant of this module, and printed.
+
+A phase takes the time of what bounds it: operations over the card's peak, or bytes over its memory or its links, each
+times the share of it that is reached. Rewards, tools and the controller are left out: they are the user's.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlcore.plan.machine_cards import Machine
+
+TRAIN_SHARE, FORWARD_SHARE = 0.4, 0.5
+"""Of the peak, reached by an update, and by a forward pass or a prefill of thousands of tokens."""
+MEMORY_SHARE, LINK_SHARE = 0.7, 0.7
+"""Of the bandwidth of memory, reached by decoding, and of links, by collectives."""
+DECODE_STEP_S = 0.003
+"""Of one decoded token of all rows beside what the device computes: scheduling, sampling, launches (CUDA graphs)."""
+EMBEDDED_LAYER_S = 77 * 10e-6
+"""Of the embedded sampler for a token and layer: 77 kernels, launched one by one."""
+NODE_GB_S = 50.0
+"""Of a card to other nodes: one port of 400 Gbit/s for each."""
+HOST_GB_S = 25.0
+"""Of a card to its host's memory, pinned: what PCIe 4 reaches."""
+DISK_WRITE_GB_S, DISK_READ_GB_S, TCP_GB_S = 1.4, 3.0, 0.75
+"""Of weights that travel: written into memory-backed files by one process, read by each replica, and sent over one
+connection (docs/results/transfer.md)."""
+SLEEP_S = 2.0
+"""Of putting replicas to sleep and waking them."""
+OPTIMIZER_BYTES = 30
+"""Per parameter that an optimizer step reads and writes: masters, gradients, moments, weights."""
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """What a step has to do. Tokens and lengths are means unless a name says otherwise."""
+
+    parameters: int
+    layers: int
+    hidden_size: int
+    query_size: int
+    kv_size: int
+    groups: int
+    samples: int
+    """Of a group."""
+    prompt: int
+    response: int
+    longest: int
+    """Response that is sampled, in tokens."""
+    bytes_per_weight: int = 2
+    shares_prompts: bool = True
+    """An update computes the prompt of a group once."""
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """Who computes a step. The defaults are those of one device."""
+
+    trainers: int = 1
+    """Devices that train together."""
+    engines: int = 1
+    tensor_parallel: int = 1
+    max_rows: int = 256
+    """Of an engine, at a time."""
+    cached_rows: int = 10**9
+    """Of an engine, for which it has memory."""
+    embedded: bool = False
+    sleeps: bool = False
+    """Engines share the trainers' devices in turns."""
+    shared: bool = False
+    """Engines are on the trainers' devices."""
+    checkpointing: bool = True
+    offload: bool = False
+    sharded: bool = False
+    scoring_passes: int = 0
+    """Forward passes of the policy and of references over all tokens."""
+    critic: bool = False
+    updates: int = 1
+    epochs: int = 1
+    weight_sync: str = "disk"
+    overlaps: bool = False
+    """Sampling goes on while the actor trains."""
+
+
+@dataclass(frozen=True)
+class StepEstimate:
+    """Seconds of the phases of a step, and what bounds each."""
+
+    seconds: Mapping[str, float]
+    bound: Mapping[str, str]
+    overlaps: bool = False
+
+    @property
+    def total(self) -> float:
+        """Seconds of a step: of all phases, or of the longer side where sampling goes on during the others."""
+        if not self.overlaps:
+            return sum(self.seconds.values())
+        sampling, others = self.seconds["sample"], sum(self.seconds.values()) - self.seconds["sample"]
+        return max(sampling, others)
+
+    @property
+    def longest(self) -> str:
+        """The phase that takes most."""
+        return max(self.seconds, key=lambda name: self.seconds[name])
+
+
+def estimate_step(size: StepSize, layout: StepLayout, machine: Machine) -> StepEstimate:
+    """Seconds of each phase of a step on a machine."""
+    phases = {
+        "sample": _sample(size, layout, machine),
+        "score": _score(size, layout, machine),
+        "update": _update(size, layout, machine),
+        "hand-over": _hand_over(size, layout),
+    }
+    return StepEstimate(
+        {name: seconds for name, (seconds, _) in phases.items()},
+        {name: bound for name, (_, bound) in phases.items()},
+        layout.overlaps,
+    )
+
+
+def update_tokens(size: StepSize) -> int:
+    """Tokens that an update or a scoring pass computes."""
+    prompts = size.groups if size.shares_prompts else size.groups * size.samples
+    return prompts * size.prompt + size.groups * size.samples * size.response
+
+
+def _forward_operations(size: StepSize) -> float:
+    """Operations of one forward pass over the step: weights, and causal attention."""
+    rows, response = size.groups * size.samples, size.response
+    context = size.prompt + response / 2
+    attention = 4 * size.layers * size.query_size * rows * response * context
+    return 2.0 * size.parameters * update_tokens(size) + attention
+
+
+def _sample(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
+    """Prefill of each group's prompt, then one token of all rows after another, the last rows up to the longest."""
+    samples = size.groups * size.samples / layout.engines
+    rows = max(1.0, min(samples, layout.max_rows, layout.cached_rows))
+    prefill = 2.0 * size.parameters * size.groups * size.prompt / layout.engines / layout.tensor_parallel
+    prefill_s = prefill / (FORWARD_SHARE * machine.card.tflops * 1e12)
+    waves = max(0.0, samples / rows - 1)
+    # While a queue is there the engine is full; then rows end one after another, and the longest goes on alone.
+    full_s, bound = _decode_s(size, layout, machine, rows)
+    mean_s, _ = _decode_s(size, layout, machine, max(1.0, rows * size.response / size.longest))
+    return prefill_s + waves * size.response * full_s + size.longest * mean_s, bound
+
+
+def _decode_s(size: StepSize, layout: StepLayout, machine: Machine, rows: float) -> tuple[float, str]:
+    """Seconds of one token of `rows` rows, and what bounds it."""
+    context = size.prompt + size.response / 2
+    kv = size.layers * 2 * size.kv_size * size.bytes_per_weight * context
+    read = (size.bytes_per_weight * size.parameters + rows * kv) / layout.tensor_parallel
+    memory_s = read / (MEMORY_SHARE * machine.card.memory_gb_s * 1e9)
+    products = 2.0 * size.parameters * rows / layout.tensor_parallel
+    compute_s = products / (FORWARD_SHARE * machine.card.tflops * 1e12)
+    launch_s = EMBEDDED_LAYER_S * size.layers if layout.embedded else DECODE_STEP_S
+    bounds = {"memory bandwidth": memory_s, "operations": compute_s, "launches": launch_s}
+    return max(memory_s, compute_s) + launch_s, max(bounds, key=lambda name: bounds[name])
+
+
+def _score(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
+    """Passes of old log-probs, references and values."""
+    passes = layout.scoring_passes + int(layout.critic)
+    operations = passes * _forward_operations(size)
+    return operations / (FORWARD_SHARE * machine.card.tflops * 1e12 * layout.trainers), "operations" if passes else "-"
+
+
+def _update(size: StepSize, layout: StepLayout, machine: Machine) -> tuple[float, str]:
+    """Forward and backward passes of all epochs, gradients between devices, and the optimizer."""
+    card, models = machine.card, 1 + int(layout.critic)
+    per_forward = 4 if layout.checkpointing else 3
+    operations = per_forward * layout.epochs * models * _forward_operations(size)
+    compute_s = operations / (TRAIN_SHARE * card.tflops * 1e12 * layout.trainers)
+    steps = layout.updates * layout.epochs * models
+    link = LINK_SHARE * 1e9 * (card.link_gb_s if layout.trainers <= machine.gpus_per_node else NODE_GB_S)
+    # Reduced and spread; of shards also weights, gathered forward and backward.
+    sent = (8 + (4 if layout.sharded else 0)) * size.parameters * (layout.trainers - 1) / layout.trainers
+    link_s = steps * sent / link
+    held = size.parameters / (layout.trainers if layout.sharded else 1)
+    state_s = steps * OPTIMIZER_BYTES * held / (MEMORY_SHARE * card.memory_gb_s * 1e9)
+    moved_s = (steps * 24 + 4) * held / (HOST_GB_S * 1e9) if layout.offload else 0.0
+    bounds = {"operations": compute_s, "links": link_s, "memory bandwidth": state_s, "host link": moved_s}
+    return sum(bounds.values()), max(bounds, key=lambda name: bounds[name])
+
+
+def _hand_over(size: StepSize, layout: StepLayout) -> tuple[float, str]:
+    """Weights from the actor to every engine."""
+    if layout.embedded:
+        return 0.0, "-"
+    gb, turns_s = size.bytes_per_weight * size.parameters / 1e9, SLEEP_S if layout.sleeps else 0.0
+    if layout.weight_sync == "tcp":
+        return gb * max(1.0, layout.engines / 4) / TCP_GB_S + turns_s, "one process that sends"
+    return gb / DISK_WRITE_GB_S + gb / DISK_READ_GB_S + turns_s, "one process that writes"
+
+
+def assumptions(machine: Machine) -> list[str]:
+    """The assumptions behind the seconds, for people."""
+    card = machine.card
+    return [
+        f"{card.name}: {card.tflops:g} TFLOP/s in bfloat16 without sparsity, {card.memory_gb_s:g} GB/s of memory, "
+        f"{card.link_gb_s:g} GB/s to the cards of its node ({card.source}); {NODE_GB_S:g} GB/s to other nodes",
+        f"of the peak an update reaches {TRAIN_SHARE:.0%}, a forward pass {FORWARD_SHARE:.0%}; decoding "
+        f"{MEMORY_SHARE:.0%} of the memory's bandwidth, {DECODE_STEP_S * 1e3:g} ms per token of all rows beside it",
+        f"weights travel at {DISK_WRITE_GB_S:g} GB/s into files and {DISK_READ_GB_S:g} GB/s out of them, or "
+        f"{TCP_GB_S:g} GB/s over tcp; rewards, tools and the controller take no time",
+    ]
