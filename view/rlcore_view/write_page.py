@@ -18,6 +18,7 @@ from typing import Any
 from rlcore_view.compare import changes, families, settings
 from rlcore_view.model import Run, Sample
 from rlcore_view.redaction import redact
+from rlcore_view.token_files import WITHHELD
 from rlcore_view.watch import diagnose
 
 SCRIPTS = (
@@ -215,8 +216,8 @@ def _body(sample: Sample) -> dict[str, Any]:
     }
     if sample.tokens is not None:
         body["tokens"] = {
-            "pieces": sample.tokens.pieces,
-            "arrays": sample.tokens.arrays,
+            "pieces": _Plain(_spelled(sample.tokens.pieces)),
+            "arrays": {name: _Plain(_finite(values)) for name, values in sample.tokens.arrays.items()},
             "sampled": [int(value) for value in sample.tokens.sampled],
             "turn": sample.tokens.turn,
         }
@@ -229,7 +230,23 @@ def _packed(value: Any) -> str:
     return base64.b64encode(gzip.compress(text.encode("ascii"), 6, mtime=0)).decode("ascii")
 
 
+class _Plain(list[Any]):
+    """A list without secrets and without numbers that are not finite, which is not looked through again."""
+
+
+def _spelled(pieces: Sequence[str]) -> Sequence[str]:
+    """The texts of tokens, or blocks where they spell a secret together."""
+    text = "".join(pieces)
+    return pieces if redact(text) == text else [WITHHELD] * len(pieces)
+
+
+def _finite(values: Sequence[float | None]) -> list[float | None]:
+    return [value if value is None or value - value == 0 else None for value in values]
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, _Plain):
+        return value
     if isinstance(value, Mapping):
         return {redact(str(name)): _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):

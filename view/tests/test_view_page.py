@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from made_runs import run_of, sample, spoken
-from rlcore_view import Run, write_page
+from rlcore_view import Run, Tokens, write_page
 from rlcore_view.model import Event
 from rlcore_view.write_page import FOLLOW, SCRIPTS, page
 
@@ -135,3 +135,12 @@ def test_a_full_disk_leaves_the_older_page_and_nothing_else(tmp_path: Path) -> N
     )
     assert out.read_text() == "older"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["page.html", "talk.jsonl"]
+
+
+def test_tokens_that_spell_a_secret_together_are_withheld() -> None:
+    pieces = ["sk-", "abcdefgh", "ijklmnop", "qrst", " end"]
+    tokens = Tokens(pieces, {"advantage": [1.0, float("inf"), None, 0.5, 0.5]})
+    body = unpacked(page(run_of([sample(completion="".join(pieces), tokens=tokens)])))["chunk-0-0"][0]
+    assert body["completion"] == "[sk-a... redacted] end"
+    assert body["tokens"]["pieces"] == ["\N{FULL BLOCK}"] * 5
+    assert body["tokens"]["arrays"] == {"advantage": [1.0, None, None, 0.5, 0.5]}
