@@ -51,7 +51,7 @@ function promptsPage(query) {
 function heatMap(rows) {
   if (!rows.length) return element("p", {}, "no prompts");
   const places = new Map(run.steps.map((step, at) => [step, at]));
-  const cell = Math.max(3, Math.min(14, Math.floor(900 / run.steps.length)));
+  const cell = Math.max(3, Math.min(26, Math.floor(800 / run.steps.length)));
   const line = (at) => {
     const row = rows[at];
     const drawn = svg("svg", { width: run.steps.length * cell, height: 15, role: "img", "aria-label": `${row.name}: mean reward ${numberText(row.mean)}, ${row.scores.length} times, ${row.kind}` });
