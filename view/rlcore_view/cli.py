@@ -2,20 +2,24 @@
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from rlcore_view import query
+from rlcore_view import compare, query
 from rlcore_view.model import Run, Sample, ViewError
 from rlcore_view.readers import read
 from rlcore_view.redaction import redact
+from rlcore_view.serve import Editions, server_of
 from rlcore_view.watch import diagnose, watched
 from rlcore_view.write_page import write_page
 
-COMMANDS = ("page", "find", "diagnose")
+COMMANDS = ("page", "find", "diagnose", "diff")
+_PROMPTS = 20
+"""Prompts that `diff` prints; --json has all."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "rlcore-view") -> int:
@@ -29,21 +33,32 @@ def main(arguments: Sequence[str] | None = None, prog: str = "rlcore-view") -> i
     except ViewError as error:
         _say(f"rlcore-view: {error}", sys.stderr)
         return 2
+    except BrokenPipeError:  # a reader such as `head` has what it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=prog, description="Show runs of RL trainers as one HTML file.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    page = commands.add_parser("page", help="write the HTML file (the default: rlcore-view PATH)")
+    page = commands.add_parser("page", help="write the HTML file (the default: rlcore-view PATH...)")
     page.add_argument(
-        "path", type=Path, metavar="PATH", help="a run directory or file of rlcore, TRL, verl or messages"
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="a run of rlcore, or what TRL, verl, prime-rl, verifiers, tinker-cookbook, open-instruct or inspect wrote",
     )
     page.add_argument(
-        "--out", type=Path, help="the file to write; PATH's name with .html in the current directory if left out"
+        "--out",
+        type=Path,
+        help="the file to write; the first PATH's name with .html in the current directory if left out",
     )
     page.add_argument(
         "--max-mb", type=float, default=100.0, help="leave texts out above this size, extremes last (100)"
     )
+    page.add_argument("--serve", action="store_true", help="serve the page on this machine and follow the run")
+    page.add_argument("--port", type=int, default=0, help="the port of --serve; a free one if left out")
     page.set_defaults(command=_page)
     find = commands.add_parser("find", help="print the samples for which an expression is true")
     find.add_argument("path", type=Path, metavar="PATH")
@@ -55,22 +70,98 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     told.add_argument("path", type=Path, metavar="PATH")
     told.add_argument("--json", action="store_true")
     told.set_defaults(command=_diagnose)
+    differ = commands.add_parser("diff", help="compare two runs: settings, metrics, prompts; or one prompt's samples")
+    differ.add_argument("a", type=Path, metavar="A")
+    differ.add_argument("b", type=Path, metavar="B")
+    differ.add_argument("--prompt", default="", help="its name, or an end of it such as 17")
+    differ.add_argument("--step", type=int, help="the step of both runs; the last with the prompt if left out")
+    differ.add_argument("--json", action="store_true")
+    differ.set_defaults(command=_diff)
     return parser
 
 
 def _page(parsed: argparse.Namespace) -> int:
-    run = _read(parsed.path)
-    out: Path = parsed.out or Path(f"{parsed.path.resolve().name}.html")
+    paths: list[Path] = parsed.paths
+    if parsed.serve:
+        return _serve(paths, parsed.port, parsed.max_mb)
+    runs = _read_all(paths)
+    out: Path = parsed.out or Path(f"{paths[0].resolve().name}.html")
     try:
-        write_page(run, out, parsed.max_mb)
+        write_page(runs, out, parsed.max_mb)
     except OSError as error:
         raise ViewError(
             f"'{out}': it cannot be written: {error.strerror or error}; choose another with --out"
         ) from error
-    _say(f"{run.format}: {len(run.samples)} samples of {len({sample.step for sample in run.samples})} steps in {out}")
-    for finding in diagnose(run):
-        _say(str(finding))
+    for run in runs:
+        steps = len({sample.step for sample in run.samples})
+        _say(f"{run.format}: {len(run.samples)} samples of {steps} steps in {out}")
+        for finding in diagnose(run):
+            _say(str(finding) if len(runs) == 1 else f"{run.name}: {finding}")
     return 0
+
+
+def _serve(paths: Sequence[Path], port: int, max_mb: float) -> int:
+    editions = Editions(paths, lambda: _named(paths, [read(path) for path in paths]), max_mb)
+    _read_all(paths, empty=True)
+    server, address = server_of(editions, port)
+    with server:
+        _say(f"{address} follows {', '.join(map(str, paths))}; Ctrl-C ends it")
+        sys.stdout.flush()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _diff(parsed: argparse.Namespace) -> int:
+    runs = _read_all([parsed.a, parsed.b])
+    if parsed.prompt:
+        found = _prompt_diff(runs, compare.prompt_named(runs, parsed.prompt), parsed.step)
+        lines = _prompt_lines(found)
+    else:
+        found = dict(compare.summary(*runs))
+        lines = _summary_lines(found)
+    for line in [json.dumps(found)] if parsed.json else lines:
+        _say(line)
+    return 0
+
+
+def _prompt_diff(runs: Sequence[Run], prompt: str, step: int | None) -> dict[str, object]:
+    groups = [compare.last_group(run, prompt, step) for run in runs]
+    missing = [run.name for run, group in zip(runs, groups, strict=True) if not group]
+    if missing:
+        raise ViewError(f"'{prompt}': {missing[0]} has no samples of it in step {step}; leave --step out")
+    sides = [
+        {"name": run.name, "step": group[0].step, "samples": [_record(sample) for sample in group]}
+        for run, group in zip(runs, groups, strict=True)
+    ]
+    best = [redact(group[0].text()) for group in groups]
+    return {"prompt": prompt, "runs": sides, "best": compare.marked(*best)}
+
+
+def _prompt_lines(found: Mapping[str, Any]) -> list[str]:
+    lines = [found["prompt"]]
+    for side in found["runs"]:
+        scores = " ".join(_number(sample["reward"]) for sample in side["samples"])
+        lines.append(f"{side['name']}, step {side['step']}: rewards {scores}")
+    return [*lines, "best answer, {+only in the second+}, [-only in the first-]:", *found["best"].splitlines()]
+
+
+def _summary_lines(found: Mapping[str, Any]) -> list[str]:
+    first, second = found["runs"]
+    lines = [f"a: {first}", f"b: {second}"]
+    lines += [f"{row['key']}: {row['a']} | {row['b']}" for row in found["config"]]
+    metrics = {name: row for name, row in found["metrics"].items() if row["a"] != row["b"]}
+    lines += [f"{name}: {_number(row['a'])} | {_number(row['b'])}" for name, row in metrics.items()]
+    prompts = found["prompts"]
+    lines.append(f"{len(prompts)} prompts of both, mean reward, largest difference first")
+    lines += [f"  {row['prompt'][:80]}: {_number(row['a'])} | {_number(row['b'])}" for row in prompts[:_PROMPTS]]
+    return lines
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
 
 
 def _find(parsed: argparse.Namespace) -> int:
@@ -92,10 +183,35 @@ def _diagnose(parsed: argparse.Namespace) -> int:
 
 
 def _read(path: Path) -> Run:
-    run = read(path)
-    if not run.samples and not run.metrics:
-        raise ViewError(f"'{path}': there are no samples yet; take a step first")
-    return run
+    return _read_all([path])[0]
+
+
+def _read_all(paths: Sequence[Path], empty: bool = False) -> list[Run]:
+    """The runs, each with a name of its own; ViewError for one without samples, unless `empty` ones will do."""
+    runs = [read(path) for path in paths]
+    for path, run in zip(paths, runs, strict=True):
+        if not run.samples and not run.metrics and not empty:
+            raise ViewError(f"'{path}': there are no samples yet; take a step first")
+    return _named(paths, runs)
+
+
+def _named(paths: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
+    """The runs with as much of their paths as tells them apart."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return list(runs)
+    parts = [path.resolve().parts for path in paths]
+    for length in range(2, max(map(len, parts)) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            break
+    shared = 0
+    while len({name.split("/")[-1 - shared] for name in names}) == 1 and all(
+        name.count("/") > shared for name in names
+    ):
+        shared += 1
+    named = [name.rsplit("/", shared)[0] if shared else name for name in names]
+    return [replace(run, name=name) for run, name in zip(runs, named, strict=True)]
 
 
 def _say(text: str, to: TextIO | None = None) -> None:

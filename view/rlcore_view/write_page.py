@@ -9,52 +9,125 @@ import gzip
 import hashlib
 import html
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from rlcore_view.compare import changes, families, settings
 from rlcore_view.model import Run, Sample
 from rlcore_view.redaction import redact
+from rlcore_view.token_files import WITHHELD
 from rlcore_view.watch import diagnose
 
-SCRIPTS = ("data.js", "elements.js", "charts.js", "tokens.js", "pages.js", "main.js")
+SCRIPTS = (
+    "data.js",
+    "elements.js",
+    "charts.js",
+    "filter.js",
+    "words.js",
+    "tokens.js",
+    "overview.js",
+    "steps.js",
+    "groups.js",
+    "prompts.js",
+    "samples.js",
+    "timeline.js",
+    "compare.js",
+    "main.js",
+)
+FOLLOW = "follow.js"
+"""The script that asks the server for news; in pages of `--serve` alone."""
 MEGABYTE = 1_000_000
 CHUNK = 256
 """Samples whose texts are packed together, at most."""
 
 
-def write_page(run: Run, path: Path, max_mb: float = 100.0) -> None:
-    """Write the page; texts of samples that are neither best nor worst are left out above `max_mb`, and it says so."""
-    path.write_text(page(run, max_mb), encoding="utf-8", newline="\n")
+def write_page(runs: Run | Sequence[Run], path: Path, max_mb: float = 100.0) -> None:
+    """Write the page of one run, or of several to compare.
+
+    Above `max_mb`, texts of samples that are neither best nor worst are left out, and the page says so. The file
+    appears whole: a full disk leaves an older one as it was.
+    """
+    text = page(runs, max_mb)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8", newline="\n")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
-def page(run: Run, max_mb: float = 100.0) -> str:
-    """The page as text."""
-    script = "\n".join(_asset(name) for name in SCRIPTS)
+def page(runs: Run | Sequence[Run], max_mb: float = 100.0, edition: str = "") -> str:
+    """The page as text; with an `edition`, one that asks its server for a newer one."""
+    listed = [runs] if isinstance(runs, Run) else [*runs]
+    script = "\n".join(_asset(name) for name in (*((FOLLOW,) if edition else ()), *SCRIPTS))
     style = _asset("page.css")
-    chunks, where, left_out = _chunks(run.samples, int(max_mb * MEGABYTE))
-    notes = [*run.notes]
-    if left_out:
-        notes.append(
-            f"texts of {left_out} of {len(run.samples)} samples are left out, to stay below {max_mb:g} MB; the best "
-            "and the worst of each step are here"
-        )
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
-    title = html.escape(redact(f"{run.name}: {run.format}")).encode("ascii", "xmlcharrefreplace").decode()
+    named = ", ".join(f"{run.name}: {run.format}" for run in listed)
+    title = html.escape(redact(named)).encode("ascii", "xmlcharrefreplace").decode()
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy(script, bool(edition))}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title><style>{style}</style></head><body>",
+            f"<title>{title}</title><style>{style}</style></head>",
+            f'<body data-edition="{html.escape(edition)}">' if edition else "<body>",
             '<noscript>This page shows its data with a script; allow it to run.</noscript><div id="app"></div>',
-            _data("head", _packed(_head(run, where, notes))),
-            *(_data(f"chunk-{number}", chunk) for number, chunk in enumerate(chunks)),
+            *(_data(name, packed) for name, packed in parts(listed, max_mb).items()),
             f"<script>{script}</script></body></html>",
         ]
     )
+
+
+def _policy(script: str, live: bool) -> str:
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    asks = "connect-src 'self'; " if live else ""
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; {asks}base-uri 'none'"
+
+
+def parts(runs: Sequence[Run], max_mb: float) -> dict[str, str]:
+    """The page's data by name, packed: `about`, and of run r `head-r`, `events-r` and `chunk-r-0` to the last."""
+    about = {"count": len(runs), "families": families(runs), "changes": changes(runs)}
+    found = {"about": _packed(about)}
+    for number, run in enumerate(runs):
+        chunks, where, left_out = _chunks(run.samples, int(max_mb * MEGABYTE / max(1, len(runs))))
+        notes = [*run.notes]
+        if left_out:
+            notes.append(
+                f"texts of {left_out} of {len(run.samples)} samples are left out, to stay below {max_mb:g} MB; the "
+                "best and the worst of each step are here"
+            )
+        found[f"head-{number}"] = _packed(_head(run, where, notes))
+        found[f"events-{number}"] = _packed(_events(run))
+        found |= {f"chunk-{number}-{place}": chunk for place, chunk in enumerate(chunks)}
+    return found
+
+
+def _events(run: Run) -> dict[str, Any]:
+    """The timeline: rows by name, and events as [row, name, kind, start, length, step, version, sample]."""
+    rows = {name: number for number, name in enumerate(dict.fromkeys(event.row for event in run.events))}
+    samples = {
+        (sample.step, sample.prompt_id, sample.epoch, sample.sample, sample.segment): index
+        for index, sample in enumerate(run.samples)
+    }
+    begin = min((event.start_s for event in run.events), default=0.0)
+    return {
+        "rows": [*rows],
+        "events": [
+            [
+                rows[event.row],
+                event.name,
+                event.kind,
+                round(event.start_s - begin, 6),
+                round(event.length_s, 6),
+                event.step,
+                event.version,
+                samples.get((event.step, *event.sample)) if event.sample and event.step is not None else None,
+            ]
+            for event in run.events
+        ],
+    }
 
 
 def _head(run: Run, where: Sequence[Sequence[int]], notes: Sequence[str]) -> dict[str, Any]:
@@ -70,6 +143,9 @@ def _head(run: Run, where: Sequence[Sequence[int]], notes: Sequence[str]) -> dic
         "notes": [*notes],
         "findings": [[finding.name, finding.evidence, finding.advice] for finding in diagnose(run)],
         "config": run.config,
+        "settings": list(settings(run.config).items()),
+        "alerts": run.alerts,
+        "has_events": bool(run.events),
         "plan": run.plan,
         "prompts": [*prompts],
         "sources": [*sources],
@@ -140,8 +216,8 @@ def _body(sample: Sample) -> dict[str, Any]:
     }
     if sample.tokens is not None:
         body["tokens"] = {
-            "pieces": sample.tokens.pieces,
-            "arrays": sample.tokens.arrays,
+            "pieces": _Plain(_spelled(sample.tokens.pieces)),
+            "arrays": {name: _Plain(_finite(values)) for name, values in sample.tokens.arrays.items()},
             "sampled": [int(value) for value in sample.tokens.sampled],
             "turn": sample.tokens.turn,
         }
@@ -154,7 +230,23 @@ def _packed(value: Any) -> str:
     return base64.b64encode(gzip.compress(text.encode("ascii"), 6, mtime=0)).decode("ascii")
 
 
+class _Plain(list[Any]):
+    """A list without secrets and without numbers that are not finite, which is not looked through again."""
+
+
+def _spelled(pieces: Sequence[str]) -> Sequence[str]:
+    """The texts of tokens, or blocks where they spell a secret together."""
+    text = "".join(pieces)
+    return pieces if redact(text) == text else [WITHHELD] * len(pieces)
+
+
+def _finite(values: Sequence[float | None]) -> list[float | None]:
+    return [value if value is None or value - value == 0 else None for value in values]
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, _Plain):
+        return value
     if isinstance(value, Mapping):
         return {redact(str(name)): _plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
 """Runs for the tests, without a trainer: samples by hand, and a run directory as rlcore writes it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,18 @@ def spoken(text: str = "42", **arrays: Sequence[float]) -> Tokens:
     return Tokens(list(text), {name: list(values) for name, values in arrays.items()})
 
 
-def write_rlcore_run(directory: Path, steps: int = 2, groups: int = 2, size: int = 2, text: str = "4é!") -> Path:
-    """A run directory with tokens of every training sample: the bytes of `text`, then a digit."""
+def write_rlcore_run(
+    directory: Path, steps: int = 2, groups: int = 2, size: int = 2, text: str | Callable[[], str] = "4é!"
+) -> Path:
+    """A run directory with tokens of every training sample: the bytes of a text, then a digit."""
+    made = text if callable(text) else lambda: text
     (directory / "trajectories").mkdir(parents=True)
     (directory / "tokens").mkdir()
     (directory / "config.yaml").write_text("actor:\n  lr: 1.0e-05\n")
     (directory / "plan.json").write_text('{"workers": []}')
     lines = list[str]()
     for step in range(1, steps + 1):
-        rows = [_row(step, group, number, text) for group in range(groups) for number in range(size)]
+        rows = [_row(step, group, number, made()) for group in range(groups) for number in range(size)]
         file = directory / "trajectories" / f"step_{step:06d}.jsonl"
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         _write_tokens(directory / "tokens", step, rows)
@@ -98,7 +101,7 @@ def _write_tokens(directory: Path, step: int, rows: Sequence[dict[str, Any]]) ->
         "row_start": np.cumsum([0, *map(len, ids)], dtype=np.int64),
         "token_id": np.array([id_ for row in ids for id_ in row], dtype=np.int32),
         "position": np.array([6 + at + (at > 1) for row in ids for at in range(len(row))], dtype=np.int32),
-        "logprob": np.linspace(-2, -1, count, dtype=np.float32),
+        "logprob": -np.random.default_rng(step).exponential(size=count).astype(np.float32),
         "advantage": np.repeat([row["advantage"] for row in rows], [len(row) for row in ids]).astype(np.float32),
     }
     arrays["advantage"][0] = np.nan

@@ -1,8 +1,10 @@
 "use strict";
-// The run: columns of every sample at hand, texts and tokens unpacked when they are looked at.
+// The runs: columns of every sample at hand, texts and tokens unpacked when they are looked at.
 
+let about = null;
+let runs = [];
 let run = null;
-const unpackedChunks = new Map();
+const unpackedParts = new Map();
 
 async function unpack(id) {
   const packed = document.getElementById(id).textContent;
@@ -11,13 +13,29 @@ async function unpack(id) {
   return JSON.parse(await new Response(stream).text());
 }
 
-async function loadRun() {
-  run = await unpack("head");
-  run.size = run.columns.step.length;
-  run.groups = groupsOf(run);
-  run.groupOf = new Int32Array(run.size);
-  run.groups.forEach((group, number) => group.samples.forEach((index) => { run.groupOf[index] = number; }));
-  run.steps = [...new Set(run.columns.step)].sort((a, b) => a - b);
+// A part of the page that is unpacked once.
+function unpackedPart(id) {
+  if (!unpackedParts.has(id)) unpackedParts.set(id, unpack(id));
+  return unpackedParts.get(id);
+}
+
+async function loadRuns() {
+  unpackedParts.clear();
+  about = await unpack("about");
+  runs = await Promise.all(Array.from({ length: about.count }, (_, number) => loadRun(number)));
+  run = runs[0];
+}
+
+async function loadRun(number) {
+  const loaded = await unpack(`head-${number}`);
+  loaded.number = number;
+  loaded.size = loaded.columns.step.length;
+  loaded.groups = groupsOf(loaded);
+  loaded.groupOf = new Int32Array(loaded.size);
+  loaded.groups.forEach((group, at) => group.samples.forEach((index) => { loaded.groupOf[index] = at; }));
+  loaded.steps = [...new Set(loaded.columns.step)].sort((a, b) => a - b);
+  loaded.range = rangeOf(loaded.columns.score);
+  return loaded;
 }
 
 function groupsOf(of) {
@@ -31,12 +49,18 @@ function groupsOf(of) {
   return [...found.values()];
 }
 
+// Lowest and highest number; [0, 1] where there is none.
+function rangeOf(values) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const value of values) if (isNumber(value)) { low = Math.min(low, value); high = Math.max(high, value); }
+  return low > high ? [0, 1] : [low, high];
+}
+
 // The texts and tokens of a sample; null where they were left out of the page.
-async function bodyOf(index) {
-  const chunk = run.columns.chunk[index];
-  if (chunk < 0) return null;
-  if (!unpackedChunks.has(chunk)) unpackedChunks.set(chunk, unpack(`chunk-${chunk}`));
-  return (await unpackedChunks.get(chunk))[run.columns.place[index]];
+async function bodyOf(index, of = run) {
+  const chunk = of.columns.chunk[index];
+  return chunk < 0 ? null : (await unpackedPart(`chunk-${of.number}-${chunk}`))[of.columns.place[index]];
 }
 
 function textOf(completion) {
@@ -60,14 +84,34 @@ function meanOf(values) {
 }
 
 function spreadOf(values) {
-  const known = values.filter(isNumber);
-  return known.length ? Math.max(...known) - Math.min(...known) : 0;
+  if (!values.some(isNumber)) return 0;
+  const [low, high] = rangeOf(values);
+  return high - low;
 }
 
-function scoresOf(indices) {
-  return indices.map((index) => run.columns.score[index]);
+// The values at these shares of the sorted list, such as 0.5 for the median.
+function quantilesOf(values, shares) {
+  const known = values.filter(isNumber).sort((a, b) => a - b);
+  return known.length ? shares.map((share) => known[Math.round(share * (known.length - 1))]) : null;
 }
 
-function componentNames() {
-  return Object.keys(run.columns).filter((name) => name.startsWith("reward."));
+function scoresOf(indices, of = run) {
+  return indices.map((index) => of.columns.score[index]);
+}
+
+function componentNames(of = run) {
+  return Object.keys(of.columns).filter((name) => name.startsWith("reward."));
+}
+
+function indicesWhere(test) {
+  const found = [];
+  for (let index = 0; index < run.size; index++) if (test(index)) found.push(index);
+  return found;
+}
+
+// Indices of the training samples of each step.
+function trainedByStep(of = run) {
+  const found = new Map(of.steps.map((step) => [step, []]));
+  of.columns.step.forEach((step, index) => { if (of.columns.lane[index] === 0) found.get(step).push(index); });
+  return new Map([...found].filter(([, indices]) => indices.length));
 }

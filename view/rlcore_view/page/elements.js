@@ -1,5 +1,7 @@
 // Elements of the page. Text of models and services reaches it as text only.
 
+const LONGEST_TEXT = 50_000;
+
 function element(tag, properties, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties || {})) {
@@ -28,6 +30,22 @@ function shownText(value) {
   }));
 }
 
+// A text of a model; of a very long one the beginning and the end, and a button for the rest.
+function longText(value) {
+  const text = String(value);
+  if (text.length <= LONGEST_TEXT) return element("pre", {}, text);
+  const half = LONGEST_TEXT / 2;
+  const box = element("pre", {}, text.slice(0, half));
+  const all = element("button", { onclick: () => box.replaceChildren(shownText(text)) }, `show ${(text.length - LONGEST_TEXT).toLocaleString("en")} more characters`);
+  append(box, ["\n", all, "\n", text.slice(-half)]);
+  return box;
+}
+
+// Addresses: `#/groups` of the first run, `#1/groups` of the second.
+function to(path, of = run) {
+  return `#${of && of.number ? of.number : ""}${path}`;
+}
+
 function link(address, ...children) {
   return element("a", { href: address }, ...children);
 }
@@ -43,10 +61,10 @@ function section(title, ...children) {
   return element("section", {}, element("h2", {}, title), ...children);
 }
 
-function table(heads, rows) {
-  return element("div", { class: "scroll" }, element("table", {},
-    element("thead", {}, element("tr", {}, heads.map((head) => element("th", {}, head)))),
-    element("tbody", {}, rows.map((cells) => element("tr", {}, cells.map((cell) => element("td", {}, cell)))))));
+function table(heads, rows, label) {
+  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, element("table", {},
+    element("thead", {}, element("tr", {}, heads.map((head) => element("th", { scope: "col" }, head)))),
+    element("tbody", {}, rows.map((cells) => element("tr", {}, cells.map((cell) => element("td", { class: /^[–\d.e+-]+( %)?$/.test(cell) ? "number" : null }, cell)))))));
 }
 
 // A list that makes elements for what is on the screen, and more when its end is reached.
@@ -68,34 +86,36 @@ function growingList(count, makeItem, size = 50) {
 
 function choice(label, values, chosen, onChange) {
   return element("label", {}, label, " ", element("select", { onchange: (event) => onChange(event.target.value) },
-    values.map(([value, text]) => element("option", { value, selected: value === chosen }, text))));
+    values.map(([value, text]) => element("option", { value, selected: String(value) === String(chosen) }, text))));
 }
 
-function sampleAddress(index) {
-  return `#/sample/${index}`;
+// An input that changes one part of the address when it is left or Enter is pressed.
+function field(label, value, hint, onChange) {
+  return element("label", {}, label, " ", element("input", { type: "search", value, placeholder: hint, size: Math.max(18, hint.length), onchange: (event) => onChange(event.target.value) }));
 }
 
-function groupAddress(number) {
-  return `#/group/${number}`;
+// Sets one part of the address's query and leaves the others.
+function setQuery(path, query, name) {
+  return (value) => {
+    if (value === "") query.delete(name);
+    else query.set(name, value);
+    const rest = String(query);
+    location.hash = to(rest ? `${path}?${rest}` : path);
+  };
 }
 
-function scoreBadge(index) {
-  const { score, status } = run.columns;
+function sampleAddress(index, of = run) {
+  return to(`/sample/${index}`, of);
+}
+
+function groupAddress(number, of = run) {
+  return to(`/group/${number}`, of);
+}
+
+function scoreBadge(index, of = run) {
+  const { score, status } = of.columns;
   if (status[index] !== "ok") return element("span", { class: "badge failed" }, status[index]);
-  return element("span", { class: "badge", style: { background: scaleColour(score[index], scoreRange()) } }, numberText(score[index]));
-}
-
-let knownRange = null;
-function scoreRange() {
-  if (!knownRange) {
-    let low = Infinity;
-    let high = -Infinity;
-    for (const score of run.columns.score) {
-      if (isNumber(score)) { low = Math.min(low, score); high = Math.max(high, score); }
-    }
-    knownRange = low > high ? [0, 1] : [low, high];
-  }
-  return knownRange;
+  return element("span", { class: "badge", style: { background: scaleColour(score[index], of.range) } }, numberText(score[index]));
 }
 
 // From red over yellow to green, readable below text of both themes.
@@ -103,4 +123,13 @@ function scaleColour(value, [low, high]) {
   if (!isNumber(value)) return "transparent";
   const share = high > low ? (value - low) / (high - low) : 0.5;
   return `hsl(${Math.round(share * 130)} 65% 50% / 0.4)`;
+}
+
+function sampleRow(index, of = run) {
+  const { columns } = of;
+  const flags = [columns.truncated[index] && "truncated", columns.lane[index] && "eval"].filter(Boolean).join(", ");
+  return element("a", { class: "row", href: sampleAddress(index, of) }, element("span", { class: "step" }, `step ${columns.step[index]}`),
+    element("span", { class: "name" }, of.prompts[columns.prompt[index]]), element("span", { class: "hint" }, flags),
+    element("span", { class: "hint number" }, isNumber(columns.length[index]) ? `${columns.length[index]} tokens` : ""),
+    element("span", { class: "hint number" }, isNumber(columns.advantage[index]) ? `advantage ${numberText(columns.advantage[index])}` : ""), scoreBadge(index, of));
 }

@@ -1,5 +1,7 @@
 // The tokens of a response, shaded by what was recorded of them.
 
+const MOST_TOKENS = 5000;
+
 const SHADES = {
   advantage: { text: "advantage", signed: true, of: (arrays, at) => arrays.advantage?.[at] },
   logprob: { text: "log-prob when sampled", signed: false, of: (arrays, at) => negated(arrays.logprob?.[at]) },
@@ -28,7 +30,7 @@ function tokenView(tokens, chosen, onChange) {
   const shade = SHADES[name];
   const values = tokens.pieces.map((_, at) => shade.of(tokens.arrays, at));
   const largest = values.reduce((most, value) => (isNumber(value) ? Math.max(most, Math.abs(value)) : most), 1e-9);
-  const spans = tokens.pieces.map((piece, at) => {
+  const spanOf = (piece, at) => {
     const sampled = !tokens.sampled.length || tokens.sampled[at];
     const begins = at > 0 && tokens.turn.length && tokens.turn[at] !== tokens.turn[at - 1];
     const span = element("span", {
@@ -37,12 +39,17 @@ function tokenView(tokens, chosen, onChange) {
       style: sampled ? { background: shadeColour(values[at], largest, shade.signed) } : null,
     }, piece.replace(/\n/g, "↵\n") || "∅");
     return begins ? [element("hr", { class: "turn" }), span] : span;
-  });
+  };
+  const box = element("div", { class: "tokens" }, tokens.pieces.slice(0, MOST_TOKENS).map(spanOf));
+  if (count > MOST_TOKENS) {
+    const more = element("button", { onclick: () => { more.remove(); append(box, tokens.pieces.slice(MOST_TOKENS).map((piece, at) => spanOf(piece, at + MOST_TOKENS))); } }, `show ${count - MOST_TOKENS} more tokens`);
+    box.append(more);
+  }
   return element("div", {},
     element("div", { class: "controls" },
       choice("shade by", known.map((key) => [key, SHADES[key].text]), name, onChange),
       element("span", { class: "hint" }, largest <= 1e-9 ? "all are 0" : shade.signed ? `blue is positive, red negative; strongest ${numberText(largest)}` : `darkest ${numberText(largest)}${name === "logprob" ? " nats below certainty" : ""}`)),
-    element("div", { class: "tokens" }, spans));
+    box);
 }
 
 function tokenTitle(tokens, at, piece, sampled) {

@@ -12,7 +12,7 @@ from rlcore_view.json_lines import fields_expected, number_or_none
 from rlcore_view.model import Event, Run, Sample, ViewError
 
 LARGEST_SAMPLE, LARGEST_LOG = 256 << 20, 2 << 30
-"""Bytes of one file and of all together, unpacked: a larger log is refused, as a zip file that was made to fill memory."""
+"""Bytes of one file and of all together, unpacked: a zip file can be made to fill memory, and is refused."""
 _ZSTANDARD, _LOCAL_HEADER = 93, 30
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 _ATTACHMENT = "attachment://"

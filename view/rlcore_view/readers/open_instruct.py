@@ -1,6 +1,7 @@
-"""open-instruct's `--save_traces`: shards `<run>_rollouts_000000.jsonl`, a line per sample, with token ids and no text."""
+"""open-instruct's `--save_traces`: shards `<run>_rollouts_000000.jsonl`, a line per sample, without texts."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def recognises(path: Path) -> bool:
 def read(path: Path) -> Run:
     """Every sample of every shard."""
     seen: dict[tuple[int, int], int] = {}
-    samples = [sample for file in _files(path) for sample in made_of(file, lambda record: _sample(record, seen))]
+    samples = [sample for file in _files(path) for sample in made_of(file, partial(_sample, seen=seen))]
     note = "open-instruct records ids of tokens and not their texts, so tokens are shown by their ids"
     return Run(path.resolve().name, "open-instruct rollouts", samples, notes=[note])
 

@@ -1,7 +1,8 @@
-"""tinker-cookbook: `<split>_rollout_summaries.jsonl` in `iteration_<n>/`, a line per trajectory, and `metrics.jsonl`."""
+"""tinker-cookbook: `<split>_rollout_summaries.jsonl` in `iteration_<n>/`, a line per trajectory, and metrics."""
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def recognises(path: Path) -> bool:
 
 def read(path: Path) -> Run:
     """Every trajectory; its text where the file has it, which the logtree of the first groups alone has otherwise."""
-    samples = [sample for file in _files(path) for sample in made_of(file, lambda record: _sample(record, file))]
+    samples = [sample for file in _files(path) for sample in made_of(file, partial(_sample, file=file))]
     silent = sum(not sample.completion for sample in samples)
     notes = [f"{silent} of {len(samples)} trajectories were recorded without their text"] if silent else []
     metrics = path / "metrics.jsonl"

@@ -7,6 +7,7 @@ one below `step_<n>/train` and `step_<n>/eval`. Before, both wrote a flat line p
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,12 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path) -> Run:
-    """Every rollout of the last branch of its conversation; of prime-rl those that were trained on, if it says which."""
+    """Every rollout, by the last branch of its conversation; of prime-rl those that were trained on."""
     seen: dict[tuple[int, str, str], int] = {}
     samples, events = list[Sample](), list[Event]()
     files = _files(path)
     for file in files:
-        for found in made_of(file, lambda record, file=file: list(_rollouts(record, file, seen))):  # type: ignore[misc]
+        for found in made_of(file, partial(_rollouts, file=file, seen=seen)):
             for sample, spans in found:
                 samples.append(sample)
                 events += spans
@@ -78,7 +79,8 @@ def _step_of(file: Path) -> int:
     return int(named[-1]) if named else 0
 
 
-def _rollouts(record: Mapping[str, Any], file: Path, seen: dict[tuple[int, str, str], int]) -> Iterator[Found]:
+def _rollouts(record: Mapping[str, Any], file: Path, seen: dict[tuple[int, str, str], int]) -> list[Found]:
+    found = list[Found]()
     for trace in record["traces"] if isinstance(record.get("traces"), list) else [record]:
         context = {**record, **trace}
         step = int(number_or_none(context.get("eval_step")) or _step_of(file))
@@ -87,7 +89,8 @@ def _rollouts(record: Mapping[str, Any], file: Path, seen: dict[tuple[int, str, 
         number = seen[step, lane, prompt] = seen.get((step, lane, prompt), -1) + 1
         place = {"step": step, "lane": lane, "prompt_id": prompt, "sample": number}
         sample = _traced(context, place) if "nodes" in trace else _flat(context, place)
-        yield sample, list(_spans(trace, sample))
+        found.append((sample, list(_spans(trace, sample))))
+    return found
 
 
 def _prompt_id(record: Mapping[str, Any]) -> str:

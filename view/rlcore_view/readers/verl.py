@@ -5,6 +5,7 @@ Samples with the same input are a group.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def read(path: Path) -> Run:
     samples = list[Sample]()
     for file in _files(path):
         seen: dict[str, int] = {}
-        samples += made_of(file, lambda record, file=file, seen=seen: _sample(record, file, seen))  # type: ignore[misc]
+        samples += made_of(file, partial(_sample, file=file, seen=seen))
     return Run(name=path.resolve().name, format="verl rollout_data_dir", samples=samples)
 
 

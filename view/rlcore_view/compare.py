@@ -1,0 +1,168 @@
+"""Compares runs: which differ in their seed alone, what their configurations differ in, and their samples by prompt."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlcore_view.model import Run, Sample, ViewError
+
+_SEED = re.compile(r"[-_]?seed[-_=]?\d+|[-_]s\d+$")
+_LINE = re.compile(r"^( *)(- )?(.*)$")
+_KEYED = re.compile(r"([^\s:'\"{\[][^:]*|'[^']*'|\"[^\"]*\"):(?: +(.*))?$")
+_PLACE_KEYS = ("train.seed", "train.dir", "train.name")
+MOST_WORDS = 3000
+"""Words of a text that are compared; what follows counts as one."""
+
+
+def settings(config: str) -> dict[str, str]:
+    """Values by dotted key, of a configuration in JSON or in the YAML that rlcore writes; empty for another text."""
+    try:
+        return dict(_flat(json.loads(config)))
+    except (ValueError, RecursionError):
+        pass
+    found: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    for line in config.splitlines():
+        spaces, dash, rest = _LINE.findall(line)[0]
+        if not rest or rest.startswith("#"):
+            continue
+        indent, keyed = len(spaces + dash), _KEYED.match(rest)
+        key, value = (keyed[1], keyed[2]) if keyed else (None, rest)
+        while above and above[-1][0] >= indent:
+            above.pop()
+        parent = ".".join(name for _, name in above)
+        if key is None:
+            found[parent] = f"{found[parent]}, {value}" if parent in found else str(value)
+        elif value is None:
+            above.append((indent, key))
+        else:
+            name = f"{parent}.{key}" if parent else key
+            found[name] = f"{found[name]}, {value}" if dash and name in found else value
+    return found
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    elif name:
+        yield name, value if isinstance(value, str) else json.dumps(value)
+
+
+def families(runs: Sequence[Run]) -> list[int]:
+    """A number per run, equal for runs that differ in their seed, name and place alone."""
+    known: dict[tuple[str, object], int] = {}
+    return [known.setdefault(_family(run, number), len(known)) for number, run in enumerate(runs)]
+
+
+def _family(run: Run, number: int) -> tuple[str, object]:
+    if not run.config:
+        without = _SEED.sub("", run.name)
+        return run.format, without if without != run.name else number
+    kept = _without_place(run)
+    return run.format, json.dumps(kept, sort_keys=True) if kept else number
+
+
+def _without_place(run: Run) -> dict[str, str]:
+    """The run's settings without its seed and name, and with paths below its directory as they stand there."""
+    values = settings(run.config)
+    place = values.get("train.dir", "").rstrip("/")
+    return {
+        key: value.replace(place, "") if place else value
+        for key, value in values.items()
+        if key not in _PLACE_KEYS and key != "seed"
+    }
+
+
+def changes(runs: Sequence[Run]) -> list[tuple[str, list[str | None]]]:
+    """Keys of the configuration that have different values, with the value of each run; None where it has none."""
+    values = [_without_place(run) for run in runs if run.config]
+    if len(values) < len(runs) or len(runs) < 2:
+        return []
+    keys = dict.fromkeys(key for mapping in values for key in mapping)
+    rows = [(key, [mapping.get(key) for mapping in values]) for key in keys]
+    return [(key, row) for key, row in rows if len(set(row)) > 1]
+
+
+def prompts_of_both(first: Run, second: Run) -> list[dict[str, Any]]:
+    """Prompts that both runs trained on, with each run's mean score; those that differ most are first."""
+    means = [_means(run) for run in (first, second)]
+    rows = [
+        {
+            "prompt": prompt,
+            "a": means[0][prompt],
+            "b": means[1][prompt],
+            "difference": means[1][prompt] - means[0][prompt],
+        }
+        for prompt in means[0]
+        if prompt in means[1]
+    ]
+    return sorted(rows, key=lambda row: -abs(row["difference"]))
+
+
+def _means(run: Run) -> dict[str, float]:
+    scores: dict[str, list[float]] = {}
+    for sample in run.samples:
+        if sample.lane == "train" and sample.score is not None:
+            scores.setdefault(sample.prompt_id, []).append(sample.score)
+    return {prompt: sum(values) / len(values) for prompt, values in scores.items()}
+
+
+def prompt_named(runs: Sequence[Run], name: str) -> str:
+    """The prompt of all runs that has this name, or the only one whose name ends in it or holds it."""
+    shared = set.intersection(*({sample.prompt_id for sample in run.samples} for run in runs))
+    for fits in (str.__eq__, lambda prompt, end: prompt.endswith(f"/{end}"), str.__contains__):
+        found = sorted(prompt for prompt in shared if fits(prompt, name))
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ViewError(
+                f"'{name}': {len(found)} prompts have this name, such as '{found[0][:80]}'; write one whole"
+            )
+    raise ViewError(
+        f"'{name}': the runs do not share a prompt of this name; they share {len(shared)}"
+        + (f", such as '{min(shared)[:80]}'" if shared else "")
+    )
+
+
+def last_group(run: Run, prompt: str, step: int | None = None) -> list[Sample]:
+    """The prompt's samples at the step, or at the last step that has it; best first."""
+    samples = [sample for sample in run.samples if sample.prompt_id == prompt and step in (None, sample.step)]
+    last = max((sample.step for sample in samples), default=0)
+    found = [sample for sample in samples if sample.step == last]
+    return sorted(found, key=lambda sample: float("-inf") if sample.score is None else sample.score, reverse=True)
+
+
+def marked(old: str, new: str) -> str:
+    """The new text, with `{+words+}` that the old one lacks and `[-words-]` that it lacks itself."""
+    before, after = _words(old), _words(new)
+    shown = list[str]()
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for kind, old_begin, old_end, new_begin, new_end in matcher.get_opcodes():
+        gone, come = "".join(before[old_begin:old_end]), "".join(after[new_begin:new_end])
+        if kind == "equal":
+            shown.append(come)
+        else:
+            shown.append((f"[-{gone}-]" if gone else "") + (f"{{+{come}+}}" if come else ""))
+    return "".join(shown)
+
+
+def _words(text: str) -> list[str]:
+    parts = re.findall(r"\s+|\w+|[^\w\s]", text)
+    return [*parts[:MOST_WORDS], *(["".join(parts[MOST_WORDS:])] if len(parts) > MOST_WORDS else [])]
+
+
+def summary(first: Run, second: Run) -> Mapping[str, Any]:
+    """What two runs differ in: configuration, last values of metrics, and prompts."""
+    shared = {name for record in first.metrics for name in record} & {
+        name for record in second.metrics for name in record
+    }
+    ends = {name: (first.curve(name), second.curve(name)) for name in sorted(shared - {"step"}) if "time/" not in name}
+    return {
+        "runs": [first.name, second.name],
+        "config": [{"key": key, "a": values[0], "b": values[1]} for key, values in changes([first, second])],
+        "metrics": {name: {"a": a[-1][1], "b": b[-1][1]} for name, (a, b) in ends.items() if a and b},
+        "prompts": prompts_of_both(first, second),
+    }

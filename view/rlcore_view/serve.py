@@ -1,0 +1,136 @@
+"""Serves the page on this machine alone, and newer editions of it while the run goes on.
+
+The address holds a random word, so no other page and no other user of the machine can guess it. Requests that name
+another host are refused: a name that an attacker turns into 127.0.0.1 reads nothing. Nothing is served from the disk.
+"""
+
+import hmac
+import json
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from rlcore_view.model import Run, ViewError
+from rlcore_view.write_page import page, parts
+
+_SKIPPED = frozenset({"checkpoints", "rewards", "logs", ".git"})
+_DEEPEST = 4
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+class Editions:
+    """Runs as they are on disk, read again when a file has changed."""
+
+    def __init__(self, paths: Sequence[Path], read: Callable[[], list[Run]], max_mb: float) -> None:
+        self._paths, self._read, self._max_mb = paths, read, max_mb
+        self._lock = threading.Lock()
+        self._edition = ""
+        self._runs = list[Run]()
+
+    def newest(self) -> tuple[str, list[Run]]:
+        """The edition's name and its runs; a run that cannot be read now is shown as it was, with the reason."""
+        with self._lock:
+            edition = (
+                secrets.token_hex(4) if (seen := _fingerprint(self._paths)) != self._edition.split("@")[-1] else ""
+            )
+            if edition:
+                try:
+                    self._runs = self._read()
+                except ViewError as error:
+                    self._runs = [replace(run, notes=[*run.notes, str(error)]) for run in self._runs]
+                self._edition = f"{edition}@{seen}"
+            return self._edition, self._runs
+
+    def page(self) -> str:
+        """The newest edition as a page."""
+        edition, runs = self.newest()
+        return page(runs, self._max_mb, edition)
+
+    def news(self, seen: str) -> str | None:
+        """The newest edition's data as JSON; None where it is the one that was seen."""
+        edition, runs = self.newest()
+        return None if edition == seen else json.dumps({"edition": edition, "parts": parts(runs, self._max_mb)})
+
+
+def _fingerprint(paths: Sequence[Path]) -> str:
+    """A text that changes when a file of the runs does."""
+    return str(hash(tuple(entry for path in paths for entry in _entries(path, _DEEPEST))))
+
+
+def _entries(path: Path, depth: int) -> Iterator[tuple[str, int, int]]:
+    try:
+        if path.is_file():
+            found = path.stat()
+            yield str(path), found.st_size, found.st_mtime_ns
+            return
+        with os.scandir(path) as entries:
+            inner = sorted(entry.name for entry in entries)
+    except OSError:
+        return
+    for name in inner:
+        if depth and name not in _SKIPPED:
+            yield from _entries(path / name, depth - 1)
+
+
+def server_of(editions: Editions, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
+    """A server on 127.0.0.1 that does not serve yet, and the address of its page; port 0 takes a free one."""
+    word, hosts = secrets.token_urlsafe(24), set[str]()
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", port), _handler(editions, word, hosts))
+    except OSError as error:
+        raise ViewError(f"port {port}: {error.strerror or error}; choose another with --port") from error
+    server.daemon_threads = True
+    hosts.update((f"127.0.0.1:{server.server_port}", f"localhost:{server.server_port}"))
+    return server, f"http://127.0.0.1:{server.server_port}/{word}/"
+
+
+def _handler(editions: Editions, word: str, hosts: Set[str]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        """Answers the two addresses that hold the word."""
+
+        timeout = 30
+        server_version, sys_version = "rlcore-view", ""
+
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            if self.headers.get("Host") not in hosts:
+                self._answer(HTTPStatus.FORBIDDEN, "text/plain", "ask for 127.0.0.1")
+            elif not hmac.compare_digest(address.path.split("/")[1].encode(), word.encode()):
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", "not here")
+            elif address.path == f"/{word}/":
+                self._answer(HTTPStatus.OK, "text/html", editions.page())
+            elif address.path == f"/{word}/news":
+                news = editions.news(parse_qs(address.query).get("seen", [""])[0])
+                status = HTTPStatus.NO_CONTENT if news is None else HTTPStatus.OK
+                self._answer(status, "application/json", news or "")
+            else:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", "not here")
+
+        def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+            data = text.encode()
+            self.send_response(status)
+            for name, value in _HEADERS.items():
+                self.send_header(name, value)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            if status is not HTTPStatus.NO_CONTENT:
+                self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Requests are not logged: their addresses hold the secret word."""
+
+    return Handler

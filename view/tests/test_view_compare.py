@@ -1,0 +1,121 @@
+"""Comparing runs: settings, seeds, prompts, and the command `diff`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_runs import run_of, sample, write_rlcore_run
+from rlcore_view import ViewError, compare
+from rlcore_view.cli import main
+
+CONFIG = """model:
+  path: /runs/one/model
+data:
+  sources:
+    train: {path: x}
+  stop: []
+  list:
+  - a
+  - b: 1
+    c: 2
+train:
+  seed: 0
+  name: run
+  dir: /runs/one
+"""
+
+
+def test_settings_are_read_with_their_dotted_keys() -> None:
+    assert compare.settings(CONFIG) == {
+        "model.path": "/runs/one/model",
+        "data.sources.train": "{path: x}",
+        "data.stop": "[]",
+        "data.list": "a",
+        "data.list.b": "1",
+        "data.list.c": "2",
+        "train.seed": "0",
+        "train.name": "run",
+        "train.dir": "/runs/one",
+    }
+    assert compare.settings('{"a": {"b": 1, "c": [2]}, "d": "x"}') == {"a.b": "1", "a.c": "[2]", "d": "x"}
+    assert compare.settings("") == {}
+
+
+def test_runs_that_differ_in_their_seed_and_place_are_one_family() -> None:
+    other = CONFIG.replace("/runs/one", "/runs/two").replace("seed: 0", "seed: 1")
+    third = CONFIG.replace("stop: []", "stop: [x]")
+    runs = [replace(run_of([sample()]), config=config) for config in (CONFIG, other, third)]
+    assert compare.families(runs) == [0, 0, 1]
+    assert compare.changes(runs) == [("data.stop", ["[]", "[]", "[x]"])]
+
+
+def test_runs_without_configuration_are_a_family_by_their_names() -> None:
+    runs = [replace(run_of([sample()]), name=name) for name in ("grpo_seed0", "grpo_seed1", "ppo", "other")]
+    assert compare.families(runs) == [0, 0, 1, 2]
+    assert compare.changes(runs) == []
+
+
+def test_words_that_only_one_text_has_are_marked() -> None:
+    assert compare.marked("the cat sat", "the dog sat down") == "the [-cat-]{+dog+} sat{+ down+}"
+    assert compare.marked("", "a") == "{+a+}"
+    assert compare.marked("same", "same") == "same"
+
+
+@pytest.mark.parametrize(("name", "found"), [("sums/1", "sums/1"), ("1", "sums/1"), ("ms/0", "sums/0")])
+def test_a_prompt_is_found_by_its_name_its_end_or_a_part(tmp_path: Path, name: str, found: str) -> None:
+    from rlcore_view import read
+
+    assert compare.prompt_named([read(write_rlcore_run(tmp_path / "sums"))], name) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("sums", "2 prompts have this name, such as 'sums/0'; write one whole"),
+        ("p17", "they share 2, such as 'sums/0'"),
+    ],
+)
+def test_a_prompt_that_is_not_one_is_refused(tmp_path: Path, name: str, problem: str) -> None:
+    from rlcore_view import read
+
+    with pytest.raises(ViewError, match=problem):
+        compare.prompt_named([read(write_rlcore_run(tmp_path / "sums"))], name)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[str]:
+    first, second = write_rlcore_run(tmp_path / "first"), write_rlcore_run(tmp_path / "second", text="5 ")
+    (second / "config.yaml").write_text("actor:\n  lr: 2.0e-05\n")
+    (second / "metrics.jsonl").write_text('{"step": 2, "reward/mean": 0.75}\n')
+    return [str(first), str(second)]
+
+
+def test_diff_says_what_two_runs_differ_in(two: list[str], capsys) -> None:
+    assert main(["diff", *two]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["a: first", "b: second", "actor.lr: 1.0e-05 | 2.0e-05", "reward/mean: 0.5 | 0.75"]
+    assert lines[4] == "2 prompts of both, mean reward, largest difference first"
+    assert main(["diff", *two, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["config"] == [{"key": "actor.lr", "a": "1.0e-05", "b": "2.0e-05"}]
+    assert found["prompts"][0] == {"prompt": "sums/0", "a": 0.5, "b": 0.5, "difference": 0.0}
+
+
+def test_diff_of_a_prompt_shows_both_runs_last_samples(two: list[str], capsys) -> None:
+    assert main(["diff", *two, "--prompt", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["sums/1", "first, step 2: rewards 1 0", "second, step 2: rewards 1 0"]
+    assert lines[-1] == "[-4é!-]{+5 +}1"
+    assert main(["diff", *two, "--prompt", "1", "--step", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [side["step"] for side in found["runs"]] == [1, 1]
+    assert [entry["reward"] for entry in found["runs"][1]["samples"]] == [1.0, 0.0]
+    assert main(["diff", *two, "--prompt", "1", "--step", "9"]) == 2
+    assert "has no samples of it in step 9; leave --step out" in capsys.readouterr().err
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path, capsys) -> None:
+    paths = [str(write_rlcore_run(tmp_path / name / "run")) for name in ("one", "two")]
+    assert main(["diff", *paths]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["a: one", "b: two"]
