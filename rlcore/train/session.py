@@ -26,6 +26,7 @@ from rlcore.report.token_log import TokenLog
 from rlcore.report.trackers import Trackers, require_installed
 from rlcore.reward.canary import check_canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
+from rlcore.runtime.data_check import check_data
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.train import checkpoint
 from rlcore.train.evaluate import evaluate
@@ -85,6 +86,8 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
             activity.enter("loading data")
             require_installed(plan.config.track.to)
             prompts, heldout = load_data(plan.config)
+            for note in check_data(plan, prompts, heldout):
+                Terminal().warn(note)
             origin = find_origin(run_dir, start)
             if not origin.resumed and origin.checkpoint is None:
                 write_plan(run_dir, plan)

@@ -359,9 +359,9 @@ def test_the_last_words_name_what_opens_the_model(tmp_path: Path, directory: str
     (tmp_path / "model").mkdir()
     (tmp_path / directory).mkdir(exist_ok=True)
     (tmp_path / directory / "config.json").write_text("{}")
-    said = how_to_load(tmp_path)
-    assert len(said) == len(lines)
-    assert all(line.format(path=tmp_path) in text for line, text in zip(lines, said, strict=True))
+    found = how_to_load(tmp_path)
+    assert len(found) == len(lines)
+    assert all(line.format(path=tmp_path) in text for line, text in zip(lines, found, strict=True))
 
 
 def test_a_refused_start_leaves_no_directory(config: dict[str, Any], tmp_path: Path) -> None:
