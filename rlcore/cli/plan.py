@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from rlcore.config.choices import Choice
     from rlcore.plan import PoolPlan, RunPlan, WorkerPlan
+    from rlcore.plan.step_time import StepTime
+    from rlcore.runtime.data_preview import DataPreview
 
 SHARING = {
     "tree": "once, packed with its samples (tree)",
@@ -38,6 +40,9 @@ def run(arguments: Sequence[str]) -> int:
 
     plan = plan_run(settings.files, settings.overrides, settings.plugins)
     if parsed.json:
+        from rlcore.runtime.data_preview import preview_data
+
+        preview_data(plan)
         origins = {"origins": {key: by for key, _, by in _origins(plan)}} if parsed.origins else {}
         answer(json.dumps(plan_to_json(plan) | origins, indent=1))
     else:
@@ -46,16 +51,21 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def show(plan: "RunPlan", origins: bool) -> None:
-    """Print the plan as tables."""
+    """Print the plan as tables, with what its data holds. ConfigError for data that training would refuse."""
     from rlcore.cli.console import say, stdout
+    from rlcore.plan.step_time import expected_step_time, slow_step_note
+    from rlcore.runtime.data_preview import preview_data
 
+    data = preview_data(plan)
+    time = expected_step_time(plan, data.longest_tokens)
     console = stdout()
-    for table in _tables(plan, origins):
+    for table in (*_tables(plan, origins), _data(data), _expected(plan, data, time)):
         if table.row_count:
             console.print(table)
             console.print()
-    for note in plan.notes:
-        say(console, f"note: {note}")
+    for note in (*plan.notes, *data.notes, slow_step_note(plan, time)):
+        if note:
+            say(console, f"note: {note}")
 
 
 def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
@@ -105,6 +115,43 @@ def _tables(plan: "RunPlan", origins: bool) -> "Iterator[Table]":
     )
     if origins:
         yield table("origins", ("key", "value", "set by"), _origins(plan))
+
+
+def _data(data: "DataPreview") -> "Table":
+    from rlcore.cli.console import table
+
+    rows = [
+        (
+            source.key,
+            source.rows,
+            source.answered,
+            "unknown" if source.longest_tokens is None else f"{source.longest_tokens} tokens",
+            ", ".join(source.columns) or "-",
+        )
+        for source in data.sources
+    ]
+    unread = [(key, "read when training starts", "-", "-", "-") for key in data.unread]
+    return table("data", ("source", "prompts", "answers", "longest prompt", "further columns"), [*rows, *unread])
+
+
+def _expected(plan: "RunPlan", data: "DataPreview", time: "StepTime | None") -> "Table":
+    from rlcore.cli.console import table
+    from rlcore.plan.step_time import in_words
+
+    train, rows = plan.config.train, []
+    steps = train.max_steps
+    if data.steps_per_epoch is not None:
+        rows.append(("steps per epoch", str(data.steps_per_epoch)))
+        steps = steps or train.epochs * data.steps_per_epoch
+    if steps:
+        rows.append(("steps", str(steps)))
+    if time is not None:
+        parts = f"{in_words(time.sampling_s)} sampling, {in_words(time.updates_s)} updates"
+        rows.append(("time of a step", f"about {in_words(time.step_s)}: {parts}"))
+        if steps:
+            rows.append(("time of the run", f"about {in_words(steps * time.step_s)}, without evaluations"))
+        rows.append(("assumed", time.assumed))
+    return table("expected", ("what", "how much"), rows)
 
 
 def _text(value: object) -> str:

@@ -8,10 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from rlcore.cli.arguments import Parser, Settings, settings_of
 from rlcore.cli.console import complain
+
+if TYPE_CHECKING:
+    from rlcore.plan import RunPlan
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -48,6 +51,8 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
         show(plan, origins=False)
         return 0
 
+    _note_slow_steps(plan)
+
     from rlcore.train import Start, Stopped, run_training
 
     try:
@@ -69,6 +74,13 @@ def _outliving_terminal() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def _note_slow_steps(plan: "RunPlan") -> None:
+    from rlcore.plan.step_time import expected_step_time, slow_step_note
+
+    if note := slow_step_note(plan, expected_step_time(plan, None)):
+        complain(f"note: {note}")
 
 
 def _leave(code: int) -> NoReturn:

@@ -150,3 +150,15 @@ def _reckon(config: dict[str, Any]) -> int:
     embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") else 2)
     matrices, inner = 2 if "n_embd" in config else 3, config.get("intermediate_size") or 4 * hidden
     return int(embeddings + layers * (attention + matrices * hidden * inner))
+
+
+def readable_as(like: Path, directory: Path) -> None:
+    """Gives every file below `directory` the permissions of `like`, which was written with this process's umask.
+
+    Libraries write weights to a temporary file that its owner alone may read, and rename it.
+    """
+    mode = like.stat().st_mode & 0o666
+    for path in directory.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o666 != mode:
+            with suppress(OSError):
+                path.chmod(mode)

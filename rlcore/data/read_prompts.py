@@ -14,28 +14,28 @@ PROMPT_COLUMNS = ("prompt", "messages", "question")
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth")
 
 
-def load_prompts(sources: Mapping[str, SourceConfig], data: DataConfig) -> dict[str, list[Prompt]]:
+def load_prompts(sources: Mapping[str, SourceConfig], data: DataConfig, section: str = "") -> dict[str, list[Prompt]]:
     """The prompts of every source, in the order of its rows.
 
     A prompt that is a string becomes one user message; the row's other columns stay as they are in `Prompt.columns`.
     A row without a known answer has None; where a source has no answer column but `reward_model.ground_truth`, as
-    verl's data has, that is the answer. `sources` is `data.sources` or `eval.sources`; errors say which. ConfigError
-    when a source cannot be read, is empty, or a row has no usable prompt.
+    verl's data has, that is the answer. `sources` is `data.sources` or `eval.sources`; errors say which, or
+    `section` does. ConfigError when a source cannot be read, is empty, or a row has no usable prompt.
     """
-    section = "data.sources" if sources is data.sources else "eval.sources"
+    section = section or ("data.sources" if sources is data.sources else "eval.sources")
     return {name: _load_source(name, source, f"{section}.{name}") for name, source in sources.items()}
 
 
 def _load_source(name: str, source: SourceConfig, who: str) -> list[Prompt]:
     rows = read_rows(source, who)
     columns = tuple(dict.fromkeys(str(column) for row in rows for column in row.values))
-    prompt_column = _pick(source.prompt_column, PROMPT_COLUMNS, columns, f"{who}.prompt_column")
+    prompt_column = _pick(rows, source.prompt_column, PROMPT_COLUMNS, columns, f"{who}.prompt_column")
     if prompt_column is None:
         raise ConfigError(
             f"{who}: none of its columns is {', '.join(PROMPT_COLUMNS)}; set prompt_column to one of: "
             f"{', '.join(sorted(columns))}"
         )
-    answer_column = _pick(source.answer_column, ANSWER_COLUMNS, columns, f"{who}.answer_column")
+    answer_column = _pick(rows, source.answer_column, ANSWER_COLUMNS, columns, f"{who}.answer_column")
     prompts = [
         Prompt(
             id=f"{name}/{index}",
@@ -43,7 +43,7 @@ def _load_source(name: str, source: SourceConfig, who: str) -> list[Prompt]:
             answer=_answer(row, answer_column),
             source=name,
             columns=FrozenDict({k: v for k, v in row.values.items() if k not in (prompt_column, answer_column)}),
-            conversational=not isinstance(row.values.get(prompt_column), str),
+            conversational=not isinstance(value_at(row.values, prompt_column), str),
         )
         for index, row in enumerate(rows)
     ]
@@ -62,15 +62,34 @@ def _keep(prompts: list[Prompt], source: SourceConfig, who: str) -> list[Prompt]
     return kept[: source.limit or None]
 
 
-def _pick(configured: str, usual: Sequence[str], columns: tuple[str, ...], who: str) -> str | None:
-    """The configured column, which must exist, else the first usual one that does."""
-    if configured and configured not in columns:
-        raise ConfigError(f"{who}: there is no column '{configured}'; {nearest(configured, columns)}")
-    return configured or next((name for name in usual if name in columns), None)
+def _pick(rows: Sequence[Row], configured: str, usual: Sequence[str], columns: tuple[str, ...], who: str) -> str | None:
+    """The configured column, which must exist, else the first usual one that does.
+
+    With dots in it and no column of that name, it is a path into a column of objects: reward_model.ground_truth.
+    """
+    if not configured or configured in columns:
+        return configured or next((name for name in usual if name in columns), None)
+    if any(value_at(row.values, configured) is not None for row in rows):
+        return configured
+    top, _, below = configured.partition(".")
+    inner = sorted({str(key) for row in rows if isinstance(found := row.values.get(top), Mapping) for key in found})
+    if below and inner:
+        raise ConfigError(f"{who}: column '{top}' has no '{below}'; {nearest(below, inner)}")
+    raise ConfigError(f"{who}: there is no column '{configured}'; {nearest(configured, columns)}")
+
+
+def value_at(values: Mapping[str, Any], column: str) -> Any:
+    """The value in a column, or at a dotted path into a column of objects; None where there is none."""
+    if column in values:
+        return values[column]
+    found: Any = values
+    for part in column.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def _messages(row: Row, column: str, who: str) -> tuple[Message, ...]:
-    value = row.values.get(column)
+    value = value_at(row.values, column)
     if isinstance(value, str) and value.strip():
         return frozen_messages([{"role": "user", "content": value}])
     if isinstance(value, Sequence) and not isinstance(value, str) and value and all(map(_is_message, value)):
@@ -87,6 +106,6 @@ def _is_message(value: Any) -> bool:
 
 def _answer(row: Row, column: str | None) -> Any:
     if column is not None:
-        return row.values.get(column)
+        return value_at(row.values, column)
     judged = row.values.get("reward_model")
     return judged.get("ground_truth") if isinstance(judged, Mapping) else None

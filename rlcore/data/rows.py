@@ -14,6 +14,10 @@ from rlcore.data.conversation import normalised
 from rlcore.errors import ConfigError, boundary, nearest
 
 JSON_LINES = frozenset({".jsonl", ".ndjson"})
+JSON = ".json"
+"""A file that is one list of objects, or one object per line."""
+OTHER_FILES = frozenset({".txt", ".tsv", ".xlsx", ".gz", ".zst", ".zip", ".arrow", ".yaml", ".yml", ".pkl", ".md"})
+"""Suffixes that can only be those of files, not of names on the Hub."""
 MAX_DEPTH = 64
 """Levels of lists and objects in a row."""
 TABLES = frozenset({".csv", ".parquet"})
@@ -64,13 +68,31 @@ def _is_deep(values: Mapping[str, Any]) -> bool:
 def _rows(source: SourceConfig, who: str) -> Iterator[Row]:
     if source.task:
         return _task_rows(source, who)
+    path = check_path(source, who)
+    suffix = path.suffix.lower()
+    if suffix in TABLES:
+        return _table_rows(source, path, who)
+    if suffix == JSON:
+        return _json_rows(path, who)
+    return _line_rows(path, who) if suffix in JSON_LINES else _dataset_rows(source, path, who)
+
+
+def check_path(source: SourceConfig, who: str) -> Path:
+    """The path of a source that has one; ConfigError for a file that does not exist or that is not of a known kind."""
     path = Path(source.path).expanduser()
-    if path.suffix.lower() in JSON_LINES | TABLES:
+    suffix = path.suffix.lower()
+    if suffix in JSON_LINES | TABLES | {JSON}:
         if not path.is_file():
             raise ConfigError(f"{who}.path: there is no file '{source.path}' (looked in {path.absolute().parent})")
         _refuse_without_effect(source, path, who)
-        return _line_rows(path, who) if path.suffix.lower() in JSON_LINES else _table_rows(source, path, who)
-    return _dataset_rows(source, path, who)
+    elif path.is_file() or suffix in OTHER_FILES:
+        raise ConfigError(
+            f"{who}.path: '{source.path}' is not a kind of file that is read; needs .jsonl (one JSON object per line), "
+            ".json (a list of them), .csv or .parquet; docs/data.md"
+        )
+    elif source.path.startswith(("/", ".", "~")) and not path.exists():
+        raise ConfigError(f"{who}.path: there is no directory '{source.path}' (looked for {path.absolute()})")
+    return path
 
 
 def _refuse_without_effect(source: SourceConfig, path: Path, who: str) -> None:
@@ -79,10 +101,8 @@ def _refuse_without_effect(source: SourceConfig, path: Path, who: str) -> None:
         raise ConfigError(f"{who}.split: it is '{source.split}', a file has no splits; leave it out, or see `limit`")
     if source.subset:
         raise ConfigError(f"{who}.subset: it is '{source.subset}', a file has no subsets; leave it out")
-    if source.options and path.suffix.lower() in JSON_LINES:
-        raise ConfigError(
-            f"{who}.options: {', '.join(source.options)}: no effect on a file of JSON lines; leave it out"
-        )
+    if source.options and path.suffix.lower() not in TABLES:
+        raise ConfigError(f"{who}.options: {', '.join(source.options)}: no effect on a file of JSON; leave it out")
 
 
 def _line_rows(path: Path, who: str) -> Iterator[Row]:
@@ -99,6 +119,25 @@ def _line_rows(path: Path, who: str) -> Iterator[Row]:
                 found = type(values).__name__
                 raise ConfigError(f"{who}: '{path}' line {number} is a {found}, needed is an object with a prompt")
             yield Row(f"line {number}", values)
+
+
+def _json_rows(path: Path, who: str) -> Iterator[Row]:
+    """The objects of one list; of a file that is not one JSON value those of its lines."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        yield from _line_rows(path, who)
+        return
+    if not isinstance(values, list):
+        raise ConfigError(f"{who}: '{path}' is {_kind(values)}; needs a list of objects, or one object per line")
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{who}: '{path}' row {index} is {_kind(value)}, needed is an object with a prompt")
+        yield Row(f"row {index}", value)
+
+
+def _kind(value: object) -> str:
+    return "an object" if isinstance(value, dict) else f"of type {type(value).__name__}"
 
 
 def _table_rows(source: SourceConfig, path: Path, who: str) -> Iterator[Row]:

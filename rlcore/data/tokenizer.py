@@ -160,7 +160,7 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
     """
     if model.tokenizer == BYTES:
         return ByteTokens(system_prompt)
-    _require_directory(model.path)
+    require_directory(model.path)
     from transformers import AutoTokenizer
 
     name = model.tokenizer or model.path
@@ -184,7 +184,7 @@ def load_tokens(model: ModelConfig, system_prompt: str) -> Tokens:
     )
 
 
-def _require_directory(path: str) -> None:
+def require_directory(path: str) -> None:
     """ConfigError when `path` can only be a directory and is none, or is one without a model."""
     found = Path(path).expanduser()
     if found.is_dir():

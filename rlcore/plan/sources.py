@@ -7,6 +7,7 @@ from typing import Any
 
 from rlcore.errors.checks.targets import spec_of
 
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 MAX_HOPS = 5
 """Modules that hand a name on to each other, at most."""
 
@@ -28,9 +29,16 @@ def source_file(target: str) -> Path | None:
 
 
 def function_node(target: str) -> ast.FunctionDef | None:
-    """The plain function that a reference names, as a file defines it at its top level, also where modules hand it on.
+    """The plain function that a reference names; None for anything else, as `definition`."""
+    found = definition(target)
+    return found if isinstance(found, ast.FunctionDef) else None
 
-    None for anything else, for a function with decorators, which may have another signature, and without a source.
+
+def definition(target: str) -> Definition | None:
+    """The function or class that a reference names, as a file defines it at its top level, also where modules hand it
+    on.
+
+    None for anything else, for one with decorators, which may have another signature, and without a source.
     """
     where, _, attribute = target.rpartition(":")
     path = source_file(f"{where}:{attribute}")
@@ -42,7 +50,7 @@ def function_node(target: str) -> ast.FunctionDef | None:
         except (OSError, SyntaxError, ValueError):
             return None
         found = next((node for node in _top_level(tree.body) if attribute in _names(node)), None)
-        if isinstance(found, ast.FunctionDef):
+        if isinstance(found, Definition):
             return None if found.decorator_list else found
         if not isinstance(found, ast.ImportFrom):
             return None

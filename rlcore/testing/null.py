@@ -43,13 +43,13 @@ ADAM_EPSILON = 1e-8
 SETTINGS: tuple[str, ...] = (
     "model.path=none",
     "model.tokenizer=bytes",
-    "data.sources.all.path=prompts.jsonl",
+    f"data.sources.all.path={Path(__file__).with_name('null_prompts.jsonl')}",
     "actor.backend=null",
     "rollout.backend=null",
     "reward.functions.letters.fn=count_letter",
     "reward.functions.letters.children=1",
 )
-"""Overrides of a run on this plugin; it is enabled by `--plugin null`. To read prompts, set the source's path again."""
+"""Overrides of a run on this plugin; it is enabled by `--plugin null`. Its 16 prompts come with rlcore."""
 
 
 def logprobs_of(logits_V: Float64s, batch: Batch, temperature: float) -> Float32s:

@@ -49,9 +49,9 @@ def run_training(plan: RunPlan, start: Start = Start()) -> TrainResult:  # noqa:
     Without a name, a run that is resumed is the newest one of this configuration. CheckpointError when there is no
     checkpoint where `start` says.
     """
-    run_dir = choose_directory(plan.loaded, start.resume)
     if start.checkpoint is not None:
         start = replace(start, checkpoint=find_checkpoint(start.checkpoint))
+    run_dir = choose_directory(plan.loaded, start.resume)
     return run_anywhere(train_async(plan, run_dir, start))
 
 

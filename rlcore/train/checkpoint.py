@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rlcore.contracts.model_files import readable_as
 from rlcore.errors import CheckpointError, describe
 from rlcore.report.files import FILES, FileOperations, write_atomically
 
@@ -98,6 +99,7 @@ def publish(
     target, aside = directory / f"step_{step}", directory / f".step_{step}.replaced"
     with _reported(f"checkpoint of step {step} was not saved, what was published before stands", staging, files):
         files.write(staging / STATE, _encode_state(state, step))
+        readable_as(staging / STATE, staging)
         files.write(staging / MANIFEST, _make_manifest(staging, step))
         _sync_tree(staging, files)
         if target.exists():

@@ -1,18 +1,20 @@
-"""The directory of a run: chosen, refused when in use, locked while the run goes on."""
+"""The directory of a run: chosen, refused when it holds a run, locked while the run goes on, removed if none began."""
 
 import fcntl
 import json
 import logging
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 
 from rlcore.config import LoadedConfig
 from rlcore.config.names import run_directory
-from rlcore.errors import ConfigError, RlcoreError, describe, nearest
+from rlcore.errors import ConfigError, RlcoreError, WorkerError, describe, nearest
 from rlcore.errors.redaction import DisplayFormatter
 from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report.files import write_atomically
@@ -23,19 +25,24 @@ from rlcore.train.signals import Stopped
 LOG = "log.txt"
 WRITTEN = (LOCK, LOG, METRICS, "config.yaml", "plan.json", "rewards.json", "reward_calls.jsonl", STATUS)
 """Files that a run writes; what is behind a link would be overwritten."""
+ENDED = "the run ended by an error"
+"""What log.txt says before the error that the terminal shows as well."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
     """The run directory: `train.dir`/`train.name`, or a name made of the configuration's stem and the UTC time.
 
-    With `resume` and no name, the newest run of that stem; ConfigError when there is none. The path is absolute, for
-    workers do not always share this process's working directory.
+    Such a name is claimed by making the directory, so two starts in one second have two. With `resume` and no name, the
+    newest run of that stem; ConfigError when there is none. The path is absolute, for workers do not always share this
+    process's working directory.
     """
     train, now = loaded.config.train, datetime.now(UTC)
     fresh = run_directory(train, loaded.files, now).absolute()
-    if train.name or not resume:
+    if train.name:
         return fresh
+    if not resume:
+        return _claimed(fresh)
     stem = fresh.name.removesuffix(f"{now:-%Y%m%d-%H%M%S}")
     runs = sorted(path.parent for path in fresh.parent.glob(f"{stem}-[0-9]*-[0-9]*/config.yaml"))
     if not runs:
@@ -43,6 +50,17 @@ def choose_directory(loaded: LoadedConfig, resume: bool) -> Path:
             f"--resume: no run '{stem}-*' is in '{train.dir}'; name the run with train.name=..., or begin a run"
         )
     return runs[-1]
+
+
+def _claimed(directory: Path) -> Path:
+    """A directory of that name that did not exist, made; of a name that is taken the next one: NAME-2, NAME-3."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        path = directory if number == 1 else directory.with_name(f"{directory.name}-{number}")
+        with suppress(FileExistsError):
+            path.mkdir()
+            return path
+    raise AssertionError("counting does not end")
 
 
 def open_directory(directory: Path, resume: bool) -> Path:
@@ -54,7 +72,8 @@ def open_directory(directory: Path, resume: bool) -> Path:
     others = (directory / "config.yaml").exists() and not (directory / LOCK).exists()
     if not resume and (others or has_results(directory)):
         raise ConfigError(
-            f"train.name: the run directory '{directory}' is in use; choose another name, or continue it with --resume"
+            f"train.name: the run directory '{directory}' exists; choose another name, or continue that run with "
+            "--resume"
         )
     if resume and not directory.is_dir():
         found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
@@ -76,6 +95,40 @@ def has_results(directory: Path) -> bool:
     records = directory / METRICS
     kept = [path for name in (TRAJECTORIES, "checkpoints") for path in (directory / name).glob("*")]
     return bool(kept) or (records.exists() and records.stat().st_size > 0)
+
+
+def is_unused(directory: Path) -> bool:
+    """True if nothing is at the path, or a directory in which nothing is."""
+    return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+
+
+@contextmanager
+def removed_without_results(directory: Path, made: bool) -> Iterator[None]:
+    """Removes the directory of a run that nothing came of; after an error only if its log says no more than that does.
+
+    `made`: this start has made all that is in it; else it stays. It stays, too, where a worker failed or a bug showed:
+    that may have been hours later, with the terminal gone.
+    """
+    keeps = made is False
+    try:
+        yield
+    except RlcoreError as error:
+        keeps = keeps or isinstance(error, WorkerError) or _log_has_causes(directory)
+        raise
+    except Exception:
+        keeps = True
+        raise
+    finally:
+        if not keeps and not has_results(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _log_has_causes(directory: Path) -> bool:
+    with suppress(OSError):
+        lines = (directory / LOG).read_text("utf-8", "replace").splitlines()
+        told = [line for line in lines if ENDED not in line]
+        return any(level in line for line in told for level in (" WARNING ", " ERROR ", " CRITICAL "))
+    return False
 
 
 @contextmanager
@@ -127,7 +180,7 @@ def logging_to(directory: Path) -> Iterator[None]:
 def _end_in_words(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
     """Log the error that ends a run; a signal that stopped it was logged where it came."""
     if isinstance(error, RlcoreError):
-        logging.getLogger("rlcore").error("the run ended by an error: %s", " ".join(str(error).split()))
+        logging.getLogger("rlcore").error(f"{ENDED}: %s", " ".join(str(error).split()))
     elif error is not None and not isinstance(error, Stopped):
         logging.getLogger("rlcore").critical("the run ended by an error that nothing expects", exc_info=error)
 

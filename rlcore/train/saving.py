@@ -15,6 +15,7 @@ from rlcore.contracts.actor import ActorWorker
 from rlcore.errors import CheckpointError, PluginError, RlcoreError, boundary
 from rlcore.runtime.launch import owner_of
 from rlcore.train import checkpoint
+from rlcore.train.run_dir import has_results
 from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.train.trainer import Trainer
 
@@ -106,6 +107,8 @@ class Saver:
         try:
             async with asyncio.timeout(limit):
                 expected = await self._expected_s()
+                if expected > limit and trainer.progress.step == 0:
+                    return self._stands("in the first step")
                 if expected > limit:
                     return self._stands(f"a save takes about {expected:.0f} s, checkpoint.shutdown_s is {limit:g}")
                 await self.save()
@@ -122,8 +125,11 @@ class Saver:
         return float(facts["num_parameters"]) * BYTES_PER_PARAMETER / BYTES_PER_SECOND
 
     def _stands(self, why: str) -> str:
+        if self.last is None and not has_results(self._run_dir):
+            return f"{why}, so nothing is saved; start it again"
         if self.last is None:
-            return f"{why}; there is no checkpoint yet; go on with --resume --from-start"
+            forced = " --from-start" if self._trainer.progress.step else ""
+            return f"{why}; there is no checkpoint to go on from; begin again with --resume{forced}"
         return f"{why}; the last checkpoint is {self.last}; go on with --resume"
 
     async def restore(self, path: Path) -> None:

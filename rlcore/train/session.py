@@ -27,12 +27,21 @@ from rlcore.report.trace import TraceLog
 from rlcore.report.trackers import Trackers, require_installed
 from rlcore.reward.canary import check_canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
+from rlcore.runtime.data_check import check_data
 from rlcore.runtime.launch import Runtime, launch
 from rlcore.train import checkpoint
 from rlcore.train.evaluate import evaluate
 from rlcore.train.observed import observed
 from rlcore.train.origin import Origin, Start, find_origin
-from rlcore.train.run_dir import locked, logging_to, open_directory, plan_changes, write_plan
+from rlcore.train.run_dir import (
+    is_unused,
+    locked,
+    logging_to,
+    open_directory,
+    plan_changes,
+    removed_without_results,
+    write_plan,
+)
 from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest
 from rlcore.train.trainer import Progress, Sinks, Trainer
@@ -62,12 +71,14 @@ class TrainResult:
 async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult:
     """Train as planned in `run_dir`. Stopped when a signal ended it, RlcoreError when something is wrong."""
     stop = StopRequest(finish_step=plan.config.checkpoint.on_signal == "finish_step")
-    reason = "before the first step; go on with --resume --from-start"
+    reason = "before the first step, so nothing is saved; start it again"
+    made = is_unused(run_dir)
     activity, terminal = Activity(plan.config.train.record_trace), Terminal()
     with (
         foreign_output(),
         stop.installed(),
         locked(open_directory(run_dir, start.resume)),
+        removed_without_results(run_dir, made),
         logging_to(run_dir),
         terminal.showing(),
         observed(run_dir, activity, terminal),
@@ -76,6 +87,8 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
             activity.enter("loading data")
             require_installed(plan.config.track.to)
             prompts, heldout = load_data(plan.config)
+            for note in check_data(plan, prompts, heldout):
+                terminal.warn(note)
             origin = find_origin(run_dir, start)
             if not origin.resumed and origin.checkpoint is None:
                 write_plan(run_dir, plan)
@@ -307,6 +320,18 @@ class Session:
         for line in advice(list(self._trainer.history), plan.schedule, plan.batch_sizes["minibatches"]):
             say(line)
         if result.checkpoint is not None:
-            model = result.checkpoint / "model"
             say(f"checkpoint: {result.checkpoint}")
-            say(f'load it with: AutoModelForCausalLM.from_pretrained("{model}")')
+            for line in how_to_load(result.checkpoint):
+                say(line)
+
+
+def how_to_load(path: Path) -> list[str]:
+    """What opens the model of a checkpoint; empty where it is not one of transformers."""
+    if (path / "model" / "config.json").is_file():
+        return [f'load it with: AutoModelForCausalLM.from_pretrained("{path / "model"}")']
+    if (path / "adapter").is_dir():
+        return [
+            f"write the whole model with: rlcore export {path} DIRECTORY",
+            f'load the adapter with: peft.AutoPeftModelForCausalLM.from_pretrained("{path / "adapter"}")',
+        ]
+    return []

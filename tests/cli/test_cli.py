@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -183,7 +184,7 @@ def test_train_eval_resume_and_export_work_together(config: Path, capsys: pytest
     metrics = json.loads(printed(capsys, "eval", text, "--checkpoint", str(run), "--json"))
     assert "eval/heldout/mean" in metrics
     assert "eval/heldout/mean" in printed(capsys, "eval", text)
-    assert "in use" in failing(capsys, "train", text, "train.name=other")
+    assert "exists" in failing(capsys, "train", text, "train.name=other")
     assert "no checkpoint is there" in failing(capsys, "export", str(config.parent), str(config.parent / "out"))
 
 
@@ -312,7 +313,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_help_is_immediate_and_plans_are_fast() -> None:
+def test_help_is_immediate_and_plans_are_fast(tmp_path: Path) -> None:
     def seconds(*arguments: str) -> float:
         start = time.perf_counter()
         assert in_a_process(*arguments).returncode == 0
@@ -320,7 +321,8 @@ def test_help_is_immediate_and_plans_are_fast() -> None:
 
     # Ten times the targets of 0.3 s and 1 s, because the machine may be busy.
     assert min(seconds("--help") for _ in range(2)) < 3
-    needed = ("model.path=none", "data.sources.all.path=p.jsonl", "reward.functions.letters.fn=count_letter")
+    data = f"data.sources.all.path={write_prompts(tmp_path / 'p.jsonl', 1000)}"
+    needed = ("model.path=none", "model.tokenizer=bytes", data, "reward.functions.letters.fn=count_letter")
     assert seconds("plan", *needed, "--plugin", "null") < 10
 
 
@@ -343,4 +345,24 @@ def test_an_exit_outside_every_boundary_is_not_a_success(
     assert main(["export"]) == 1
     assert capsys.readouterr().err == (
         "rlcore: the run ended before its time, in code that it calls: it called sys.exit(0)\n"
+    )
+
+
+def test_a_plan_shows_the_data_and_refuses_what_training_would(
+    capsys: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    text = printed(capsys, "plan", str(config), "train.max_steps=0", "train.epochs=3")
+    assert re.search(r"data\.sources\.all +8 +8 +\d+ tokens", text)
+    assert re.search(r"steps per epoch +4 *\nsteps +12", text)
+    assert "there is no file" in failing(capsys, "plan", str(config), f"data.sources.all.path={tmp_path}/q.jsonl")
+    wrong = "data.sources.all.prompt_column=promt"
+    assert "did you mean 'prompt'" in failing(capsys, "plan", str(config), "--json", wrong)
+    assert "there is no directory './m'" in failing(
+        capsys, "plan", str(config), "model.path=./m", "model.tokenizer=''", "actor.backend=hf", "rollout.backend=hf"
+    )
+    (tmp_path / "mine.py").write_text("def score(completions, target): ...\n")
+    fn = f"reward.functions.letters.fn={tmp_path}/mine.py:score"
+    assert "needs target, which source all does not have" in failing(capsys, "plan", str(config), fn)
+    assert "read when training starts" in printed(
+        capsys, "plan", str(config), "data.sources.all.path=''", "data.sources.all.task=chain_sum"
     )

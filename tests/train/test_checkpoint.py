@@ -41,6 +41,17 @@ def test_what_is_published_is_loaded_again(tmp_path: Path) -> None:
     assert steps(tmp_path) == ["latest", "step_7"]
 
 
+def test_weights_may_be_read_by_all_that_the_umask_lets_read(tmp_path: Path) -> None:
+    directory = staging(tmp_path, 1)
+    (directory / "model").mkdir()
+    weights = directory / "model" / "model.safetensors"
+    weights.write_bytes(b"weights")
+    weights.chmod(0o600)  # as safetensors leaves it
+    (path := tmp_path / "like").touch()
+    published = publish(directory, tmp_path, 1, {}, keep=0)
+    assert (published / "model" / "model.safetensors").stat().st_mode == path.stat().st_mode
+
+
 def test_the_manifest_has_size_and_sha256_of_every_file(tmp_path: Path) -> None:
     manifest = json.loads((save(tmp_path, 1, weights=b"abc") / "manifest.json").read_text())
     assert manifest["files"].keys() == {"state.json", "model/model.safetensors"}

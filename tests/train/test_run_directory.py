@@ -3,12 +3,25 @@
 import logging
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from rlcore.errors import ConfigError
-from rlcore.train.run_dir import LOCK, WRITTEN, LogFile, differences, locked, logging_to, open_directory
+from rlcore.config import load_config
+from rlcore.errors import ConfigError, RewardError, WorkerError
+from rlcore.train.run_dir import (
+    LOCK,
+    WRITTEN,
+    LogFile,
+    choose_directory,
+    differences,
+    is_unused,
+    locked,
+    logging_to,
+    open_directory,
+    removed_without_results,
+)
 
 HOLD = """
 import sys
@@ -24,7 +37,7 @@ def test_a_directory_that_holds_a_run_is_refused_unless_it_is_resumed(tmp_path: 
     directory = open_directory(tmp_path / "run", resume=False)
     (directory / "config.yaml").write_text("{}")
     (directory / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(ConfigError, match="in use; choose another name, or continue it with --resume"):
+    with pytest.raises(ConfigError, match="exists; choose another name, or continue that run with --resume"):
         open_directory(directory, resume=False)
     assert open_directory(directory, resume=True) == directory
     with pytest.raises(ConfigError, match=r"there is no run '.*rnu'; did you mean 'run'\?"):
@@ -36,7 +49,7 @@ def test_a_start_that_came_to_nothing_is_made_again_and_one_with_any_result_is_n
     directory = open_directory(tmp_path / "run", resume=False)
     for name in ("config.yaml", "plan.json", "log.txt", "metrics.jsonl"):
         (directory / name).write_text("{}" if name != "metrics.jsonl" else "")
-    with pytest.raises(ConfigError, match="in use"):  # a file of the user's own
+    with pytest.raises(ConfigError, match=r"run' exists"):  # a file of the user's own
         open_directory(directory, resume=False)
     with locked(directory):
         (directory / "trajectories").mkdir()
@@ -44,7 +57,7 @@ def test_a_start_that_came_to_nothing_is_made_again_and_one_with_any_result_is_n
     assert (directory / "log.txt").read_text() == "{}"
     (directory / result).parent.mkdir(parents=True, exist_ok=True)
     (directory / result).write_text("{}\n")
-    with pytest.raises(ConfigError, match="in use"):
+    with pytest.raises(ConfigError, match=r"run' exists"):
         open_directory(directory, resume=False)
 
 
@@ -83,7 +96,7 @@ def test_a_link_in_the_place_of_a_file_is_refused_and_its_target_left_alone(
     (directory / LOCK).touch()
     (directory / name).unlink(missing_ok=True)
     (directory / name).symlink_to(tmp_path / "precious")
-    with pytest.raises(ConfigError, match=r"is a symbolic link|in use"):
+    with pytest.raises(ConfigError, match=r"is a symbolic link|exists"):
         open_directory(directory, resume=resume)
     assert (tmp_path / "precious").read_text() == "kept"
 
@@ -122,3 +135,46 @@ def test_the_log_says_which_error_ended_the_run(tmp_path: Path, error: BaseExcep
     log = (tmp_path / "log.txt").read_text()
     assert words in log
     assert "the run ended by an error" in log
+
+
+def test_starts_in_one_second_have_directories_of_different_names(tmp_path: Path) -> None:
+    settings = {"model.path": "m", "data.sources.a.path": "a.jsonl", "reward.functions.b.fn": "b.py:b"}
+    loaded = load_config([{**settings, "train.dir": str(tmp_path)}], [], [])
+    with ThreadPoolExecutor(8) as threads:
+        chosen = list(threads.map(lambda _: choose_directory(loaded, resume=False), range(16)))
+    assert len(set(chosen)) == 16
+    assert all(path.is_dir() for path in chosen)
+    (chosen[-1] / "config.yaml").write_text("{}")
+    assert choose_directory(loaded, resume=True) == chosen[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "made", "left", "stays"),
+    [
+        (ConfigError("wrong"), True, {"log.txt": "2026-01-01 INFO rlcore: launched\n"}, False),
+        (RewardError("canary"), True, {"log.txt": "2026-01-01 ERROR rlcore: the run ended by an error: canary\n"}, False),
+        (RewardError("raised"), True, {"log.txt": "2026-01-01 WARNING rlcore: f raised:\nTraceback\n"}, True),
+        (ConfigError("wrong"), True, {"metrics.jsonl": '{"step": 0}\n'}, True),
+        (ConfigError("wrong"), False, {"config.yaml": "{}"}, True),
+        (WorkerError("died"), True, {"config.yaml": "{}"}, True),
+        (KeyError("bug"), True, {"config.yaml": "{}"}, True),
+    ],
+)
+def test_a_start_without_results_leaves_no_directory_unless_its_log_says_more(
+    tmp_path: Path, error: Exception, made: bool, left: dict[str, str], stays: bool
+) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    for name, text in left.items():
+        (directory / name).write_text(text)
+    with pytest.raises(type(error)), removed_without_results(directory, made):
+        raise error
+    assert directory.exists() == stays
+
+
+def test_a_directory_is_unused_until_something_is_in_it(tmp_path: Path) -> None:
+    assert is_unused(tmp_path / "new")
+    assert is_unused(tmp_path)
+    (tmp_path / "file").touch()
+    assert not is_unused(tmp_path)
+    assert not is_unused(tmp_path / "file")

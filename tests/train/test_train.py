@@ -14,6 +14,7 @@ from rlcore.report import metrics
 from rlcore.testing import write_prompts
 from rlcore.testing.runs import differing
 from rlcore.train import Start, Stopped, TrainResult, checkpoint, run_training, train
+from rlcore.train.session import how_to_load
 
 REWARDS = """
 def fails_for_two(completions, **columns):
@@ -180,7 +181,8 @@ def test_a_run_that_a_signal_ended_in_an_evaluation_or_between_goes_on_bit_for_b
 def test_a_signal_ends_the_run_also_when_the_save_fails(config: dict[str, Any], tmp_path: Path) -> None:
     stopping(config, tmp_path, 20, block=str(tmp_path / "runs" / "run" / "checkpoints"))
     with pytest.raises(
-        Stopped, match=r"the save failed: .*; there is no checkpoint yet; go on with --resume --from-start"
+        Stopped,
+        match=r"the save failed: .*; there is no checkpoint to go on from; begin again with --resume --from-start",
     ):
         run(config)
 
@@ -233,9 +235,9 @@ def test_resume_says_what_changed_since(config: dict[str, Any], capsys: pytest.C
     assert result.steps == 4
 
 
-def test_a_directory_in_use_is_refused(config: dict[str, Any]) -> None:
+def test_a_directory_that_exists_is_refused(config: dict[str, Any]) -> None:
     run(config, "train.max_steps=1")
-    with pytest.raises(ConfigError, match="is in use"):
+    with pytest.raises(ConfigError, match="exists; choose"):
         run(config)
 
 
@@ -343,3 +345,26 @@ def test_epochs_say_how_many_steps_there_are(config: dict[str, Any]) -> None:
     del config["train"]["max_steps"]
     result = run(config, "train.epochs=2", "checkpoint.every_steps=0")
     assert result.steps == 2 * 30 // 4
+
+
+@pytest.mark.parametrize(
+    ("directory", "lines"),
+    [
+        ("adapter", ["rlcore export {path} DIRECTORY", 'AutoPeftModelForCausalLM.from_pretrained("{path}/adapter")']),
+        ("model", ['AutoModelForCausalLM.from_pretrained("{path}/model")']),
+        ("other", []),
+    ],
+)
+def test_the_last_words_name_what_opens_the_model(tmp_path: Path, directory: str, lines: list[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / directory).mkdir(exist_ok=True)
+    (tmp_path / directory / "config.json").write_text("{}")
+    found = how_to_load(tmp_path)
+    assert len(found) == len(lines)
+    assert all(line.format(path=tmp_path) in text for line, text in zip(lines, found, strict=True))
+
+
+def test_a_refused_start_leaves_no_directory(config: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no file"):
+        run(config, f"data.sources.train.path={tmp_path}/prmpts.jsonl")
+    assert list((tmp_path / "runs").iterdir()) == []

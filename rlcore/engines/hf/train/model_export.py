@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
+from rlcore.contracts.model_files import readable_as
 from rlcore.engines.hf.train.state import ADAPTER_DIR, MODEL_DIR
 from rlcore.errors import CheckpointError, ConfigError, boundary
 
@@ -35,6 +36,8 @@ def export_model(checkpoint_dir: Path, out_dir: Path, form: Form) -> Path:
         _merge(adapter, out_dir)
     if model.is_dir():  # of a LoRA run the tokenizer's files only
         shutil.copytree(model, out_dir, dirs_exist_ok=True)
+    if (out_dir / "config.json").is_file():
+        readable_as(out_dir / "config.json", out_dir)
     return out_dir
 
 

@@ -1,0 +1,89 @@
+"""The expected time of a step, from operations and an assumed rate: its order of magnitude, before anything runs."""
+
+from dataclasses import dataclass
+
+from rlcore.plan.run_plan import RunPlan
+
+CPU_GFLOPS = 40.0
+"""Per core, of matrix products in float32: two thirds of what a core of a server gives alone."""
+GPU_TFLOPS = {"float32": 15.0, "float64": 5.0, "bfloat16": 120.0, "float16": 120.0}
+"""Per device, where cluster.peak_tflops is not set."""
+PEAK_SHARE = 0.4
+"""Share of cluster.peak_tflops that a step reaches."""
+PROMPT_TOKENS = 128
+"""Of a prompt whose length is not known."""
+SLOW_S = 120.0
+"""A step on a CPU that takes longer gets a note."""
+BACKENDS = ("hf",)
+"""Engines whose steps are estimated."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """An estimate; every number that it rests on is in `assumed`."""
+
+    sampling_s: float
+    updates_s: float
+    assumed: str
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step."""
+        return self.sampling_s + self.updates_s
+
+
+def expected_step_time(plan: RunPlan, prompt_tokens: int | None) -> StepTime | None:
+    """The time of a step whose responses all have `rollout.max_tokens` tokens; None where the model is not known.
+
+    Per weight and token, 2 operations are counted for sampling and for a forward pass, 6 for an update (4 with LoRA,
+    whose frozen weights have no gradient). A prompt counts once per group. `prompt_tokens`: of the longest prompt.
+    """
+    config, facts = plan.config, plan.facts
+    if facts.parameters is None or config.actor.backend not in BACKENDS or config.rollout.backend not in BACKENDS:
+        return None
+    prompt = PROMPT_TOKENS if prompt_tokens is None else prompt_tokens
+    sampled = plan.batch_sizes["samples"] * config.rollout.max_tokens
+    tokens = sampled + plan.batch_sizes["prompts"] * prompt
+    passes = (4 if config.actor.lora.enabled else 6) * config.actor.epochs + 2 * len(plan.schedule.passes)
+    rate, rate_text = _rate(plan)
+    sampling_s = 2 * facts.parameters * sampled / rate
+    updates_s = passes * facts.parameters * tokens / rate
+    assumed = (
+        f"{facts.parameters / 1e6:.0f} M parameters, {plan.batch_sizes['samples']} samples of rollout.max_tokens="
+        f"{config.rollout.max_tokens} tokens, prompts of {prompt}, {rate_text}"
+    )
+    return StepTime(sampling_s, updates_s, assumed)
+
+
+def _rate(plan: RunPlan) -> tuple[float, str]:
+    """Operations per second of all devices that train, and what that assumes."""
+    config = plan.config
+    if config.cluster.device != "cuda":
+        cores = config.cluster.threads or plan.facts.cpus
+        return cores * CPU_GFLOPS * 1e9, f"{cores} cores of {CPU_GFLOPS:g} GFLOP/s"
+    devices = config.actor.data_parallel
+    if config.cluster.peak_tflops:
+        tflops = PEAK_SHARE * config.cluster.peak_tflops
+        return devices * tflops * 1e12, f"{devices} GPUs of {tflops:g} TFLOP/s ({PEAK_SHARE:.0%} of the peak)"
+    tflops = GPU_TFLOPS[config.actor.dtype]
+    return devices * tflops * 1e12, f"{devices} GPUs of {tflops:g} TFLOP/s"
+
+
+def slow_step_note(plan: RunPlan, time: StepTime | None) -> str:
+    """The note on a step that takes minutes on a CPU, with the keys that make it shorter; '' for any other."""
+    if time is None or plan.config.cluster.device == "cuda" or time.step_s < SLOW_S:
+        return ""
+    rollout, train = plan.config.rollout, plan.config.train
+    return (
+        f"a step takes about {in_words(time.step_s)} on this CPU; lower rollout.max_tokens={rollout.max_tokens}, "
+        f"rollout.samples_per_prompt={rollout.samples_per_prompt} or train.prompts_per_step={train.prompts_per_step}, "
+        "or choose a smaller model"
+    )
+
+
+def in_words(seconds: float) -> str:
+    """Two digits of a time: 8.5 s, 45 s, 3.2 min, 12 h."""
+    for size, unit in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
