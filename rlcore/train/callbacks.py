@@ -1,0 +1,93 @@
+"""Functions of the caller that see each step: they watch a run, and can end it, but cannot change what it computes."""
+
+import asyncio
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rlcore.errors import ConfigError, describe
+from rlcore.types import FrozenDict, Metrics
+
+logger = logging.getLogger(__name__)
+
+OnStep = Callable[[int, Metrics], object]
+"""Called with a step and its metrics, a copy; the result does not count."""
+StopWhen = Callable[[int, Metrics], object]
+"""Called in the same way; the run ends in good order after the step for which the result is true."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """The functions that a caller of `rlcore.train` passed."""
+
+    on_step: OnStep | None = None
+    """An exception of it is a warning, and it is not called again: a plot that fails ends no run."""
+    stop_when: StopWhen | None = None
+    """An exception of it ends the run after a checkpoint: nothing else knows when to end."""
+
+    def __post_init__(self) -> None:
+        for name in ("on_step", "stop_when"):
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise ConfigError(f"{name}: found {getattr(self, name)!r}; needs a function of (step, metrics)")
+
+
+class StepCallbacks:
+    """Calls them after each step, one at a time, in a thread: the step loop waits, and its event loop goes on."""
+
+    def __init__(self, callbacks: Callbacks, warn: Callable[[str], None]) -> None:
+        self._callbacks, self._warn = callbacks, warn
+        self._on_step = callbacks.on_step
+
+    async def after_step(self, step: int, metrics: Metrics) -> bool:
+        """True if the run is to end. ConfigError when `stop_when` raised."""
+        seen = FrozenDict(metrics)
+        if self._on_step is not None:
+            try:
+                await _in_thread(self._on_step, step, seen)
+            except Exception as error:
+                self._on_step = None
+                logger.warning("on_step: %s", "".join(traceback.format_exception(error)))
+                self._warn(f"on_step: {describe(error)}{_line_of(error)}; it is not called again, training goes on")
+        if self._callbacks.stop_when is None:
+            return False
+        try:
+            return bool(await _in_thread(self._callbacks.stop_when, step, seen))
+        except Exception as error:
+            raise ConfigError(f"stop_when: {describe(error)}{_line_of(error)}") from error
+
+
+def _line_of(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+async def _in_thread(function: Callable[[int, Metrics], object], step: int, metrics: Metrics) -> object:
+    """The function's result. The thread is a daemon: one that never returns does not keep the process alive."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[object] = loop.create_future()
+
+    def finish(result: Any, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def call() -> None:
+        result, error = None, None
+        try:
+            result = function(step, metrics)
+        except BaseException as raised:
+            # what an asyncio future takes: StopIteration and sys.exit() of a callback are errors like others
+            error = raised if isinstance(raised, Exception) and not isinstance(raised, StopIteration) else None
+            if error is None:
+                error = RuntimeError(describe(raised))
+                error.__cause__ = raised
+        loop.call_soon_threadsafe(finish, result, error)
+
+    threading.Thread(target=call, name=f"callback of step {step}", daemon=True).start()
+    return await done
