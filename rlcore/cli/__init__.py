@@ -20,6 +20,7 @@ COMMANDS = {
     "train": "train as a configuration says, or continue a run",
     "plan": "show what a run would consist of; starts nothing",
     "config": "show every value of a configuration and where it comes from",
+    "resume": "continue a run by its own configuration",
     "eval": "evaluate a model or a checkpoint on held-out prompts",
     "export": "write a checkpoint as a model directory for others",
     "where": "say what runs do at the moment, and what their samples wait for",

@@ -5,10 +5,10 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
-from rlcore.errors import ConfigError, describe
+from rlcore.errors import ConfigError, RlcoreError, boundary
 from rlcore.types import FrozenDict, Metrics
 
 logger = logging.getLogger(__name__)
@@ -46,48 +46,38 @@ class StepCallbacks:
         seen = FrozenDict(metrics)
         if self._on_step is not None:
             try:
-                await _in_thread(self._on_step, step, seen)
-            except Exception as error:
+                await _in_thread("on_step", self._on_step, step, seen)
+            except RlcoreError as error:
                 self._on_step = None
-                logger.warning("on_step: %s", "".join(traceback.format_exception(error)))
-                self._warn(f"on_step: {describe(error)}{_line_of(error)}; it is not called again, training goes on")
+                logger.warning("%s", "".join(traceback.format_exception(error)))
+                self._warn(f"{error}; it is not called again, training goes on")
         if self._callbacks.stop_when is None:
             return False
+        return bool(await _in_thread("stop_when", self._callbacks.stop_when, step, seen))
+
+
+async def _in_thread(name: str, function: Callable[[int, Metrics], object], step: int, metrics: Metrics) -> object:
+    """The function's result; ConfigError, with the line, for what it raises.
+
+    The thread is a daemon: a function that never returns does not keep the process alive.
+    """
+    done: Future[object] = Future()
+
+    def call() -> None:
         try:
-            return bool(await _in_thread(self._callbacks.stop_when, step, seen))
-        except Exception as error:
-            raise ConfigError(f"stop_when: {describe(error)}{_line_of(error)}") from error
+            with boundary(name, ConfigError, BaseException):
+                result = function(step, metrics)
+        except RlcoreError as error:
+            located = ConfigError(f"{error}{_line_of(error.__cause__ or error)}")
+            located.__cause__ = error.__cause__
+            done.set_exception(located)
+        else:
+            done.set_result(result)
+
+    threading.Thread(target=call, name=f"{name} of step {step}", daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 def _line_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-
-
-async def _in_thread(function: Callable[[int, Metrics], object], step: int, metrics: Metrics) -> object:
-    """The function's result. The thread is a daemon: one that never returns does not keep the process alive."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[object] = loop.create_future()
-
-    def finish(result: Any, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
-
-    def call() -> None:
-        result, error = None, None
-        try:
-            result = function(step, metrics)
-        except BaseException as raised:
-            # what an asyncio future takes: StopIteration and sys.exit() of a callback are errors like others
-            error = raised if isinstance(raised, Exception) and not isinstance(raised, StopIteration) else None
-            if error is None:
-                error = RuntimeError(describe(raised))
-                error.__cause__ = raised
-        loop.call_soon_threadsafe(finish, result, error)
-
-    threading.Thread(target=call, name=f"callback of step {step}", daemon=True).start()
-    return await done

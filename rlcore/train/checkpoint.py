@@ -226,9 +226,11 @@ def _remove_tree(path: Path, files: FileOperations) -> None:
 
 
 def _prune(run_dir: Path, step: int, keep: int, files: FileOperations, best: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints up to `step`, which is complete and always stays, and but `best`."""
-    older = sorted((published, path) for path, published in _published(run_dir) if published < step and published != best)
+    """Remove all but `best` and the newest `keep` checkpoints up to `step`, which is complete and always stays."""
+    older = sorted((published, path) for path, published in _published(run_dir) if published < step)
     for version, path in older[: len(older) - keep + 1] if keep > 0 else []:
+        if version == best:
+            continue
         # renamed first: half a checkpoint never stands under a checkpoint's name
         doomed = path.with_name(f".step_{version}.pruned")
         files.rename(path, doomed)

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlcore.errors import CheckpointError, ConfigError
+from rlcore.engines.hf import load_saved
+from rlcore.errors import CheckpointError
 from rlcore.report.metrics import read, read_trajectories
 from rlcore.types import Metrics
 
@@ -42,12 +43,12 @@ class TrainResult:
         columns = {name: [record.get(name, float("nan")) for record in self.history] for name in names}
         if find_spec("pandas") is None:
             return columns
-        import pandas
+        import pandas  # type: ignore[import-untyped]
 
         return pandas.DataFrame(columns)
 
     def trajectories(self, step: int | None = None) -> Iterator[dict[str, Any]]:
-        """The recorded trajectories of a step, or of all steps, one after another; docs/run-directory.md has the fields."""
+        """The recorded trajectories of a step, or of all steps in order, with the fields of docs/run-directory.md."""
         for number in range(self.steps + 1) if step is None else (step,):
             yield from read_trajectories(self.run_dir, number)
 
@@ -57,21 +58,17 @@ class TrainResult:
 
         CheckpointError when the run has no checkpoint.
         """
-        if self.checkpoint is None:
-            raise CheckpointError(f"'{self.run_dir}': the run has no checkpoint; set checkpoint.at_end=true")
-        adapter = self.checkpoint / "adapter"
-        return adapter if adapter.is_dir() else self.checkpoint / "model"
+        return load_saved.model_directory(self._last_checkpoint())
 
     def load_model(self, **arguments: Any) -> Any:
         """The model as transformers loads it; `arguments` are those of `from_pretrained`."""
-        from transformers import AutoModelForCausalLM
-
-        if self.model.name == "adapter" and find_spec("peft") is None:
-            raise ConfigError("load_model: the run trained an adapter, which needs peft; pip install 'rlcore[lora]'")
-        return AutoModelForCausalLM.from_pretrained(self.model, **arguments)  # type: ignore[no-untyped-call]
+        return load_saved.load_model(self._last_checkpoint(), **arguments)
 
     def load_tokenizer(self) -> Any:
         """The tokenizer of the last checkpoint, as transformers loads it."""
-        from transformers import AutoTokenizer
+        return load_saved.load_tokenizer(self._last_checkpoint())
 
-        return AutoTokenizer.from_pretrained(self.model.parent / "model")  # type: ignore[no-untyped-call]
+    def _last_checkpoint(self) -> Path:
+        if self.checkpoint is None:
+            raise CheckpointError(f"'{self.run_dir}': the run has no checkpoint; set checkpoint.at_end=true")
+        return self.checkpoint

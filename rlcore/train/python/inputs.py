@@ -10,8 +10,8 @@ from typing import Any
 from rlcore.config import RunConfig
 from rlcore.config.names import check_name
 from rlcore.errors import ConfigError
-from rlcore.train.python.functions import describe_type, share_function
-from rlcore.train.python.rows import check_form, is_rows, rows_as_lines
+from rlcore.train.python.row_files import check_form, is_rows, rows_as_lines
+from rlcore.train.python.shared_functions import describe_type, share_function
 
 INPUTS = "inputs"
 """Directory of a run with the rows and the sources of functions that came from Python."""
@@ -50,7 +50,7 @@ class Inputs:
 
     def check(self, config: RunConfig) -> None:
         """ConfigError when the configuration names further sources or functions beside those of an argument."""
-        found = {
+        found: dict[str, Mapping[str, Any]] = {
             "data.sources": config.data.sources,
             "eval.sources": config.eval.sources,
             "reward.functions": config.reward.functions,

@@ -13,8 +13,8 @@ from rlcore.errors import ConfigError
 from rlcore.plan import RunPlan
 from rlcore.plugins import configure
 from rlcore.plugins.planning import plan_run
-from rlcore.train.python.functions import describe_type
 from rlcore.train.python.inputs import INPUTS, Inputs, gather_inputs
+from rlcore.train.python.shared_functions import describe_type
 from rlcore.train.run_dir import choose_directory, has_results, locked, open_directory
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
@@ -49,10 +49,9 @@ class Request:
             self.inputs.write(run_dir / INPUTS, resume)
         try:
             yield self.plan(run_dir / INPUTS, **{"train.dir": str(run_dir.parent), "train.name": run_dir.name})
-        except BaseException:
+        finally:
             if not has_results(run_dir):
                 _remove_inputs(run_dir)
-            raise
 
     @contextmanager
     def planned_briefly(self) -> Iterator[RunPlan]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlcore.errors import ConfigError, describe
-from rlcore.train.python.functions import describe_type
+from rlcore.train.python.shared_functions import describe_type
 
 FORMS = "needs a path, a list of dicts, a datasets.Dataset, or these by the names of sources"
 
@@ -19,7 +19,7 @@ def is_rows(data: Any) -> bool:
 def check_form(data: Any, who: str) -> None:
     """ConfigError, beginning with `who`, for data of a form that cannot be a source, with what to make of it."""
     if isinstance(data, Mapping) and _is_dataset(data):
-        raise ConfigError(f"{who}: found the splits {', '.join(map(str, data))}; needs one of them, such as ds['train']")
+        raise ConfigError(f"{who}: found the splits {', '.join(map(str, data))}; needs one, such as ds['train']")
     if _is_dataset(data) and not hasattr(data, "__len__"):
         raise ConfigError(f"{who}: found a stream without a length; needs rows, such as list(stream.take(1000))")
     if hasattr(data, "to_dict") and hasattr(data, "columns"):
@@ -52,8 +52,8 @@ def _line(row: Any, who: str) -> bytes:
             json.dumps(value, default=_from_numpy)
         except (TypeError, ValueError, RecursionError) as cause:
             raise ConfigError(
-                f"{who}, column '{name}' is {describe_type(value)}, which is not JSON ({describe(cause)}); needs texts, "
-                "numbers, lists and dicts"
+                f"{who}, column '{name}' is {describe_type(value)}, which is not JSON ({describe(cause)}); needs "
+                "texts, numbers, lists and dicts"
             ) from cause
     return json.dumps(dict(row), default=_from_numpy).encode() + b"\n"
 
