@@ -7,6 +7,7 @@ with all that it refers to: modules, importable objects, plain values, and furth
 
 import ast
 import inspect
+import linecache
 import re
 import symtable
 import sys
@@ -148,7 +149,7 @@ class _Source:
 
     def _source_of(self, value: Any) -> str:
         try:
-            source = textwrap.dedent(inspect.getsource(value))
+            source = textwrap.dedent(_class_source(value) if isinstance(value, type) else inspect.getsource(value))
             ast.parse(source)
         except (OSError, TypeError, SyntaxError) as cause:
             raise ConfigError(
@@ -156,6 +157,24 @@ class _Source:
                 f"was typed into an interpreter or made by exec); {WAY_OUT}"
             ) from cause
         return source
+
+
+def _class_source(found: type) -> str:
+    """The source of a class, by the file of its first method: `inspect` looks for one of a notebook in a file.
+
+    OSError when it cannot be found.
+    """
+    methods = [value for value in vars(found).values() if isinstance(value, FunctionType)]
+    if not methods:
+        return inspect.getsource(found)
+    code = methods[0].__code__
+    lines = linecache.getlines(code.co_filename)
+    for node in ast.walk(ast.parse("".join(lines))):
+        holds = isinstance(node, ast.ClassDef) and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)
+        if holds and isinstance(node, ast.ClassDef) and node.name == found.__name__:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            return "".join(lines[first - 1 : node.end_lineno])
+    raise OSError(f"'{code.co_filename}' defines no class '{found.__name__}'")
 
 
 WAY_OUT = "put it into a file and name it, such as rewards='rewards.py:score'"
