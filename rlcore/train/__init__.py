@@ -18,11 +18,12 @@ from rlcore.report.metrics import trajectory_lines
 from rlcore.report.terminal import Terminal
 from rlcore.train import checkpoint
 from rlcore.train.callbacks import Callbacks, OnStep, StopWhen
+from rlcore.train.loaded_run import evaluate_async
 from rlcore.train.origin import Start
 from rlcore.train.python.request import Config, request_of
 from rlcore.train.result import TrainResult
 from rlcore.train.run_dir import choose_directory
-from rlcore.train.session import evaluate_async, train_async
+from rlcore.train.session import train_async
 from rlcore.train.signals import Stopped
 from rlcore.types import Lane, Metrics
 

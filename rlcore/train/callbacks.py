@@ -1,14 +1,12 @@
 """Functions of the caller that see each step: they watch a run, and can end it, but cannot change what it computes."""
 
-import asyncio
 import logging
-import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 from rlcore.errors import ConfigError, RlcoreError, boundary
+from rlcore.train.daemon_call import in_daemon_thread
 from rlcore.types import FrozenDict, Metrics
 
 logger = logging.getLogger(__name__)
@@ -57,25 +55,16 @@ class StepCallbacks:
 
 
 async def _in_thread(name: str, function: Callable[[int, Metrics], object], step: int, metrics: Metrics) -> object:
-    """The function's result; ConfigError, with the line, for what it raises.
+    """The function's result; ConfigError, with the line, for what it raises."""
 
-    The thread is a daemon: a function that never returns does not keep the process alive.
-    """
-    done: Future[object] = Future()
-
-    def call() -> None:
+    def call() -> object:
         try:
             with boundary(name, ConfigError, BaseException):
-                result = function(step, metrics)
+                return function(step, metrics)
         except RlcoreError as error:
-            located = ConfigError(f"{error}{_line_of(error.__cause__ or error)}")
-            located.__cause__ = error.__cause__
-            done.set_exception(located)
-        else:
-            done.set_result(result)
+            raise ConfigError(f"{error}{_line_of(error.__cause__ or error)}") from error.__cause__
 
-    threading.Thread(target=call, name=f"{name} of step {step}", daemon=True).start()
-    return await asyncio.wrap_future(done)
+    return await in_daemon_thread(f"{name} of step {step}", call)
 
 
 def _line_of(error: BaseException) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -26,10 +25,8 @@ from rlcore.report.trackers import Trackers, require_installed
 from rlcore.reward.canary import check_canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.runtime.launch import Runtime, launch
-from rlcore.train import checkpoint
 from rlcore.train.best import StopRule, check_named
 from rlcore.train.callbacks import Callbacks, StepCallbacks
-from rlcore.train.evaluate import EvalResult, evaluate
 from rlcore.train.observed import observed
 from rlcore.train.origin import Origin, Start, find_origin
 from rlcore.train.result import TrainResult
@@ -130,24 +127,7 @@ def fitting(
     return fit
 
 
-async def evaluate_async(plan: RunPlan, from_checkpoint: Path | None) -> EvalResult:
-    """The held-out prompts under the configured model or a checkpoint's weights; writes no run directory."""
-    heldout = load_prompts(plan.config.eval.sources, plan.config.data)
-    if not heldout:
-        raise ConfigError("eval.sources: nothing to evaluate on; name at least one source")
-    with tempfile.TemporaryDirectory(prefix="rlcore-eval-") as scratch:
-        async with launch(plan, Path(scratch)) as run:
-            if from_checkpoint is not None:
-                loaded = await asyncio.to_thread(checkpoint.load, from_checkpoint)
-                await run.lease.train()  # until its weights are with the servers
-                await run.actor.replicas[0].call(ActorWorker.restore, loaded.path)
-                await run.sync_weights(loaded.step)
-            check = _fits_evaluation(plan.config, window_of(run))
-            prompts = fitting(heldout, run.tokens, plan.config, check, Terminal())
-            return await evaluate(run, prompts, plan.config.train.seed)
-
-
-def _fits_evaluation(config: RunConfig, window: int | None) -> CheckPrompt:
+def fits_evaluation(config: RunConfig, window: int | None) -> CheckPrompt:
     if config.eval.max_tokens:
         return fits(window, config.eval.max_tokens, "eval.max_tokens")
     return fits(window, config.rollout.max_tokens, "rollout.max_tokens")
@@ -178,7 +158,7 @@ class Session:
         self._terminal = terminal or Terminal()
         check = fits(window, plan.config.rollout.max_tokens, "rollout.max_tokens")
         self._prompts = fitting(prompts, run.tokens, plan.config, check, self._terminal)
-        check = _fits_evaluation(plan.config, window)
+        check = fits_evaluation(plan.config, window)
         heldout = fitting(heldout, run.tokens, plan.config, check, self._terminal)
         self._all_prompts = [prompt for prompts in (*self._prompts.values(), *heldout.values()) for prompt in prompts]
         weights = {name: source.weight for name, source in plan.config.data.sources.items()}
