@@ -64,11 +64,15 @@ if TYPE_CHECKING:  # the one list of public names: type checkers read it, and `l
     from rlcore.errors import RlcoreError as RlcoreError
     from rlcore.errors import WorkerError as WorkerError
     from rlcore.plan import RunPlan as RunPlan
-    from rlcore.plugins.planning import plan_run as plan_run
     from rlcore.reward.functions import FunctionRewards as FunctionRewards
     from rlcore.reward.functions import GroupFunction as GroupFunction
     from rlcore.train import TrainResult as TrainResult
     from rlcore.train import train as train
+    from rlcore.train.api import Evaluation as Evaluation
+    from rlcore.train.api import evaluate as evaluate
+    from rlcore.train.api import export as export
+    from rlcore.train.api import plan as plan
+    from rlcore.train.api import resume as resume
     from rlcore.types import Batch as Batch
     from rlcore.types import Completion as Completion
     from rlcore.types import FinishReason as FinishReason
@@ -102,10 +106,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps `rlcore.train` the function: importing the package of that name would bind the package over it."""
+    """Keeps `rlcore.train` and `rlcore.plan` the functions: importing packages of these names would bind those."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name == "train" and isinstance(value, ModuleType)):
+        if not (name in ("train", "plan") and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

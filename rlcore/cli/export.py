@@ -19,12 +19,15 @@ def run(arguments: Sequence[str]) -> int:
         help="hf (default): a directory for from_pretrained, adapters merged; merged: the same, of LoRA runs only; "
         "adapter: peft's adapter as it is",
     )
+    parser.add_argument(
+        "--push", metavar="NAME", help="also upload it to this name on the Hub, private if new; needs a token there"
+    )
     parsed = parser.parse(arguments)
 
-    from rlcore.engines.hf.train.model_export import export_model
-    from rlcore.train import checkpoint, find_checkpoint
+    from rlcore.train.exported import export_checkpoint
 
-    loaded = checkpoint.load(find_checkpoint(parsed.source))
-    written = export_model(loaded.path, parsed.out, parsed.form)
-    answer(f"wrote the model of step {loaded.step} to {written}")
+    made = export_checkpoint(parsed.source, parsed.out, parsed.form, parsed.push)
+    answer(f"wrote the model of step {made.step} to {made.path}")
+    if made.url:
+        answer(f"uploaded it to {made.url}")
     return 0

@@ -15,6 +15,7 @@ from rlcore.cli.console import complain
 
 if TYPE_CHECKING:
     from rlcore.plan import RunPlan
+    from rlcore.train import Start
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -53,10 +54,17 @@ def _train(parsed: argparse.Namespace, settings: Settings) -> int:
 
     _note_slow_steps(plan)
 
-    from rlcore.train import Start, Stopped, run_training
+    from rlcore.train import Start
+
+    return train_planned(plan, Start(parsed.resume, parsed.from_start, parsed.resume_from))
+
+
+def train_planned(plan: "RunPlan", start: "Start") -> int:
+    """Train; the exit code. A signal ends the process here, when the run has ended in good order."""
+    from rlcore.train import Stopped, run_training
 
     try:
-        run_training(plan, Start(parsed.resume, parsed.from_start, parsed.resume_from))
+        run_training(plan, start)
     except Stopped as stopped:
         complain(f"rlcore: {stopped}")
         _leave(stopped.exit_code)

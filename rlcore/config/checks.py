@@ -8,7 +8,7 @@ from typing import Any
 from rlcore.config.names import check_name
 from rlcore.config.options import condition_of, needed, within
 from rlcore.config.sections import RunConfig, SourceConfig
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ def check_rules(config: RunConfig) -> None:
     if config.train.name:
         check_name("train.name", config.train.name, "a run")
     _check_sources(config)
+    _check_watched(config)
     check_sampling(config)
     if config.reward.manager == "functions" and not config.reward.functions:
         raise ConfigError(
@@ -186,3 +187,19 @@ def _check_attention(config: RunConfig) -> None:
             f"model.attention: flash_attention_2 needs cluster.device=cuda and actor.dtype=bfloat16 or "
             f"float16, found {config.cluster.device} and {config.actor.dtype}; choose from: sdpa, eager"
         )
+
+
+def _check_watched(config: RunConfig) -> None:
+    """The metrics that choose the best checkpoint and end the run; that evaluations have them is seen at the first."""
+    best, stop = config.checkpoint.best, config.train.stop.metric
+    if best and not best.startswith("eval/"):
+        raise ConfigError(f"checkpoint.best: found '{best}'; needs a metric of evaluations, such as eval/heldout/mean")
+    for key, metric in (("checkpoint.best", best), ("train.stop.metric", stop)):
+        if not metric.startswith("eval/"):
+            continue
+        if not config.eval.sources:
+            raise ConfigError(f"{key}: found '{metric}', and nothing is evaluated; needs eval.sources")
+        if (source := metric.split("/")[1]) not in config.eval.sources:
+            raise ConfigError(f"{key}: eval.sources has no '{source}'; {nearest(source, tuple(config.eval.sources))}")
+        if not config.eval.every_steps:
+            raise ConfigError(f"{key}: found '{metric}', and steps are not evaluated; needs eval.every_steps=...")

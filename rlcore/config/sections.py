@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rlcore.config.engines import EngineConfig, RolloutConfig
 from rlcore.config.objective import AlgoConfig, RewardConfig
 from rlcore.config.options import option
+from rlcore.config.stopping import StopConfig
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,8 @@ class TrainConfig:
     """Rows of such a table."""
     record_tokens: Literal["all", "sampled", "none"] = "sampled"
     """Tokens with log-probs and advantages that `<run>/tokens/` keeps: all, those that the policy sampled, or none."""
+    stop: StopConfig = field(default_factory=StopConfig)
+    """An early end of the run, by a metric that gets no better."""
 
     record_trace: Literal["all", "steps", "none"] = "all"
     """Work whose times `<run>/trace.json` keeps: all; phases and calls of workers, without samples; or none."""
@@ -232,6 +235,11 @@ class CheckpointConfig:
     """Newest checkpoints that are kept; 0: all."""
     at_end: bool = True
     """Save after the last step."""
+    best: str = ""
+    """A metric of evaluations, such as eval/heldout/mean: the checkpoint with the best value is kept beside the newest
+    ones, and named in checkpoints/best; empty: only the newest are kept."""
+    best_mode: Literal["max", "min"] = option("max", used_when="best != ''")
+    """max: higher is better; min: lower is."""
     on_signal: Literal["now", "finish_step"] = "now"
     """Reaction to SIGTERM and Ctrl-C. now: end on the last published step; finish_step: end after the current step."""
     shutdown_s: float = option(8.0, at_least=0)

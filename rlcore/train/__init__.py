@@ -5,7 +5,7 @@
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +13,19 @@ from typing import Any, TypeVar
 
 from rlcore.errors import CheckpointError
 from rlcore.plan import RunPlan
-from rlcore.plugins.planning import plan_run
+from rlcore.report.files import write_atomically
+from rlcore.report.metrics import trajectory_lines
+from rlcore.report.terminal import Terminal
 from rlcore.train import checkpoint
+from rlcore.train.callbacks import Callbacks, OnStep, StopWhen
+from rlcore.train.loaded_run import evaluate_async
 from rlcore.train.origin import Start
+from rlcore.train.python.request import Config, request_of
+from rlcore.train.result import TrainResult
 from rlcore.train.run_dir import choose_directory
-from rlcore.train.session import TrainResult, evaluate_async, train_async
+from rlcore.train.session import train_async
 from rlcore.train.signals import Stopped
-from rlcore.types import Metrics
+from rlcore.types import Lane, Metrics
 
 T = TypeVar("T")
 
@@ -27,23 +33,49 @@ __all__ = ["Start", "Stopped", "TrainResult", "run_evaluation", "run_training", 
 
 
 def train(
-    config: str | Path | Mapping[str, Any],
-    *overrides: str,
-    plugins: Sequence[str] = (),
+    *config: Config,
+    model: Any = None,
+    rewards: Any = None,
+    data: Any = None,
+    eval: Any = None,
+    plugins: str | Sequence[str] = (),
     resume: bool = False,
     from_start: bool = False,
+    on_step: OnStep | None = None,
+    stop_when: StopWhen | None = None,
+    **settings: Any,
 ) -> TrainResult:
-    """Train as `config` says: a YAML file, or the same as nested mappings; `overrides` are 'key=value'.
+    """Train, and return the result.
 
-    `resume` continues the run after its newest checkpoint; with `from_start` at step 1 if it has none that can be used.
+    `config` is any number of YAML files, mappings (keys may be dotted) and 'key=value' texts, later ones over earlier
+    ones, texts over all; `settings` are further keys, above files and mappings: `**{"actor.lr": 2e-5}`.
 
-    Works in scripts, without a main guard, and in notebooks. RlcoreError when something is wrong.
+    * `model`: a directory or a name on the Hub.
+    * `rewards`: a function, a text such as 'exact_match' or 'file.py:f', a list of these, or these or settings by name.
+    * `data`, `eval`: training and held-out prompts: a path or name on the Hub, a list of dicts, a `datasets.Dataset`,
+      or these or settings by the names of sources.
+    * `plugins`: the name of a plugin, or several.
+    * `resume` continues the run after its newest checkpoint; with `from_start` at step 1 if none can be used.
+    * `on_step(step, metrics)` is called after each step, `stop_when(step, metrics)` ends the run where it is true:
+      `rlcore.train.callbacks`.
+
+    Rows, and functions that other processes cannot import, are written to `<run>/inputs/`, so that the run resumes
+    without these objects. Works in scripts, without a main guard, and in notebooks. RlcoreError, in one line, when
+    something is wrong; Stopped when a signal ended the run.
     """
-    source = Path(config) if isinstance(config, str) else config
-    return run_training(plan_run([source], overrides, plugins), Start(resume, from_start))
+    callbacks = Callbacks(on_step, stop_when)
+    request = request_of(config, plugins, model, rewards, data, eval, settings)
+    with request.planned(resume) as plan:
+        for note in request.inputs.notes:
+            Terminal().say(note)
+        return run_training(plan, Start(resume, from_start), callbacks)
 
 
-def run_training(plan: RunPlan, start: Start = Start()) -> TrainResult:  # noqa: B008 (frozen)
+def run_training(
+    plan: RunPlan,
+    start: Start = Start(),  # noqa: B008 (frozen)
+    callbacks: Callbacks = Callbacks(),  # noqa: B008 (frozen)
+) -> TrainResult:
     """Train as planned; Stopped when a signal ended the run.
 
     Without a name, a run that is resumed is the newest one of this configuration. CheckpointError when there is no
@@ -52,20 +84,29 @@ def run_training(plan: RunPlan, start: Start = Start()) -> TrainResult:  # noqa:
     if start.checkpoint is not None:
         start = replace(start, checkpoint=find_checkpoint(start.checkpoint))
     run_dir = choose_directory(plan.loaded, start.resume)
-    return run_anywhere(train_async(plan, run_dir, start))
+    return run_anywhere(train_async(plan, run_dir, start, callbacks))
 
 
-def run_evaluation(plan: RunPlan, from_checkpoint: Path | None = None) -> Metrics:
-    """Evaluate `eval.sources` with the model as it is configured, or with the weights of a checkpoint or run."""
+def run_evaluation(plan: RunPlan, from_checkpoint: Path | None = None, samples: Path | None = None) -> Metrics:
+    """Evaluate `eval.sources` with the model as it is configured, or with the weights of a checkpoint or run.
+
+    The trajectories are written to the file `samples`, in the lines of docs/run-directory.md.
+    """
     path = None if from_checkpoint is None else find_checkpoint(from_checkpoint)
-    return run_anywhere(evaluate_async(plan, path))
+    result = run_anywhere(evaluate_async(plan, path))
+    if samples is not None:
+        samples.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(samples, trajectory_lines([(row, None) for row in result.rows], Lane.EVAL))
+    return result.metrics
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint at `path`, which may also be a run directory: then its newest one that verifies.
+    """The checkpoint at `path`, which may also be a run directory (its newest one that verifies), or checkpoints/best.
 
     CheckpointError when there is none, or when a newer one is damaged: then the user chooses by naming one.
     """
+    if path.name in (checkpoint.BEST, checkpoint.POINTER) and path.is_file():
+        path = path.with_name(path.read_text("utf-8", "replace").strip()[:100])
     if (path / "manifest.json").exists():
         return path
     found = checkpoint.survey(path) if path.is_dir() else checkpoint.Survey(None, ())

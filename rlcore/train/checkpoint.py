@@ -9,6 +9,7 @@ every file; a checkpoint with a file missing, changed, added, linked or pickled 
     loaded = load(latest(run_dir))                  # loaded.path, loaded.step, loaded.state
 
 `<run>/checkpoints/latest` names the newest one for people and shell scripts; `latest()` trusts only what verifies.
+`<run>/checkpoints/best` names the one with the best evaluation, where `checkpoint.best` says what that is.
 All functions block. One process at a time may write the checkpoints of a run.
 """
 
@@ -31,7 +32,7 @@ FORMAT = 1
 """Version of the layout of a checkpoint directory."""
 
 
-MANIFEST, STATE, POINTER = "manifest.json", "state.json", "latest"
+MANIFEST, STATE, POINTER, BEST = "manifest.json", "state.json", "latest", "best"
 
 
 MAX_JSON_BYTES = 1 << 28
@@ -88,9 +89,15 @@ def clean(run_dir: Path, files: FileOperations = FILES) -> None:
 
 
 def publish(
-    staging: Path, run_dir: Path, step: int, state: Mapping[str, Any], keep: int, files: FileOperations = FILES
+    staging: Path,
+    run_dir: Path,
+    step: int,
+    state: Mapping[str, Any],
+    keep: int,
+    files: FileOperations = FILES,
+    best: int | None = None,
 ) -> Path:
-    """Make the staged directory the run's checkpoint of `step`, and prune to the newest `keep` (0: all).
+    """Make the staged directory the run's checkpoint of `step`, and prune to the newest `keep` (0: all) and `best`.
 
     `state` is JSON and comes back from `load` as it is. An earlier checkpoint of the same step is replaced; one of a
     later step is left alone. CheckpointError when it cannot be saved; what was published before then stands.
@@ -108,9 +115,11 @@ def publish(
         files.sync(directory)
     with _reported(f"checkpoint of step {step} was saved, tidying up after it failed"):
         write_atomically(directory / POINTER, f"{target.name}\n".encode(), files)
+        if best is not None and (directory / f"step_{best}").is_dir():
+            write_atomically(directory / BEST, f"step_{best}\n".encode(), files)
         if aside.exists():
             _remove_tree(aside, files)
-        _prune(run_dir, step, keep, files)
+        _prune(run_dir, step, keep, files, best)
     return target
 
 
@@ -218,10 +227,12 @@ def _remove_tree(path: Path, files: FileOperations) -> None:
     files.remove_directory(path)
 
 
-def _prune(run_dir: Path, step: int, keep: int, files: FileOperations) -> None:
-    """Remove all but the newest `keep` checkpoints up to `step`, which is complete and always stays."""
+def _prune(run_dir: Path, step: int, keep: int, files: FileOperations, best: int | None) -> None:
+    """Remove all but `best` and the newest `keep` checkpoints up to `step`, which is complete and always stays."""
     older = sorted((published, path) for path, published in _published(run_dir) if published < step)
     for version, path in older[: len(older) - keep + 1] if keep > 0 else []:
+        if version == best:
+            continue
         # renamed first: half a checkpoint never stands under a checkpoint's name
         doomed = path.with_name(f".step_{version}.pruned")
         files.rename(path, doomed)

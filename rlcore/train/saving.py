@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlcore.contracts.actor import ActorWorker
 from rlcore.errors import CheckpointError, PluginError, RlcoreError, boundary
 from rlcore.runtime.launch import owner_of
 from rlcore.train import checkpoint
+from rlcore.train.best import best_step
 from rlcore.train.run_dir import has_results
 from rlcore.train.saved_samples import read_scored, write_scored
 from rlcore.train.trainer import Trainer
@@ -50,6 +52,18 @@ class Saver:
         """The newest checkpoint of the run that verifies."""
 
     @property
+    def best_step(self) -> int | None:
+        """The step with the best evaluation, as `checkpoint.best` says; None without that setting or an evaluation."""
+        metric, mode = self._config.best, self._config.best_mode
+        return best_step(self._trainer.evaluations, metric, mode) if metric else None
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint of `best_step`, if it was saved."""
+        path = self._run_dir / "checkpoints" / f"step_{self.best_step}"
+        return path if path.is_dir() else None
+
+    @property
     def saved_step(self) -> int | None:
         """The step of the newest checkpoint."""
         return None if self.last is None else checkpoint.step_of(self.last)
@@ -75,8 +89,8 @@ class Saver:
         await asyncio.to_thread(write_scored, staging / IN_FLIGHT, in_flight)
         for name in ("config.yaml", "plan.json"):
             (staging / name).write_bytes((self._run_dir / name).read_bytes())
-        keep = self._config.keep
-        self.last = await asyncio.to_thread(checkpoint.publish, staging, self._run_dir, step, state, keep)
+        publish = partial(checkpoint.publish, keep=self._config.keep, best=self.best_step)
+        self.last = await asyncio.to_thread(publish, staging, self._run_dir, step, state)
         self._num_kept = len(in_flight)
         self._save_s = time.monotonic() - began
         logger.info("saved %s in %.1f s", self.last, self._save_s)

@@ -3,10 +3,8 @@
 import asyncio
 import json
 import logging
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.algo.kl import kl_controller
@@ -20,7 +18,7 @@ from rlcore.errors import ConfigError, PluginError, RewardError, WorkerError
 from rlcore.plan import RunPlan
 from rlcore.report.advice import advice
 from rlcore.report.foreign_output import foreign_output
-from rlcore.report.metrics import MetricsLog, TrajectoryLog
+from rlcore.report.metrics import MetricsLog, TrajectoryLog, read
 from rlcore.report.terminal import Terminal
 from rlcore.report.token_log import TokenLog
 from rlcore.report.trace import TraceLog
@@ -29,10 +27,11 @@ from rlcore.reward.canary import check_canary
 from rlcore.reward.provenance import copy_reward_files, reward_provenance
 from rlcore.runtime.data_check import check_data
 from rlcore.runtime.launch import Runtime, launch
-from rlcore.train import checkpoint
-from rlcore.train.evaluate import evaluate
+from rlcore.train.best import StopRule, check_named
+from rlcore.train.callbacks import Callbacks, StepCallbacks
 from rlcore.train.observed import observed
 from rlcore.train.origin import Origin, Start, find_origin
+from rlcore.train.result import TrainResult
 from rlcore.train.run_dir import (
     is_unused,
     locked,
@@ -46,7 +45,7 @@ from rlcore.train.saving import Saver
 from rlcore.train.signals import Stopped, StopRequest
 from rlcore.train.trainer import Progress, Sinks, Trainer
 from rlcore.train.window import CheckPrompt, fits, window_of
-from rlcore.types import Metrics, Prompt
+from rlcore.types import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -56,19 +55,7 @@ CLOSE_S = 1.5
 """A worker that is busy when the run ends is left behind after this long: a signal ends the run within 10 s."""
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """The result of a run."""
-
-    run_dir: Path
-    steps: int
-    checkpoint: Path | None
-    """The last checkpoint; its `model/` opens with AutoModelForCausalLM.from_pretrained."""
-    evaluations: tuple[tuple[int, Metrics], ...]
-    """(step, metrics) of each evaluation."""
-
-
-async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult:
+async def train_async(plan: RunPlan, run_dir: Path, start: Start, callbacks: Callbacks) -> TrainResult:
     """Train as planned in `run_dir`. Stopped when a signal ended it, RlcoreError when something is wrong."""
     stop = StopRequest(finish_step=plan.config.checkpoint.on_signal == "finish_step")
     reason = "before the first step, so nothing is saved; start it again"
@@ -95,7 +82,7 @@ async def train_async(plan: RunPlan, run_dir: Path, start: Start) -> TrainResult
             activity.enter(f"starting workers, loading {plan.config.model.path}")
             async with launch(plan, run_dir, Deadlines(plan.config.cluster.start_s, close_s=CLOSE_S)) as run:
                 logger.info("launched: %s", ", ".join(worker.request.role.name for worker in plan.workers))
-                session = Session(plan, run_dir, run, prompts, heldout, stop, window_of(run), terminal)
+                session = Session(plan, run_dir, run, prompts, heldout, stop, callbacks, window_of(run), terminal)
                 try:
                     result = await session.train(origin)
                     reason = "every step was taken; go on with --resume"
@@ -154,24 +141,7 @@ def fitting(
     return fit
 
 
-async def evaluate_async(plan: RunPlan, from_checkpoint: Path | None) -> Metrics:
-    """Metrics of the held-out prompts under the configured model or a checkpoint's weights; writes no run directory."""
-    heldout = load_prompts(plan.config.eval.sources, plan.config.data)
-    if not heldout:
-        raise ConfigError("eval.sources: nothing to evaluate on; name at least one source")
-    with tempfile.TemporaryDirectory(prefix="rlcore-eval-") as scratch:
-        async with launch(plan, Path(scratch)) as run:
-            if from_checkpoint is not None:
-                loaded = await asyncio.to_thread(checkpoint.load, from_checkpoint)
-                await run.lease.train()  # until its weights are with the servers
-                await run.actor.replicas[0].call(ActorWorker.restore, loaded.path)
-                await run.sync_weights(loaded.step)
-            check = _fits_evaluation(plan.config, window_of(run))
-            prompts = fitting(heldout, run.tokens, plan.config, check, Terminal())
-            return (await evaluate(run, prompts, plan.config.train.seed)).metrics
-
-
-def _fits_evaluation(config: RunConfig, window: int | None) -> CheckPrompt:
+def fits_evaluation(config: RunConfig, window: int | None) -> CheckPrompt:
     if config.eval.max_tokens:
         return fits(window, config.eval.max_tokens, "eval.max_tokens")
     return fits(window, config.rollout.max_tokens, "rollout.max_tokens")
@@ -194,6 +164,7 @@ class Session:
         prompts: Prompts,
         heldout: Prompts,
         stop: StopRequest,
+        callbacks: Callbacks,
         window: int | None = None,
         terminal: Terminal | None = None,
     ) -> None:
@@ -201,7 +172,7 @@ class Session:
         self._terminal = terminal or Terminal()
         check = fits(window, plan.config.rollout.max_tokens, "rollout.max_tokens")
         self._prompts = fitting(prompts, run.tokens, plan.config, check, self._terminal)
-        check = _fits_evaluation(plan.config, window)
+        check = fits_evaluation(plan.config, window)
         heldout = fitting(heldout, run.tokens, plan.config, check, self._terminal)
         self._all_prompts = [prompt for prompts in (*self._prompts.values(), *heldout.values()) for prompt in prompts]
         weights = {name: source.weight for name, source in plan.config.data.sources.items()}
@@ -227,6 +198,9 @@ class Session:
         progress = Progress(0, order, kl_controller(plan.config.algo.kl))
         self._trainer = Trainer(run, progress, self.total_steps, heldout, self._sinks)
         self.saver = Saver(self._trainer, run_dir)
+        self._callbacks = StepCallbacks(callbacks, self._terminal.warn)
+        self._rule = StopRule(plan.config.train.stop)
+        self._stopped = ""
 
     async def train(self, origin: Origin) -> TrainResult:
         """Take the steps that are left."""
@@ -246,17 +220,19 @@ class Session:
             self._terminal.begin(self.total_steps, trainer.progress.step)
             await self._prepare_first_step()
             await self._finish_step()
-            while trainer.progress.step < self.total_steps and not self._stop.pending:
+            self._stopped = self._rule.reason
+            while trainer.progress.step < self.total_steps and not self._stop.pending and not self._stopped:
                 await trainer.step()
                 await self._finish_step()
+                self._stopped = await self._ends_early()
             if self._stop.pending:
                 raise asyncio.CancelledError
-            if trainer.heldout and self._config.eval.at_end and not trainer.evaluated(self.total_steps):
-                await trainer.evaluate()
-            if self._config.checkpoint.at_end and self.saver.saved_step != self.total_steps:
-                await self.saver.save()
+            await self._finish_run()
         self._terminal.end()
-        result = TrainResult(self._run_dir, trainer.progress.step, self.saver.last, tuple(trainer.evaluations))
+        evaluations = tuple(trainer.evaluations)
+        result = TrainResult(
+            self._run_dir, trainer.progress.step, self.saver.last, evaluations, self.saver.best, self._stopped
+        )
         self._last_words(result)
         return result
 
@@ -267,8 +243,44 @@ class Session:
         if not 0 < step < self.total_steps or self._stop.pending:
             return
         if evaluation.every_steps and step % evaluation.every_steps == 0 and not trainer.evaluated(step):
-            await trainer.evaluate()
-        if saving.every_steps and step % saving.every_steps == 0 and self.saver.saved_step != step:
+            await self._evaluate()
+        is_due = saving.every_steps and step % saving.every_steps == 0
+        if (is_due or self.saver.best_step == step) and self.saver.saved_step != step:
+            await self.saver.save()
+
+    async def _evaluate(self) -> None:
+        """Evaluate; ConfigError where `checkpoint.best` or `train.stop` names what evaluations do not have."""
+        trainer = self._trainer
+        await trainer.evaluate()
+        step, metrics = trainer.evaluations[-1]
+        check_named("checkpoint.best", self._config.checkpoint.best, metrics)
+        check_named("train.stop.metric", self._config.train.stop.metric, metrics)
+        self._rule.add(step, metrics)
+
+    async def _ends_early(self) -> str:
+        """Why the run ends after the step just taken, by `train.stop` or a callback; empty when it goes on."""
+        if self._stop.pending:
+            return ""
+        trainer = self._trainer
+        step, metrics = trainer.progress.step, trainer.history[-1]
+        self._rule.add(step, metrics)
+        found = dict(trainer.evaluations).get(step, {})
+        try:
+            stops = await self._callbacks.after_step(step, metrics | found)
+        except ConfigError as error:
+            saved = await self.saver.save()
+            raise ConfigError(f"{error}; the run ended after step {step}: {saved}, go on with --resume") from error
+        return "stop_when was true" if stops else self._rule.reason
+
+    async def _finish_run(self) -> None:
+        """The evaluation and the checkpoint after the last step."""
+        trainer = self._trainer
+        step = trainer.progress.step
+        if self._stopped:
+            self._terminal.say(f"step {step}: {self._stopped}")
+        if trainer.heldout and self._config.eval.at_end and not trainer.evaluated(step):
+            await self._evaluate()
+        if (self._config.checkpoint.at_end or self.saver.best_step == step) and self.saver.saved_step != step:
             await self.saver.save()
 
     async def _continue(self, origin: Origin) -> None:
@@ -283,6 +295,7 @@ class Session:
             for change in plan_changes(self._run_dir if origin.resumed else path, plan):
                 self._terminal.say(f"changed since the run was begun: {change}")
             await self.saver.restore(path)
+            self._rule.add_all(read(self._run_dir) if origin.resumed else ())
             self._terminal.say(f"continuing after step {self._trainer.progress.step} from {path}")
         elif origin.resumed:
             self._sinks.metrics.cut_back(-1)
@@ -303,7 +316,7 @@ class Session:
             await check_canary(self._run.reward, examples, self._config.reward, self._run.tokens)
             self._run.take_metrics()
         if self._trainer.heldout and self._config.eval.at_start and not self._trainer.evaluated(0):
-            await self._trainer.evaluate()
+            await self._evaluate()
 
     def _last_words(self, result: TrainResult) -> None:
         say = self._terminal.say

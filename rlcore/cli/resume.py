@@ -1,0 +1,21 @@
+"""`rlcore resume`: continue a run by its own configuration."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcore.cli.arguments import Parser
+from rlcore.cli.train import train_planned
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Continue; 0 when the run came to its end, 143 or 130 when a signal ended it in good order."""
+    parser = Parser("resume", "Continue a run after its newest checkpoint, by the configuration in its directory.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that win over the run's own")
+    parser.add_argument("--from-start", action="store_true", help="begin with step 1 if no checkpoint can be used")
+    parsed = parser.parse(arguments)
+
+    from rlcore.train import Start
+    from rlcore.train.saved_run import open_run
+
+    return train_planned(open_run(parsed.run).plan(parsed.overrides), Start(True, parsed.from_start))

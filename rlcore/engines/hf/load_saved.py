@@ -1,0 +1,31 @@
+"""A model that a checkpoint or an export holds, as transformers loads it."""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rlcore.engines.hf.train.state import ADAPTER_DIR, MODEL_DIR
+from rlcore.errors import ConfigError
+
+
+def model_directory(checkpoint_dir: Path) -> Path:
+    """The directory in a checkpoint that `from_pretrained` opens: the adapter of a LoRA run, else the model."""
+    adapter = checkpoint_dir / ADAPTER_DIR
+    return adapter if adapter.is_dir() else checkpoint_dir / MODEL_DIR
+
+
+def load_model(checkpoint_dir: Path, **arguments: Any) -> Any:
+    """The model; `arguments` are those of `from_pretrained`. ConfigError when it is an adapter, and peft is missing."""
+    from transformers import AutoModelForCausalLM
+
+    directory = model_directory(checkpoint_dir)
+    if directory.name == ADAPTER_DIR and find_spec("peft") is None:
+        raise ConfigError("load_model: the run trained an adapter, which needs peft; pip install 'rlcore[lora]'")
+    return AutoModelForCausalLM.from_pretrained(directory, **arguments)
+
+
+def load_tokenizer(checkpoint_dir: Path) -> Any:
+    """The tokenizer."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(checkpoint_dir / MODEL_DIR)

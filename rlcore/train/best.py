@@ -1,0 +1,73 @@
+"""The best of a series of values, for early stopping and for the best checkpoint."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rlcore.config.stopping import StopConfig
+from rlcore.errors import ConfigError, nearest
+from rlcore.types import Metrics
+
+
+def is_better(value: float, best: float | None, mode: str, min_delta: float = 0.0) -> bool:
+    """True if the value is better by more than `min_delta`; NaN never is, and the first number is."""
+    if math.isnan(value):
+        return False
+    if best is None:
+        return True
+    return value > best + min_delta if mode == "max" else value < best - min_delta
+
+
+def best_step(evaluations: Iterable[tuple[int, Metrics]], metric: str, mode: str) -> int | None:
+    """The first step, from 1 on, whose evaluation is the best; None when no such evaluation has the metric."""
+    found: tuple[int, float] | None = None
+    for step, metrics in evaluations:
+        value = metrics.get(metric, math.nan)
+        if step > 0 and is_better(value, None if found is None else found[1], mode):
+            found = (step, value)
+    return None if found is None else found[0]
+
+
+def check_named(key: str, metric: str, evaluation: Metrics) -> None:
+    """ConfigError when a first evaluation does not have the metric of evaluations that `key` names."""
+    if metric.startswith("eval/") and metric not in evaluation:
+        raise ConfigError(f"{key}: evaluations do not have '{metric}'; {nearest(metric, sorted(evaluation))}")
+
+
+@dataclass
+class StopRule:
+    """Counts values that are not better; `train.stop` says of which metric, and how many end the run."""
+
+    config: StopConfig
+    best: float | None = None
+    best_step: int = 0
+    since_best: int = 0
+    """Values since the best one."""
+    last_step: int = 0
+
+    def add(self, step: int, metrics: Metrics) -> None:
+        """Take the step's value, where it has one; NaN counts as one that is not better."""
+        if not self.config.metric or self.config.metric not in metrics:
+            return
+        self.last_step = step
+        value = metrics[self.config.metric]
+        if is_better(value, self.best, self.config.mode, self.config.min_delta):
+            self.best, self.best_step, self.since_best = value, step, 0
+        else:
+            self.since_best += 1
+
+    def add_all(self, records: Sequence[Metrics]) -> None:
+        """The values of a run that is continued, from its records."""
+        for record in records:
+            self.add(int(record["step"]), record)
+
+    @property
+    def reason(self) -> str:
+        """Why the run ends now; empty when it goes on."""
+        if not self.config.metric or self.since_best < self.config.patience:
+            return ""
+        best = "no value was a number" if self.best is None else f"best {self.best:.4g} at step {self.best_step}"
+        return (
+            f"{self.config.metric} did not get better {self.since_best} times in a row ({best}): the run ends early, "
+            "as train.stop says"
+        )

@@ -1,0 +1,72 @@
+"""Functions of the caller that see each step: they watch a run, and can end it, but cannot change what it computes."""
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rlcore.errors import ConfigError, RlcoreError, boundary
+from rlcore.train.daemon_call import in_daemon_thread
+from rlcore.types import FrozenDict, Metrics
+
+logger = logging.getLogger(__name__)
+
+OnStep = Callable[[int, Metrics], object]
+"""Called with a step and its metrics, a copy; the result does not count."""
+StopWhen = Callable[[int, Metrics], object]
+"""Called in the same way; the run ends in good order after the step for which the result is true."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """The functions that a caller of `rlcore.train` passed."""
+
+    on_step: OnStep | None = None
+    """An exception of it is a warning, and it is not called again: a plot that fails ends no run."""
+    stop_when: StopWhen | None = None
+    """An exception of it ends the run after a checkpoint: nothing else knows when to end."""
+
+    def __post_init__(self) -> None:
+        for name in ("on_step", "stop_when"):
+            if not (getattr(self, name) is None or callable(getattr(self, name))):
+                raise ConfigError(f"{name}: found {getattr(self, name)!r}; needs a function of (step, metrics)")
+
+
+class StepCallbacks:
+    """Calls them after each step, one at a time, in a thread: the step loop waits, and its event loop goes on."""
+
+    def __init__(self, callbacks: Callbacks, warn: Callable[[str], None]) -> None:
+        self._callbacks, self._warn = callbacks, warn
+        self._on_step = callbacks.on_step
+
+    async def after_step(self, step: int, metrics: Metrics) -> bool:
+        """True if the run is to end. ConfigError when `stop_when` raised."""
+        seen = FrozenDict(metrics)
+        if self._on_step is not None:
+            try:
+                await _in_thread("on_step", self._on_step, step, seen)
+            except RlcoreError as error:
+                self._on_step = None
+                logger.warning("%s", "".join(traceback.format_exception(error)))
+                self._warn(f"{error}; it is not called again, training goes on")
+        if self._callbacks.stop_when is None:
+            return False
+        return bool(await _in_thread("stop_when", self._callbacks.stop_when, step, seen))
+
+
+async def _in_thread(name: str, function: Callable[[int, Metrics], object], step: int, metrics: Metrics) -> object:
+    """The function's result; ConfigError, with the line, for what it raises."""
+
+    def call() -> object:
+        try:
+            with boundary(name, ConfigError, BaseException):
+                return function(step, metrics)
+        except RlcoreError as error:
+            raise ConfigError(f"{error}{_line_of(error.__cause__ or error)}") from error.__cause__
+
+    return await in_daemon_thread(f"{name} of step {step}", call)
+
+
+def _line_of(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""

@@ -1,0 +1,86 @@
+"""A conversation with the weights of a checkpoint, on the engine that sampled in training."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcore.contracts.rollout import Generator
+from rlcore.contracts.tokens import Tokens
+from rlcore.errors import WorkerError
+from rlcore.plan import RunPlan
+from rlcore.train.daemon_call import in_daemon_thread
+from rlcore.train.loaded_run import loaded_run
+from rlcore.types import FrozenDict, GenerateRequest, Lane, Message, Sampling
+
+RESET, EXIT = "/reset", "/exit"
+
+
+@dataclass
+class Conversation:
+    """Messages so far, and who answers them."""
+
+    generator: Generator
+    tokens: Tokens
+    sampling: Sampling
+    seed: int
+    context_length: int | None
+    system: str = ""
+    """The system message; empty: that of the run, if it has one."""
+
+    def __post_init__(self) -> None:
+        self._turn = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin again: what was said is forgotten."""
+        first = FrozenDict({"role": "system", "content": self.system})
+        self._messages: list[Message] = [first] if self.system else []
+
+    async def answer(self, text: str) -> str:
+        """The policy's answer to the user's next message. WorkerError when the conversation exceeds the window."""
+        asked = [*self._messages, FrozenDict({"role": "user", "content": text})]
+        ids = self.tokens.encode_prompt(asked)
+        room = self.context_length
+        if room is not None and len(ids) + self.sampling.max_tokens > room:
+            raise WorkerError(
+                f"chat: {len(ids)} tokens and an answer of {self.sampling.max_tokens} exceed the window of {room}; "
+                f"begin again with {RESET}, or lower --max-tokens"
+            )
+        request = GenerateRequest(f"chat/{self._turn}", ids, self.sampling, 1, self.seed + self._turn, "chat")
+        self._turn += 1
+        answers = [completion async for completion in self.generator.generate([request], Lane.EVAL)]
+        if answers[0].error:
+            raise WorkerError(f"chat: {answers[0].error}; begin again with {RESET}")
+        said = self.tokens.decode(answers[0].token_ids.tolist())
+        self._messages = [*asked, FrozenDict({"role": "assistant", "content": said})]
+        return said
+
+
+async def converse(
+    plan: RunPlan, weights: Path, sampling: Sampling, system: str, read: Callable[[], str], say: Callable[[str], None]
+) -> None:
+    """Answer each line that `read` returns, until it is empty (without its line break: a blank line) or EXIT.
+
+    `say` gets the answers, and in one line what cannot be answered.
+    """
+    async with loaded_run(plan, weights) as run:
+        talk = Conversation(run.generator, run.tokens, sampling, plan.config.train.seed, run.context_length, system)
+        async for line in _lines(read):
+            if line == RESET:
+                talk.reset()
+                say("(the conversation begins again)")
+                continue
+            try:
+                say(await talk.answer(line))
+            except WorkerError as error:
+                say(f"({error})")
+
+
+async def _lines(read: Callable[[], str]) -> AsyncIterator[str]:
+    """Lines that say something, without the spaces around them, up to the end of the input."""
+    while line := await in_daemon_thread("chat: reading", read):
+        text = line.strip()
+        if text == EXIT:
+            return
+        if text:
+            yield text

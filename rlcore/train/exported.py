@@ -1,0 +1,59 @@
+"""A model for others, from a run or a checkpoint: a directory, and a repository on the Hub."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcore.engines.hf.train.model_export import Form, export_model
+from rlcore.errors import ConfigError, boundary
+from rlcore.train import checkpoint, find_checkpoint
+
+NAME = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
+
+__all__ = ["Exported", "Form", "export_checkpoint"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model that was written."""
+
+    path: Path
+    step: int
+    url: str = ""
+    """Its page on the Hub; empty: it was not uploaded."""
+
+
+def export_checkpoint(source: Path, out: Path, form: Form, push: str | None = None) -> Exported:
+    """Verify the checkpoint and write its model; with `push`, upload it to that name.
+
+    ConfigError before anything is written when the Hub cannot be reached with a token; CheckpointError when there is
+    no checkpoint, or it is damaged.
+    """
+    if push is not None:
+        check_hub(push)
+    loaded = checkpoint.load(find_checkpoint(source))
+    written = export_model(loaded.path, out, form)
+    return Exported(written, loaded.step, "" if push is None else upload(written, push, loaded.step))
+
+
+def check_hub(name: str) -> None:
+    """ConfigError unless huggingface_hub is installed, has a token, and `name` can be that of a repository."""
+    try:
+        from huggingface_hub import get_token
+    except ImportError as missing:
+        raise ConfigError("--push: huggingface_hub is not installed; pip install huggingface_hub") from missing
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"--push: '{name}' cannot be a name on the Hub; needs OWNER/NAME")
+    if not get_token():
+        raise ConfigError("--push: there is no token for the Hub; log in with 'hf auth login', or set HF_TOKEN")
+
+
+def upload(directory: Path, name: str, step: int) -> str:
+    """Upload the directory to the repository, made private if it is new; its address."""
+    from huggingface_hub import HfApi
+
+    with boundary(f"--push: '{directory}' is written, the upload to '{name}' failed", ConfigError):
+        api = HfApi()
+        url = api.create_repo(name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=str(directory), commit_message=f"Step {step}")
+    return str(url)

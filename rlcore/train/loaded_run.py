@@ -1,0 +1,42 @@
+"""A plan that is started to sample with the weights of a checkpoint, and writes no run directory."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from rlcore.contracts.actor import ActorWorker
+from rlcore.data import load_prompts
+from rlcore.errors import ConfigError
+from rlcore.plan import RunPlan
+from rlcore.report.terminal import Terminal
+from rlcore.runtime.launch import Runtime, launch
+from rlcore.train import checkpoint
+from rlcore.train.evaluate import EvalResult, evaluate
+from rlcore.train.session import fits_evaluation, fitting
+from rlcore.train.window import window_of
+
+
+@asynccontextmanager
+async def loaded_run(plan: RunPlan, weights: Path | None) -> AsyncIterator[Runtime]:
+    """The started plan, with the weights of a checkpoint, or as its configuration says."""
+    with tempfile.TemporaryDirectory(prefix="rlcore-eval-") as scratch:
+        async with launch(plan, Path(scratch)) as run:
+            if weights is not None:
+                loaded = await asyncio.to_thread(checkpoint.load, weights)
+                await run.lease.train()  # until its weights are with the servers
+                await run.actor.replicas[0].call(ActorWorker.restore, loaded.path)
+                await run.sync_weights(loaded.step)
+            yield run
+
+
+async def evaluate_async(plan: RunPlan, weights: Path | None) -> EvalResult:
+    """The held-out prompts under the configured model or a checkpoint's weights."""
+    heldout = load_prompts(plan.config.eval.sources, plan.config.data)
+    if not heldout:
+        raise ConfigError("eval.sources: nothing to evaluate on; name at least one source")
+    async with loaded_run(plan, weights) as run:
+        check = fits_evaluation(plan.config, window_of(run))
+        prompts = fitting(heldout, run.tokens, plan.config, check, Terminal())
+        return await evaluate(run, prompts, plan.config.train.seed)

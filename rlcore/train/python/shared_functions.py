@@ -1,0 +1,242 @@
+"""Reward functions from Python, as children can have them: by the name of a module, or by source that is written down.
+
+A child process imports a function by name. One of `__main__` or of a notebook, or one that is defined in another
+function, cannot be imported: running a script again to import from it would train again. Its source goes to a file,
+with all that it refers to: modules, importable objects, plain values, and further functions and classes by source.
+"""
+
+import ast
+import inspect
+import linecache
+import re
+import symtable
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+from rlcore.errors import ConfigError, describe
+
+MAX_TEXT = 1 << 20
+"""Characters of one value that is written down; larger ones belong in a file."""
+FUTURE = "from __future__ import annotations"
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class SharedFunction:
+    """A function as another process can have it."""
+
+    name: str
+    """The function's `__name__`."""
+    module: str
+    """The module that it is imported from; empty: it goes by `source`."""
+    source: str = ""
+    """A module that defines it."""
+    reason: str = ""
+    """Why it goes by source."""
+
+
+def share_function(function: Any, who: str) -> SharedFunction:
+    """The function as children can have it; ConfigError, beginning with `who`, when they cannot."""
+    if not isinstance(function, FunctionType):
+        kind = describe_type(function)
+        raise ConfigError(f"{who}: found {kind}; needs a function that is written with def, or a text 'file.py:name'")
+    if function.__name__ == "<lambda>":
+        raise ConfigError(f"{who}: found a lambda, which has no name in another process; write it with def")
+    reason = why_not_importable(function)
+    if not reason:
+        return SharedFunction(function.__name__, function.__module__)
+    return SharedFunction(function.__name__, "", _Source(who).of(function), reason)
+
+
+def why_not_importable(found: Any) -> str:
+    """Why another process cannot import the function or class from its module; empty when it can."""
+    module, name = getattr(found, "__module__", None), getattr(found, "__qualname__", "")
+    if not isinstance(module, str) or not name:
+        return "it has no module"
+    if module == "__main__":
+        return "it is defined in __main__"
+    if "<locals>" in name:
+        return "it is defined in a function"
+    if not _found_again(module):
+        return f"its module '{module}' cannot be imported by name"
+    value: Any = sys.modules[module]
+    for part in name.split("."):
+        value = getattr(value, part, MISSING)
+    return "" if value is found else f"'{module}.{name}' is another object"
+
+
+def _found_again(module: str) -> bool:
+    """True if importing the name in another process with the same `sys.path` gives the module that is loaded here."""
+    loaded, top = sys.modules.get(module), module.partition(".")[0]
+    if loaded is None or top not in sys.modules:
+        return False
+    # `importlib.util.find_spec` would answer with the loaded module, whatever put it there
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    spec = next((spec for finder in finders if (spec := finder.find_spec(top, None)) is not None), None)
+    return spec is not None and (not spec.has_location or spec.origin == getattr(sys.modules[top], "__file__", None))
+
+
+def describe_type(value: Any) -> str:
+    """The type of a value, with its article: 'a Linear of torch.nn'."""
+    kind = type(value)
+    article = "an" if kind.__qualname__[:1].lower() in "aeiou" else "a"
+    home = kind.__module__
+    return f"{article} {kind.__qualname__}" + ("" if home == "builtins" else f" of {home}")
+
+
+class _Source:
+    """Writes a module that defines a function and all that it refers to."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._lines: list[str] = []
+        self._values: dict[str, Any] = {}
+        """What each name of the module stands for."""
+
+    def of(self, function: FunctionType) -> str:
+        """The text of the module; ConfigError for what cannot be written down."""
+        self._define(function.__name__, function, function.__name__)
+        text = "\n".join([FUTURE, "", *self._lines]) + "\n"
+        try:
+            code = compile(text, "<reward function>", "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as cause:
+            raise ConfigError(f"{self._who}: its source does not stand alone: {describe(cause)}; {WAY_OUT}") from cause
+        self._check_current(inspect.unwrap(function), code.co_consts)
+        return text
+
+    def _check_current(self, function: Any, consts: tuple[Any, ...]) -> None:
+        """ConfigError when the source file was edited after the function was made."""
+        codes = [const for const in consts if getattr(const, "co_name", None) == function.__name__]
+        if codes and not function.__closure__ and codes[-1].co_code != function.__code__.co_code:
+            raise ConfigError(
+                f"{self._who}: the source of '{function.__name__}' has changed since it was defined; define it again"
+            )
+
+    def _define(self, name: str, value: Any, user: str) -> None:
+        """Write what `name` stands for in `user`, the function or class that refers to it."""
+        before = self._values.get(name, MISSING)
+        if before is value:
+            return
+        if before is not MISSING:
+            raise ConfigError(f"{self._who}: '{name}' stands for two things in what it refers to; {WAY_OUT}")
+        self._values[name] = value
+        line = _as_line(name, value)
+        if line is None and isinstance(inspect.unwrap(value) if callable(value) else None, (FunctionType, type)):
+            self._write_definition(name, inspect.unwrap(value), user)
+        elif line is None:
+            raise ConfigError(
+                f"{self._who}: function '{user}' uses '{name}', {describe_type(value)}, which another process cannot "
+                f"have; needs plain values and what can be imported; {WAY_OUT}"
+            )
+        else:
+            self._lines.append(line)
+
+    def _write_definition(self, name: str, value: Any, user: str) -> None:
+        if value.__name__ == "<lambda>":
+            raise ConfigError(f"{self._who}: function '{user}' uses '{name}', a lambda; write it with def")
+        source = self._source_of(value)
+        for used in _free_names(source):
+            found = _lookup(used, value)
+            if used != value.__name__ and found is not MISSING:
+                self._define(used, found, value.__name__)
+        self._lines += ["", source.rstrip()]
+        if name != value.__name__:
+            self._lines.append(f"{name} = {value.__name__}")
+
+    def _source_of(self, value: Any) -> str:
+        try:
+            source = textwrap.dedent(_class_source(value) if isinstance(value, type) else inspect.getsource(value))
+            ast.parse(source)
+        except (OSError, TypeError, SyntaxError) as cause:
+            raise ConfigError(
+                f"{self._who}: the source of '{value.__name__}' cannot be found ({why_not_importable(value)}, and it "
+                f"was typed into an interpreter or made by exec); {WAY_OUT}"
+            ) from cause
+        return source
+
+
+def _class_source(found: type) -> str:
+    """The source of a class, by the file of its first method: `inspect` looks for one of a notebook in a file.
+
+    OSError when it cannot be found.
+    """
+    methods = [value for value in vars(found).values() if isinstance(value, FunctionType)]
+    if not methods:
+        return inspect.getsource(found)
+    code = methods[0].__code__
+    lines = linecache.getlines(code.co_filename)
+    for node in ast.walk(ast.parse("".join(lines))):
+        holds = isinstance(node, ast.ClassDef) and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)
+        if holds and isinstance(node, ast.ClassDef) and node.name == found.__name__:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            return "".join(lines[first - 1 : node.end_lineno])
+    raise OSError(f"'{code.co_filename}' defines no class '{found.__name__}'")
+
+
+WAY_OUT = "put it into a file and name it, such as rewards='rewards.py:score'"
+
+
+def _lookup(name: str, value: Any) -> Any:
+    """What the name stands for where the function or class was defined; MISSING for builtins and what is unknown."""
+    if isinstance(value, type):
+        return vars(sys.modules.get(value.__module__, object)).get(name, MISSING)
+    function: FunctionType = value
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    if name in cells:
+        try:
+            return cells[name].cell_contents
+        except ValueError:  # not assigned yet
+            return MISSING
+    return function.__globals__.get(name, MISSING)
+
+
+def _free_names(source: str) -> list[str]:
+    """Names that the source of a definition refers to and does not bind; not those of its annotations."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.returns = None
+    found: dict[str, None] = {}
+    tables = [symtable.symtable(ast.unparse(tree), "<reward function>", "exec")]
+    for table in tables:
+        tables += table.get_children()
+        is_top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (not symbol.is_assigned() if is_top else symbol.is_global()):
+                found[symbol.get_name()] = None
+    return list(found)
+
+
+def _as_line(name: str, value: Any) -> str | None:
+    """The statement that binds the name to the value in another process; None where there is no such line."""
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}" if _found_again(value.__name__) else None
+    if isinstance(value, re.Pattern):
+        return f"{name} = __import__('re').compile({value.pattern!r}, {value.flags})"
+    text = _plain_text(value)
+    if text is not None:
+        return f"{name} = {text}"
+    if hasattr(value, "__qualname__") and "." not in value.__qualname__ and not why_not_importable(value):
+        return f"from {value.__module__} import {value.__qualname__} as {name}"
+    return None
+
+
+def _plain_text(value: Any) -> str | None:
+    """The value as Python text, where that gives the same value again."""
+    if not isinstance(value, (type(None), bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)):
+        return None
+    text = f"frozenset({set(value)!r})" if type(value) is frozenset and value else repr(value)
+    if len(text) > MAX_TEXT:
+        return None
+    try:
+        plain = text.removeprefix("frozenset(").removesuffix(")") if text.startswith("frozenset(") else text
+        same: Callable[[Any], bool] = lambda read: type(read) is type(value) and read == value  # noqa: E731
+        return text if same(ast.literal_eval(plain)) or text.startswith("frozenset({") else None
+    except (ValueError, SyntaxError, RecursionError):
+        return None

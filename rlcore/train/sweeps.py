@@ -1,0 +1,214 @@
+"""Runs over seeds and values of keys, one process after another, with one table of their results.
+
+`<train.dir>/<name>/` has a directory per run, its output as `<run>.out`, and `sweep.json` with the state of each. The
+same sweep started again goes on: finished runs stand, others are resumed or begun, and new cells are added.
+"""
+
+import itertools
+import json
+import math
+import re
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlcore.config.names import check_name
+from rlcore.errors import ConfigError, describe
+from rlcore.report.files import write_atomically
+from rlcore.report.metrics import read
+from rlcore.train import checkpoint
+from rlcore.train.run_dir import has_results
+
+SWEEP = "sweep.json"
+LAST_STEPS = 5
+"""Training steps at the end of a run over which a metric of training is averaged."""
+INTERRUPTED = (130, 143)
+"""Exit codes of runs that a signal ended."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep."""
+
+    name: str
+    overrides: tuple[str, ...]
+    group: str
+    """Its values without the seed: runs of one group differ by the seed alone."""
+    state: str = "waiting"
+    """waiting, done or failed."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ by the seed alone."""
+
+    name: str
+    values: tuple[float, ...]
+    """The metric of each run that is done."""
+    num_failed: int
+
+    @property
+    def mean(self) -> float:
+        """NaN without a value."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the runs; NaN of fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """The seeds of '0..4' (both ends) or '0,3,7'; ConfigError for any other text, and for one that comes twice."""
+    match = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    if match:
+        seeds = tuple(range(int(match[1]), int(match[2]) + 1))
+    elif re.fullmatch(r"\d+(,\d+)*", text):
+        seeds = tuple(map(int, text.split(",")))
+    else:
+        seeds = ()
+    if not seeds or len(seeds) > 1000 or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"--seeds: found '{text}'; needs different seeds such as 0..4 or 0,3,7")
+    return seeds
+
+
+def parse_values(text: str) -> tuple[str, tuple[str, ...]]:
+    """Key and values of 'actor.lr=1e-5,3e-5'; commas in brackets or quotes belong to a value."""
+    key, equals, values = text.partition("=")
+    found = tuple(value.strip() for value in re.findall(r"(?:\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[^,])+", values))
+    if not equals or not key.strip() or not found or not all(found) or len(set(found)) < len(found):
+        raise ConfigError(f"--set: found '{text}'; needs a key with different values, such as actor.lr=1e-5,3e-5")
+    return key.strip(), found
+
+
+def cells_of(seeds: Sequence[int], settings: Sequence[tuple[str, Sequence[str]]]) -> tuple[Cell, ...]:
+    """A cell for each combination of values and each seed, named after them."""
+    if twice := [key for key, _ in settings if [other for other, _ in settings].count(key) > 1]:
+        raise ConfigError(f"--set: {twice[0]} is set twice; needs one --set for a key, with all of its values")
+    cells = []
+    for values in itertools.product(*(values for _, values in settings)):
+        pairs = [f"{key}={value}" for (key, _), value in zip(settings, values, strict=True)]
+        for seed in seeds:
+            parts = [f"{pair.partition('=')[0].rpartition('.')[2]}-{pair.partition('=')[2]}" for pair in pairs]
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join([*parts, f"seed-{seed}"])).strip("-._")
+            cells.append(Cell(name, (*pairs, f"train.seed={seed}"), " ".join(pairs) or "all"))
+    names = [cell.name for cell in cells]
+    for cell in cells:
+        check_name("--set", cell.name, "a run")
+        if names.count(cell.name) > 1:
+            raise ConfigError(
+                f"--set: two runs would be named '{cell.name}'; needs values that differ in letters or digits"
+            )
+    return tuple(cells)
+
+
+class Sweep:
+    """The cells of a sweep, with their states on disk."""
+
+    def __init__(self, directory: Path, arguments: Sequence[str], cells: Sequence[Cell]) -> None:
+        """`arguments` are those of `rlcore train` that all runs have. ConfigError when the directory has others."""
+        self.directory, self._arguments = directory, tuple(arguments)
+        before = self._read()
+        if before is not None and tuple(before["arguments"]) != self._arguments:
+            raise ConfigError(
+                f"--name: '{directory}' is a sweep of other settings ({' '.join(before['arguments'])}); choose another "
+                "name"
+            )
+        known = {} if before is None else {saved["name"]: saved for saved in before["cells"]}
+        self.cells = [
+            replace(cell, state=known[cell.name]["state"], error=known[cell.name]["error"])
+            if cell.name in known and tuple(known[cell.name]["overrides"]) == cell.overrides
+            else cell
+            for cell in cells
+        ]
+
+    def run(self, say: Callable[[str], None]) -> int:
+        """Take the runs that are not done, one after another; the exit code of a signal that ended one, else 0."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for place, cell in enumerate(self.cells):
+            if cell.state == "done":
+                say(f"{place + 1}/{len(self.cells)} {cell.name}: done already")
+                continue
+            code, error = self._take(cell)
+            if code in INTERRUPTED:
+                return code
+            self.cells[place] = replace(cell, state="failed" if code else "done", error=error)
+            self._write()
+            say(f"{place + 1}/{len(self.cells)} {cell.name}: {error if code else 'done'}")
+        return 0
+
+    def groups(self, metric: str) -> list[Group]:
+        """The runs by group, in order, with their values of the metric."""
+        found: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.group, []).append(cell)
+        return [
+            Group(
+                name,
+                tuple(value for cell in cells if not math.isnan(value := self._value(cell, metric))),
+                sum(cell.state == "failed" for cell in cells),
+            )
+            for name, cells in found.items()
+        ]
+
+    def metric(self) -> str:
+        """The mean of the first held-out source that a run has, else reward/mean."""
+        names = [name for cell in self.cells for record in read(self.directory / cell.name) for name in record]
+        return next((name for name in names if re.fullmatch(r"eval/[^/]+/mean", name)), "reward/mean")
+
+    def _value(self, cell: Cell, metric: str) -> float:
+        """The last value of an evaluation, the mean of the last steps of training; NaN where there is none."""
+        values = [record[metric] for record in read(self.directory / cell.name) if metric in record]
+        if cell.state != "done" or not values:
+            return math.nan
+        return values[-1] if metric.startswith("eval/") else statistics.fmean(values[-LAST_STEPS:])
+
+    def _take(self, cell: Cell) -> tuple[int, str]:
+        """The exit code of the run, and the last line of its errors."""
+        run_dir = self.directory / cell.name
+        begun = has_results(run_dir)
+        place = (f"train.dir={json.dumps(str(self.directory))}", f"train.name={cell.name}")
+        resume = ["--resume", *(() if checkpoint.survey(run_dir).newest else ("--from-start",))] if begun else []
+        command = [sys.executable, "-m", "rlcore", "train", *self._arguments, *cell.overrides, *place, *resume]
+        path = self.directory / f"{cell.name}.out"
+        with path.open("ab") as output:
+            child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+            returned = _end_of(child)
+        code = 128 - returned if returned < 0 else returned
+        lines = path.read_text("utf-8", "replace").splitlines()
+        errors = [line.removeprefix("rlcore: ") for line in lines if line.startswith("rlcore: ")]
+        return code, (errors or [f"ended with exit code {code}"])[-1] if code else ""
+
+    def _read(self) -> Mapping[str, Any] | None:
+        path = self.directory / SWEEP
+        if not path.exists():
+            return None
+        try:
+            saved = json.loads(path.read_bytes())
+            return {"arguments": list(saved["arguments"]), "cells": [dict(cell) for cell in saved["cells"]]}
+        except (ValueError, KeyError, TypeError) as cause:
+            raise ConfigError(
+                f"'{path}' cannot be read ({describe(cause)}); remove it, or choose another --name"
+            ) from cause
+
+    def _write(self) -> None:
+        saved = {"arguments": self._arguments, "cells": [asdict(cell) for cell in self.cells]}
+        write_atomically(self.directory / SWEEP, (json.dumps(saved, indent=1) + "\n").encode())
+
+
+def _end_of(child: "subprocess.Popen[bytes]") -> int:
+    """The exit code. Ctrl-C reaches the run as well, which saves what it has; SIGTERM is passed on to it."""
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: child.send_signal(signum))
+    try:
+        while True:
+            with suppress(KeyboardInterrupt):
+                return child.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,172 @@
+"""Functions from Python that other processes get: by name, by source, or refused in one line."""
+
+import functools
+import linecache
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.errors import ConfigError
+from rlcore.imports import import_target
+from rlcore.reward.scorers import extract
+from rlcore.train.python.shared_functions import SharedFunction, share_function
+
+Score = Callable[..., list[float]]
+
+
+def shared(function: Any) -> SharedFunction:
+    return share_function(function, "reward 'f'")
+
+
+def refusal(function: Any) -> str:
+    with pytest.raises(ConfigError) as refused:
+        shared(function)
+    text = str(refused.value)
+    assert text.startswith("reward 'f': ")
+    assert "\n" not in text
+    return text
+
+
+def written(tmp_path: Path, function: Any, name: str = "f.py") -> Score:
+    """The function as a child has it: imported from its source, and nothing else."""
+    found = shared(function)
+    assert found.module == ""
+    (tmp_path / name).write_text(found.source)
+    score: Score = import_target(f"{tmp_path / name}:{found.name}")
+    return score
+
+
+def cell(code: str, **names: Any) -> dict[str, Any]:
+    """What a notebook's cell leaves behind: names of __main__, with a source that `inspect` finds as IPython's."""
+    file = f"<cell {abs(hash(code))}>"
+    linecache.cache[file] = (len(code), None, code.splitlines(keepends=True), file)
+    space = {"__name__": "__main__", **names}
+    exec(compile(code, file, "exec"), space)
+    return space
+
+
+def test_a_function_that_can_be_imported_goes_by_its_name() -> None:
+    assert shared(extract) == SharedFunction("extract", "rlcore.reward.scorers")
+
+
+def test_a_cells_function_goes_by_source_with_all_that_it_refers_to(tmp_path: Path) -> None:
+    code = (
+        "LIMITS = {'low': [1, 2.5], 'none': None}\n"
+        "def scaled(value):\n    return ratio * value\n"
+        "class Scale:\n    def __init__(self, by):\n        self.by = by\n"
+        "def score(completions, start: 'Tensor' = LIMITS['low'][1], **columns):\n"
+        "    return [start + scaled(math.sqrt(len(PATTERN.findall(c)))) * Scale(2).by + float(D(c.count('x')))\n"
+        "            for c in completions]\n"
+    )
+    score = cell(code, math=math, PATTERN=re.compile("[aeiou]", re.IGNORECASE), D=Decimal, ratio=3)["score"]
+    there = written(tmp_path, score)
+    assert there(["Aaax", "", "xx"]) == score(["Aaax", "", "xx"])
+    assert shared(score).reason == "it is defined in __main__"
+
+
+def test_decorators_go_along(tmp_path: Path) -> None:
+    code = (
+        "def twice(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def doubled(*args, **named):\n        return [2 * x for x in function(*args, **named)]\n"
+        "    return doubled\n"
+        "@twice\n"
+        "def score(completions, **columns):\n    return [float(len(c)) for c in completions]\n"
+    )
+    assert written(tmp_path, cell(code, functools=functools)["score"])(["abc"]) == [6.0]
+
+
+def test_a_function_in_a_function_takes_plain_values_of_its_closure_along(tmp_path: Path) -> None:
+    weight, names = 0.5, ("a", "b")
+
+    def score(completions: list[str], **columns: Any) -> list[float]:
+        return [weight * sum(completion.count(name) for name in names) for completion in completions]
+
+    assert written(tmp_path, score)(["abba"]) == [2.0]
+    assert shared(score).reason == "it is defined in a function"
+
+
+def test_a_function_of_a_file_that_no_process_can_import_by_name_goes_by_source(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(completions, **columns):\n    return [1.5] * len(completions)\n")
+    score = import_target(f"{tmp_path / 'mine.py'}:score")
+    assert "cannot be imported by name" in shared(score).reason
+    assert written(tmp_path, score, "other.py")(["a"]) == [1.5]
+
+
+def test_recursion_and_names_that_do_not_exist_yet_are_left_to_the_call(tmp_path: Path) -> None:
+    space = cell("def depth(completions, n=2, **columns):\n    return depth(completions, n - 1) if n else [later]\n")
+    with pytest.raises(NameError, match="later"):
+        written(tmp_path, space["depth"])([])
+
+
+class Model:
+    """An object that only this process has."""
+
+
+def test_a_closure_over_a_model_is_refused_by_the_name_of_the_variable() -> None:
+    model = Model()
+
+    def score(completions: list[str], **columns: Any) -> list[float]:
+        return [float(id(model)) for _ in completions]
+
+    text = refusal(score)
+    assert "function 'score' uses 'model', a Model of" in text
+    assert "rewards='rewards.py:score'" in text
+
+
+def test_what_a_helper_uses_is_looked_at_too() -> None:
+    space = cell(
+        "def helper():\n    return model\ndef score(completions, **columns):\n    return helper()\n", model=Model()
+    )
+    assert "function 'helper' uses 'model'" in refusal(space["score"])
+
+
+def test_values_that_text_does_not_give_back_are_refused() -> None:
+    for value in (math.nan, [Model()], "x" * (1 << 20), {"a": object()}):
+        space = cell("def score(completions, **columns):\n    return value\n", value=value)
+        assert "uses 'value'" in refusal(space["score"])
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda completions, **columns: [0.0], "a lambda"),
+        (functools.partial(extract, text=""), "found a partial of functools"),
+        (Model, "needs a function"),
+        (3, "found an int"),
+        (print, "found a builtin_function_or_method"),
+    ],
+)
+def test_what_is_no_function_with_a_name_is_refused(function: Any, words: str) -> None:
+    assert words in refusal(function)
+
+
+def test_a_lambda_that_the_function_uses_is_refused() -> None:
+    space = cell("half = lambda x: x / 2\ndef score(completions, **columns):\n    return [half(1)]\n")
+    assert "uses 'half', a lambda" in refusal(space["score"])
+
+
+def test_a_function_without_source_is_refused() -> None:
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("def score(completions, **columns):\n    return [0.0]\n", space)
+    assert "the source of 'score' cannot be found" in refusal(space["score"])
+
+
+def test_a_source_that_was_edited_since_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "edited.py"
+    file.write_text("def score(completions, **columns):\n    return [0.0]\n")
+    score = import_target(f"{file}:score")
+    file.write_text("def score(completions, **columns):\n    return [float(len(completions))]\n")
+    linecache.checkcache(str(file))
+    assert "has changed since it was defined" in refusal(score)
+
+
+def test_one_name_for_two_things_is_refused() -> None:
+    one = cell("def helper():\n    return x\n", x=1)["helper"]
+    space = cell("def score(completions, **columns):\n    return [helper() + x]\n", x=2, helper=one)
+    assert "'x' stands for two things" in refusal(space["score"])
