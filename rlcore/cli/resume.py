@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.cli.arguments import Parser
-from rlcore.cli.train import train_planned
+from rlcore.cli.train import outliving_terminal, train_planned
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -15,7 +15,8 @@ def run(arguments: Sequence[str]) -> int:
     parser.add_argument("--from-start", action="store_true", help="begin with step 1 if no checkpoint can be used")
     parsed = parser.parse(arguments)
 
-    from rlcore.train import Start
-    from rlcore.train.saved_run import open_run
+    with outliving_terminal():
+        from rlcore.train import Start
+        from rlcore.train.saved_run import open_run
 
-    return train_planned(open_run(parsed.run).plan(parsed.overrides), Start(True, parsed.from_start))
+        return train_planned(open_run(parsed.run).plan(parsed.overrides), Start(True, parsed.from_start))

@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     if parsed.from_start and not parsed.resume:
         parser.error("--from-start: it goes with --resume")
 
-    with contextlib.nullcontext() if parsed.dry_run else _outliving_terminal():
+    with contextlib.nullcontext() if parsed.dry_run else outliving_terminal():
         return _train(parsed, settings)
 
 
@@ -72,7 +72,7 @@ def train_planned(plan: "RunPlan", start: "Start") -> int:
 
 
 @contextlib.contextmanager
-def _outliving_terminal() -> Iterator[None]:
+def outliving_terminal() -> Iterator[None]:
     """SIGHUP ends nothing inside, also before the run has a log that says so."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -280,7 +280,7 @@ def _fit_plugin(name: str, section: Mapping[str, Any], type_: type[Any] | None, 
 def _schema(plugins: tuple[tuple[str, type[Any]], ...]) -> Callable[[], DictConfig]:
     """Copies the sections of the core and of plugins with their defaults; of a pickle, ten times faster than others."""
     sections = {"plugins": {name: OmegaConf.structured(kind) for name, kind in plugins}}
-    schema = OmegaConf.unsafe_merge(OmegaConf.structured(RunConfig), sections)
+    schema = cast(DictConfig, OmegaConf.unsafe_merge(OmegaConf.structured(RunConfig), sections))
     try:
         return partial(pickle.loads, pickle.dumps(schema))
     except (pickle.PicklingError, AttributeError):  # a plugin's class that cannot be imported by its name
