@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlcore_view.json_lines import first_record, made_of, number_or_none, records
+from rlcore_view.json_lines import first_record, made_of, number_or_none
 from rlcore_view.model import Run, Sample
 
 _FILE = "*_rollout_summaries.jsonl"
