@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -44,11 +44,30 @@ def _places() -> tuple[tuple[str, int], ...]:
     return tuple((place, _changed_at(place)) for place in sys.path)
 
 
+@lru_cache(maxsize=256)
+def _at(place: str, changed_at: int) -> tuple[tuple[str, tuple[EntryPoint, ...]], ...]:
+    """The distributions at one place of sys.path with their entry points; finding them reads one file for each."""
+    return tuple((_normalized(found), _of_groups(found)) for found in distributions(path=[place]))
+
+
+def _normalized(distribution: Distribution) -> str:
+    """From the name of its directory, as importlib.metadata compares distributions: no file is parsed."""
+    return str(getattr(distribution, "_normalized_name", "") or canonicalize_name(distribution.metadata["Name"] or ""))
+
+
+def _of_groups(distribution: Distribution) -> tuple[EntryPoint, ...]:
+    return tuple(point for point in distribution.entry_points if point.group in (GROUP, REWARDS_GROUP))
+
+
 @lru_cache(maxsize=1)
 def _by_group(places: tuple[tuple[str, int], ...]) -> dict[str, tuple[EntryPoint, ...]]:
-    """The entry points at these places of sys.path, by group; finding them reads one file per distribution."""
-    everything = entry_points()
-    return {group: tuple(everything.select(group=group)) for group in (GROUP, REWARDS_GROUP)}
+    """The entry points at these places of sys.path, by group; of two distributions of one name the first counts."""
+    first: dict[str, tuple[EntryPoint, ...]] = {}
+    for place in places:
+        for name, points in _at(*place):
+            first.setdefault(name, points)
+    everything = [point for points in first.values() for point in points]
+    return {group: tuple(point for point in everything if point.group == group) for group in (GROUP, REWARDS_GROUP)}
 
 
 @lru_cache(maxsize=1)

@@ -59,24 +59,23 @@ def _held() -> _Held:
         tasks = frozenset()
     threads = frozenset(thread for thread in threading.enumerate() if thread.is_alive())
     kept = template_child()  # one per process, which outlives runs
-    processes = descendants(os.getpid()) - ({kept.pid} if kept else set())
+    ours = {kept.pid} if kept else set()
+    processes = descendants(os.getpid()) - ours if _has_children(ours) else set()
     pipes = {pipe.fileno() for pipe in (kept.stdin, kept.stdout) if pipe} if kept else set()
     descriptors = frozenset((number, where) for number, where in _descriptors() if number not in pipes)
     return _Held(frozenset(processes), threads, descriptors, tasks)
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
-    for entry in list(Path("/proc/self/fd").iterdir()):
+    for name in os.listdir("/proc/self/fd"):
         try:
-            yield int(entry.name), os.readlink(entry)
+            yield int(name), os.readlink(f"/proc/self/fd/{name}")
         except OSError:  # the listing's own descriptor
             continue
 
 
 def descendants(parent: int) -> set[int]:
     """Ids of the processes that `parent` and its descendants started and that have not been waited for."""
-    if parent == os.getpid() and not _has_children():
-        return set()
     children: dict[int, list[int]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -94,13 +93,23 @@ def descendants(parent: int) -> set[int]:
     return found
 
 
-def _has_children() -> bool:
-    """True if this process has children at all: one system call, where a walk through /proc takes milliseconds."""
+def _has_children(besides: set[int]) -> bool:
+    """False if this process has no children but these: a file per thread; a walk through /proc takes milliseconds.
+
+    True where the kernel does not keep these files, or a thread has just ended.
+    """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
-    return True
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children", "rb") as file:
+                found |= set(map(int, file.read().split()))
+        except OSError:
+            return True
+    return not found or not found <= besides
 
 
 def is_running(process: int) -> bool:

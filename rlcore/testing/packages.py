@@ -47,11 +47,12 @@ def importable(site: Path) -> Iterator[Path]:
     site.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(site))
     importlib.invalidate_caches()
+    before = dict(sys.modules)
     try:
         yield site
     finally:
         sys.path.remove(str(site))
         directory = str(site)
-        for name, module in list(sys.modules.items()):  # thousands: as text, for a Path each takes milliseconds
-            if os.path.dirname(getattr(module, "__file__", None) or "") == directory:
+        for name, module in list(sys.modules.items()):  # thousands, of which few are new
+            if before.get(name) is not module and os.path.dirname(getattr(module, "__file__", None) or "") == directory:
                 del sys.modules[name]
