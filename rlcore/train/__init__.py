@@ -15,6 +15,7 @@ from rlcore.errors import CheckpointError
 from rlcore.plan import RunPlan
 from rlcore.plugins.planning import plan_run
 from rlcore.train import checkpoint
+from rlcore.train.event_loop import run_to_end
 from rlcore.train.origin import Start
 from rlcore.train.run_dir import choose_directory
 from rlcore.train.session import TrainResult, evaluate_async, train_async
@@ -85,7 +86,7 @@ def find_checkpoint(path: Path) -> Path:
 def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
     """The coroutine's result; where this thread runs an event loop already (a notebook), in a separate thread."""
     if not _loop_is_running():
-        return asyncio.run(work)
+        return run_to_end(work)
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[T]]] = []
 
     async def noted() -> T:
@@ -94,7 +95,7 @@ def run_anywhere(work: Coroutine[Any, Any, T]) -> T:
         return await task
 
     with ThreadPoolExecutor(1, thread_name_prefix="rlcore run") as thread:
-        future = thread.submit(asyncio.run, noted())
+        future = thread.submit(run_to_end, noted())
         try:
             return future.result()
         except KeyboardInterrupt:

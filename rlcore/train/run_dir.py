@@ -1,5 +1,6 @@
 """The directory of a run: chosen, refused when in use, locked while the run goes on."""
 
+import asyncio
 import fcntl
 import json
 import logging
@@ -119,6 +120,9 @@ def logging_to(directory: Path) -> Iterator[None]:
         yield
     except RlcoreError as error:
         logger.error("the run ended by an error: %s", " ".join(str(error).split()))
+        raise
+    except asyncio.CancelledError:
+        logger.error("the run was cancelled by code in this process")
         raise
     except BaseException:
         logger.critical("the run ended by an error that nothing expects", exc_info=True)
