@@ -70,6 +70,9 @@ def _rows(source: SourceConfig, who: str) -> Iterator[Row]:
             raise ConfigError(f"{who}.path: there is no file '{source.path}' (looked in {path.absolute().parent})")
         _refuse_without_effect(source, path, who)
         return _line_rows(path, who) if path.suffix.lower() in JSON_LINES else _table_rows(source, path, who)
+    if path.is_file():  # else its name would be looked up on the hub
+        suffixes = ", ".join(sorted(JSON_LINES | TABLES))
+        raise ConfigError(f"{who}.path: found the file '{source.path}'; needs one that ends in {suffixes}; convert it")
     return _dataset_rows(source, path, who)
 
 

@@ -16,7 +16,7 @@ from rlcore.errors import ConfigError, RlcoreError, describe, nearest
 from rlcore.errors.redaction import DisplayFormatter
 from rlcore.plan import RunPlan, plan_to_json
 from rlcore.report.files import write_atomically
-from rlcore.report.metrics import METRICS, TRAJECTORIES
+from rlcore.report.metrics import METRICS, TRAJECTORIES, writing_records
 
 LOCK = ".lock"
 """Every start makes it before it writes anything else."""
@@ -59,7 +59,13 @@ def open_directory(directory: Path, resume: bool) -> Path:
     if resume and not directory.is_dir():
         found = tuple(path.name for path in sorted(directory.parent.glob("*")) if (path / "config.yaml").exists())
         raise ConfigError(f"--resume: there is no run '{directory}'; {nearest(directory.name, found)}")
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        raise ConfigError(
+            f"train.dir: the run directory '{directory}' cannot be made ({describe(cause)}); needs a directory that "
+            "can be written to; choose another"
+        ) from cause
     for path in (*(directory / name for name in WRITTEN), *(directory / TRAJECTORIES).glob("*")):
         if path.is_symlink():
             raise ConfigError(
@@ -81,7 +87,9 @@ def has_results(directory: Path) -> bool:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the run directory: a second process on it gets a ConfigError. The kernel lets go when the holder dies."""
-    with (directory / LOCK).open("w") as lock:
+    with writing_records(directory / LOCK):
+        file = (directory / LOCK).open("w")
+    with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
@@ -136,8 +144,9 @@ def logging_to(directory: Path) -> Iterator[None]:
 def write_plan(directory: Path, plan: RunPlan) -> None:
     """Save config.yaml and plan.json."""
     text = json.dumps(plan_to_json(plan), indent=1) + "\n"
-    write_atomically(directory / "config.yaml", plan.loaded.yaml.encode())
-    write_atomically(directory / "plan.json", text.encode())
+    for name, content in (("config.yaml", plan.loaded.yaml), ("plan.json", text)):
+        with writing_records(directory / name):
+            write_atomically(directory / name, content.encode())
 
 
 def plan_changes(directory: Path, plan: RunPlan) -> list[str]:

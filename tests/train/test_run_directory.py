@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.errors import ConfigError
-from rlcore.train.run_dir import LOCK, WRITTEN, LogFile, differences, locked, logging_to, open_directory
+from rlcore.errors import CheckpointError, ConfigError
+from rlcore.plugins.planning import plan_run
+from rlcore.testing.null import SETTINGS
+from rlcore.train.run_dir import LOCK, WRITTEN, LogFile, differences, locked, logging_to, open_directory, write_plan
 
 HOLD = """
 import sys
@@ -122,3 +124,16 @@ def test_the_log_says_which_error_ended_the_run(tmp_path: Path, error: BaseExcep
     log = (tmp_path / "log.txt").read_text()
     assert words in log
     assert "the run ended by an error" in log
+
+
+@pytest.mark.parametrize("place", ["a file", "/dev/null/x", "/proc/x"])
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a file").touch()
+    with pytest.raises(ConfigError, match=r"^train\.dir: the run directory '.*run' cannot be made \(.*choose another$"):
+        open_directory(tmp_path / place / "run", resume=False)
+
+
+def test_a_plan_that_the_disk_does_not_take_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml.tmp").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=r"config\.yaml': records cannot be written: .*No space left"):
+        write_plan(tmp_path, plan_run([], SETTINGS, ["null"]))
